@@ -1,0 +1,54 @@
+# make demo and make test set everything up by themselves, from a bare Python 3.11 on.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench docs clean
+
+help:
+	@echo "make demo    record a real training step here, forecast it on 4 workers, write out/*.html"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff, basedpyright, import-linter"
+	@echo "make bench   run the benchmarks, quickly"
+	@echo "make docs    build the documentation into docs/_build/html"
+
+setup: $(READY)
+
+# torch comes first and pinned: an unpinned one pulls gigabytes of CUDA packages.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py --out out
+
+test: $(READY)
+	$(BIN)/pytest -n $(WORKERS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/engine.py --quick
+	$(BIN)/python benchmarks/policies.py --quick
+	$(BIN)/python benchmarks/command.py --quick
+	$(BIN)/python benchmarks/paper/bytescheduler.py --quick
+	$(BIN)/python benchmarks/paper/prophet.py --quick
+
+docs: $(READY)
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) out docs/_build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
