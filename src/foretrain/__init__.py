@@ -1,0 +1,73 @@
+"""foretrain: forecast and speed up distributed DNN training.
+
+One communication scheduler in two worlds: the policies that order gradient traffic in a real job also run in a
+simulator, and every result comes with its distance to the provable optimum.
+
+    import foretrain as ft
+
+    workload = ft.workload.zoo("resnet50", batch=64, device="V100")
+    table = ft.compare(workload, "4x8xV100@100Gbps")
+    run = ft.simulate(workload, "4 workers @ 1Gbps", schedule="prophet")
+    print(ft.bound(workload, "4 workers @ 1Gbps"))
+
+Names are imported on first use, so that ``import foretrain`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretrain import network as cluster
+    from foretrain import workload
+    from foretrain.comparison import Comparison, compare, sweep
+    from foretrain.network import Cluster
+    from foretrain.schedule import Bound, Spec
+    from foretrain.timeline import Timeline
+    from foretrain.virtual import Run, bound, simulate
+    from foretrain.workload import Workload
+
+__version__ = "0.1.0"
+__all__ = [
+    "Bound",
+    "Cluster",
+    "Comparison",
+    "Run",
+    "Spec",
+    "Timeline",
+    "Workload",
+    "bound",
+    "cluster",
+    "compare",
+    "simulate",
+    "sweep",
+    "workload",
+]
+
+_HOMES = {
+    "Bound": "schedule",
+    "Cluster": "network",
+    "Comparison": "comparison",
+    "Run": "virtual",
+    "Spec": "schedule",
+    "Timeline": "timeline",
+    "Workload": "workload",
+    "bound": "virtual",
+    "compare": "comparison",
+    "simulate": "virtual",
+    "sweep": "comparison",
+}
+_MODULES = {"cluster": "network", "workload": "workload"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"foretrain.{_MODULES[name]}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"foretrain.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'foretrain' has no attribute {name!r}; it has: {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,74 @@
+"""Every error foretrain raises on purpose.
+
+    ForetrainError
+    ├── ConfigError      an input is wrong: names the field, the value and the remedy (also a ValueError)
+    ├── ScheduleError    a schedule or policy breaks a rule: bytes moved twice, never, or before they exist
+    ├── StallError       nothing more can happen and the work is not done: lists who waits for what
+    ├── RecordError      a training step cannot be recorded: says what was seen and what is needed
+    └── MissingExtra     an optional package is not installed: names the command that installs it (also an ImportError)
+
+A message says what was wrong, the value, and what to do. `ConfigError.at` adds the outer part of a field's path on
+the way out, so that ``rate`` becomes ``cluster.toml: links.rate``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForetrainError(Exception):
+    """The root: catch this to catch everything foretrain raises on purpose."""
+
+
+class ConfigError(ForetrainError, ValueError):
+    """An input is wrong. ``field`` is its path, ``value`` what stood there, ``remedy`` what to write instead."""
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        super().__init__(field, value, problem, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.value!r} {self.problem}; {self.remedy}"
+
+    def at(self, outer: str) -> ConfigError:
+        """The same error, seen from one level further out."""
+        separator = "" if self.field.startswith("[") else ": " if outer.endswith(".toml") else "."
+        return ConfigError(f"{outer}{separator}{self.field}", self.value, self.problem, self.remedy)
+
+
+class ScheduleError(ForetrainError):
+    """A schedule or policy breaks a rule of the vocabulary in `foretrain.tasks`."""
+
+
+class StallError(ForetrainError):
+    """Nothing more can happen and the work is not done. ``waits`` says who waits for what, one line each."""
+
+    def __init__(self, what: str, waits: Iterable[str]) -> None:
+        self.waits = tuple(waits)
+        shown = [f"  - {line}" for line in self.waits[:12]]
+        if len(self.waits) > 12:
+            shown.append(f"  (and {len(self.waits) - 12} more)")
+        super().__init__("\n".join([what, *shown]))
+
+
+class RecordError(ForetrainError):
+    """A training step cannot be recorded."""
+
+
+class MissingExtra(ForetrainError, ImportError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package '{package}'; install it with: pip install 'foretrain[{extra}]'")
+
+
+def unknown(field: str, value: object, choices: Iterable[str]) -> ConfigError:
+    """The error for a name that is none of ``choices``; lists the near ones first, or all when nothing is near."""
+    names = sorted(choices)
+    folded = {name.lower().replace("-", "_"): name for name in names}
+    wanted = str(value).lower().replace("-", "_")
+    near = [folded[key] for key in difflib.get_close_matches(wanted, folded, n=3, cutoff=0.5)]
+    near += [name for key, name in folded.items() if wanted and wanted in key and name not in near]
+    remedy = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
+    return ConfigError(field, value, "is unknown", f"{remedy}known: {', '.join(names)}".strip())
