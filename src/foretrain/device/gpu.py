@@ -1,0 +1,98 @@
+"""A GPU as a calibrated roofline: an operator takes as long as its arithmetic or its memory traffic, plus a launch.
+
+With one achieved fraction per kind of arithmetic this is within 5 to 8 % of measured GEMM times on data-centre GPUs.
+It ignores tile and wave quantisation, clock throttling and what communication costs computation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from foretrain import errors
+from foretrain.errors import ConfigError
+from foretrain.units import SECOND, Time
+
+Precision: TypeAlias = Literal["fp32", "tf32", "fp16", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+Kind: TypeAlias = Literal["conv", "winograd", "gemm", "memory"]
+"""What an operator does: convolve, convolve 3×3 or 5×5 with stride 1, multiply matrices, or only move bytes."""
+
+ACHIEVED_BANDWIDTH = 0.8
+"""Part of the datasheet's memory bandwidth that streaming kernels reach (fitted on A100, H100 and B200)."""
+
+
+def element_size(precision: Precision) -> int:
+    """Bytes of one number: TF32 is a way to multiply, its numbers are stored as fp32."""
+    return 4 if precision in ("fp32", "tf32") else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """FLOP/s of one precision.
+
+    Attributes:
+        peak: dense FLOP/s of the datasheet.
+        conv: part of the peak that convolutions reach, forward and backward together.
+        winograd: the same for 3×3 and 5×5 with stride 1. Above 1 where Winograd's algorithm pays, because it
+            multiplies up to 2.25 times less than the nominal FLOPs that are counted.
+        gemm: part of the peak that matrix products reach.
+    """
+
+    peak: float
+    conv: float
+    winograd: float
+    gemm: float
+
+    def achieved(self, kind: Literal["conv", "winograd", "gemm"]) -> float:
+        """FLOP/s that this kind of operator really gets."""
+        fraction = self.conv if kind == "conv" else self.winograd if kind == "winograd" else self.gemm
+        return self.peak * fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU and its place in a server.
+
+    Attributes:
+        name: as people call it, e.g. ``"V100"``.
+        memory: bytes.
+        bandwidth: bytes per second of device memory, as in the datasheet.
+        launch: picoseconds that every operator costs on top of its work.
+        local_rate: bytes per second, the bus bandwidth of an all-reduce among the GPUs of one server.
+        fp32, tf32, fp16, bf16: the arithmetic that exists; None where it does not.
+    """
+
+    name: str
+    memory: int
+    bandwidth: float
+    launch: Time
+    local_rate: float
+    fp32: Arithmetic
+    tf32: Arithmetic | None = None
+    fp16: Arithmetic | None = None
+    bf16: Arithmetic | None = None
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions this GPU can train in."""
+        return tuple(name for name in PRECISIONS if getattr(self, name) is not None)
+
+    def arithmetic(self, precision: Precision) -> Arithmetic:
+        """The arithmetic of ``precision``; ConfigError when unknown or not built into this GPU."""
+        if precision not in PRECISIONS:
+            raise errors.unknown("precision", precision, PRECISIONS)
+        found = getattr(self, precision)
+        if found is None:
+            remedy = f"use {' or '.join(self.precisions)}, or another device"
+            raise ConfigError("precision", precision, f"does not exist on {self.name}", remedy)
+        return found
+
+    def time(self, kind: Kind, precision: Precision, *, flops: float = 0, moved: float = 0) -> Time:
+        """Picoseconds of one operator that computes ``flops`` and reads and writes ``moved`` bytes, rounded up."""
+        work = moved / (ACHIEVED_BANDWIDTH * self.bandwidth)
+        if kind != "memory":
+            work = max(work, flops / self.arithmetic(precision).achieved(kind))
+        return math.ceil(work * SECOND) + self.launch

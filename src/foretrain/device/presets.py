@@ -1,0 +1,157 @@
+"""The GPUs foretrain knows by name.
+
+Peaks, memory and bandwidth are the vendor's datasheets. Achieved fractions are fitted to the published single-GPU
+training rates named at each entry, with this package's own cost model (`foretrain.workload.models`); where nothing was
+published they are taken over from the nearest relative, and the entry says so. Sources cited below:
+
+    [DLE]   NVIDIA DeepLearningExamples, READMEs of PyTorch ResNet-50 v1.5 (container 21.03) and BERT (20.06; its
+            pre-training heads are about 14 % of its work and no part of our encoder)
+    [TFB]   TensorFlow performance benchmarks, May 2017: synthetic data, fp32
+    [LAM]   Lambda, RTX 2080 Ti deep learning benchmarks with TensorFlow, March 2019
+    [GEMM]  fit of a three-parameter roofline to large GEMMs: 0.79 of peak on A100, 0.81 on H100; launch 4 to 6 us
+"""
+
+from __future__ import annotations
+
+from foretrain import errors
+from foretrain.device.gpu import Arithmetic, Device
+from foretrain.units import MICROSECOND
+
+_GIB = 2**30
+_TERA = 1e12
+_GIGA = 1e9
+_LAUNCH = 5 * MICROSECOND  # [GEMM]; an eager framework launches a tiny kernel every 5 to 10 us
+
+
+def preset(name: str) -> Device:
+    """The GPU called ``name``, whatever its case (``"v100"``, ``"RTX 2080 Ti"``); ConfigError lists the known ones."""
+    found = _BY_KEY.get(_key(name)) if isinstance(name, str) else None
+    if found is None:
+        raise errors.unknown("device", name, preset_names())
+    return found
+
+
+def preset_names() -> tuple[str, ...]:
+    """The names `preset` knows, oldest GPU first."""
+    return tuple(device.name for device in _PRESETS)
+
+
+def _key(name: str) -> str:
+    return "".join(name.lower().replace("rtx", "").replace("tesla", "").split()).replace("-", "").replace("_", "")
+
+
+# One of the two GPUs of a board; all figures are half of the datasheet's board (8.73 TFLOP/s with boost, 480 GB/s).
+# Fitted to [TFB]: ResNet-50 51.9, VGG-16 35.4, Inception-v3 30.5 images/s.
+K80 = Device(
+    name="K80",
+    memory=12 * _GIB,
+    bandwidth=240 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=8 * _GIGA,  # estimate: PCIe 3.0 x16 through the board's switch
+    fp32=Arithmetic(4.37 * _TERA, conv=0.25, winograd=0.75, gemm=0.55),
+)
+
+# One of the two GPUs of a board: 2048 cores at 1178 MHz, 160 GB/s (datasheet). It is the GPU of EC2's g3 instances.
+# No training rate was found; the fractions are those of P100, the next generation and built alike for fp32.
+M60 = Device(
+    name="M60",
+    memory=8 * _GIB,
+    bandwidth=160 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=8 * _GIGA,  # estimate: PCIe 3.0 x16
+    fp32=Arithmetic(4.83 * _TERA, conv=0.45, winograd=1.55, gemm=0.7),
+)
+
+# SXM2 (datasheet: 10.6 TFLOP/s, 732 GB/s). Fitted to [TFB]: ResNet-50 219, VGG-16 154, Inception-v3 142 images/s.
+P100 = Device(
+    name="P100",
+    memory=16 * _GIB,
+    bandwidth=732 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=35 * _GIGA,  # estimate: one of the DGX-1's NVLink 1.0 rings of 20 GB/s each way, two rings
+    fp32=Arithmetic(10.6 * _TERA, conv=0.45, winograd=1.55, gemm=0.7),
+    fp16=Arithmetic(21.2 * _TERA, conv=0.4, winograd=0.6, gemm=0.6),  # no tensor cores; estimate
+)
+
+# SXM2 (datasheet: 15.7 and 125 TFLOP/s, 900 GB/s). Fitted to [DLE]: ResNet-50 367 (fp32) and 1200 (mixed) images/s,
+# BERT-large of 128 tokens 42 and 173 sequences/s; and to [LAM]: ResNet-50 405, ResNet-152 155, Inception-v3 259.
+V100 = Device(
+    name="V100",
+    memory=16 * _GIB,
+    bandwidth=900 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=130 * _GIGA,  # nccl-tests, all-reduce on 8 GPUs of a DGX-1V
+    fp32=Arithmetic(15.7 * _TERA, conv=0.65, winograd=1.7, gemm=0.8),
+    fp16=Arithmetic(125 * _TERA, conv=0.7, winograd=0.7, gemm=0.5),
+)
+
+# Datasheet: 8.1 and 65 TFLOP/s, 320 GB/s, at 70 W, which holds the clock far below what the peak assumes.
+# Fitted to a third of [DLE]'s ResNet-50 inference rates: 428 (fp32) and 1190 (mixed) images/s.
+T4 = Device(
+    name="T4",
+    memory=16 * _GIB,
+    bandwidth=320 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=6 * _GIGA,  # estimate: PCIe 3.0 x8, as in EC2's g4dn.12xlarge
+    fp32=Arithmetic(8.1 * _TERA, conv=0.55, winograd=1.6, gemm=0.7),
+    fp16=Arithmetic(65 * _TERA, conv=0.35, winograd=0.4, gemm=0.4),
+)
+
+# Turing whitepaper, reference card: 13.4 TFLOP/s, 53.8 with fp32 accumulation, 616 GB/s.
+# Fitted to [LAM]: ResNet-50 294 (fp32) and 467 (fp16), ResNet-152 110, Inception-v3 194 images/s.
+RTX2080TI = Device(
+    name="2080Ti",
+    memory=11 * _GIB,
+    bandwidth=616 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=8 * _GIGA,  # estimate: PCIe 3.0 x16 through host memory, peer access is disabled on this card
+    fp32=Arithmetic(13.4 * _TERA, conv=0.6, winograd=1.5, gemm=0.8),
+    fp16=Arithmetic(53.8 * _TERA, conv=0.3, winograd=0.35, gemm=0.6),
+)
+
+# GA102 whitepaper: 35.6 TFLOP/s, also for TF32; 71 with fp32 accumulation; 936 GB/s.
+# Fitted to Puget Systems' TensorFlow 1.15 rates, October 2020: ResNet-50 561 (TF32) and 1163 (fp16) images/s.
+RTX3090 = Device(
+    name="RTX3090",
+    memory=24 * _GIB,
+    bandwidth=936 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=10 * _GIGA,  # estimate: PCIe 4.0 x16 through host memory, peer access is disabled on this card
+    fp32=Arithmetic(35.6 * _TERA, conv=0.4, winograd=1.0, gemm=0.6),
+    tf32=Arithmetic(35.6 * _TERA, conv=0.85, winograd=1.0, gemm=0.75),
+    fp16=Arithmetic(71 * _TERA, conv=0.85, winograd=0.9, gemm=0.75),
+    bf16=Arithmetic(71 * _TERA, conv=0.85, winograd=0.9, gemm=0.75),
+)
+
+# SXM4 80 GB (datasheet: 19.5, 156, 312 TFLOP/s, 2039 GB/s). Fitted to [DLE]: ResNet-50 938 (TF32) and 2470 (mixed)
+# images/s; BERT-large of 128 tokens 234 and 415 sequences/s. GEMM fractions stay below [GEMM], which is for large ones
+# alone, without the casts and copies of a framework.
+A100 = Device(
+    name="A100",
+    memory=80 * _GIB,
+    bandwidth=2039 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=222 * _GIGA,  # measured, all-reduce of 512 MiB on 8 GPUs
+    fp32=Arithmetic(19.5 * _TERA, conv=0.65, winograd=1.7, gemm=0.8),
+    tf32=Arithmetic(156 * _TERA, conv=0.25, winograd=0.25, gemm=0.55),
+    fp16=Arithmetic(312 * _TERA, conv=0.45, winograd=0.5, gemm=0.55),
+    bf16=Arithmetic(312 * _TERA, conv=0.45, winograd=0.5, gemm=0.55),
+)
+
+# SXM5 (datasheet, without sparsity: 66.9, 495, 989 TFLOP/s, 3352 GB/s). Fractions of GEMM: Llama 3 8B in bf16 does
+# 5,762 tokens/s per GPU with sharding and recomputation (torchtitan, 8 GPUs, December 2024), which ours leaves out;
+# of convolutions: estimates, a little below A100's because memory limits more.
+H100 = Device(
+    name="H100",
+    memory=80 * _GIB,
+    bandwidth=3352 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=427 * _GIGA,  # measured, all-reduce of 512 MiB on 8 GPUs
+    fp32=Arithmetic(66.9 * _TERA, conv=0.4, winograd=1.0, gemm=0.75),
+    tf32=Arithmetic(495 * _TERA, conv=0.25, winograd=0.25, gemm=0.5),
+    fp16=Arithmetic(989 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+    bf16=Arithmetic(989 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+)
+
+_PRESETS = (K80, M60, P100, V100, T4, RTX2080TI, RTX3090, A100, H100)
+_BY_KEY = {_key(device.name): device for device in _PRESETS}

@@ -1,0 +1,220 @@
+"""The builder: a model is written down as its forward pass, and shapes, parameters and costs follow.
+
+Operators come in execution order, parameters in registration order (the order of ``module.parameters()``). The two
+agree unless a model registers a module before it runs; `Net.declare` says so. Where a model branches, the branches
+run one after the other in the order of the published forward function, which is a topological order.
+
+What has no parameters (ReLU, pooling, softmax, residual sums) is folded into the operator it follows, so that the
+times of all operators add up to the whole step. Everything is counted per sample, in numbers and not in bytes: a net
+knows neither batch nor precision nor device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from foretrain.device import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch on the device.
+
+    Attributes:
+        kind: what bounds it.
+        macs: multiply-accumulates per sample; 2 FLOPs each.
+        moved: numbers read and written per sample.
+        fixed: numbers read and written whatever the batch, such as weights.
+    """
+
+    kind: Kind
+    macs: int = 0
+    moved: int = 0
+    fixed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter tensor; ``operator`` is the index of the operator that uses it first."""
+
+    name: str
+    shape: tuple[int, ...]
+    operator: int
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One layer: its kernels in the forward and in the backward pass."""
+
+    name: str
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A finished net: operators in execution order, parameters in registration order."""
+
+    operators: tuple[Operator, ...]
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many trainable numbers the model has."""
+        return sum(parameter.elements for parameter in self.parameters)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one sample's forward pass."""
+        return sum(kernel.macs for operator in self.operators for kernel in operator.forward)
+
+
+class Net:
+    """Builds an `Architecture`. ``shape`` is what flows now, per sample: (channels, height, width) or (tokens, width).
+
+    ``shape`` may be set: a branch begins by setting it back, a concatenation ends by setting it to the sum.
+    """
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+        self._operators: list[Operator] = []
+        # A dict keeps the place of a key that is assigned again: `declare` reserves places, `_owns` fills them.
+        self._parameters: dict[str, Parameter | None] = {}
+
+    def declare(self, names: Iterable[str]) -> None:
+        """Registers parameters now that are used later."""
+        for name in names:
+            self._parameters.setdefault(name)
+
+    def build(self) -> Architecture:
+        """The finished net."""
+        missing = [name for name, parameter in self._parameters.items() if parameter is None]
+        assert not missing, f"declared and never used: {missing}"
+        return Architecture(tuple(self._operators), tuple(p for p in self._parameters.values() if p is not None))
+
+    # Layers with parameters.
+
+    def conv(
+        self,
+        name: str,
+        out: int,
+        kernel: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+        bias: bool = False,
+    ) -> None:
+        """A convolution over (channels, height, width)."""
+        high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+        channels = self.shape[0]
+        before = math.prod(self.shape)
+        self.shape = (out, *self._slide((high, wide), stride, padding))
+        weight = (out, channels, high, wide)
+        after = math.prod(self.shape)
+        kind: Kind = "winograd" if (high, wide, stride) in ((3, 3, 1), (5, 5, 1)) else "conv"
+        macs = math.prod(self.shape[1:]) * math.prod(weight)
+        self._layer(name, Kernel(kind, macs, before + after, math.prod(weight)))
+        self._owns(name, weight=weight, bias=(out,) if bias else None)
+
+    def linear(self, name: str, out: int, bias: bool = True, tied: bool = False) -> None:
+        """A product of the last axis with a matrix; ``tied`` when the matrix is another layer's parameter."""
+        *rows, width = self.shape
+        self.shape = (*rows, out)
+        rows_times = math.prod(rows)
+        kernel = Kernel("gemm", rows_times * width * out, rows_times * (width + out), width * out)
+        self._layer(name, kernel)
+        if not tied:
+            self._owns(name, weight=(out, width), bias=(out,) if bias else None)
+
+    def batch_norm(self, name: str) -> None:
+        """A norm over all samples of a channel: one read, one write.
+
+        The statistics cost no third pass where a kernel keeps the channel on chip; published image rates, of fused
+        kernels, are met with two passes and missed by a fifth with three.
+        """
+        self._norm(name, passes=2, features=self.shape[0], bias=True)
+
+    def layer_norm(self, name: str, bias: bool = True) -> None:
+        """A norm over the last axis, which fits into on-chip memory: one read, one write."""
+        self._norm(name, passes=2, features=self.shape[-1], bias=bias)
+
+    def embedding(self, name: str, rows: int, width: int, tied: bool = False) -> None:
+        """Looks up one row for each token of ``shape[0]``; the gradient is dense, as PyTorch's is by default."""
+        self.shape = (self.shape[0], width)
+        looked_up = math.prod(self.shape)
+        backward = Kernel("memory", moved=3 * looked_up, fixed=rows * width)
+        self._operators.append(Operator(name, (Kernel("memory", moved=2 * looked_up),), (backward,)))
+        if not tied:
+            self._owns(name, weight=(rows, width), bias=None)
+
+    # What is folded into the operator before it.
+
+    def elementwise(self, passes: int) -> None:
+        """Reads and writes the current tensor ``passes`` times: 2 for an activation in place, 3 for a sum."""
+        self._fold(Kernel("memory", moved=passes * math.prod(self.shape)))
+
+    def pool(self, kernel: int, stride: int = 1, padding: int = 0) -> None:
+        """Maximum or average over a window."""
+        before = math.prod(self.shape)
+        self.shape = (self.shape[0], *self._slide((kernel, kernel), stride, padding))
+        self._fold(Kernel("memory", moved=before + math.prod(self.shape)))
+
+    def flatten(self, height: int = 1, width: int = 1) -> None:
+        """Averages adaptively to ``height`` × ``width``, then flattens."""
+        before = math.prod(self.shape)
+        self.shape = (self.shape[0] * height * width,)
+        self._fold(Kernel("memory", moved=before + self.shape[0]))
+
+    def attention(self, heads: int, width: int, keys: int, fused: bool = False) -> None:
+        """Scores, softmax and weighted sum of ``shape[0]`` queries over ``keys`` keys.
+
+        ``fused`` never writes the scores to memory and skips the masked half (FlashAttention, causal); otherwise the
+        scores are scaled, masked, normalized and dropped out, each a pass of read and write.
+        """
+        queries = self.shape[0]
+        self.shape = (queries, width)
+        product = queries * keys * width
+        if fused:
+            self._fold(Kernel("gemm", product, 2 * (queries + keys) * width))
+        else:
+            scores = heads * queries * keys
+            self._fold(Kernel("gemm", product, (queries + keys) * width + scores))
+            self._fold(Kernel("memory", moved=8 * scores))
+            self._fold(Kernel("gemm", product, (queries + keys) * width + scores))
+
+    # The bookkeeping.
+
+    def _slide(self, kernel: tuple[int, int], stride: int, padding: int | tuple[int, int]) -> tuple[int, ...]:
+        paddings = padding if isinstance(padding, tuple) else (padding, padding)
+        axes = zip(self.shape[1:], kernel, paddings, strict=True)
+        return tuple((size + 2 * pad - window) // stride + 1 for size, window, pad in axes)
+
+    def _norm(self, name: str, passes: int, features: int, bias: bool) -> None:
+        self._layer(name, Kernel("memory", moved=passes * math.prod(self.shape), fixed=2 * features))
+        self._owns(name, weight=(features,), bias=(features,) if bias else None)
+
+    def _layer(self, name: str, kernel: Kernel) -> None:
+        # Backward is twice forward: a gradient for the input and one for the weight, each as large as the forward
+        # pass. Nothing asks for the gradient of the data itself, so the first layer of all does only the second.
+        self._operators.append(Operator(name, (kernel,), (kernel,) * (2 if self._operators else 1)))
+
+    def _fold(self, kernel: Kernel) -> None:
+        last = self._operators[-1]
+        folded = Operator(last.name, (*last.forward, kernel), (*last.backward, kernel, kernel))
+        self._operators[-1] = folded
+
+    def _owns(self, name: str, weight: tuple[int, ...], bias: tuple[int, ...] | None) -> None:
+        for suffix, shape in (("weight", weight), ("bias", bias)):
+            if shape is not None:
+                full = f"{name}.{suffix}"
+                assert self._parameters.get(full) is None, f"{full} appears twice"
+                self._parameters[full] = Parameter(full, shape, len(self._operators) - 1)

@@ -1,0 +1,684 @@
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError  # noqa: E402
+from foretrain.units import MILLISECOND, SECOND  # noqa: E402
+from foretrain.workload import torch_version  # noqa: E402
+from foretrain.workload.recorder import record  # noqa: E402
+from foretrain.workload.stopwatch import CudaStopwatch, HostStopwatch, stopwatch  # noqa: E402
+from foretrain.workload.torch_version import require_torch  # noqa: E402
+
+X = torch.ones(2, 4)
+CPU = torch.device("cpu")
+TORCH = torch.__version__.partition("+")[0]
+
+
+def training(model, x=X, loss=lambda out: out.sum(), **options):
+    """A plain training step of ``model`` on ``x``."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, **options)
+
+    def step():
+        optimizer.zero_grad()
+        loss(model(x)).backward()
+        optimizer.step()
+
+    return step
+
+
+def recorded(model, step=None, **options):
+    options = {"batch": 2, "iterations": 2, "warmup": 1} | options
+    return record(step or training(model), model, **options)
+
+
+def homes(workload):
+    """Of each gradient, the name of its layer."""
+    return {gradient.name: workload.layers[gradient.layer].name for gradient in workload.gradients}
+
+
+class Sleep(torch.autograd.Function):
+    """The identity, which takes ``forward`` seconds one way and ``backward`` seconds the other."""
+
+    @staticmethod
+    def forward(ctx, x, forward, backward):
+        ctx.pause = backward
+        time.sleep(forward)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(ctx.pause)
+        return grad, None, None
+
+
+class Slow(nn.Module):
+    """A linear layer that sleeps before its product in forward, and before its gradients in backward."""
+
+    def __init__(self, forward=0.0, backward=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.pauses = (forward, backward)
+
+    def forward(self, x):
+        time.sleep(self.pauses[0])
+        return Sleep.apply(x @ self.weight, 0.0, self.pauses[1])
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def test_a_workload_of_a_small_network():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    workload = recorded(model, name="tiny", unit="rows")
+    assert (workload.name, workload.batch, workload.unit) == ("tiny", 2, "rows")
+    assert [layer.name for layer in workload.layers] == ["0", "2"]
+    assert [(g.name, g.size, g.layer) for g in workload.gradients] == [
+        ("0.weight", 4 * 8 * 4, 0),
+        ("0.bias", 8 * 4, 0),
+        ("2.weight", 8 * 3 * 4, 1),
+        ("2.bias", 3 * 4, 1),
+    ]
+    assert workload.source == f"recorded on {stopwatch({CPU}).place}, torch {TORCH}, median of 2 steps"
+
+
+def test_backward_releases_from_the_last_layer_to_the_first_and_update_follows_the_bytes():
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    workload = recorded(model)
+    releases = [gradient.release for gradient in workload.gradients]
+    assert releases == sorted(releases, reverse=True)
+    assert workload.backward >= max(releases)
+    assert [layer.backward for layer in workload.layers][1:] == [
+        a - b for a, b in zip(releases[1:], [*releases[2:], 0], strict=True)
+    ]
+    updates = [layer.update for layer in workload.layers]
+    assert max(updates) - min(updates) <= 1
+    assert all(layer.forward > 0 and layer.update > 0 for layer in workload.layers)
+
+
+def test_time_goes_to_the_layer_that_took_it():
+    model = nn.Sequential(Slow(), Slow(forward=0.02), Slow(backward=0.03), Slow())
+    workload = recorded(model, iterations=1, warmup=0)
+    forward = [layer.forward for layer in workload.layers]
+    backward = [layer.backward for layer in workload.layers]
+    assert 15 * MILLISECOND <= forward[1] < SECOND
+    assert 25 * MILLISECOND <= backward[2] < SECOND
+    assert max(forward[0], forward[2], forward[3]) < forward[1]
+    assert max(backward[0], backward[1], backward[3]) < backward[2]
+
+
+def test_the_loss_is_part_of_both_passes_and_data_loading_of_none():
+    model = nn.Linear(4, 4)
+    inner = training(model, loss=lambda out: Sleep.apply(out, 0.02, 0.03).sum())
+
+    def step():
+        time.sleep(0.2)
+        inner()
+
+    workload = recorded(model, step, iterations=1, warmup=0)
+    assert 15 * MILLISECOND <= workload.forward < 150 * MILLISECOND
+    assert min(gradient.release for gradient in workload.gradients) >= 25 * MILLISECOND
+
+
+def test_update_is_the_optimizer_step_alone():
+    class Lazy(torch.optim.SGD):
+        def step(self, closure=None):
+            time.sleep(0.1)
+            return super().step(closure)
+
+    model = nn.Linear(4, 4)
+    optimizer = Lazy(model.parameters(), lr=0.1)
+
+    def step():
+        model(X).sum().backward()
+        optimizer.step()
+
+    workload = recorded(model, step, iterations=1)
+    assert workload.update >= 90 * MILLISECOND > workload.backward
+
+
+def test_optimizers_of_other_models_do_not_count_and_a_given_one_counts_alone():
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    step, foreign = training(model), training(other)
+    both = recorded(model, lambda: (step(), foreign()))
+    assert both.update > 0
+    extra = torch.optim.SGD(other.parameters(), lr=0.1)
+    assert "no optimizer step was seen" in recorded(model, step, optimizer=extra).source
+
+
+def test_without_an_optimizer_step_update_is_zero_and_the_source_says_so():
+    model = nn.Linear(4, 4)
+    workload = recorded(model, lambda: model(X).sum().backward())
+    assert workload.update == 0
+    assert workload.source.endswith("; no optimizer step was seen: update = 0")
+
+
+def test_gradient_bytes_are_those_of_the_gradients_type():
+    model = nn.Linear(4, 4).to(torch.bfloat16)
+    workload = recorded(model, training(model, X.to(torch.bfloat16)))
+    assert [gradient.size for gradient in workload.gradients] == [32, 8]
+
+
+def test_progress_counts_every_step():
+    model, seen = nn.Linear(4, 4), []
+    recorded(model, iterations=3, warmup=2, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+
+
+# ---------------------------------------------------------------- models of every kind
+
+
+class Reversed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.late, self.early = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.late(self.early(x))
+
+
+def test_layers_are_in_the_order_of_execution_and_gradients_in_that_of_registration():
+    workload = recorded(Reversed())
+    assert [layer.name for layer in workload.layers] == ["early", "late"]
+    assert [g.name for g in workload.gradients] == ["late.weight", "late.bias", "early.weight", "early.bias"]
+    assert [g.layer for g in workload.gradients] == [1, 1, 0, 0]
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.middle = nn.Linear(4, 4)
+        self.embed, self.head = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.middle(self.embed(x)))
+
+
+def test_a_tied_weight_is_one_gradient_of_its_first_use_and_its_last_accumulation():
+    workload = recorded(Tied())
+    assert [layer.name for layer in workload.layers] == ["embed", "middle", "head"]
+    assert homes(workload)["embed.weight"] == "embed"
+    assert len(workload.gradients) == 3
+    by_name = {gradient.name: gradient.release for gradient in workload.gradients}
+    assert max(by_name, key=by_name.__getitem__) == "embed.weight"
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.third = (Slow(forward=0.01) for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = checkpoint(lambda y: self.second(self.first(y)), x, use_reentrant=self.reentrant)
+        return self.third(x)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_computes_again_is_backward_time(reentrant):
+    model = Checkpointed(reentrant)
+    workload = recorded(model, training(model, X.clone().requires_grad_()), iterations=1)
+    assert [layer.name for layer in workload.layers] == ["first", "second", "third"]
+    assert all(8 * MILLISECOND <= layer.forward < SECOND for layer in workload.layers)
+    assert workload.backward >= 15 * MILLISECOND
+    assert workload.gradients[1].release >= 15 * MILLISECOND
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_shared_block_in_several_checkpoints_is_released_by_its_last_accumulation(reentrant):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.last = Slow(backward=0.01), Slow()
+
+        def forward(self, x):
+            for _ in range(3):
+                x = checkpoint(self.block, x, use_reentrant=reentrant)
+            return self.last(x)
+
+    model = Shared()
+    workload = recorded(model, training(model, X.clone().requires_grad_()), iterations=1)
+    assert [g.name for g in workload.gradients] == ["block.weight", "last.weight"]
+    assert workload.gradients[0].release >= 25 * MILLISECOND
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attention, self.head = nn.Linear(4, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.embed(x)
+        return self.head(self.attention(x, x, x)[0])
+
+
+def test_attention_owns_the_projection_that_it_never_calls():
+    workload = recorded(Attention())
+    assert [layer.name for layer in workload.layers] == ["embed", "attention", "head"]
+    assert homes(workload)["attention.out_proj.weight"] == "attention"
+    assert homes(workload)["attention.in_proj_weight"] == "attention"
+
+
+class Functional(nn.Module):
+    """Reads a child's weight without calling the child."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.linear = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return nn.functional.linear(self.linear(x), self.inner.weight, self.inner.bias)
+
+
+def test_a_weight_read_from_outside_belongs_to_the_module_around_it():
+    workload = recorded(Functional())
+    assert [layer.name for layer in workload.layers] == ["Functional", "linear"]
+    assert homes(workload)["inner.weight"] == "Functional"
+
+
+class Scaled(nn.Module):
+    def __init__(self, *inside):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.inside = nn.Sequential(*inside)
+
+    def forward(self, x):
+        return self.inside(x * self.scale)
+
+
+def test_containers_with_parameters_of_their_own_are_layers():
+    workload = recorded(nn.Sequential(nn.Linear(4, 4), Scaled(nn.Linear(4, 4), Scaled(nn.Linear(4, 4)))))
+    assert [layer.name for layer in workload.layers] == ["0", "1", "1.inside.0", "1.inside.1", "1.inside.1.inside.0"]
+    assert homes(workload)["1.inside.1.scale"] == "1.inside.1"
+
+
+def test_batch_norm_and_frozen_layers():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    workload = recorded(model, training(model, torch.randn(8, 4)))
+    assert [layer.name for layer in workload.layers] == ["0", "1", "2"]
+    assert [g.name for g in workload.gradients] == ["1.weight", "1.bias", "2.weight", "2.bias"]
+    assert (workload.layers[0].backward, workload.layers[0].update) == (0, 0)
+    assert workload.layers[0].forward > 0
+
+
+def test_a_frozen_backbone_run_without_gradients_is_forward_time():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = Slow(forward=0.02).requires_grad_(False), nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                x = self.backbone(x)
+            return self.head(x)
+
+    workload = recorded(Frozen(), iterations=1)
+    assert [layer.name for layer in workload.layers] == ["backbone", "head"]
+    assert workload.layers[0].forward >= 15 * MILLISECOND
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_unused_parameters_are_left_out_with_a_warning():
+    with pytest.warns(UserWarning, match=r"no gradient in any step.*unused\.weight, unused\.bias") as caught:
+        workload = recorded(Unused())
+    assert [layer.name for layer in workload.layers] == ["used"]
+    assert len(workload.gradients) == 2
+    assert caught[0].filename == __file__
+
+
+def test_parameters_used_in_some_steps_are_named():
+    class Alternating(Unused):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.used(x) + (self.unused(x) if self.calls % 2 else 0)
+
+    model = Alternating()
+    with pytest.warns(UserWarning, match=r"in only some of the 4 steps.*unused\.weight"):
+        workload = recorded(model, iterations=4, warmup=0)
+    assert len(workload.gradients) == 4
+
+
+# ---------------------------------------------------------------- steps of every kind
+
+
+def test_with_accumulation_the_last_backward_counts():
+    model = nn.Sequential(Slow(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        for pauses in ((0.2, 0.2), (0.0, 0.2), (0.02, 0.02)):
+            model[0].pauses = pauses
+            model(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    workload = recorded(model, step, iterations=1, warmup=0)
+    assert "the last of 3 backward passes per step" in workload.source
+    assert 15 * MILLISECOND <= workload.layers[0].forward < 150 * MILLISECOND
+    assert 15 * MILLISECOND <= workload.gradients[0].release < 150 * MILLISECOND
+
+
+def test_two_losses_after_one_forward_are_one_backward_pass():
+    model = Reversed()
+
+    def step():
+        model.zero_grad()
+        out = model(X)
+        out.sum().backward(retain_graph=True)
+        out.square().sum().backward()
+
+    workload = recorded(model, step)
+    assert "passes per step" not in workload.source
+    assert len(workload.gradients) == 4
+
+
+def test_evaluation_takes_no_part():
+    model = nn.Sequential(Slow(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def evaluate():
+        model[0].pauses = (0.1, 0.0)
+        with torch.no_grad():
+            model(X)
+        model[0].pauses = (0.02, 0.0)
+
+    def step():
+        evaluate()
+        out = model(X)
+        evaluate()
+        out.sum().backward()
+        evaluate()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model[0](X)
+
+    workload = recorded(model, step, iterations=1, warmup=0)
+    assert [layer.name for layer in workload.layers] == ["0", "1"]
+    assert 15 * MILLISECOND <= workload.forward < 90 * MILLISECOND
+    assert workload.backward < 90 * MILLISECOND
+    assert workload.update < 90 * MILLISECOND
+
+
+def test_calls_of_parts_with_gradients_are_recorded_without_the_model_being_called():
+    model = Reversed()
+
+    def step():
+        model.zero_grad()
+        model.late(model.early(X)).sum().backward()
+
+    assert [layer.name for layer in recorded(model, step).layers] == ["early", "late"]
+
+
+def test_training_is_the_same_with_and_without_recording():
+    def parameters_after(steps_of):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), Tied())
+        step = training(model, torch.randn(8, 4), momentum=0.9)
+        steps_of(step, model)
+        return [*model.state_dict().values(), *(p.grad for p in model.parameters())]
+
+    plain = parameters_after(lambda step, model: [step() for _ in range(5)])
+    seen = parameters_after(lambda step, model: record(step, model, batch=8, iterations=4, warmup=1))
+    assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+
+
+# ---------------------------------------------------------------- hooks
+
+
+def hooks_of(model):
+    """Everything that a recorder could leave behind."""
+    from torch.optim import optimizer
+
+    modules = [
+        (len(m._forward_pre_hooks), len(m._forward_hooks), len(m._forward_hooks_always_called)) for m in model.modules()
+    ]
+    tensors = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+    everywhere = (len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks))
+    return modules, tensors, everywhere, torch.autograd.backward
+
+
+def test_no_hook_stays_behind():
+    model = Tied()
+    before = hooks_of(model)
+    recorded(model)
+    assert hooks_of(model) == before
+
+
+@pytest.mark.parametrize("failure", [ValueError("theirs"), KeyboardInterrupt()])
+def test_no_hook_stays_behind_when_the_step_fails(failure):
+    model, calls = Tied(), []
+    before = hooks_of(model)
+
+    def step():
+        training(model)()
+        calls.append(1)
+        if len(calls) == 2:
+            raise failure
+
+    with pytest.raises(type(failure)):
+        recorded(model, step)
+    assert hooks_of(model) == before
+
+
+def test_an_error_inside_the_backward_pass_is_the_users_own():
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ArithmeticError("theirs")
+
+    model = nn.Linear(4, 4)
+    before = hooks_of(model)
+    with pytest.raises(ArithmeticError, match="theirs"):
+        recorded(model, training(model, loss=lambda out: Broken.apply(out).sum()))
+    assert hooks_of(model) == before
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def refused(model, step, match, **options):
+    before = hooks_of(model)
+    with pytest.raises(RecordError, match=match):
+        recorded(model, step, **options)
+    assert hooks_of(model) == before
+
+
+def test_a_step_without_a_backward_pass():
+    model = nn.Linear(4, 4)
+    refused(model, lambda: model(X), r"no backward pass was seen.*loss\.backward\(\)")
+
+
+def test_a_step_that_trains_another_model():
+    model = nn.Linear(4, 4)
+    refused(model, training(copy.deepcopy(model)), "none of the model's parameters a gradient")
+
+
+def test_gradients_without_any_call_of_a_module():
+    model = nn.Linear(4, 4)
+    refused(model, lambda: (X @ model.weight).sum().backward(), "no module was called before it")
+
+
+def test_gradients_of_a_module_that_nothing_around_was_called_for():
+    model = Reversed()
+    model.early.bias.requires_grad_(False)
+
+    def step():
+        (model.late(X) @ model.early.weight).sum().backward()
+
+    refused(model, step, "early has gradients, but neither it nor a module around it was called")
+
+
+def test_an_old_reference_to_backward():
+    model, backward = nn.Linear(4, 4), torch.autograd.backward
+    refused(model, lambda: backward(model(X).sum()), r"no call of torch\.autograd\.backward was seen")
+
+
+def test_a_closure():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(X).square().sum()
+        loss.backward()
+        return loss
+
+    refused(model, lambda: optimizer.step(closure), "inside optimizer.step")
+
+
+def test_an_optimizer_inside_the_backward_pass():
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    refused(model, lambda: model(X).sum().backward(), "optimizer.step ran inside the backward pass")
+    handle.remove()
+
+
+def test_sparse_gradients():
+    model = nn.Embedding(10, 4, sparse=True)
+    refused(model, lambda: model(torch.tensor([1, 2])).sum().backward(), "weight: the gradient is sparse")
+
+
+def test_a_gradient_that_another_hook_removes():
+    model = nn.Linear(4, 4)
+    handle = model.bias.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    refused(model, training(model), "bias: the gradient is sparse, or another hook removed it")
+    handle.remove()
+
+
+def test_models_that_cannot_be_recorded():
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    refused(frozen, lambda: None, "no parameter of the model requires a gradient")
+    refused(nn.ReLU(), lambda: None, "no parameter of the model requires a gradient")
+    refused(nn.LazyLinear(4), lambda: None, "run one batch through it first")
+    refused(nn.Linear(4, 4, device="meta"), lambda: None, "'meta', which has no stopwatch")
+    mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
+    refused(mixed, lambda: None, "live on cpu, meta")
+
+
+def test_a_model_that_is_wrapped_for_communication():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        refused(model, training(model), "is a DistributedDataParallel; record the module inside it")
+    finally:
+        dist.destroy_process_group()
+
+    class FSDPModule:
+        """As `fully_shard` mixes it in."""
+
+    sharded = nn.Sequential(type("FSDPLinear", (FSDPModule, nn.Linear), {})(4, 4))
+    refused(sharded, training(sharded), "0 is a FSDPModule; record the model before it is sharded")
+
+
+def test_a_compiled_part():
+    whole = torch.compile(nn.Linear(4, 4), backend="eager")
+    refused(whole, training(whole), "the model is a OptimizedModule; record the model before torch.compile")
+    part = nn.Sequential(nn.Linear(4, 4))
+    part[0].compile(backend="eager")
+    refused(part, training(part), "0 is compiled")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"iterations": 0}, "iterations"), ({"warmup": -1}, "warmup"), ({"batch": 0}, "batch")]
+)
+def test_numbers_out_of_range(options, field):
+    with pytest.raises(ConfigError, match=field):
+        recorded(nn.Linear(4, 4), **options)
+
+
+# ---------------------------------------------------------------- torch and its devices
+
+
+def test_another_release_of_torch_is_refused(monkeypatch):
+    require_torch()
+    monkeypatch.setattr(torch, "__version__", "2.130.1")
+    with pytest.raises(ForetrainError, match=r"needs torch 2\.13\.\*, and 2\.130\.1 is installed"):
+        require_torch()
+    monkeypatch.setattr(torch_version, "SUPPORTED", "2.130")
+    require_torch()
+
+
+def test_missing_torch_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"recording needs the package 'torch'.*foretrain\[torch\]"):
+        require_torch()
+
+
+def test_the_recorder_is_imported_without_torch():
+    code = "import sys, foretrain.workload.recorder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_stopwatch_names_its_place():
+    assert HostStopwatch(1).place == "CPU (1 thread)"
+    assert HostStopwatch(2).place == "CPU (2 threads)"
+
+
+class FakeEvent:
+    """An event that is reached when ``reached`` says; recorded on a stream, as the real one."""
+
+    reached = iter((5.0, 7.5, 7.0, 9.0))
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        assert stream == "stream"
+        self.at = next(self.reached)
+
+    def elapsed_time(self, later):
+        return later.at - self.at
+
+
+def test_cuda_times_come_from_events_in_the_order_of_the_log(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    device = torch.device("cuda", 0)
+    watch = stopwatch({device})
+    assert isinstance(watch, CudaStopwatch)
+    assert watch.place == "NVIDIA H200"
+    marks = [watch.mark() for _ in range(4)]
+    assert watch.settle(marks) == [0, 2_500_000_000, 2_500_000_000, 4 * MILLISECOND]
+    assert waited == [device]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recording_on_a_gpu():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).cuda()
+    workload = recorded(model, training(model, X.cuda()))
+    assert torch.cuda.get_device_name() in workload.source
+    assert [gradient.layer for gradient in workload.gradients] == [0, 0, 1, 1]
+    assert workload.forward > 0
+    assert workload.update > 0
