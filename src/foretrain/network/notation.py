@@ -1,0 +1,142 @@
+"""Clusters as text: ``"4x8xV100@100Gbps,ps=2"``, presets such as ``"dgx-h100:16"``, and TOML files.
+
+WORKERS[xGPUS[xDEVICE]] @ RATE[/RATE] [,OPTION...]        "4 workers @ 1Gbps" is read as well
+
+rate         a host's rate, or its sending/receiving rates
+ps=K         K dedicated parameter servers; ps alone means as many as workers; ps=colocated puts one on each worker
+all_reduce   ring all-reduce (the default)
+latency=T    overhead=T    local=RATE    server=RATE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from foretrain import device
+from foretrain.errors import ConfigError, unknown
+from foretrain.network.star import Cluster
+from foretrain.units import parse_rate, parse_time
+
+_RATE = r"[\d.]+\s*[A-Za-z]+(?:/s)?"
+_SHAPE = re.compile(
+    r"(?P<workers>\d+)(?:\s*[x×]\s*(?P<gpus>\d+))?(?:\s*[x×]\s*(?P<device>[A-Za-z0-9][\w-]*))?(?:\s+workers?)?"
+    rf"\s*@\s*(?P<up>{_RATE})(?:\s*/\s*(?P<down>{_RATE}))?"
+)
+_EXAMPLE = "write e.g. '4x8xV100@100Gbps', '4x1xV100@10Gbps,ps=2' or 'dgx-h100:16'"
+PRESETS: dict[str, dict[str, Any]] = {
+    # One 100 Gb/s InfiniBand adapter per pair of GPUs (DGX-1 V100: 4; A100: 8 × 200; H100: 8 × 400), NVIDIA datasheets.
+    "dgx-v100": {"gpus": 8, "device": "V100", "rate": "400Gbps"},
+    "dgx-a100": {"gpus": 8, "device": "A100", "rate": "1600Gbps"},
+    "dgx-h100": {"gpus": 8, "device": "H100", "rate": "3200Gbps"},
+    # Amazon EC2 p3.16xlarge: 8 V100, 25 Gb/s Ethernet.
+    "p3.16xlarge": {"gpus": 8, "device": "V100", "rate": "25Gbps"},
+    # ByteScheduler, SOSP'19 §6.1: 8 V100 a machine without NVLink counted on, 100 Gb/s RoCE.
+    "bytescheduler": {"gpus": 8, "device": "V100", "rate": "100Gbps"},
+}
+
+
+def cluster(text: str | Cluster) -> Cluster:
+    """The cluster that ``text`` describes: the notation above, a preset, or the path of a TOML file."""
+    if isinstance(text, Cluster):
+        return text
+    if not isinstance(text, str):
+        raise ConfigError("cluster", text, "is not a text", _EXAMPLE)
+    if text.endswith(".toml"):
+        return load(text)
+    head, *options = [part.strip() for part in text.split(",")]
+    name, _, count = head.partition(":")
+    if "@" not in head:
+        if name.lower() not in PRESETS and not re.match(r"\d", name):
+            raise unknown("cluster", name, PRESETS)
+        if not count.isdigit():
+            raise ConfigError("cluster", text, "does not say how many servers or how fast a link", _EXAMPLE)
+        fields = PRESETS[name.lower()] | {"workers": int(count)}
+    else:
+        match = _SHAPE.fullmatch(head)
+        if match is None:
+            raise ConfigError("cluster", text, "is not a cluster", _EXAMPLE)
+        fields = {key: int(value) if value.isdigit() else value for key, value in match.groupdict().items() if value}
+    try:
+        return _build(fields | _options(options, fields))
+    except ConfigError as error:
+        raise error.at(f"cluster {text!r}") from None
+
+
+def preset(name: str, servers: int, **changes: Any) -> Cluster:
+    """A named kind of server, ``servers`` of them; ``changes`` as keys of a TOML file, e.g. ``rate="25Gbps"``."""
+    if name.lower() not in PRESETS:
+        raise unknown("cluster", name, PRESETS)
+    return _build(PRESETS[name.lower()] | {"workers": servers} | changes)
+
+
+def load(path: str | Path) -> Cluster:
+    """A cluster from a TOML file with the keys of `Cluster` (``rate`` sets both ``up`` and ``down``)."""
+    try:
+        fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return _build(fields)
+    except ConfigError as error:
+        raise error.at(str(path)) from None
+    except OSError as error:
+        raise ConfigError(
+            "cluster", str(path), f"cannot be read ({error.strerror})", "give the path of a file"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), "TOML", f"does not parse ({error})", "mend that line") from None
+
+
+def _options(options: list[str], fields: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option in options:
+        key, _, value = (part.strip() for part in option.partition("="))
+        if key in ("all_reduce", "allreduce", "ps"):
+            new = _exchange(key, value, fields)
+        elif key == "server":
+            new = {"server_rate": value}
+        elif key in ("latency", "overhead", "local", "rate"):
+            new = {key: value}
+        else:
+            raise unknown("option", key, ("all_reduce", "ps", "latency", "overhead", "local", "server", "rate"))
+        if clash := [name for name in new if name in found]:
+            raise ConfigError(clash[0], option, "contradicts an option before it", "give each once")
+        found |= new
+    return found
+
+
+def _exchange(key: str, value: str, fields: dict[str, Any]) -> dict[str, Any]:
+    if key != "ps":
+        return {"exchange": "all_reduce"}
+    if value in ("colocated", "co-located", "ps_colocated"):
+        return {"exchange": "ps_colocated"}
+    if value and not value.isdigit():
+        raise ConfigError("ps", value, "is not a number of servers", "write ps=2 or ps=colocated")
+    return {"exchange": "ps", "servers": int(value) if value else fields["workers"]}
+
+
+def _build(fields: dict[str, Any]) -> Cluster:
+    """A cluster from border types: texts with units become numbers, and unknown keys are refused."""
+    known = {field.name for field in dataclasses.fields(Cluster)}
+    inside: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key == "rate":
+            inside["up"] = inside["down"] = parse_rate(value, key)
+        elif key not in known:
+            raise unknown("key", key, known | {"rate"})
+        elif key in ("up", "down", "server_rate", "local"):
+            inside[key] = parse_rate(value, key)
+        elif key in ("latency", "overhead"):
+            inside[key] = parse_time(value, key)
+        else:
+            inside[key] = value
+    if "up" in inside and "down" not in inside:
+        inside["down"] = inside["up"]
+    if "workers" not in inside:
+        raise ConfigError("workers", None, "is missing", "say how many hosts, e.g. workers = 4")
+    if inside.get("gpus", 1) > 1 and "local" not in inside:
+        inside["local"] = device.preset(inside.get("device", "V100")).local_rate
+    elif "device" in inside:
+        device.preset(inside["device"])
+    return Cluster(**inside)

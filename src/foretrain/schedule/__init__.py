@@ -1,0 +1,8 @@
+"""The policies, one file each; schedules as data; and the optimum they are measured against."""
+
+from foretrain.schedule.bounds import Bound, bound
+from foretrain.schedule.job import Cost, Job
+from foretrain.schedule.knob import Knob
+from foretrain.schedule.policies import POLICIES, Scheduled, Spec, spec
+
+__all__ = ["POLICIES", "Bound", "Cost", "Job", "Knob", "Scheduled", "Spec", "bound", "spec"]

@@ -1,0 +1,76 @@
+"""When gradients arrive, remembered over the last steps: Prophet's profile."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from foretrain.schedule.blocks import blocks
+from foretrain.schedule.monitor import quantile
+from foretrain.units import Time
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The steps in which gradients arrive.
+
+    Attributes:
+        of: block of each task.
+        sizes: tasks per block.
+        durations: per block, from its first to its last arrival.
+        intervals: A_k per block but the last, from its last arrival to the first of the next.
+    """
+
+    of: tuple[int, ...]
+    sizes: tuple[int, ...]
+    durations: tuple[Time, ...]
+    intervals: tuple[Time, ...]
+
+
+class Arrivals:
+    """The last ``steps`` steps' arrival times of ``count`` tasks."""
+
+    def __init__(self, count: int, steps: int) -> None:
+        self._count = count
+        self._steps: deque[list[Time]] = deque(maxlen=steps)
+        self._current: dict[int, Time] = {}
+        self._began: Time = 0
+
+    def begin(self, now: Time) -> None:
+        """A backward pass begins; the one before is kept if every task arrived in it."""
+        if len(self._current) == self._count:
+            self._steps.append([self._current[i] for i in range(self._count)])
+        self._current.clear()
+        self._began = now
+
+    def note(self, task: int, now: Time) -> None:
+        """``task`` is ready."""
+        self._current[task] = now - self._began
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps asked for have been seen."""
+        return len(self._steps) == self._steps.maxlen
+
+    def off(self, adopted: Sequence[Time], tolerance: float) -> bool:
+        """Whether the whole profile now takes longer or shorter than ``adopted`` by more than ``tolerance``."""
+        now = [median(times) for times in zip(*self._steps, strict=True)]
+        return abs(max(now) - max(adopted)) > tolerance * max(1, max(adopted))
+
+    def medians(self) -> list[Time]:
+        """Median arrival of each task."""
+        return [int(median(times)) for times in zip(*self._steps, strict=True)]
+
+    def blocks(self, factor: float, share: float) -> Blocks:
+        """Blocks of the median step; durations and intervals at the low quantile ``share`` of all steps."""
+        found = blocks(self.medians(), factor)
+        of = [0] * self._count
+        for place, members in enumerate(found):
+            for task in members:
+                of[task] = place
+        spans = [[(min(step[i] for i in b), max(step[i] for i in b)) for b in found] for step in self._steps]
+        durations = [quantile((s[k][1] - s[k][0] for s in spans), share) for k in range(len(found))]
+        intervals = [quantile((max(0, s[k + 1][0] - s[k][1]) for s in spans), share) for k in range(len(found) - 1)]
+        return Blocks(tuple(of), tuple(len(b) for b in found), tuple(map(int, durations)), tuple(map(int, intervals)))

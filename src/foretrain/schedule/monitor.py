@@ -1,0 +1,76 @@
+"""The bandwidth monitor: how much slower than the cost model the link is right now.
+
+Prophet (ICPP'21 §4) asks for a periodic measurement; its published code takes the largest size/time once. Here every
+acknowledgement counts, the estimate is a *high* quantile of slowness (a low one of bandwidth), because promising a
+block more than the link can carry delays urgent data while promising less only idles it a little, and a lasting change
+is reported as drift.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from foretrain.schedule.job import Cost
+from foretrain.units import Time
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The smallest value that at least ``share`` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+class Monitor:
+    """Compares what chunks took with what the cost model says.
+
+    Only chunks that found the link busy are measured, from the arrival before: what they took is the link's doing
+    alone, whereas a chunk on an idle link also pays latency that the next one hides.
+
+    Args:
+        cost: the model.
+        share: quantile of bandwidth to promise, e.g. 0.1.
+        window: measurements kept.
+    """
+
+    def __init__(self, cost: Cost, share: float, window: int = 128) -> None:
+        self._cost = cost
+        self._share = share
+        self._started: deque[tuple[Time, int]] = deque()
+        self._recent: deque[float] = deque(maxlen=window)
+        self._arrived: Time = -1
+        self._slowness = 1.0
+        self.free_at: Time = 0
+
+    def start(self, now: Time, size: int) -> None:
+        """A chunk of ``size`` bytes was started; `free_at` moves on to when the link should be free again."""
+        self._started.append((now, size))
+        self.free_at = max(now, self.free_at) + self.time(size)
+
+    def done(self, now: Time) -> None:
+        """The oldest chunk under way has arrived."""
+        started, size = self._started.popleft()
+        if started < self._arrived < now:
+            self._recent.append((now - self._arrived) / self._cost.time(size))
+        self._arrived = now
+        if not self._started:
+            self.free_at = now
+
+    def time(self, size: int) -> Time:
+        """How long ``size`` bytes occupy the link, by the present estimate."""
+        return int(self._cost.time(size) * self._slowness)
+
+    def fits(self, room: Time) -> int:
+        """The most bytes one operation can carry in ``room``, by the present estimate."""
+        return ((int(room / self._slowness) - self._cost.overhead) << 32) // self._cost.per_byte
+
+    def settle(self) -> None:
+        """Adopts what was measured."""
+        if self._recent:
+            self._slowness = quantile(self._recent, 1 - self._share)
+
+    def drifted(self, tolerance: float) -> bool:
+        """Whether the median of a full window has left the adopted estimate by more than ``tolerance``."""
+        if len(self._recent) < (self._recent.maxlen or 0):
+            return False
+        return abs(quantile(self._recent, 0.5) / self._slowness - 1) > tolerance

@@ -1,0 +1,123 @@
+"""A policy with its knobs as text: ``"bytescheduler(partition=1MB, credit=4MB)"`` and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from foretrain.engine import Policy
+from foretrain.errors import ConfigError, unknown
+from foretrain.schedule.bytescheduler import ByteScheduler
+from foretrain.schedule.ddp import Ddp
+from foretrain.schedule.dear import Dear
+from foretrain.schedule.fifo import Fifo
+from foretrain.schedule.fusion import Fusion
+from foretrain.schedule.job import Job
+from foretrain.schedule.knob import Knob
+from foretrain.schedule.largest_tail_first import LargestTailFirst
+from foretrain.schedule.mgwfbp import MgWfbp
+from foretrain.schedule.p3 import P3
+from foretrain.schedule.pace import Pace
+from foretrain.schedule.prophet import Prophet
+from foretrain.schedule.tictac import Tac, Tic
+
+
+class Scheduled(Policy, Protocol):
+    """A policy as the worlds need it.
+
+    Attributes:
+        knobs: its constructor's keyword arguments.
+        barrier: whether the optimizer and the next forward pass wait until everything has landed.
+        warmup: steps after which its decisions repeat.
+    """
+
+    knobs: ClassVar[tuple[Knob, ...]]
+    barrier: ClassVar[bool]
+    warmup: int
+
+
+POLICIES: Mapping[str, type[Scheduled]] = {
+    "fifo": Fifo,
+    "ddp": Ddp,
+    "fusion": Fusion,
+    "p3": P3,
+    "tictac": Tac,
+    "tic": Tic,
+    "mgwfbp": MgWfbp,
+    "dear": Dear,
+    "pace": Pace,
+    "bytescheduler": ByteScheduler,
+    "prophet": Prophet,
+    "largest_tail_first": LargestTailFirst,
+}
+"""Every policy by the name that commands and functions take."""
+
+_SPEC = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A policy by name, and the knobs that differ from their defaults.
+
+    Raises ConfigError for an unknown policy or knob (naming the near ones) and for a knob out of range.
+    """
+
+    name: str
+    knobs: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in POLICIES:
+            raise unknown("schedule", self.name, POLICIES)
+        known = {knob.name: knob for knob in POLICIES[self.name].knobs}
+        checked = {}
+        for name, value in self.knobs.items():
+            try:
+                if name not in known:
+                    raise unknown("knob", name, known)
+                checked[name] = known[name].check(value)
+            except ConfigError as error:
+                raise error.at(f"schedule {self.name}") from None
+        object.__setattr__(self, "knobs", checked)
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """Every knob, defaults included."""
+        return {knob.name: self.knobs.get(knob.name, knob.default) for knob in POLICIES[self.name].knobs}
+
+    def build(self, job: Job) -> Scheduled:
+        """The policy, ready to schedule ``job``."""
+        return POLICIES[self.name](job, **self.settings)  # pyright: ignore[reportCallIssue]
+
+    def __str__(self) -> str:
+        knobs = {knob.name: knob for knob in POLICIES[self.name].knobs}
+        inside = ", ".join(f"{name}={knobs[name].write(value)}" for name, value in self.knobs.items())
+        return f"{self.name}({inside})" if inside else self.name
+
+
+def spec(text: str | Spec) -> Spec:
+    """The policy that ``text`` spells."""
+    if isinstance(text, Spec):
+        return text
+    match = _SPEC.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise ConfigError(
+            "schedule", text, "is not a schedule", "write e.g. 'bytescheduler(partition=1MB, credit=4MB)'"
+        )
+    name = match[1].lower().replace("-", "_")
+    if name not in POLICIES:
+        raise unknown("schedule", match[1], POLICIES)
+    known = {knob.name: knob for knob in POLICIES[name].knobs}
+    knobs: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise ConfigError(f"schedule {name}", part, "is not knob=value", "write e.g. 'partition=1MB'")
+        if key not in known:
+            raise unknown(f"schedule {name}: knob", key, known)
+        try:
+            knobs[key] = known[key].parse(value)
+        except ConfigError as error:
+            raise error.at(f"schedule {name}") from None
+    return Spec(name, knobs)

@@ -1,0 +1,187 @@
+"""prophet: predictable blocks, each filled with exactly what the link can drain before the next arrives.
+
+Source: Zhang et al., "Prophet: Speeding up Distributed DNN Training with Predictable Communication Scheduling", ICPP'21
+§3–4. Gradients leave the backward pass in steps (blocks), at times that repeat from one iteration to the next:
+
+- *profile*: for some steps, note when each gradient is ready; a block ends where the gap to the next gradient exceeds
+  ``factor`` times the mean gap; A_k is the interval from block k to the arrival of the next;
+- *backward phase*: when block k is complete, send the longest prefix P of what is ready, the most urgent first, with
+  Σ_{j∈P}(s_j/B + θ) ≤ A_k, without a credit window: it has drained before the next, more urgent block arrives,
+  so nothing less urgent is ever in its way. What did not fit waits for the next block;
+- *forward phase*: when the last block is complete nothing more urgent can come: strict priority under a byte credit.
+
+Departures, each because the simulator shows the gap to T* shrink:
+
+- A_k is a low quantile of the profiled intervals and B of the monitored bandwidth (`foretrain.schedule.monitor`);
+  both are renewed when they drift. The published code measures each once.
+- the time from a block's first to its last gradient is filled by the same rule, not left idle.
+- ``cut`` (1 by default, 0 is the paper): the last partition is cut to what still fits, so that the link does not idle
+  for the rest of every interval.
+- ``fuse`` (1 by default, 0 is the paper): small gradients share an operation, in the backward phase up to a partition,
+  in the forward phase only while the data takes less time than θ, so that nobody waits long for a neighbour.
+- when a block is late, more is sent, a partition's time ahead, instead of idling until it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import ClassVar
+
+from foretrain.schedule.arrivals import Arrivals, Blocks
+from foretrain.schedule.job import Job
+from foretrain.schedule.knob import Knob
+from foretrain.schedule.monitor import Monitor
+from foretrain.schedule.window import Window
+from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, StepBegin, Wake, WakeAt
+from foretrain.units import COST_SHIFT, Time
+
+_DRIFT = 0.2
+"""Bandwidth or arrivals that are off by more than this share are adopted anew."""
+
+
+class Prophet:
+    """Predictable communication scheduling."""
+
+    knobs: ClassVar[tuple[Knob, ...]] = (
+        Knob("partition", 4_000_000, 1 << 10, 1 << 34),
+        Knob("credit", 16_000_000, 1 << 10, 1 << 34),
+        Knob("factor", 2.0, 0.0, 1e6, "factor", grid=(0.0, 0.5, 1.0, 2.0, 4.0, 8.0)),
+        Knob("quantile", 0.1, 0.0, 1.0, "factor", tunable=False),
+        Knob("profile", 3, 1, 1000, "count", tunable=False),
+        Knob("cut", 1, 0, 1, "count", tunable=False),
+        Knob("fuse", 1, 0, 1, "count", tunable=False),
+    )
+    barrier: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        partition: int,
+        credit: int,
+        factor: float,
+        quantile: float,
+        profile: int,
+        cut: int,
+        fuse: int,
+    ) -> None:
+        self.warmup = profile
+        self._job = job
+        self._partition, self._credit = partition, credit
+        self._factor, self._share = factor, quantile
+        self._cut, self._fuse = bool(cut), bool(fuse)
+        # Below this many bytes an operation costs more than what it carries.
+        self._grain = min(partition, (job.cost.overhead << COST_SHIFT) // max(1, job.cost.per_byte))
+        self._order = job.by_urgency
+        self._profiling = Window(job.tasks, [[i] for i in self._order], partition, credit)
+        self._arrivals = Arrivals(len(job.tasks), profile)
+        self._monitor = Monitor(job.cost, quantile)
+        self._blocks: Blocks | None = None
+        self._adopted: list[Time] = []
+        self._missing: list[int] = []
+        self._coming = 0
+        self._queue: list[int] = []
+        self._left = [0] * len(job.tasks)
+        self._deadline: Time | None = None
+        self._under_way = 0
+
+    def handle(self, event: Event, now: Time) -> Sequence[Action]:
+        """Profiles at first; then fills interval after interval."""
+        if type(event) is StepBegin:
+            self._begin(now)
+        elif type(event) is Ready:
+            self._arrivals.note(event.task, now)
+        elif type(event) is Done:
+            self._monitor.done(now)
+            self._under_way -= event.chunk.size
+        if self._blocks is None:
+            starts = self._profiling.handle(event)
+            self._send(starts, now)
+            return starts
+        if type(event) is Ready:
+            return self._ready(event.task, now, self._blocks)
+        if type(event) is Wake:
+            return self._late(now)
+        return self._forward(now) if type(event) is Done and not self._coming else ()
+
+    def _begin(self, now: Time) -> None:
+        self._arrivals.begin(now)
+        if self._arrivals.complete and (
+            self._blocks is None or self._monitor.drifted(_DRIFT) or self._arrivals.off(self._adopted, _DRIFT)
+        ):
+            self._blocks = self._arrivals.blocks(self._factor, self._share)
+            self._adopted = self._arrivals.medians()
+            self._monitor.settle()
+        if self._blocks:
+            self._missing = list(self._blocks.sizes)
+            self._coming = len(self._blocks.of)
+        self._deadline = None
+
+    def _ready(self, task: int, now: Time, found: Blocks) -> Sequence[Action]:
+        block = found.of[task]
+        heappush(self._queue, self._job.tasks[task].first_use)
+        self._left[task] = self._job.tasks[task].size
+        first = self._missing[block] == found.sizes[block]
+        self._missing[block] -= 1
+        self._coming -= 1
+        if not self._coming:
+            return self._forward(now)
+        if not self._missing[block] and block < len(found.intervals):
+            return self._fill(now, found.intervals[block])
+        return self._fill(now, found.durations[block]) if first else ()
+
+    def _late(self, now: Time) -> Sequence[Action]:
+        """The interval is over. If what should have come by now has not, send for one partition's time more."""
+        if self._deadline is None or now < self._deadline or not self._coming or not self._queue:
+            return ()
+        return self._fill(now, self._monitor.time(self._partition))
+
+    def _fill(self, now: Time, interval: Time) -> list[Action]:
+        """Starts what drains within ``interval`` from now."""
+        self._deadline = now + interval
+        actions: list[Action] = [WakeAt(self._deadline)]
+        while self._queue:
+            room = self._deadline - max(now, self._monitor.free_at)
+            chunk = self._gather(self._monitor.fits(room), self._partition)
+            if chunk is None:
+                break
+            actions.append(Start(chunk))
+            self._send(actions[-1:], now)
+        return actions
+
+    def _forward(self, now: Time) -> list[Action]:
+        """Everything has arrived: strict priority while credit lasts."""
+        actions: list[Action] = []
+        while self._queue and self._under_way < self._credit:
+            chunk = self._gather(self._partition, self._grain)
+            assert chunk is not None
+            actions.append(Start(chunk))
+            self._send(actions[-1:], now)
+        return actions
+
+    def _gather(self, fits: int, enough: int) -> Chunk | None:
+        """The most urgent chunk of at most ``fits`` bytes, to which others are fused until there are ``enough``."""
+        pieces: list[Piece] = []
+        size = 0
+        while self._queue and (not pieces or (self._fuse and size < enough)):
+            task = self._order[self._queue[0]]
+            left = self._left[task]
+            take = min(left, self._partition - size)
+            if take > fits - size:
+                # A cut piece must be worth its operation.
+                take = fits - size if self._cut and fits >= self._grain else 0
+            if take <= 0:
+                break
+            pieces.append(Piece(task, self._job.tasks[task].size - left, take))
+            self._left[task] = left - take
+            size += take
+            if take == left:
+                heappop(self._queue)
+        return Chunk("all_reduce", tuple(pieces), size) if pieces else None
+
+    def _send(self, actions: Sequence[Action], now: Time) -> None:
+        for action in actions:
+            if type(action) is Start:
+                self._monitor.start(now, action.chunk.size)
+                self._under_way += action.chunk.size

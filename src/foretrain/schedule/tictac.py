@@ -1,0 +1,152 @@
+"""tictac: the order in which parameters are pulled, from the dependency graph (TIC) or with times (TAC).
+
+Source: Hashemi et al., "TicTac: Accelerating Distributed Deep Learning with Communication Scheduling", MLSys'19 §4.
+For a transfer r among those outstanding:
+
+    M    its transfer time
+    P    Σ time of the computations for which r is the only outstanding input
+    M+   the smallest Σ M over the inputs of a computation that waits for r and at least one more
+    TAC  A before B iff min(P_B, M_A) < min(P_A, M_B); ties by M+; best first, then recomputed
+    TIC  every M is 1 and every computation takes no time: sort by M+.
+
+The paper orders *pulls*. So gradients are pushed (reduce-scattered) as they appear, and when all are aggregated, which is
+synchronous training's barrier, parameters are pulled (all-gathered) in that order while the forward pass runs.
+
+Departure: the graph here is the chain of layers; the functions below take any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from foretrain.schedule.buckets import whole
+from foretrain.schedule.job import Job
+from foretrain.schedule.knob import Knob
+from foretrain.tasks import Action, Done, Event, Ready, Start, StepBegin
+from foretrain.units import Time
+
+Computation = tuple[Time, int]
+"""Its time, and the transfers it needs directly or through others: a bit mask."""
+
+
+def tac(transfers: Sequence[Time], computations: Sequence[Computation]) -> tuple[int, ...]:
+    """Timing-aware order of ``transfers`` (times M). O(n·(n + computations))."""
+    outstanding = (1 << len(transfers)) - 1
+    order: list[int] = []
+    while outstanding:
+        alone, together = _properties(transfers, computations, outstanding)
+        best = None
+        for r in _bits(outstanding):
+            if best is None or _precedes(r, best, transfers, alone, together):
+                best = r
+        assert best is not None
+        order.append(best)
+        outstanding &= ~(1 << best)
+    return tuple(order)
+
+
+def tic(count: int, computations: Sequence[Computation]) -> tuple[int, ...]:
+    """Timing-independent order of ``count`` transfers."""
+    waits = [(0, mask) for _, mask in computations]
+    _, together = _properties([1] * count, waits, (1 << count) - 1)
+    # M+ ties whatever the smallest set contains; among those, what blocks the smallest computation goes first.
+    blocks = [min((mask.bit_count() for _, mask in waits if mask >> r & 1), default=count) for r in range(count)]
+    return tuple(sorted(range(count), key=lambda r: (together[r], blocks[r], r)))
+
+
+def chain(job: Job) -> list[Computation]:
+    """The forward pass as computations: layer j needs the parameters of layers 0..j."""
+    owned = [0] * len(job.forward)
+    for task, layer in enumerate(job.layers):
+        owned[layer] |= 1 << task
+    computations, mask = [], 0
+    for time, own in zip(job.forward, owned, strict=True):
+        mask |= own
+        computations.append((time, mask))
+    return computations
+
+
+def _properties(
+    transfers: Sequence[Time], computations: Iterable[Computation], outstanding: int
+) -> tuple[list[Time], list[float]]:
+    """P and M+ of every outstanding transfer."""
+    alone: list[Time] = [0] * len(transfers)
+    sums: dict[int, Time] = {}
+    for time, mask in computations:
+        left = mask & outstanding
+        if left & (left - 1):
+            if left not in sums:
+                sums[left] = sum(transfers[r] for r in _bits(left))
+        elif left:
+            alone[left.bit_length() - 1] += time
+    together = [float("inf")] * len(transfers)
+    unset = outstanding
+    for left, total in sorted(sums.items(), key=lambda item: item[1]):
+        for r in _bits(left & unset):
+            together[r] = total
+        unset &= ~left
+    return alone, together
+
+
+def _precedes(a: int, b: int, transfers: Sequence[Time], alone: Sequence[Time], together: Sequence[float]) -> bool:
+    left, right = min(alone[b], transfers[a]), min(alone[a], transfers[b])
+    return left < right or (left == right and together[a] < together[b])
+
+
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class _Pulls:
+    """Pushes in order of readiness; when all are aggregated, pulls in ``order``."""
+
+    def __init__(self, job: Job, order: Sequence[int]) -> None:
+        self._push = [Start(whole("reduce_scatter", job.tasks, [task.index])) for task in job.tasks]
+        self._pull = [Start(whole("all_gather", job.tasks, [i])) for i in order]
+        self._pushing = 0
+
+    def handle(self, event: Event) -> Sequence[Action]:
+        if type(event) is StepBegin:
+            self._pushing = len(self._push)
+        elif type(event) is Ready:
+            return (self._push[event.task],)
+        elif type(event) is Done and event.chunk.op == "reduce_scatter":
+            self._pushing -= 1
+            if not self._pushing:
+                return self._pull
+        return ()
+
+
+class Tac:
+    """Timing-aware communication scheduling."""
+
+    knobs: ClassVar[tuple[Knob, ...]] = ()
+    barrier: ClassVar[bool] = False
+    warmup: int = 0
+
+    def __init__(self, job: Job) -> None:
+        times = [job.cost.time(task.size) for task in job.tasks]
+        self._pulls = _Pulls(job, tac(times, chain(job)))
+
+    def handle(self, event: Event, now: Time) -> Sequence[Action]:
+        """Pushes what is ready; pulls in TAC's order."""
+        return self._pulls.handle(event)
+
+
+class Tic:
+    """Timing-independent communication scheduling."""
+
+    knobs: ClassVar[tuple[Knob, ...]] = ()
+    barrier: ClassVar[bool] = False
+    warmup: int = 0
+
+    def __init__(self, job: Job) -> None:
+        self._pulls = _Pulls(job, tic(len(job.tasks), chain(job)))
+
+    def handle(self, event: Event, now: Time) -> Sequence[Action]:
+        """Pushes what is ready; pulls in TIC's order."""
+        return self._pulls.handle(event)

@@ -1,0 +1,86 @@
+"""A priority queue under byte credit: the mechanism that P3, ByteScheduler, PACE and Prophet share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from foretrain.tasks import Chunk, Done, Event, Piece, Ready, Start, Task
+
+
+class Window:
+    """Sends the most urgent unit first, ``partition`` bytes at a time, while ``credit`` lasts.
+
+    A *unit* is one task, or several that are sent as one tensor. Credit is the number of bytes that may be under way;
+    it may be overdrawn by one chunk, and what was started is never recalled (ByteScheduler, SOSP'19 §4.2).
+    The cost of a decision does not depend on how many units there are but for the O(log n) of a heap of integers that
+    is touched once per unit, not once per chunk.
+
+    Args:
+        tasks: indexed by `Task.index`.
+        units: task indices, the most urgent unit first; the place in this sequence is the priority.
+        partition: largest chunk, bytes.
+        credit: bytes under way at which nothing more is started.
+    """
+
+    __slots__ = ("_credit", "_heap", "_left", "_missing", "_partition", "_plain", "_sizes", "_unit_of", "_units")
+
+    def __init__(self, tasks: Sequence[Task], units: Sequence[Sequence[int]], partition: int, credit: int) -> None:
+        self._units = [[(i, tasks[i].size) for i in unit] for unit in units]
+        self._plain = [unit[0] if len(unit) == 1 else -1 for unit in units]
+        self._sizes = [sum(tasks[i].size for i in unit) for unit in units]
+        self._unit_of = {task: place for place, unit in enumerate(units) for task in unit}
+        self._partition = partition
+        self._credit = credit
+        self._heap: list[int] = []
+        self._missing = [len(unit) for unit in units]
+        self._left = [0] * len(units)
+
+    def handle(self, event: Event) -> list[Start]:
+        """Everything a policy does that is nothing but this window."""
+        if type(event) is Done:
+            self._credit += event.chunk.size
+        elif type(event) is Ready:
+            self.ready(event.task)
+        return self.fill()
+
+    def ready(self, task: int) -> None:
+        """``task`` may be sent; its unit joins the queue when it is the last of it."""
+        unit = self._unit_of[task]
+        self._missing[unit] -= 1
+        if not self._missing[unit]:
+            self._missing[unit] = len(self._units[unit])
+            self._left[unit] = self._sizes[unit]
+            heappush(self._heap, unit)
+
+    def done(self, size: int) -> None:
+        """``size`` bytes have arrived: their credit comes back."""
+        self._credit += size
+
+    def fill(self) -> list[Start]:
+        """Starts chunks until the credit is used up or nothing is ready."""
+        heap, starts = self._heap, []
+        while heap and self._credit > 0:
+            unit = heap[0]
+            left = self._left[unit]
+            size = self._partition
+            if left <= size:
+                size = left
+                heappop(heap)
+            self._left[unit] = left - size
+            self._credit -= size
+            offset, task = self._sizes[unit] - left, self._plain[unit]
+            pieces = (Piece(task, offset, size),) if task >= 0 else cut(self._units[unit], offset, size)
+            starts.append(Start(Chunk("all_reduce", pieces, size)))
+        return starts
+
+
+def cut(unit: Sequence[tuple[int, int]], offset: int, size: int) -> tuple[Piece, ...]:
+    """Pieces that cover bytes ``[offset, offset + size)`` of tasks laid end to end, given as ``(task, size)``."""
+    pieces = []
+    for (task, length), end in zip(unit, accumulate(length for _, length in unit), strict=True):
+        start, stop = max(offset, end - length), min(offset + size, end)
+        if start < stop:
+            pieces.append(Piece(task, start - (end - length), stop - start))
+    return tuple(pieces)
