@@ -1,0 +1,89 @@
+"""Spans in columns: the record of a run, simulated or real, that every picture and trace is drawn from."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+from foretrain.units import Time
+
+Kind: TypeAlias = Literal["forward", "backward", "update", "communication", "wait"]
+"""``wait`` is a GPU that could compute if a gradient had landed."""
+
+
+class Span(NamedTuple):
+    """One interval that happened.
+
+    Attributes:
+        lane: where: ``"gpu"``, ``"optimizer"`` or the name of a pipe.
+        kind: what kind of work.
+        name: which layer or which tensors.
+        step: of the training loop.
+        start: ps.
+        end: ps.
+        size: bytes, for communication.
+    """
+
+    lane: str
+    kind: Kind
+    name: str
+    step: int
+    start: Time
+    end: Time
+    size: int = 0
+
+
+class Timeline:
+    """Spans, stored as columns in the order they were added."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self._lanes: list[str] = []
+        self._kinds: list[Kind] = []
+        self._names: list[str] = []
+        self._numbers = array("q")
+        for span in spans:
+            self.add(span)
+
+    def add(self, span: Span) -> None:
+        """Appends one span."""
+        self._lanes.append(span.lane)
+        self._kinds.append(span.kind)
+        self._names.append(span.name)
+        self._numbers.extend((span.step, span.start, span.end, span.size))
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __iter__(self) -> Iterator[Span]:
+        numbers = iter(self._numbers)
+        rows = zip(numbers, numbers, numbers, numbers, strict=True)
+        for lane, kind, name, (step, start, end, size) in zip(self._lanes, self._kinds, self._names, rows, strict=True):
+            yield Span(lane, kind, name, step, start, end, size)
+
+    def lanes(self) -> tuple[str, ...]:
+        """The lanes in the order of their first span."""
+        return tuple(dict.fromkeys(self._lanes))
+
+    def between(self, start: Time, end: Time) -> Timeline:
+        """The spans that touch ``[start, end)``, clipped to it and shifted to begin at 0."""
+        clipped = Timeline()
+        for span in self:
+            if span.start < end and span.end > start:
+                low, high = max(span.start, start) - start, min(span.end, end) - start
+                clipped.add(span._replace(start=low, end=high))
+        return clipped
+
+    def busy(self, lane: str, *kinds: Kind) -> Time:
+        """Time in which ``lane`` did anything (of ``kinds``, if given), overlaps counted once."""
+        total = covered = 0
+        wanted = [(s.start, s.end) for s in self if s.lane == lane and (not kinds or s.kind in kinds)]
+        for start, end in sorted(wanted):
+            total += max(0, end - max(start, covered))
+            covered = max(covered, end)
+        return total
+
+    def to_bytes(self) -> bytes:
+        """Canonical bytes: the same spans give the same bytes on every machine."""
+        return b"\n".join(json.dumps(span, ensure_ascii=False, separators=(",", ":")).encode() for span in self)

@@ -1,0 +1,78 @@
+"""simulate: one workload, one cluster, one schedule."""
+
+from __future__ import annotations
+
+from foretrain.errors import ConfigError
+from foretrain.network import Cluster, cluster
+from foretrain.network.route import latency, overhead
+from foretrain.schedule import Bound, Cost, Job, Spec, spec
+from foretrain.schedule import bound as bound_of
+from foretrain.tasks import Chunk
+from foretrain.timeline import Timeline
+from foretrain.virtual.pipes import Pipes
+from foretrain.virtual.replay import Replay
+from foretrain.virtual.run import Run
+from foretrain.virtual.world import VirtualWorld
+from foretrain.workload.step import Workload
+
+
+def job_on(workload: Workload, where: Cluster) -> Job:
+    """The scheduler's view of ``workload`` on ``where``."""
+    routes = where.routes()
+    return Job.of(workload, Cost(overhead(routes), where.cost, latency(routes)))
+
+
+def bound(workload: Workload, where: str | Cluster) -> Bound:
+    """T* of ``workload`` on ``where``: see `foretrain.schedule.bounds`."""
+    return bound_of(workload, job_on(workload, cluster(where)))
+
+
+def simulate(
+    workload: Workload,
+    where: str | Cluster,
+    schedule: str | Spec = "bytescheduler",
+    *,
+    steps: int = 2,
+    trace: bool = True,
+) -> Run:
+    """Runs ``workload`` on ``where`` under ``schedule`` and measures its steady state.
+
+    Args:
+        workload: one worker's step.
+        where: a cluster or its notation, e.g. ``"4x8xV100@100Gbps"``.
+        schedule: a policy or its notation, e.g. ``"bytescheduler(partition=1MB)"``.
+        steps: iterations after the policy's own warm-up; the last is the one that is measured.
+        trace: whether to record a timeline.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        StallError: the schedule leaves bytes unsent.
+    """
+    if steps < 1:
+        raise ConfigError("steps", steps, "measures nothing", "simulate at least 1 step")
+    place, plan = cluster(where), spec(schedule)
+    work = job_on(workload, place)
+    policy = plan.build(work)
+    timeline = Timeline() if trace else None
+    world = VirtualWorld(Pipes(place.routes(), timeline, lambda chunk: (_name(chunk, work), len(replay.begins) - 1)))
+    replay = Replay(workload, work, policy, world, policy.warmup + steps, timeline)
+    replay.begin()
+    world.run()
+    replay.raise_if_stalled()
+    begins = tuple(replay.begins)
+    return Run(
+        workload=workload,
+        cluster=place,
+        schedule=plan,
+        iteration_time=begins[-1] - begins[-2],
+        bound=bound_of(workload, work),
+        begins=begins,
+        log=replay.log,
+        timeline=timeline or Timeline(),
+    )
+
+
+def _name(chunk: Chunk, work: Job) -> str:
+    first = work.tasks[chunk.pieces[0].task].name
+    more = len(chunk.pieces) - 1
+    return f"{first} +{more}" if more else first

@@ -1,0 +1,62 @@
+"""The virtual world: time jumps from event to event.
+
+The heap's key is (time, priority, sequence): among events of one instant arrivals come before timers, because what has
+arrived is a fact that a timer's owner should know, and otherwise they keep the order in which they were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+from foretrain.tasks import Chunk
+from foretrain.units import Time
+
+ARRIVAL, TIMER = 0, 1
+
+
+class Carrier(Protocol):
+    """How a chunk crosses the network in virtual time; the seam behind which a network simulator stands."""
+
+    def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
+        """Takes ``chunk`` now and calls ``done(chunk)`` through ``world.schedule`` when it has arrived."""
+        ...
+
+
+class VirtualWorld:
+    """A clock that jumps, and a network. Not thread-safe: one thread owns it.
+
+    Args:
+        carrier: moves the chunks.
+    """
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self._now: Time = 0
+        self._sequence = 0
+        self._heap: list[tuple[Time, int, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def now(self) -> Time:
+        """The present."""
+        return self._now
+
+    def call_at(self, when: Time, call: Callable[[], None]) -> None:
+        """Runs ``call`` at ``when``, or now if that is past."""
+        self.schedule(when, TIMER, call)
+
+    def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
+        """Hands ``chunk`` to the network."""
+        self._carrier.carry(chunk, self, done)
+
+    def schedule(self, when: Time, priority: int, call: Callable[..., None], *args: Any) -> None:
+        """Runs ``call(*args)`` at ``when``; among equals the lower priority first, then first come, first served."""
+        self._sequence += 1
+        heappush(self._heap, (when if when > self._now else self._now, priority, self._sequence, call, args))
+
+    def run(self) -> None:
+        """Runs until nothing is left to happen."""
+        heap = self._heap
+        while heap:
+            self._now, _, _, call, args = heappop(heap)
+            call(*args)
