@@ -1,0 +1,65 @@
+"""What several commands ask for: a workload and a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from foretrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretrain.network import Cluster
+    from foretrain.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A workload on a cluster.
+
+    Attributes:
+        workload: a model of the zoo (foretrain catalog lists them) or a recorded workload's .toml file.
+        cluster: e.g. 4x8xV100@100Gbps, "4 workers @ 1Gbps", 4x1xV100@10Gbps,ps=2, dgx-h100:16, or a .toml file.
+        batch: samples per GPU; models of the zoo only.
+        precision: fp32, tf32, fp16 or bf16; models of the zoo only.
+        throughput: samples/s that one GPU reaches alone, if measured; models of the zoo only.
+    """
+
+    workload: Annotated[str, tyro.conf.Positional]
+    cluster: str
+    batch: int | None = None
+    precision: str | None = None
+    throughput: float | None = None
+
+    def read(self) -> tuple[Workload, Cluster]:
+        """Both, validated."""
+        from foretrain.network import cluster
+        from foretrain.workload import load, zoo
+
+        place = cluster(self.cluster)
+        if self.workload.endswith(".toml") or Path(self.workload).is_file():
+            for field in ("batch", "precision", "throughput"):
+                if (value := getattr(self, field)) is not None:
+                    raise ConfigError(field, value, "does not apply to a recorded workload", "leave it out")
+            return load(self.workload), place
+        work = zoo(
+            self.workload,
+            batch=self.batch,
+            device=place.device,
+            precision=self.precision,
+            throughput=self.throughput,
+        )
+        return work, place
+
+
+def check_writable(**paths: Path | None) -> None:
+    """ConfigError for an output whose folder does not exist, before any work is done."""
+    for field, path in paths.items():
+        if path is None:
+            continue
+        if not path.resolve().parent.is_dir():
+            raise ConfigError(field, str(path), "is in a folder that does not exist", "make the folder first")
+        if path.is_dir():
+            raise ConfigError(field, str(path), "is a folder", "name a file")

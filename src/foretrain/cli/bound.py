@@ -1,0 +1,25 @@
+"""``foretrain bound``: the optimum alone."""
+
+from __future__ import annotations
+
+import tyro
+
+from foretrain.cli.arguments import Scenario
+
+
+def bound(scenario: tyro.conf.OmitArgPrefixes[Scenario]) -> None:
+    """The optimum T* that no schedule can beat, and what makes it so."""
+    from rich.console import Console
+
+    from foretrain.units import format_time
+    from foretrain.virtual import bound as bound_of
+
+    workload, place = scenario.read()
+    found = bound_of(workload, place)
+    console = Console(highlight=False, markup=False)
+    console.print(f"{workload.name}, batch {workload.batch}, on {place}")
+    console.print(str(found))
+    console.print(f"computation {format_time(found.compute)}, communication {format_time(found.link)}")
+    console.print(
+        f"with a barrier (WFBP, DDP) at best {format_time(found.wfbp)}; split at the barrier (DeAR) {format_time(found.dear)}"
+    )

@@ -1,0 +1,104 @@
+"""``foretrain compare``: every schedule on one workload."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tyro
+
+from foretrain.cli.arguments import Scenario, check_writable
+
+
+def compare(
+    scenario: tyro.conf.OmitArgPrefixes[Scenario],
+    *,
+    schedules: tuple[str, ...] = (),
+    tune: bool = True,
+    sweep: str | None = None,
+    points: int = 9,
+    html: Path | None = None,
+    trace: Path | None = None,
+    json: Path | None = None,
+) -> None:
+    """Every schedule on one workload: time, speed-up, distance to the optimum, and whether it is worth it.
+
+    Args:
+        scenario: the workload and the cluster.
+        schedules: which, e.g. ddp "bytescheduler(partition=1MB)"; all when none is named.
+        tune: search each schedule's free knobs for their best.
+        sweep: repeat over a range, e.g. rate=1Gbps:100Gbps; also latency, overhead, workers.
+        points: how many points the sweep has.
+        html: write an interactive page.
+        trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
+        json: write the numbers.
+    """
+    from rich.console import Console
+
+    from foretrain.comparison import compare as compare_all
+    from foretrain.comparison import sweep as sweep_all
+    from foretrain.comparison.table import ALL_SCHEDULES
+    from foretrain.report.table import summary
+
+    check_writable(html=html, trace=trace, json=json)
+    workload, place = scenario.read()
+    names = tuple(name for text in schedules for name in _split(text)) or ALL_SCHEDULES
+    keep = html is not None or trace is not None
+    with _progress("comparing") as progress:
+        table = compare_all(workload, place, names, tuned=tune, trace=keep, progress=progress)
+    if sweep:
+        with _progress("sweeping") as progress:
+            rows = sweep_all(workload, place, names, sweep, points=points, tuned=tune, progress=progress)
+        table = dataclasses.replace(table, sweep=rows)
+    console = Console(highlight=False)
+    console.print(summary(table))
+    for path in _write(table, html, trace, json):
+        console.print(f"wrote {path}", markup=False)
+
+
+def _write(table: object, html: Path | None, trace: Path | None, json: Path | None) -> Iterator[Path]:
+    import msgspec
+
+    from foretrain.comparison import Comparison
+    from foretrain.files import write_atomically
+
+    assert isinstance(table, Comparison)
+    if html:
+        from foretrain.report.page import page
+
+        page(table, html)
+        yield html
+    if trace:
+        from foretrain.report.trace import write_trace
+
+        write_trace(table.runs, trace)
+        yield trace
+    if json:
+        write_atomically(json, msgspec.json.format(msgspec.json.encode(table.to_dict()), indent=2))
+        yield json
+
+
+def _split(text: str) -> list[str]:
+    """Splits ``"ddp,bytescheduler(partition=1MB, credit=4MB)"`` at the commas outside brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with an ETA on stderr, gone when done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda what, done, total: bar.update(task, description=f"{title}: {what}", completed=done, total=total)

@@ -1,0 +1,46 @@
+"""``foretrain``: reads the command line, runs one command, and turns errors into one plain message."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import tyro
+from tyro.extras import SubcommandApp
+
+from foretrain import __version__
+from foretrain.cli.bound import bound
+from foretrain.cli.catalog import catalog
+from foretrain.cli.compare import compare
+from foretrain.cli.record import record
+from foretrain.cli.schedule import schedule
+from foretrain.errors import ForetrainError
+
+_DESCRIPTION = "Forecast and speed up distributed DNN training."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point. Exits with 0, 2 for a wrong input, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        sys.stdout.write(f"foretrain {__version__}\n")
+        return
+    app = SubcommandApp()
+    for command in (compare, bound, record, schedule, catalog):
+        app.command(command)
+    try:
+        app.cli(
+            args=arguments or ["--help"],
+            prog="foretrain",
+            description=_DESCRIPTION,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    except ForetrainError as error:
+        sys.stderr.write(f"foretrain: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("foretrain: interrupted; no file was left half written\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output, e.g. head, has seen enough.
+        sys.stderr.close()

@@ -1,0 +1,184 @@
+"""``foretrain record script.py:function``: a workload from a real training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from foretrain.cli.script import loaded
+from foretrain.errors import ConfigError, MissingExtra, RecordError
+from foretrain.schedule.blocks import blocks
+from foretrain.units import format_size, format_time
+from foretrain.workload.step import Gradient, Layer, Workload
+from foretrain.workload.torch_version import require_torch
+
+if TYPE_CHECKING:
+    import torch
+
+CONTRACT = "return (model, step) or (model, step, batch), where step() runs one training step"
+_SHOWN = 10
+
+
+def record(
+    target: Annotated[str, tyro.conf.arg(metavar="SCRIPT.py:FUNCTION")],
+    /,
+    out: Path = Path("workload.toml"),
+    *,
+    iterations: int = 10,
+    warmup: int = 3,
+    batch: int | None = None,
+    plot: Path | None = None,
+) -> None:
+    """Record a workload from a training step of your own.
+
+    FUNCTION takes no arguments and returns (model, step) or (model, step, batch), or an object or dict with these
+    names. model is a torch.nn.Module; step() runs forward, loss.backward() and optimizer.step() once, on one worker.
+
+    Args:
+        target: a script and the function in it to call, e.g. train.py:setup.
+        out: the workload file to write.
+        iterations: steps to measure; their median is recorded.
+        warmup: steps before them that are not measured.
+        batch: samples per step, when FUNCTION does not return it.
+        plot: also draw when each gradient is released, as .html or .svg.
+    """
+    from foretrain.workload.file import save
+    from foretrain.workload.recorder import record as record_step
+
+    _check_outputs(out, plot)
+    with loaded(target) as function:
+        name = target.rpartition(":")[2]
+        given = _given(function(), name, batch)
+        with _progress(f"recording {name}") as progress:
+            workload = record_step(
+                given.step,
+                given.model,
+                batch=given.batch,
+                iterations=iterations,
+                warmup=warmup,
+                progress=progress,
+            )
+    save(workload, out)
+    if plot:
+        _draw(workload, plot)
+    _show(workload, [path for path in (out, plot) if path])
+
+
+class _Given(NamedTuple):
+    """What the user's function returned, checked."""
+
+    model: torch.nn.Module
+    step: Callable[[], object]
+    batch: int
+
+
+def _given(result: object, name: str, batch: int | None) -> _Given:
+    model, step, found = _parts(result, name)
+    batch = found if batch is None else batch
+    require_torch()
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise RecordError(f"{name}() gave a {type(model).__name__} as its model, not a torch.nn.Module; {CONTRACT}")
+    if not callable(step) or isinstance(step, torch.nn.Module):
+        raise RecordError(f"{name}() gave a {type(step).__name__} as its step, not a function; {CONTRACT}")
+    if batch is None:
+        raise ConfigError("batch", None, "is not known", f"give --batch, or return (model, step, batch) from {name}()")
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise ConfigError("batch", batch, "is not a positive number of samples", "write e.g. 64")
+    return _Given(model, step, batch)
+
+
+def _parts(result: object, name: str) -> tuple[Any, Any, Any]:
+    """Model, step and batch of a tuple, a mapping or an object with these names; batch may be None."""
+    if isinstance(result, Mapping):
+        parts = (result.get("model"), result.get("step"), result.get("batch"))
+    elif isinstance(result, (tuple, list)) and not hasattr(result, "_fields"):
+        parts = tuple(result) if len(result) in (2, 3) else ()
+    else:
+        parts = (getattr(result, "model", None), getattr(result, "step", None), getattr(result, "batch", None))
+    model, step, batch = (*parts, None)[:3] if parts else (None, None, None)
+    if model is None or step is None:
+        raise RecordError(f"{name}() returned {_short(result)}; it must {CONTRACT}")
+    return model, step, batch
+
+
+def _short(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _check_outputs(out: Path, plot: Path | None) -> None:
+    """Everything about the files that can be wrong, before anything runs: a recording may take minutes."""
+    for field, path in (("out", out), ("plot", plot)):
+        if path and not path.resolve().parent.is_dir():
+            raise ConfigError(field, str(path), "is in a folder that does not exist", "make the folder first")
+    if plot and plot.suffix not in (".html", ".svg"):
+        raise ConfigError("plot", str(plot), "is neither .html nor .svg", "write e.g. releases.html")
+    if plot and plot.suffix == ".html" and find_spec("plotly") is None:
+        raise MissingExtra("plotly", "report", "an interactive figure")
+
+
+def _draw(workload: Workload, plot: Path) -> None:
+    from foretrain.files import write_atomically
+    from foretrain.report.staircase import staircase, staircase_svg
+
+    if plot.suffix == ".svg":
+        write_atomically(plot, staircase_svg(workload))
+    else:
+        write_atomically(plot, staircase(workload).to_html(include_plotlyjs=True))
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where it does not mix with what is piped."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(workload: Workload, written: list[Path]) -> None:
+    console = Console(markup=False, highlight=False)  # names may have brackets
+    console.print(f"{workload.name}, batch {workload.batch}: {workload.source}\n")
+    console.print(_table(workload))
+    count = len(blocks([gradient.release for gradient in workload.gradients]))
+    console.print(f"\nGradients leave the backward pass in {count} block{'s' if count != 1 else ''}.")
+    for path in written:
+        console.print(f"Wrote {path}")
+
+
+def _table(workload: Workload) -> Table:
+    """The layers that compute most, in forward order, the rest in one line, and the totals."""
+    gradients: list[list[Gradient]] = [[] for _ in workload.layers]
+    for gradient in workload.gradients:
+        gradients[gradient.layer].append(gradient)
+    rows = list(zip(workload.layers, gradients, strict=True))
+    ranked = sorted(range(len(rows)), key=lambda i: rows[i][0].forward + rows[i][0].backward, reverse=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for column in ("forward", "backward", "update", "gradients", "size"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for index in sorted(ranked[:_SHOWN]):
+        table.add_row(*_row(rows[index][0].name, [rows[index]]))
+    if rest := [rows[index] for index in ranked[_SHOWN:]]:
+        table.add_row(*_row(f"({len(rest)} smaller)", rest), style="dim")
+    table.add_row(*_row("total", rows), style="bold")
+    return table
+
+
+def _row(name: str, rows: Sequence[tuple[Layer, list[Gradient]]]) -> tuple[str, ...]:
+    times = [
+        format_time(sum(getattr(layer, field) for layer, _ in rows)) for field in ("forward", "backward", "update")
+    ]
+    sizes = [gradient.size for _, gradients in rows for gradient in gradients]
+    return (name, *times, str(len(sizes)), format_size(sum(sizes)))

@@ -1,0 +1,99 @@
+"""The advisor: one plain sentence on whether to change anything, why, and what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretrain.network import Cluster
+from foretrain.units import format_rate, format_time
+from foretrain.virtual import Run
+from foretrain.virtual.simulation import bound
+
+_WORTH = 1.03
+"""A speed-up below this is not worth anyone's change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether it is worth it.
+
+    Attributes:
+        worth_it: whether scheduling alone gains at least 3 % over DDP at its best.
+        gain: the best schedule's speed-up over DDP at its best.
+        text: the sentence.
+    """
+
+    worth_it: bool
+    gain: float
+    text: str
+
+
+def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
+    """What the comparison means for someone who runs DDP today."""
+    best = min(runs, key=lambda run: run.iteration_time)
+    gain = baseline.iteration_time / best.iteration_time
+    limit = baseline.iteration_time / baseline.bound.time
+    worth = gain >= _WORTH
+    if worth:
+        text = (
+            f"Worth it: {best.schedule.name} makes an iteration {gain:.2f}× as fast as DDP at its best, "
+            f"of the {limit:.2f}× that any schedule could reach"
+        )
+    elif limit < _WORTH:
+        text = f"Not worth it: DDP at its best is within {limit - 1:.1%} of the optimum, so no schedule can gain more"
+    else:
+        text = (
+            f"Not worth it: {best.schedule.name} gains {gain - 1:.1%} over DDP at its best, "
+            f"of the {limit - 1:.1%} that any schedule could"
+        )
+    return Advice(worth, gain, f"{text}; {_why(baseline)}{_what_helps(best)}.")
+
+
+def _why(run: Run) -> str:
+    """Which resource decides, in numbers."""
+    b = run.bound
+    share = f"communication takes {b.link / b.compute:.2f}× as long as computation"
+    if b.kind == "compute-bound":
+        return f"the GPU decides ({share}, and all of it can hide)"
+    if b.kind == "embedding-bound":
+        return f"layer {b.layer!r} decides ({share}; its gradient comes last and is needed first)"
+    return f"the link decides ({share})"
+
+
+def _what_helps(run: Run) -> str:
+    """The change outside the schedule that shortens T* most, if any does by 5 %."""
+    now = run.bound
+    if now.kind == "compute-bound":
+        return "; only faster computation would help, e.g. a larger batch per GPU or lower precision"
+    found = [(bound(run.workload, place).time, words) for place, words in _changes(run.cluster)]
+    found.append((_half_sized(run), "sending fp16 instead of fp32 gradients"))
+    doubled = max(now.time - now.compute, 0) // 2 + now.compute
+    found.append((doubled, "accumulating two batches per exchange (per batch)"))
+    time, words = min(found)
+    if time > 0.95 * now.time:
+        return "; no single change of bandwidth, placement, compression or batch would gain 5 %"
+    return f"; {words} would bring the optimum from {format_time(now.time)} to {format_time(time)}"
+
+
+def _changes(place: Cluster) -> list[tuple[Cluster, str]]:
+    double = dataclasses.replace(
+        place,
+        up=2 * place.up,
+        down=2 * place.down,
+        server_rate=2 * place.server_rate if place.server_rate else None,
+    )
+    changes = [(double, f"{format_rate(double.up)} links")]
+    if place.exchange == "ps":
+        more = dataclasses.replace(place, servers=2 * place.servers)
+        changes.append((more, f"{more.servers} parameter servers"))
+        beside = dataclasses.replace(place, exchange="all_reduce", servers=0, server_rate=None)
+        if place.workers > 1:
+            changes.append((beside, "all-reduce instead of parameter servers"))
+    return changes
+
+
+def _half_sized(run: Run) -> int:
+    gradients = tuple(dataclasses.replace(g, size=max(1, g.size // 2)) for g in run.workload.gradients)
+    return bound(dataclasses.replace(run.workload, gradients=gradients), run.cluster).time

@@ -1,0 +1,102 @@
+"""Off-line search: the simulator is exact and takes milliseconds, so a pattern search beats a surrogate model.
+
+Every evaluation is noiseless, so that each comparison is decided by one. From the better of two starting points, the
+published defaults and the analytic optimum, each knob is moved by factors of 4, then 2, then √2, as long as that helps.
+"""
+
+from __future__ import annotations
+
+import math
+
+from foretrain.network import Cluster, cluster
+from foretrain.schedule import POLICIES, Job, Knob, Spec, spec
+from foretrain.units import COST_SHIFT, Time
+from foretrain.virtual import simulate
+from foretrain.virtual.simulation import bound, job_on
+from foretrain.workload.step import Workload
+
+_STRIDES = (4.0, 2.0, math.sqrt(2))
+_SMALLEST = 16_000
+"""Bytes: below it an operation costs more than its data on every link of 1 Gb/s or more."""
+_ENOUGH = 2e-4
+"""A gap to T* that is not worth another evaluation."""
+
+
+def tune(workload: Workload, where: str | Cluster, schedule: str | Spec, *, evaluations: int = 60) -> Spec:
+    """The knobs of ``schedule`` that minimise the simulated iteration time.
+
+    Knobs that ``schedule`` sets are kept; the others are searched with at most ``evaluations`` simulations.
+    The result is never worse than the defaults.
+    """
+    place, plan = cluster(where), spec(schedule)
+    free = [knob for knob in POLICIES[plan.name].knobs if knob.tunable and knob.name not in plan.knobs]
+    if not free:
+        return plan
+    search = _Search(workload, place, plan, evaluations)
+    best = search.better(plan, _analytic(plan, free, job_on(workload, place)))
+    for stride in _STRIDES:
+        moved = True
+        while moved and not search.over:
+            moved = False
+            for knob in free:
+                for candidate in _neighbours(best, knob, stride, workload.size):
+                    if search.better(best, candidate) is candidate:
+                        best, moved = candidate, True
+                        break
+    return best
+
+
+class _Search:
+    """Remembers what was simulated."""
+
+    def __init__(self, workload: Workload, place: Cluster, plan: Spec, evaluations: int) -> None:
+        self._workload = workload
+        self._place = place
+        self._evaluations = evaluations
+        self._known: dict[str, Time] = {}
+        self._good = int(bound(workload, place).time * (1 + _ENOUGH))
+
+    @property
+    def over(self) -> bool:
+        """Whether more would be wasted."""
+        return len(self._known) >= self._evaluations or min(self._known.values(), default=self._good + 1) <= self._good
+
+    def better(self, old: Spec, new: Spec) -> Spec:
+        """The faster one; ``old`` among equals and when the search is over."""
+        time = self._time(old)
+        return old if self.over or self._time(new) >= time else new
+
+    def _time(self, plan: Spec) -> Time:
+        key = str(plan)
+        if key not in self._known:
+            run = simulate(self._workload, self._place, plan, steps=1, trace=False)
+            self._known[key] = run.iteration_time
+        return self._known[key]
+
+
+def _analytic(plan: Spec, free: list[Knob], job: Job) -> Spec:
+    """δ0 = sqrt(S·θ/κ) and W = max(2δ0, RTT/κ), the minimum of the overhead bound in `foretrain.schedule.bounds`."""
+    kappa = job.cost.per_byte / (1 << COST_SHIFT)
+    total = sum(task.size for task in job.tasks)
+    partition = math.sqrt(total * max(1, job.cost.overhead) / max(kappa, 1e-9))
+    credit = max(2 * partition, job.cost.latency / max(kappa, 1e-9))
+    guesses = {"partition": partition, "slice": partition, "credit": credit}
+    chosen = {k.name: _round(guesses[k.name], k, total) for k in free if k.name in guesses}
+    return Spec(plan.name, {**plan.knobs, **chosen})
+
+
+def _neighbours(plan: Spec, knob: Knob, stride: float, total: int) -> list[Spec]:
+    value = plan.settings[knob.name]
+    if knob.grid:
+        near = sorted(knob.grid, key=lambda x: abs(x - value))[1:3]
+    else:
+        near = [_round(value * stride, knob, total), _round(value / stride, knob, total)]
+    return [Spec(plan.name, {**plan.knobs, knob.name: new}) for new in near if new != value]
+
+
+def _round(value: float, knob: Knob, total: int) -> float:
+    """Two significant digits, within what makes sense for ``total`` bytes."""
+    if knob.kind == "size":
+        value = min(max(value, _SMALLEST), max(2 * total, _SMALLEST))
+    digits = 1 - math.floor(math.log10(value))
+    return knob.check(min(max(round(value, digits), knob.low), knob.high))
