@@ -36,6 +36,7 @@ class Scenario:
     def read(self) -> tuple[Workload, Cluster]:
         """Both, validated."""
         from foretrain.network import cluster
+        from foretrain.network.notation import DEFAULT_DEVICE
         from foretrain.workload import load, zoo
 
         place = cluster(self.cluster)
@@ -47,7 +48,7 @@ class Scenario:
         work = zoo(
             self.workload,
             batch=self.batch,
-            device=place.device,
+            device=place.device or DEFAULT_DEVICE,
             precision=self.precision,
             throughput=self.throughput,
         )

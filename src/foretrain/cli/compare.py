@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +50,7 @@ def compare(
     if sweep:
         with _progress("sweeping") as progress:
             rows = sweep_all(workload, place, names, sweep, points=points, tuned=tune, progress=progress)
-        table = dataclasses.replace(table, sweep=rows)
+        table = table.with_sweep(rows)
     console = Console(highlight=False)
     console.print(summary(table))
     for path in _write(table, html, trace, json):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ class Sweep:
         values: in its inside unit: bytes/s, ps or hosts.
         optimum: T* at each value.
         compute: Σb + Σf.
-        times: per schedule, the iteration time at each value.
+        times: per schedule as written, the iteration time at each value.
     """
 
     parameter: str
@@ -71,16 +72,16 @@ def sweep(
     """
     place = cluster(where)
     parameter, values = _range(along, points)
-    plans = [spec(schedule) for schedule in schedules]
-    times: dict[str, list[Time]] = {plan.name: [] for plan in plans}
+    plans = {str(plan): plan for plan in map(spec, schedules)}
+    times: dict[str, list[Time]] = {name: [] for name in plans}
     optimum = []
     for done, value in enumerate(values):
         progress(f"{parameter} {done + 1}/{len(values)}", done, len(values))
         at = _changed(place, parameter, value)
         optimum.append(bound(workload, at).time)
-        for plan in plans:
+        for name, plan in plans.items():
             best = tune(workload, at, plan, evaluations=24) if tuned else plan
-            times[plan.name].append(simulate(workload, at, best, steps=1, trace=False).iteration_time)
+            times[name].append(simulate(workload, at, best, steps=1, trace=False).iteration_time)
     progress("done", len(values), len(values))
     rows = {name: tuple(column) for name, column in times.items()}
     return Sweep(parameter, values, tuple(optimum), workload.compute, rows)
@@ -104,7 +105,7 @@ def _range(along: str, points: int) -> tuple[str, tuple[float, ...]]:
 
 
 def _count(text: str, field: str) -> int:
-    if not text.isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ConfigError(field, text, "is not a whole number", "write e.g. 'workers=2:64'")
     return int(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,10 @@ class Comparison:
     def speedup(self, run: Run) -> float:
         """How many times faster than the baseline."""
         return self.baseline.iteration_time / run.iteration_time
+
+    def with_sweep(self, sweep: Sweep) -> Comparison:
+        """The same comparison with a sweep beside it."""
+        return dataclasses.replace(self, sweep=sweep)
 
     @property
     def best(self) -> Run:

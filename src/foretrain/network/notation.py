@@ -21,12 +21,16 @@ from foretrain.errors import ConfigError, unknown
 from foretrain.network.star import Cluster
 from foretrain.units import parse_rate, parse_time
 
+_COUNT = r"[0-9]{1,9}"
 _RATE = r"[\d.]+\s*[A-Za-z]+(?:/s)?"
 _SHAPE = re.compile(
-    r"(?P<workers>\d+)(?:\s*[x×]\s*(?P<gpus>\d+))?(?:\s*[x×]\s*(?P<device>[A-Za-z0-9][\w-]*))?(?:\s+workers?)?"
+    rf"(?P<workers>{_COUNT})(?:\s*[x×]\s*(?P<gpus>{_COUNT}))?"
+    r"(?:\s*[x×]\s*(?P<device>[A-Za-z0-9][\w-]*))?(?:\s+workers?)?"
     rf"\s*@\s*(?P<up>{_RATE})(?:\s*/\s*(?P<down>{_RATE}))?"
 )
 _EXAMPLE = "write e.g. '4x8xV100@100Gbps', '4x1xV100@10Gbps,ps=2' or 'dgx-h100:16'"
+DEFAULT_DEVICE = "V100"
+"""The GPU of a cluster that does not name one."""
 PRESETS: dict[str, dict[str, Any]] = {
     # One 100 Gb/s InfiniBand adapter per pair of GPUs (DGX-1 V100: 4; A100: 8 × 200; H100: 8 × 400), NVIDIA datasheets.
     "dgx-v100": {"gpus": 8, "device": "V100", "rate": "400Gbps"},
@@ -34,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "dgx-h100": {"gpus": 8, "device": "H100", "rate": "3200Gbps"},
     # Amazon EC2 p3.16xlarge: 8 V100, 25 Gb/s Ethernet.
     "p3.16xlarge": {"gpus": 8, "device": "V100", "rate": "25Gbps"},
-    # ByteScheduler, SOSP'19 §6.1: 8 V100 a machine without NVLink counted on, 100 Gb/s RoCE.
+    # ByteScheduler, SOSP'19 §6.1: 8 V100 a machine, 100 Gb/s RoCE.
     "bytescheduler": {"gpus": 8, "device": "V100", "rate": "100Gbps"},
 }
 
@@ -52,14 +56,15 @@ def cluster(text: str | Cluster) -> Cluster:
     if "@" not in head:
         if name.lower() not in PRESETS and not re.match(r"\d", name):
             raise unknown("cluster", name, PRESETS)
-        if not count.isdigit():
+        if name.lower() not in PRESETS or not re.fullmatch(_COUNT, count):
             raise ConfigError("cluster", text, "does not say how many servers or how fast a link", _EXAMPLE)
         fields = PRESETS[name.lower()] | {"workers": int(count)}
     else:
         match = _SHAPE.fullmatch(head)
         if match is None:
             raise ConfigError("cluster", text, "is not a cluster", _EXAMPLE)
-        fields = {key: int(value) if value.isdigit() else value for key, value in match.groupdict().items() if value}
+        texts = {key: value for key, value in match.groupdict().items() if value}
+        fields = texts | {key: int(texts[key]) for key in ("workers", "gpus") if key in texts}
     try:
         return _build(fields | _options(options, fields))
     except ConfigError as error:
@@ -84,7 +89,7 @@ def load(path: str | Path) -> Cluster:
         raise ConfigError(
             "cluster", str(path), f"cannot be read ({error.strerror})", "give the path of a file"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(str(path), "TOML", f"does not parse ({error})", "mend that line") from None
 
 
@@ -96,6 +101,8 @@ def _options(options: list[str], fields: dict[str, Any]) -> dict[str, Any]:
             new = _exchange(key, value, fields)
         elif key == "server":
             new = {"server_rate": value}
+        elif key == "rate" and "up" in fields:
+            raise ConfigError("rate", value, "contradicts the rate after '@'", "give it once")
         elif key in ("latency", "overhead", "local", "rate"):
             new = {key: value}
         else:
@@ -108,10 +115,12 @@ def _options(options: list[str], fields: dict[str, Any]) -> dict[str, Any]:
 
 def _exchange(key: str, value: str, fields: dict[str, Any]) -> dict[str, Any]:
     if key != "ps":
+        if value:
+            raise ConfigError(key, value, "is no setting of a ring", f"write {key} alone")
         return {"exchange": "all_reduce"}
     if value in ("colocated", "co-located", "ps_colocated"):
         return {"exchange": "ps_colocated"}
-    if value and not value.isdigit():
+    if value and not re.fullmatch(_COUNT, value):
         raise ConfigError("ps", value, "is not a number of servers", "write ps=2 or ps=colocated")
     return {"exchange": "ps", "servers": int(value) if value else fields["workers"]}
 
@@ -120,12 +129,14 @@ def _build(fields: dict[str, Any]) -> Cluster:
     """A cluster from border types: texts with units become numbers, and unknown keys are refused."""
     known = {field.name for field in dataclasses.fields(Cluster)}
     inside: dict[str, Any] = {}
+    if "rate" in fields:  # first, so that up and down refine it wherever they stand
+        inside["up"] = inside["down"] = parse_rate(fields["rate"], "rate")
     for key, value in fields.items():
         if key == "rate":
-            inside["up"] = inside["down"] = parse_rate(value, key)
-        elif key not in known:
+            continue
+        if key not in known:
             raise unknown("key", key, known | {"rate"})
-        elif key in ("up", "down", "server_rate", "local"):
+        if key in ("up", "down", "server_rate", "local"):
             inside[key] = parse_rate(value, key)
         elif key in ("latency", "overhead"):
             inside[key] = parse_time(value, key)
@@ -135,8 +146,9 @@ def _build(fields: dict[str, Any]) -> Cluster:
         inside["down"] = inside["up"]
     if "workers" not in inside:
         raise ConfigError("workers", None, "is missing", "say how many hosts, e.g. workers = 4")
-    if inside.get("gpus", 1) > 1 and "local" not in inside:
-        inside["local"] = device.preset(inside.get("device", "V100")).local_rate
+    gpus = inside.get("gpus", 1)
+    if isinstance(gpus, int) and gpus > 1 and "local" not in inside:
+        inside["local"] = device.preset(inside.get("device") or DEFAULT_DEVICE).local_rate
     elif "device" in inside:
         device.preset(inside["device"])
     return Cluster(**inside)

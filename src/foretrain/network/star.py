@@ -36,7 +36,7 @@ class Cluster:
     Attributes:
         workers: N, hosts that train.
         gpus: GPUs per host.
-        device: what a GPU is, a preset of `foretrain.device`; only zoo workloads need it.
+        device: what a GPU is, a preset of `foretrain.device`; None where a recorded workload brings its times along.
         up: a host's sending rate, bytes/s.
         down: its receiving rate, bytes/s.
         latency: one way between two hosts, ps.
@@ -49,7 +49,7 @@ class Cluster:
 
     workers: int
     gpus: int = 1
-    device: str = "V100"
+    device: str | None = None
     up: float = 1.25e9
     down: float = 1.25e9
     latency: Time = DEFAULT_LATENCY
@@ -148,8 +148,9 @@ class Cluster:
             "ps": f"{self.servers} dedicated parameter server{'s' if self.servers > 1 else ''}",
             "ps_colocated": "parameter server beside the workers",
         }[self.exchange]
-        gpus = f"{self.workers} × {self.gpus} {self.device}"
-        return f"{gpus} @ {rate}, {how}, latency {format_time(self.latency)}, θ {format_time(self.overhead)}"
+        hosts = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        gpus = f" × {self.gpus} {self.device or 'GPUs'}" if self.device or self.gpus > 1 else ""
+        return f"{hosts}{gpus} @ {rate}, {how}, latency {format_time(self.latency)}, θ {format_time(self.overhead)}"
 
 
 def _halves(pipe: str, half: int, overhead: Time, latency: Time) -> dict[Op, Route]:

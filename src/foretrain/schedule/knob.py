@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +38,7 @@ class Knob:
             raise ConfigError(
                 self.name, value, "is not a number of this knob", f"write e.g. '{self.write(self.default)}'"
             )
-        if math.isnan(value) or not self.low <= value <= self.high:
+        if not self.low <= value <= self.high:  # also true of NaN
             span = f"{self.write(self.low)} to {self.write(self.high)}"
             raise ConfigError(self.name, self.write(value), "is out of range", f"allowed: {span}")
         return int(value) if whole else float(value)

@@ -116,6 +116,8 @@ def spec(text: str | Spec) -> Spec:
             raise ConfigError(f"schedule {name}", part, "is not knob=value", "write e.g. 'partition=1MB'")
         if key not in known:
             raise unknown(f"schedule {name}: knob", key, known)
+        if key in knobs:
+            raise ConfigError(f"schedule {name}.{key}", value, "contradicts the value before it", "give each knob once")
         try:
             knobs[key] = known[key].parse(value)
         except ConfigError as error:

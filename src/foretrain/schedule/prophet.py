@@ -18,7 +18,7 @@ Departures, each because the simulator shows the gap to T* shrink:
 - ``cut`` (1 by default, 0 is the paper): the last partition is cut to what still fits, so that the link does not idle
   for the rest of every interval.
 - ``fuse`` (1 by default, 0 is the paper): small gradients share an operation, in the backward phase up to a partition,
-  in the forward phase only while the data takes less time than θ, so that nobody waits long for a neighbour.
+  in the forward phase while the data takes less than ``fuse`` × θ, so that nobody waits long for a neighbour.
 - when a block is late, more is sent, a partition's time ahead, instead of idling until it arrives.
 """
 
@@ -50,7 +50,7 @@ class Prophet:
         Knob("quantile", 0.1, 0.0, 1.0, "factor", tunable=False),
         Knob("profile", 3, 1, 1000, "count", tunable=False),
         Knob("cut", 1, 0, 1, "count", tunable=False),
-        Knob("fuse", 1, 0, 1, "count", tunable=False),
+        Knob("fuse", 1.0, 0.0, 1e6, "factor", grid=(0.0, 1.0, 4.0, 16.0, 64.0)),
     )
     barrier: ClassVar[bool] = False
 
@@ -64,15 +64,16 @@ class Prophet:
         quantile: float,
         profile: int,
         cut: int,
-        fuse: int,
+        fuse: float,
     ) -> None:
         self.warmup = profile
         self._job = job
         self._partition, self._credit = partition, credit
         self._factor, self._share = factor, quantile
-        self._cut, self._fuse = bool(cut), bool(fuse)
+        self._cut, self._fuse = bool(cut), fuse > 0
         # Below this many bytes an operation costs more than what it carries.
         self._grain = min(partition, (job.cost.overhead << COST_SHIFT) // max(1, job.cost.per_byte))
+        self._enough = min(partition, int(fuse * self._grain))
         self._order = job.by_urgency
         self._profiling = Window(job.tasks, [[i] for i in self._order], partition, credit)
         self._arrivals = Arrivals(len(job.tasks), profile)
@@ -154,7 +155,7 @@ class Prophet:
         """Everything has arrived: strict priority while credit lasts."""
         actions: list[Action] = []
         while self._queue and self._under_way < self._credit:
-            chunk = self._gather(self._partition, self._grain)
+            chunk = self._gather(self._partition, self._enough)
             assert chunk is not None
             actions.append(Start(chunk))
             self._send(actions[-1:], now)

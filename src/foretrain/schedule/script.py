@@ -41,7 +41,7 @@ def parse(text: str, tasks: Sequence[Task]) -> tuple[Chunk, ...]:
     """The schedule that ``text`` spells; ScheduleError names the line that does not read or breaks a rule."""
     by_name = {task.name: task for task in tasks}
     chunks = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             chunks.append(_parse_line(line, number, by_name))
     return validate(chunks, tasks)
@@ -117,7 +117,7 @@ class Script:
 
 
 def _write_piece(piece: Piece, task: Task) -> str:
-    name = task.name if _PLAIN.fullmatch(task.name) else json.dumps(task.name, ensure_ascii=False)
+    name = task.name if _PLAIN.fullmatch(task.name) else json.dumps(task.name, ensure_ascii=not task.name.isprintable())
     whole = piece.offset == 0 and piece.size == task.size
     return name if whole else f"{name}[{piece.offset}:{piece.offset + piece.size}]"
 

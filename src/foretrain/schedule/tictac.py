@@ -9,8 +9,8 @@ For a transfer r among those outstanding:
     TAC  A before B iff min(P_B, M_A) < min(P_A, M_B); ties by M+; best first, then recomputed
     TIC  every M is 1 and every computation takes no time: sort by M+.
 
-The paper orders *pulls*. So gradients are pushed (reduce-scattered) as they appear, and when all are aggregated, which is
-synchronous training's barrier, parameters are pulled (all-gathered) in that order while the forward pass runs.
+The paper orders *pulls*. So gradients are pushed (reduce-scattered) as they appear, and when all are aggregated, which
+is synchronous training's barrier, parameters are pulled (all-gathered) in that order while the forward pass runs.
 
 Departure: the graph here is the chain of layers; the functions below take any.
 """

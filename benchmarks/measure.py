@@ -1,0 +1,71 @@
+"""What every benchmark shares: options, interleaved timing, the machine's description, the RESULT line."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+def options(description: str) -> argparse.Namespace:
+    """--quick, --full and --json FILE."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="under 50 s")
+    parser.add_argument("--full", action="store_true", help="everything (the default where --quick is not given)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    return parser.parse_args()
+
+
+def interleaved(cases: Mapping[str, Callable[[], Any]], samples: int = 15, warmup: int = 2) -> dict[str, list[float]]:
+    """Seconds of each case: round after round over all cases, so that drift of the machine hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(warmup + samples):
+        for name, case in cases.items():
+            gc.collect()
+            began = time.perf_counter()
+            case()
+            if turn >= warmup:
+                times[name].append(time.perf_counter() - began)
+    return times
+
+
+def spread(values: list[float]) -> str:
+    """Median and the middle half of the values."""
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    return f"{median(ordered):.4g} [{ordered[quarter]:.4g}, {ordered[-1 - quarter]:.4g}]"
+
+
+def machine() -> dict[str, str | int]:
+    """What the numbers were measured on."""
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpu": cpu,
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def finish(arguments: argparse.Namespace, name: str, values: Mapping[str, float], details: Any = None) -> None:
+    """Writes the JSON where asked for and prints the RESULT line, the last one."""
+    if arguments.json:
+        record = {"name": name, "machine": machine(), "values": dict(values), "details": details}
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"\n{machine()}")
+    print(f"RESULT name={name} " + " ".join(f"{key}={value:.6g}" for key, value in values.items()))

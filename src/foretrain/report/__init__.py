@@ -1,0 +1,29 @@
+"""What people look at: tables, pictures, one self-contained page, traces.
+
+    rich.print(summary(comparison))              # the table, what bounds it and the advice, for a terminal
+    page(comparison, "vgg16.html")               # one file that needs no network
+    write_trace(comparison.runs, "vgg16.json")   # for ui.perfetto.dev and chrome://tracing
+    lanes_svg(runs), staircase_svg(workload)     # stand-alone pictures
+
+plotly, Jinja2 and perfetto are imported by the functions that need them and are the extra ``foretrain[report]``.
+"""
+
+from foretrain.report.curves import bars, curves
+from foretrain.report.lanes import lanes, lanes_svg
+from foretrain.report.page import page
+from foretrain.report.staircase import staircase, staircase_svg
+from foretrain.report.table import summary, table
+from foretrain.report.trace import write_trace
+
+__all__ = [
+    "bars",
+    "curves",
+    "lanes",
+    "lanes_svg",
+    "page",
+    "staircase",
+    "staircase_svg",
+    "summary",
+    "table",
+    "write_trace",
+]

@@ -1,0 +1,162 @@
+"""The page: one HTML file that needs neither network nor server, to read, zoom and pass on.
+
+plotly.js is written into it once; every figure is JSON that the page draws when it is scrolled to. The template,
+``page.html`` beside this module, holds all words and all style.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import foretrain
+from foretrain.comparison import Comparison
+from foretrain.errors import MissingExtra
+from foretrain.files import write_atomically
+from foretrain.report.curves import bars, curves
+from foretrain.report.lanes import lanes
+from foretrain.report.staircase import staircase
+from foretrain.report.table import describe, optimum, ranking, rows
+from foretrain.schedule import POLICIES, Bound
+from foretrain.units import Time, format_time
+from foretrain.virtual import Run
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_SHOWN = 3
+"""Schedules whose lanes are shown at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One key number: its label, the number, and a line that explains it."""
+
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One summand of T*: its label, its text and its share of T* in percent."""
+
+    label: str
+    time: str
+    share: float
+
+
+def page(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+    """Writes the page of ``comparison`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
+    write_atomically(path, render(comparison))
+
+
+def render(comparison: Comparison) -> str:
+    """The page as text; the same comparison gives the same text."""
+    try:
+        import jinja2
+    except ModuleNotFoundError as error:
+        raise MissingExtra("jinja2", "report", "an HTML page") from error
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise MissingExtra("plotly", "report", "an HTML page") from error
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string((resources.files(__package__) / "page.html").read_text(encoding="utf-8"))
+    verdict, _, reasons = comparison.advice.text.partition("; ")
+    drawn = [run for run in ranking(comparison) if len(run.timeline)]
+    return template.render(
+        comparison=comparison,
+        workload=describe(comparison.workload),
+        verdict=verdict.rstrip("."),
+        reasons=reasons[:1].upper() + reasons[1:],
+        cards=cards(comparison),
+        parts=parts(comparison.bound),
+        rows=rows(comparison),
+        optimum=optimum(comparison),
+        figures={name: _json(figure) for name, figure in _figures(comparison, drawn).items()},
+        drawn=[run.schedule.name for run in drawn],
+        shown=[any(run is one for one in _opening(comparison, drawn)) for run in drawn],
+        policies={run.schedule.name: _about(run) for run in ranking(comparison)},
+        plotlyjs=get_plotlyjs(),
+        version=foretrain.__version__,
+    )
+
+
+def cards(comparison: Comparison) -> list[Card]:
+    """The key numbers, in the order of the page."""
+    best, baseline, bound = ranking(comparison)[0], comparison.baseline, comparison.bound
+    limit = baseline.iteration_time / bound.time
+    return [
+        Card("Optimum T*", format_time(bound.time), "no schedule can be faster on this network"),
+        Card("Best schedule", best.schedule.name, f"{format_time(best.iteration_time)}, {best.gap:.1%} above T*"),
+        Card("Speed-up", f"{comparison.speedup(best):.2f}×", f"over DDP at its best; {limit:.2f}× would be T*"),
+        Card(
+            "Exposed communication",
+            format_time(best.exposed),
+            f"{best.idle:.0%} of the iteration; {format_time(baseline.exposed)} with DDP",
+        ),
+        _binding(bound),
+    ]
+
+
+def _binding(bound: Bound) -> Card:
+    if bound.kind == "compute-bound":
+        return Card("What binds", "the GPU", "every gradient can hide behind the computation")
+    why = {
+        "embedding-bound": "embedding-bound: its gradient comes last and is needed first",
+        "communication-bound": "communication-bound: the link is too slow for all that is at least as urgent",
+    }
+    return Card("Binding layer", bound.layer, why[bound.kind])
+
+
+def parts(bound: Bound) -> list[Part]:
+    """What T* is made of; empty where the computation alone decides."""
+    if bound.kind == "compute-bound":
+        return []
+    return [
+        _part("backward pass until the gradient exists", bound.release, bound.time),
+        _part("sending it and all that is at least as urgent", bound.communication, bound.time),
+        _part("update and forward pass still to do", bound.tail, bound.time),
+    ]
+
+
+def _part(label: str, time: Time, whole: Time) -> Part:
+    return Part(label, format_time(time), 100 * time / whole)
+
+
+def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, go.Figure]:
+    figures = {"bars": bars(comparison), "staircase": staircase(comparison.workload)}
+    if drawn:
+        figures["lanes"] = lanes(drawn, shown=_opening(comparison, drawn))
+    if comparison.sweep:
+        names = {"best": comparison.best.schedule.name, "baseline": comparison.baseline.schedule.name}
+        figures["curves"] = curves(comparison.sweep, **names)
+    return figures
+
+
+def _opening(comparison: Comparison, drawn: list[Run]) -> list[Run]:
+    """The baseline, and the fastest that do not do the same: what tells most at first sight."""
+    chosen = [run for run in drawn if run.schedule == comparison.baseline.schedule]
+    times = {run.iteration_time for run in chosen}
+    for run in drawn:
+        if len(chosen) < _SHOWN and run.iteration_time not in times:
+            chosen.append(run)
+            times.add(run.iteration_time)
+    return chosen
+
+
+def _about(run: Run) -> str:
+    """What a policy does: the first paragraph of its module's documentation, without the name in front."""
+    text = (sys.modules[POLICIES[run.schedule.name].__module__].__doc__ or "").partition("\n\n")[0]
+    return " ".join(text.partition(": ")[2].split())
+
+
+def _json(figure: go.Figure) -> str:
+    """A figure that cannot end the script element it is written into."""
+    text = figure.to_json()
+    assert text is not None
+    return text.replace("<", "\\u003c")

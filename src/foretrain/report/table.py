@@ -1,0 +1,166 @@
+"""The comparison for a terminal: every schedule in a row, the optimum below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from foretrain.comparison import Comparison
+from foretrain.schedule import POLICIES
+from foretrain.units import format_size, format_time, to_seconds
+from foretrain.virtual import Run
+from foretrain.workload.step import Workload
+
+_ROOM_FOR_KNOBS = 96
+
+
+def ranking(comparison: Comparison) -> list[Run]:
+    """The runs from the fastest to the slowest, with the baseline where it is none of them."""
+    runs = list(comparison.runs)
+    if not any(run.schedule == comparison.baseline.schedule for run in runs):
+        runs.append(comparison.baseline)
+    return sorted(runs, key=lambda run: run.iteration_time)
+
+
+def knobs(run: Run) -> tuple[str, ...]:
+    """``knob=value`` of every knob that a search may change, as a schedule's notation takes it."""
+    settings = run.schedule.settings
+    tunable = [knob for knob in POLICIES[run.schedule.name].knobs if knob.tunable]
+    return tuple(f"{knob.name}={knob.write(settings[knob.name])}" for knob in tunable)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table as text, for a terminal and for a page.
+
+    Attributes:
+        name: of the schedule.
+        marks: ``"best"``, ``"baseline"``, both or none.
+        iteration: time of an iteration.
+        rate: samples per second of the whole cluster.
+        speedup: over the baseline.
+        ratio: T/T*.
+        exposed: communication and update that nothing hides.
+        idle: share of the iteration in which the GPU computes nothing.
+        knobs: see `knobs`.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    iteration: str
+    rate: str
+    speedup: str
+    ratio: str
+    exposed: str
+    idle: str
+    knobs: tuple[str, ...] = ()
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """A row for every schedule, fastest first."""
+    best = ranking(comparison)[0]
+    return [
+        Row(
+            name=run.schedule.name,
+            marks=("best",) * (run is best) + ("baseline",) * (run.schedule == comparison.baseline.schedule),
+            iteration=format_time(run.iteration_time),
+            rate=format_rate_of_samples(run.throughput),
+            speedup=f"{comparison.speedup(run):.2f}×",
+            ratio=f"{run.gap + 1:.3f}",
+            exposed=format_time(run.exposed),
+            idle=f"{run.idle:.0%}",
+            knobs=knobs(run),
+        )
+        for run in ranking(comparison)
+    ]
+
+
+def optimum(comparison: Comparison) -> Row:
+    """The row of T*: what a schedule without cost, at its best, would reach."""
+    bound = comparison.bound
+    samples = comparison.workload.batch * comparison.cluster.total_gpus
+    return Row(
+        name="optimum T*",
+        marks=(),
+        iteration=format_time(bound.time),
+        rate=format_rate_of_samples(samples / to_seconds(bound.time)),
+        speedup=f"{comparison.baseline.iteration_time / bound.time:.2f}×",
+        ratio="1.000",
+        exposed=format_time(bound.exposed),
+        idle=f"{bound.exposed / bound.time:.0%}",
+    )
+
+
+def format_rate_of_samples(rate: float) -> str:
+    """Three digits or more, with separators: ``"12,345"``, ``"191.7"``, ``"0.82"``."""
+    return f"{rate:,.0f}" if rate >= 999.95 else f"{rate:.1f}" if rate >= 9.995 else f"{rate:.2f}"
+
+
+def table(comparison: Comparison, width: int = 100) -> Table:
+    """Every schedule at its best, fastest first, and the optimum; below 96 columns of ``width`` without the knobs."""
+    wide = width >= _ROOM_FOR_KNOBS
+    result = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
+    result.add_column("schedule", no_wrap=True)
+    for head in ("iteration", f"{comparison.workload.unit}/s", "speed-up", "T/T*", "exposed", "idle"):
+        result.add_column(head, justify="right", no_wrap=True)
+    if wide:
+        result.add_column("knobs", overflow="fold")
+    lines = rows(comparison)
+    for line in lines:
+        style = "bold green" if "best" in line.marks else "bold" if line.marks else ""
+        result.add_row(*_cells(line, wide), style=style, end_section=line is lines[-1])
+    result.add_row(*_cells(optimum(comparison), wide), style="cyan")
+    result.caption = _caption(comparison)
+    return result
+
+
+def _cells(line: Row, wide: bool) -> list[str | Text]:
+    name = Text(line.name)
+    if line.marks:
+        name.append(f" ({', '.join(line.marks)})")
+    cells = [name, line.iteration, line.rate, line.speedup, line.ratio, line.exposed, line.idle]
+    return [*cells, Text(" ".join(line.knobs))] if wide else cells
+
+
+def _caption(comparison: Comparison) -> Text:
+    return Text(
+        f"speed-up: over {comparison.baseline.schedule}, DDP at its best; exposed: communication and update that "
+        f"nothing hides; idle: of the GPU\nfastest: {comparison.best.schedule}",
+        style="dim",
+    )
+
+
+def describe(workload: Workload) -> str:
+    """One line: what a step is and where its times came from."""
+    update = f", update {format_time(workload.update)}" if workload.update else ""
+    source = f" ({workload.source})" if workload.source else ""
+    return (
+        f"{workload.name}, {workload.batch} {workload.unit} a GPU: {format_size(workload.size)} of gradients in "
+        f"{len(workload.gradients)} tensors of {len(workload.layers)} layers; forward {format_time(workload.forward)}, "
+        f"backward {format_time(workload.backward)}{update}{source}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that a terminal shows of a comparison, as wide as the terminal is."""
+
+    comparison: Comparison
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        comparison = self.comparison
+        yield Text.assemble(("workload  ", "dim"), describe(comparison.workload))
+        yield Text.assemble(("cluster   ", "dim"), str(comparison.cluster))
+        yield Text.assemble(("optimum   ", "dim"), str(comparison.bound))
+        yield Text("")
+        yield table(comparison, options.max_width)
+        yield Text("")
+        yield Text(comparison.advice.text, style="bold green" if comparison.advice.worth_it else "bold yellow")
+
+
+def summary(comparison: Comparison) -> Summary:
+    """What was compared, where, what bounds it, the table and the advice: for ``rich.print``."""
+    return Summary(comparison)

@@ -1,0 +1,120 @@
+"""The commands, run as a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from foretrain import __version__
+from foretrain.cli import main
+from foretrain.workload import save, zoo
+
+
+def foretrain(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "140", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "foretrain", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120, **options)
+
+
+def test_version_and_help():
+    assert foretrain("--version").stdout == f"foretrain {__version__}\n"
+    for arguments in ((), ("--help",)):
+        shown = foretrain(*arguments)
+        assert shown.returncode == 0
+        assert "compare" in shown.stdout
+        assert "record" in shown.stdout
+
+
+def test_compare_prints_the_table_and_writes_what_was_asked(tmp_path: Path):
+    outputs = {kind: tmp_path / f"vgg.{kind}" for kind in ("json", "html", "perfetto")}
+    done = foretrain(
+        "compare", "vgg16", "--cluster", "4x8xV100@100Gbps", "--schedules", "ddp", "bytescheduler,prophet", "--no-tune",
+        "--json", str(outputs["json"]), "--html", str(outputs["html"]), "--trace", str(outputs["perfetto"]),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for word in ("bytescheduler", "prophet", "T/T*", "T* = ", "orth it"):
+        assert word in done.stdout
+    numbers = json.loads(outputs["json"].read_text())
+    assert [run["schedule"] for run in numbers["runs"]] == ["ddp", "bytescheduler", "prophet"]
+    assert all(run["gap"] >= 0 for run in numbers["runs"])
+    assert outputs["html"].read_text().lstrip().lower().startswith("<!doctype html>")
+    assert outputs["perfetto"].stat().st_size > 1000
+
+
+def test_compare_takes_a_file_a_sweep_and_knobs(tmp_path: Path):
+    save(zoo("alexnet", batch=8), tmp_path / "mine.toml")
+    out = tmp_path / "out.json"
+    done = foretrain(
+        "compare", "mine.toml", "--cluster", "4 workers @ 10Gbps", "--schedules", "p3(slice=1MB)", "--sweep",
+        "rate=1Gbps:100Gbps", "--points", "3", "--json", str(out), cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sweep = json.loads(out.read_text())["sweep"]
+    assert sweep["labels"] == ["1.00 Gbps", "10.0 Gbps", "100 Gbps"]
+    assert all(time >= best for time, best in zip(sweep["times"]["p3(slice=1MB)"], sweep["optimum"], strict=True))
+
+
+def test_bound_schedule_and_catalog():
+    shown = foretrain("bound", "gpt2", "--cluster", "4x1xV100@25Gbps")
+    assert "embedding-bound at layer" in shown.stdout
+    text = foretrain("schedule", "alexnet", "--cluster", "4 workers @ 10Gbps", "-s", "ddp(bucket=25MB)").stdout
+    assert text.splitlines()[0].startswith("# ddp(bucket=25MB) for alexnet on 4 workers")
+    assert text.splitlines()[1].startswith("all_reduce classifier.6.bias + ") or "classifier" in text.splitlines()[1]
+    names = foretrain("catalog").stdout
+    for name in ("llama3_8b", "H100", "dgx-h100", "largest_tail_first"):
+        assert name in names
+
+
+HERE = ("vgg16", "--cluster", "4 workers @ 1Gbps")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("vgg61", "--cluster", "4 workers @ 1Gbps"), ("model", "'vgg61'", "did you mean", "'vgg16'")),
+        (("vgg16", "--cluster", "4x8xV10@1Gbps"), ("device", "did you mean 'V100'")),
+        (("vgg16", "--cluster", "0x1xV100@1Gbps"), ("workers", "0")),
+        (("vgg16", "--cluster", "4x1xV100@0Gbps"), ("rate", "0Gbps")),
+        (("vgg16", "--cluster", "4x1xV100@1Gbps,ps=2,all_reduce"), ("contradicts",)),
+        (("vgg16", "--cluster", "dgx-h10:4"), ("did you mean 'dgx-h100'",)),
+        (("vgg16", "--cluster", "cluster.toml"), ("cluster.toml",)),
+        (("none.toml", "--cluster", "4 workers @ 1Gbps"), ("none.toml",)),
+        ((*HERE, "--schedules", "profet"), ("did you mean 'prophet'",)),
+        ((*HERE, "--schedules", "p3(slice=0B)"), ("slice", "out of range")),
+        ((*HERE, "--schedules", "p3(slce=1MB)"), ("did you mean 'slice'",)),
+        ((*HERE, "--batch", "0"), ("batch", "0")),
+        ((*HERE, "--throughput", "nan"), ("throughput", "nan")),
+        ((*HERE, "--html", "/nowhere/x.html"), ("html", "/nowhere")),
+        ((*HERE, "--sweep", "rat=1Gbps:2Gbps"), ("did you mean 'rate'",)),
+    ],
+)
+def test_wrong_input_is_named_with_its_remedy(
+    arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as left:
+        main(("compare", *arguments))
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    for word in words:
+        assert word in error
+
+
+def test_ctrl_c_leaves_no_file(tmp_path: Path):
+    out = tmp_path / "page.html"
+    command = [
+        sys.executable, "-m", "foretrain", "compare", "bert_large", "--cluster", "4 workers @ 1Gbps", "--sweep",
+        "rate=1Gbps:100Gbps", "--points", "99", "--html", str(out),
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in error
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,48 @@
+"""What the package shows to the world, and what it costs to import."""
+
+import subprocess
+import sys
+
+import pytest
+
+import foretrain as ft
+
+
+def test_public_names():
+    assert ft.__all__ == [
+        "Bound",
+        "Cluster",
+        "Comparison",
+        "Run",
+        "Spec",
+        "Timeline",
+        "Workload",
+        "bound",
+        "cluster",
+        "compare",
+        "simulate",
+        "sweep",
+        "workload",
+    ]
+    for name in ft.__all__:
+        assert getattr(ft, name) is not None
+    assert callable(ft.compare)
+    assert callable(ft.workload.zoo)
+    assert callable(ft.cluster.preset)
+    with pytest.raises(AttributeError, match="it has: Bound, Cluster"):
+        _ = ft.nothing  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import foretrain", ("foretrain.virtual", "rich", "numpy", "torch")),
+        ("from foretrain.cli import main", ("foretrain.virtual", "plotly", "numpy", "torch")),
+        ("import foretrain.comparison, foretrain.report", ("plotly", "jinja2", "perfetto", "numpy", "torch")),
+        ("import foretrain.workload", ("torch", "numpy")),
+    ],
+)
+def test_imports_stay_lean(code: str, absent: tuple[str, ...]):
+    script = f"{code}; import sys; print(sorted(set({absent!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
