@@ -55,9 +55,9 @@ class Arrivals:
         return len(self._steps) == self._steps.maxlen
 
     def off(self, adopted: Sequence[Time], tolerance: float) -> bool:
-        """Whether the whole profile now takes longer or shorter than ``adopted`` by more than ``tolerance``."""
-        now = [median(times) for times in zip(*self._steps, strict=True)]
-        return abs(max(now) - max(adopted)) > tolerance * max(1, max(adopted))
+        """Whether arrivals have moved away from ``adopted`` by more than ``tolerance`` of it, all taken together."""
+        moved = sum(abs(new - old) for new, old in zip(self.medians(), adopted, strict=True))
+        return moved > tolerance * sum(adopted)
 
     def medians(self) -> list[Time]:
         """Median arrival of each task."""

@@ -20,6 +20,7 @@ from foretrain.errors import ScheduleError, unknown
 from foretrain.tasks import Action, Chunk, Done, Event, Op, Piece, Ready, Start, StepBegin, Task
 from foretrain.units import Time
 
+_OPS: dict[str, Op] = {op: op for op in get_args(Op)}
 _PIECE = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^\s\[+#"]+)\s*(?:\[\s*(\d+)\s*:\s*(\d+)\s*\])?\s*')
 _PLAIN = re.compile(r'[^\s\[+#"]+')
 
@@ -123,9 +124,10 @@ def _write_piece(piece: Piece, task: Task) -> str:
 
 
 def _parse_line(line: str, number: int, by_name: dict[str, Task]) -> Chunk:
-    op, _, rest = line.strip().partition(" ")
-    if op not in get_args(Op):
-        raise ScheduleError(f"line {number}: {unknown('operation', op, get_args(Op))}")
+    word, _, rest = line.strip().partition(" ")
+    op = _OPS.get(word)
+    if op is None:
+        raise ScheduleError(f"line {number}: {unknown('operation', word, _OPS)}")
     pieces: list[Piece] = []
     place = 0
     while True:

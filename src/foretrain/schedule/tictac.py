@@ -18,6 +18,7 @@ Departure: the graph here is the chain of layers; the functions below take any.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import ClassVar
 
 from foretrain.schedule.buckets import whole
@@ -33,25 +34,32 @@ Computation = tuple[Time, int]
 def tac(transfers: Sequence[Time], computations: Sequence[Computation]) -> tuple[int, ...]:
     """Timing-aware order of ``transfers`` (times M). O(n·(n + computations))."""
     outstanding = (1 << len(transfers)) - 1
+    # Per computation: its time, the transfers it still waits for, and how long they take together.
+    waits = [(time, mask, sum(transfers[r] for r in _bits(mask))) for time, mask in computations]
     order: list[int] = []
     while outstanding:
-        alone, together = _properties(transfers, computations, outstanding)
-        best = None
+        alone, together = _properties(len(transfers), waits, outstanding)
+        best = -1
         for r in _bits(outstanding):
-            if best is None or _precedes(r, best, transfers, alone, together):
+            if best < 0 or _precedes(r, best, transfers, alone, together):
                 best = r
-        assert best is not None
         order.append(best)
-        outstanding &= ~(1 << best)
+        done = 1 << best
+        outstanding &= ~done
+        waits = [
+            (time, mask & ~done, total - transfers[best]) if mask & done else (time, mask, total)
+            for time, mask, total in waits
+            if mask != done
+        ]
     return tuple(order)
 
 
 def tic(count: int, computations: Sequence[Computation]) -> tuple[int, ...]:
     """Timing-independent order of ``count`` transfers."""
-    waits = [(0, mask) for _, mask in computations]
-    _, together = _properties([1] * count, waits, (1 << count) - 1)
+    waits = [(0, mask, mask.bit_count()) for _, mask in computations]
+    _, together = _properties(count, waits, (1 << count) - 1)
     # M+ ties whatever the smallest set contains; among those, what blocks the smallest computation goes first.
-    blocks = [min((mask.bit_count() for _, mask in waits if mask >> r & 1), default=count) for r in range(count)]
+    blocks = [min((mask.bit_count() for _, mask, _ in waits if mask >> r & 1), default=count) for r in range(count)]
     return tuple(sorted(range(count), key=lambda r: (together[r], blocks[r], r)))
 
 
@@ -68,24 +76,19 @@ def chain(job: Job) -> list[Computation]:
 
 
 def _properties(
-    transfers: Sequence[Time], computations: Iterable[Computation], outstanding: int
+    count: int, waits: Sequence[tuple[Time, int, Time]], outstanding: int
 ) -> tuple[list[Time], list[float]]:
     """P and M+ of every outstanding transfer."""
-    alone: list[Time] = [0] * len(transfers)
-    sums: dict[int, Time] = {}
-    for time, mask in computations:
-        left = mask & outstanding
-        if left & (left - 1):
-            if left not in sums:
-                sums[left] = sum(transfers[r] for r in _bits(left))
-        elif left:
-            alone[left.bit_length() - 1] += time
-    together = [float("inf")] * len(transfers)
+    alone: list[Time] = [0] * count
+    together = [float("inf")] * count
     unset = outstanding
-    for left, total in sorted(sums.items(), key=lambda item: item[1]):
-        for r in _bits(left & unset):
-            together[r] = total
-        unset &= ~left
+    for time, mask, total in sorted(waits, key=itemgetter(2)):
+        if mask & (mask - 1):
+            for r in _bits(mask & unset):
+                together[r] = total
+            unset &= ~mask
+        elif mask:
+            alone[mask.bit_length() - 1] += time
     return alone, together
 
 
