@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from foretrain.device import Precision
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ class Scenario:
         workload: a model of the zoo (foretrain catalog lists them) or a recorded workload's .toml file.
         cluster: e.g. 4x8xV100@100Gbps, "4 workers @ 1Gbps", 4x1xV100@10Gbps,ps=2, dgx-h100:16, or a .toml file.
         batch: samples per GPU; models of the zoo only.
-        precision: fp32, tf32, fp16 or bf16; models of the zoo only.
+        precision: of computation and gradients; models of the zoo only.
         throughput: samples/s that one GPU reaches alone, if measured; models of the zoo only.
     """
 
     workload: Annotated[str, tyro.conf.Positional]
     cluster: str
     batch: int | None = None
-    precision: str | None = None
+    precision: Precision | None = None
     throughput: float | None = None
 
     def read(self) -> tuple[Workload, Cluster]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from foretrain.comparison import Comparison, Sweep
 from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, SERIES, canvas
-from foretrain.report.table import ranking
+from foretrain.report.table import labels, ranking
 from foretrain.units import MICROSECOND, MILLISECOND, Time, format_time
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _AXES: Mapping[str, tuple[float, str]] = {
 def bars(comparison: Comparison) -> go.Figure:
     """Iteration time of every schedule, fastest on top: computation, and what nothing hides; lines at both bounds."""
     runs = ranking(comparison)
-    names = [run.schedule.name for run in runs]
+    names = labels(runs)
     compute = comparison.workload.compute / MILLISECOND
     figure = canvas(34 * len(runs) + 120, barmode="stack", bargap=0.35, hovermode="closest")
     totals = [format_time(run.iteration_time) for run in runs]
@@ -53,7 +53,8 @@ def bars(comparison: Comparison) -> go.Figure:
     slowest = max(run.iteration_time for run in runs) / MILLISECOND
     figure.update_layout(
         margin={"l": 140, "r": 30, "t": 34, "b": 84},
-        legend={"orientation": "h", "x": 0, "yref": "container", "y": 0.01, "yanchor": "bottom", "traceorder": "normal"},
+        legend={"orientation": "h", "x": 0, "yref": "container", "y": 0.01, "yanchor": "bottom"},
+        legend_traceorder="normal",
     )
     figure.update_xaxes(title_text="iteration (ms)", range=[0, slowest * 1.09], gridcolor=LINE)
     figure.update_yaxes(autorange="reversed", ticksuffix="  ")
@@ -68,7 +69,7 @@ def _add_limit(figure: go.Figure, time: Time, name: str, dash: str, side: str) -
 
 
 def curves(sweep: Sweep, best: str = "", baseline: str = "ddp") -> go.Figure:
-    """Iteration time over the swept parameter, and the same as a multiple of T*. ``best`` and ``baseline`` stand out."""
+    """Iteration time over the swept parameter, also as a multiple of T*. ``best`` and ``baseline`` stand out."""
     unit, title = _AXES[sweep.parameter]
     xs = [value / unit for value in sweep.values]
     figure = canvas(480, columns=2, hovermode="closest")
@@ -127,7 +128,17 @@ def _add_bounds(figure: go.Figure, sweep: Sweep, xs: Sequence[float]) -> None:
             row=1,
             col=1,
         )
-    figure.add_hline(y=1, line={"color": INK, "width": 2, "dash": "dot"}, row=1, col=2)
+    figure.add_scatter(
+        x=[xs[0], xs[-1]],
+        y=[1, 1],
+        legendgroup="T*",
+        showlegend=False,
+        mode="lines",
+        line={"color": INK, "width": 2, "dash": "dot"},
+        hoverinfo="skip",
+        row=1,
+        col=2,
+    )
 
 
 def _scale(figure: go.Figure, sweep: Sweep, xs: Sequence[float], title: str) -> None:
@@ -140,11 +151,10 @@ def _scale(figure: go.Figure, sweep: Sweep, xs: Sequence[float], title: str) -> 
     ticks = {"tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks], "gridcolor": LINE}
     figure.update_yaxes(type="log", title_text="iteration (ms)", **ticks, row=1, col=1)
     figure.update_yaxes(title_text="iteration / T*", gridcolor=LINE, row=1, col=2)
-    worst = sorted(max(t / o for t, o in zip(row, sweep.optimum, strict=True)) - 1 for row in sweep.times.values())
-    usual = worst[len(worst) * 3 // 4 - 1]
-    if worst[-1] > 2.5 * usual > 0:
-        # One outlier would press the others into one line; it leaves the frame, and a double click shows it.
-        figure.update_yaxes(range=[1 - 0.1 * usual, 1 + 1.6 * usual], row=1, col=2)
+    worst = max(t / o for row in sweep.times.values() for t, o in zip(row, sweep.optimum, strict=True))
+    # Beyond twice the optimum nobody cares by how much; a double click shows all of a curve that leaves the frame.
+    top = min(worst, 2.0) - 1
+    figure.update_yaxes(range=[1 - 0.05 * top, 1 + 1.08 * top] if top else None, row=1, col=2)
 
 
 def round_values(low: float, high: float) -> list[float]:

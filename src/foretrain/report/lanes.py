@@ -248,8 +248,9 @@ def _svg_block(item: Block, top: float, scale: float, width: int) -> list[str]:
     run = item.run
     note = f"{format_time(run.iteration_time)} per iteration, {run.gap:.1%} above T*, GPU idle {run.idle:.0%}"
     parts = [
-        f'<text x="{_LEFT}" y="{top + 15:.1f}" {_HALO}><tspan font-weight="600" font-size="13">{escape(run.schedule.name)}'
-        f'</tspan><tspan fill="{GREY}" dx="8">{escape(note)}</tspan></text>'
+        f'<text x="{_LEFT}" y="{top + 15:.1f}" {_HALO}>'
+        f'<tspan font-weight="600" font-size="13">{escape(run.schedule.name)}</tspan>'
+        f'<tspan fill="{GREY}" dx="8">{escape(note)}</tspan></text>'
     ]
     first = y = top + _TITLE
     for lane, spans in item.lanes:

@@ -19,7 +19,7 @@ from foretrain.files import write_atomically
 from foretrain.report.curves import bars, curves
 from foretrain.report.lanes import lanes
 from foretrain.report.staircase import staircase
-from foretrain.report.table import describe, optimum, ranking, rows
+from foretrain.report.table import describe, labels, optimum, ranking, rows
 from foretrain.schedule import POLICIES, Bound
 from foretrain.units import Time, format_time
 from foretrain.virtual import Run
@@ -65,7 +65,7 @@ def render(comparison: Comparison) -> str:
     except ModuleNotFoundError as error:
         raise MissingExtra("plotly", "report", "an HTML page") from error
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string((resources.files(__package__) / "page.html").read_text(encoding="utf-8"))
+    template = environment.from_string((resources.files("foretrain.report") / "page.html").read_text(encoding="utf-8"))
     verdict, _, reasons = comparison.advice.text.partition("; ")
     drawn = [run for run in ranking(comparison) if len(run.timeline)]
     return template.render(
@@ -78,7 +78,7 @@ def render(comparison: Comparison) -> str:
         rows=rows(comparison),
         optimum=optimum(comparison),
         figures={name: _json(figure) for name, figure in _figures(comparison, drawn).items()},
-        drawn=[run.schedule.name for run in drawn],
+        drawn=labels(drawn),
         shown=[any(run is one for one in _opening(comparison, drawn)) for run in drawn],
         policies={run.schedule.name: _about(run) for run in ranking(comparison)},
         plotlyjs=get_plotlyjs(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -23,6 +24,15 @@ def ranking(comparison: Comparison) -> list[Run]:
     if not any(run.schedule == comparison.baseline.schedule for run in runs):
         runs.append(comparison.baseline)
     return sorted(runs, key=lambda run: run.iteration_time)
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What to call each run: its policy, numbered where a policy appears more than once."""
+    names = [run.schedule.name for run in runs]
+    return [
+        f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
 
 
 def knobs(run: Run) -> tuple[str, ...]:
@@ -61,11 +71,11 @@ class Row:
 
 def rows(comparison: Comparison) -> list[Row]:
     """A row for every schedule, fastest first."""
-    best = ranking(comparison)[0]
+    runs = ranking(comparison)
     return [
         Row(
-            name=run.schedule.name,
-            marks=("best",) * (run is best) + ("baseline",) * (run.schedule == comparison.baseline.schedule),
+            name=label,
+            marks=("best",) * (run is runs[0]) + ("baseline",) * (run.schedule == comparison.baseline.schedule),
             iteration=format_time(run.iteration_time),
             rate=format_rate_of_samples(run.throughput),
             speedup=f"{comparison.speedup(run):.2f}×",
@@ -74,7 +84,7 @@ def rows(comparison: Comparison) -> list[Row]:
             idle=f"{run.idle:.0%}",
             knobs=knobs(run),
         )
-        for run in ranking(comparison)
+        for run, label in zip(runs, labels(runs), strict=True)
     ]
 
 
@@ -100,7 +110,7 @@ def format_rate_of_samples(rate: float) -> str:
 
 
 def table(comparison: Comparison, width: int = 100) -> Table:
-    """Every schedule at its best, fastest first, and the optimum; below 96 columns of ``width`` without the knobs."""
+    """Every schedule at its best, fastest first, and the optimum; below 96 columns of ``width`` without knobs."""
     wide = width >= _ROOM_FOR_KNOBS
     result = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
     result.add_column("schedule", no_wrap=True)
@@ -128,7 +138,7 @@ def _cells(line: Row, wide: bool) -> list[str | Text]:
 def _caption(comparison: Comparison) -> Text:
     return Text(
         f"speed-up: over {comparison.baseline.schedule}, DDP at its best; exposed: communication and update that "
-        f"nothing hides; idle: of the GPU\nfastest: {comparison.best.schedule}",
+        "nothing hides; idle: of the GPU",
         style="dim",
     )
 
@@ -158,6 +168,11 @@ class Summary:
         yield Text("")
         yield table(comparison, options.max_width)
         yield Text("")
+        if options.max_width < _ROOM_FOR_KNOBS:
+            named = zip(labels(ranking(comparison)), ranking(comparison), strict=True)
+            chosen = [f"{label}({', '.join(knobs(run))})" for label, run in named if knobs(run)]
+            yield Text.assemble(("knobs     ", "dim"), ", ".join(chosen))
+            yield Text("")
         yield Text(comparison.advice.text, style="bold green" if comparison.advice.worth_it else "bold yellow")
 
 

@@ -158,7 +158,7 @@ def _dear(workload: Workload, job: Job) -> Time:
     for task in job.by_release:
         free = max(free, job.releases[task]) + half[task]
     free = max(free, workload.backward)
-    worst = free + workload.forward
+    worst = workload.compute
     for task in job.by_urgency:
         free += half[task]
         worst = max(worst, free + job.tails[task])

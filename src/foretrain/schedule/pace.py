@@ -36,9 +36,9 @@ def fuse(
 ) -> list[range]:
     """Groups of neighbours that minimise the predicted iteration time; sequences in order of urgency."""
     apart = [range(i, i + 1) for i in range(len(sizes))]
-    low, high = _predict(apart, releases, sizes, tails, Cost(0, cost.per_byte), partition), None
+    low = _predict(apart, releases, sizes, tails, Cost(0, cost.per_byte), partition)
     best, high = apart, _predict(apart, releases, sizes, tails, cost, partition)
-    while high - low > high // _PRECISION:
+    while high - low > max(1, high // _PRECISION):
         target = (low + high) // 2
         groups = _cover(target, releases, sizes, tails, cost, partition)
         if groups is None:
