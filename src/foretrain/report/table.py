@@ -29,10 +29,8 @@ def ranking(comparison: Comparison) -> list[Run]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """What to call each run: its policy, numbered where a policy appears more than once."""
     names = [run.schedule.name for run in runs]
-    return [
-        f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name
-        for place, name in enumerate(names)
-    ]
+    numbered = (f"{name} {names[: place + 1].count(name)}" for place, name in enumerate(names))
+    return [both if names.count(name) > 1 else name for name, both in zip(names, numbered, strict=True)]
 
 
 def knobs(run: Run) -> tuple[str, ...]:
