@@ -1,8 +1,9 @@
 """Decisions per second: engine and policy, in a world that delivers every chunk at once.
 
-Each of n tasks is cut into 4 chunks. All become ready; then chunk after chunk is started and delivered until none is
-left. The world costs next to nothing, so the time is the engine's and the policy's. The baseline, in the same
-interleaved run, is a list of tasks searched for the most urgent one at every decision, on 1,000 tasks.
+Each of n tasks is cut into 4 chunks by the policies that cut; those that fuse decide less often, so the time per task
+is shown as well. All tasks become ready; then chunk after chunk is started and delivered until none is left. The world
+costs next to nothing, so the time is the engine's and the policy's. The baseline, in the same interleaved run, is a list
+of tasks searched for the most urgent one at every decision, on 1,000 tasks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from measure import finish, interleaved, options, spread
+from rich.progress import track
 
 from foretrain.engine import Engine
 from foretrain.schedule import POLICIES, Cost, Job, Spec
@@ -20,7 +22,7 @@ from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, Ste
 from foretrain.units import Time, per_byte
 from foretrain.workload import Gradient, Layer, Workload
 
-SIZE, CHUNKS = 400_000, 4
+SIZE, CHUNKS, TASKS = 400_000, 4, 10_000
 
 
 class Loopback:
@@ -76,60 +78,57 @@ def job(count: int) -> Job:
     return Job.of(Workload("layers", 1, layers, gradients), Cost(50_000_000, per_byte(1.25e9)))
 
 
-def decide(name: str, work: Job, steps: int = 1) -> tuple[int, float]:
-    """Decisions made and seconds taken over the steps after the policy's warm-up."""
-    knobs = {k.name for k in POLICIES[name].knobs} & {"partition", "slice"} if name != "naive" else set()
-    policy = Naive(work) if name == "naive" else Spec(name, dict.fromkeys(knobs, SIZE // CHUNKS)).build(work)
-    world = Loopback()
-    engine = Engine(policy, world, work.tasks)
-    warmup = getattr(policy, "warmup", 0)
-    before, began = 0, 0.0
-    for step in range(warmup + steps):
-        if step == warmup:
-            before, began = len(engine.log), time.perf_counter()
-        engine.post(StepBegin(step))
-        for task in work.by_release:
-            world.clock += 1_000_000
-            engine.post(Ready(task))
-        world.run()
-    return len(engine.log) - before, time.perf_counter() - began
+class Case:
+    """One policy, planned and past its warm-up; `step` runs one more step."""
+
+    def __init__(self, name: str, work: Job) -> None:
+        knobs = {k.name for k in POLICIES[name].knobs} & {"partition", "slice"} if name in POLICIES else set()
+        policy = Spec(name, dict.fromkeys(knobs, SIZE // CHUNKS)).build(work) if name in POLICIES else Naive(work)
+        self.work, self.world = work, Loopback()
+        self.rates: list[float] = []
+        self.seconds: list[float] = []
+        self.engine = Engine(policy, self.world, work.tasks)
+        for _ in range(getattr(policy, "warmup", 0)):
+            self.step()
+        self.rates.clear()
+
+    def step(self) -> None:
+        """One step; appends decisions per second to ``rates``."""
+        before, began = len(self.engine.log), time.perf_counter()
+        self.engine.post(StepBegin(len(self.rates)))
+        for task in self.work.by_release:
+            self.world.clock += 1_000_000
+            self.engine.post(Ready(task))
+        self.world.run()
+        seconds = time.perf_counter() - began
+        self.seconds.append(seconds)
+        self.rates.append((len(self.engine.log) - before) / seconds)
 
 
 def main() -> None:
     """Prints each policy's rate, the curve over the number of tasks, and the RESULT line."""
     arguments = options(__doc__ or "")
-    count = 10_000
-    names = (
-        ("bytescheduler", "prophet") if arguments.quick else tuple(n for n in POLICIES if n not in ("tictac", "pace"))
-    )
-    # TAC and PACE plan in O(n²) when they are built, so they are measured on fewer tasks.
-    sizes = {"naive": 1000, "tictac": 300, "pace": 1000} | dict.fromkeys(names, count)
-    if arguments.quick:
-        sizes = {name: sizes[name] for name in ("naive", *names)}
-    works = {size: job(size) for size in set(sizes.values())}
-    rates: dict[str, list[float]] = {name: [] for name in sizes}
-
-    def case(name: str) -> Callable[[], None]:
-        def run() -> None:
-            made, seconds = decide(name, works[sizes[name]])
-            rates[name].append(made / seconds)
-
-        return run
-
+    # TAC and PACE plan in O(n²) before the first step, a minute each at this size.
+    names = [name for name in POLICIES if not (arguments.quick and name in ("tictac", "tic", "pace"))]
+    works = {size: job(size) for size in (1000, TASKS)}
+    cases = {"naive": Case("naive", works[1000])}
+    cases |= {name: Case(name, works[TASKS]) for name in track(names, "planning", transient=True)}
     samples = 15
-    interleaved({name: case(name) for name in sizes}, samples=samples, warmup=1)
-    rates = {name: values[-samples:] for name, values in rates.items()}
+    interleaved({name: case.step for name, case in cases.items()}, samples=samples, warmup=1)
+    rates = {name: case.rates[-samples:] for name, case in cases.items()}
     for name, values in rates.items():
         ratio = median(values) / median(rates["naive"])
-        print(f"{name:20s} {sizes[name]:6d} tasks  {spread(values):>32s} decisions/s  {ratio:8.1f} × naive")
+        count = len(cases[name].work.tasks)
+        each = median(cases[name].seconds[-samples:]) / count * 1e6
+        print(
+            f"{name:20s}{count:7,d} tasks {spread(values):>32s} decisions/s {ratio:6.1f} × naive {each:6.2f} µs a task"
+        )
     curve = {}
     for size in (100, 1000, 10_000) if arguments.quick else (100, 1000, 10_000, 100_000):
-        work = job(size)
-        costs = [
-            seconds / made
-            for made, seconds in (decide("bytescheduler", work, max(1, 10_000 // size)) for _ in range(7))
-        ]
-        curve[size] = min(costs)
+        case = Case("bytescheduler", job(size))
+        for _ in range(max(15, 15 * 1000 // size)):
+            case.step()
+        curve[size] = 1 / median(case.rates)
         print(f"bytescheduler at {size:7,d} tasks: {curve[size] * 1e6:.2f} µs per chunk")
     best = median(rates["bytescheduler"])
     values = {
