@@ -1,9 +1,9 @@
 """Decisions per second: engine and policy, in a world that delivers every chunk at once.
 
 Each of n tasks is cut into 4 chunks by the policies that cut; those that fuse decide less often, so the time per task
-is shown as well. All tasks become ready; then chunk after chunk is started and delivered until none is left. The world
-costs next to nothing, so the time is the engine's and the policy's. The baseline, in the same interleaved run, is a list
-of tasks searched for the most urgent one at every decision, on 1,000 tasks.
+is shown as well. All tasks become ready; then chunk after chunk is started and delivered until none is left. The
+world costs next to nothing, so the time is the engine's and the policy's. The baseline, in the same interleaved run,
+is a list of tasks searched for the most urgent one at every decision, on 1,000 tasks.
 """
 
 from __future__ import annotations

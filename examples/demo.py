@@ -90,10 +90,10 @@ def main() -> None:
     }
     for name, (workload, place) in scenarios.items():
         with progress(f"comparing schedules: {name} on {place}") as bar:
-            tell = lambda what, done, total: bar.update(bar.task_ids[0], completed=done, total=total)  # noqa: B023, E731
+            tell = lambda what, done, total: bar.update(bar.task_ids[0], completed=done, total=total)  # noqa: E731
             table = ft.compare(workload, place, progress=tell)
         with progress(f"sweeping the link's rate: {name}") as bar:
-            tell = lambda what, done, total: bar.update(bar.task_ids[0], completed=done, total=total)  # noqa: B023, E731
+            tell = lambda what, done, total: bar.update(bar.task_ids[0], completed=done, total=total)  # noqa: E731
             shown = ("ddp", "p3", "dear", "bytescheduler", "prophet")
             swept = ft.sweep(workload, place, shown, "rate=500Mbps:100Gbps", progress=tell)
         table = table.with_sweep(swept)

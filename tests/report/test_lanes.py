@@ -1,10 +1,15 @@
 """The static picture is valid, escaped, deterministic, and shows both schedules on one time axis."""
 
 import dataclasses
+from itertools import pairwise
 from xml.etree import ElementTree
 
+import pytest
+
 from foretrain.comparison import Comparison
-from foretrain.report import lanes_svg
+from foretrain.errors import ConfigError
+from foretrain.report import lanes, lanes_svg
+from foretrain.report.lanes import block, thin
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -32,3 +37,39 @@ def test_names_are_escaped(comparison: Comparison):
     named = dataclasses.replace(comparison.workload, name="<b>&\"'")
     run = dataclasses.replace(comparison.runs[0], workload=named)
     assert ElementTree.fromstring(lanes_svg([run])) is not None
+
+
+def test_thinning_keeps_bytes_and_busy_time_and_fills_no_gap(comparison: Comparison):
+    for run in comparison.runs:
+        for lane, spans in block(run).lanes:
+            end = 2 * run.iteration_time
+            few = thin(spans, end, 20)
+            assert len(few) <= 20 * len({(span.kind, span.step) for span in spans})
+            assert sum(span.size for span in few) == sum(span.size for span in spans)
+            if lane != "optimizer":  # whose spans may overlap
+                assert sum(s.end - s.start for s in few) == sum(s.end - s.start for s in spans)
+                for kind in {span.kind for span in few}:
+                    same = [span for span in few if span.kind == kind]
+                    assert all(a.end <= b.start for a, b in pairwise(same))
+            assert thin(spans, end, len(spans)) == spans
+
+
+def test_a_figure_shows_what_is_asked_for_over_as_long_as_that_takes(comparison: Comparison):
+    runs = sorted(comparison.runs, key=lambda run: run.iteration_time)
+    figure = lanes(runs, shown=runs[:1])
+    assert {trace.meta["run"] for trace in figure.data if trace.meta and trace.visible} == {0}
+    assert figure.layout.xaxis.range == pytest.approx((0, 2.02 * runs[0].iteration_time / 1e9))
+    everything = lanes(runs)
+    assert {trace.meta["run"] for trace in everything.data if trace.meta and trace.visible} == set(range(len(runs)))
+
+
+def test_runs_of_one_policy_are_told_apart(comparison: Comparison):
+    for words in (lanes_svg(comparison.runs), str(lanes(comparison.runs).layout.yaxis.ticktext)):
+        assert "bytescheduler 1" in words
+        assert "bytescheduler 2" in words
+
+
+def test_no_runs_are_refused():
+    for draw in (lanes, lanes_svg):
+        with pytest.raises(ConfigError, match="is empty"):
+            draw([])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretrain.comparison.advice import Advice, advise
+from foretrain.comparison.advice import Advice, advise, fastest
 from foretrain.comparison.sweeps import Sweep
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
@@ -54,8 +54,8 @@ class Comparison:
 
     @property
     def best(self) -> Run:
-        """The fastest run."""
-        return min(self.runs, key=lambda run: run.iteration_time)
+        """The fastest run that is not the ideal one."""
+        return fastest(self.runs)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, times in seconds, for JSON."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from foretrain.errors import ConfigError
 from foretrain.report.palette import FONT, GREY, INK, KINDS, LINE, canvas
 from foretrain.report.staircase import ticks
+from foretrain.report.table import labels
 from foretrain.timeline import Kind, Span
 from foretrain.units import MILLISECOND, Time, format_size, format_time
 from foretrain.virtual import Run
@@ -30,11 +31,13 @@ class Block:
 
     Attributes:
         run: whose.
+        name: what to call it.
         lanes: name and spans of each lane, GPU first; spans in the order of their start.
         ends: when each of the iterations ended, ps.
     """
 
     run: Run
+    name: str
     lanes: tuple[tuple[str, tuple[Span, ...]], ...]
     ends: tuple[Time, ...]
 
@@ -44,7 +47,7 @@ class Block:
         return self.ends[-1]
 
 
-def block(run: Run, iterations: int = 2, most: int = 4000) -> Block:
+def block(run: Run, name: str = "", iterations: int = 2, most: int = 4000) -> Block:
     """The lanes of the last ``iterations`` of ``run``, about ``most`` spans a lane and step at the most; see `thin`."""
     timeline = run.last_steps(iterations)
     if not len(timeline):
@@ -55,7 +58,7 @@ def block(run: Run, iterations: int = 2, most: int = 4000) -> Block:
     for span in timeline:
         found.setdefault(span.lane, []).append(span)
     lanes = tuple((lane, thin(spans, end, most)) for lane, spans in found.items() if spans)
-    return Block(run, lanes, tuple(begin - begins[0] for begin in begins[1:]))
+    return Block(run, name or run.schedule.name, lanes, tuple(begin - begins[0] for begin in begins[1:]))
 
 
 def thin(spans: Sequence[Span], end: Time, most: int) -> tuple[Span, ...]:
@@ -83,7 +86,7 @@ def _merged(group: Sequence[Span]) -> Span:
     return first._replace(name=name, end=first.start + busy, size=sum(span.size for span in group))
 
 
-def lanes(runs: Sequence[Run], *, shown: Sequence[Run] | None = None, most: int = 1000) -> go.Figure:
+def lanes(runs: Sequence[Run], *, shown: Sequence[Run] = (), names: Sequence[str] = (), most: int = 1000) -> go.Figure:
     """An interactive figure of ``runs``.
 
     Every trace carries in ``meta`` its run's index and its offset in that run's block of rows, and the figure all
@@ -91,11 +94,12 @@ def lanes(runs: Sequence[Run], *, shown: Sequence[Run] | None = None, most: int 
 
     Args:
         runs: with timelines.
-        shown: those that are visible at first; all where None.
+        shown: those that are visible at first; all where empty.
+        names: what to call each run; see `foretrain.report.table.labels` where empty.
         most: spans a lane, see `thin`.
     """
-    blocks = [block(run, most=most) for run in runs]
-    visible = [shown is None or any(run is one for one in shown) for run in runs]
+    blocks = _blocks(runs, most, names)
+    visible = [not shown or any(run is one for one in shown) for run in runs]
     figure = canvas(400, barmode="overlay", hovermode="closest", bargap=0, dragmode="zoom")
     top, marks = 0, {}
     for index, item in enumerate(blocks):
@@ -106,12 +110,20 @@ def lanes(runs: Sequence[Run], *, shown: Sequence[Run] | None = None, most: int 
     for kind, (color, _) in KINDS.items():
         figure.add_bar(x=[None], y=[None], name=kind, legendgroup=kind, marker_color=color)
     _style(figure, blocks, top, marks)
+    longest = max(item.end for item, seen in zip(blocks, visible, strict=True) if seen) / MILLISECOND
+    figure.update_xaxes(range=[0, longest * 1.01])
     return figure
+
+
+def _blocks(runs: Sequence[Run], most: int, names: Sequence[str] = ()) -> list[Block]:
+    if not runs:
+        raise ConfigError("runs", [], "is empty", "give at least one run")
+    return [block(run, name, most=most) for run, name in zip(runs, names or labels(runs), strict=True)]
 
 
 def _row_labels(item: Block) -> list[str]:
     """Axis labels of a block's rows; the first row is its title."""
-    title = f"<b>{item.run.schedule.name}</b> {format_time(item.run.iteration_time)}"
+    title = f"<b>{item.name}</b> {format_time(item.run.iteration_time)}"
     return [title, *(LABELS.get(lane, lane) for lane, _ in item.lanes)]
 
 
@@ -121,7 +133,7 @@ def _add_block(figure: go.Figure, item: Block, index: int, top: int, visible: bo
         for kind in KINDS:
             chosen = [span for span in spans if span.kind == kind]
             if chosen:
-                trace = _bars(chosen, kind, f"{item.run.schedule.name}, {LABELS.get(lane, lane)}")
+                trace = _bars(chosen, kind, f"{item.name}, {LABELS.get(lane, lane)}")
                 place = {"y": [top + row] * len(chosen), "width": 0.4 if lane == "optimizer" else 0.78}
                 figure.add_bar(**trace, **place, meta={"run": index, "offset": row}, visible=visible)
     thickness, height = item.end / MILLISECOND / 700, len(item.lanes)
@@ -132,7 +144,7 @@ def _add_block(figure: go.Figure, item: Block, index: int, top: int, visible: bo
         width=height + 0.1,
         orientation="h",
         marker={"color": INK, "line": {"width": 0}},
-        hovertemplate=f"an iteration of {item.run.schedule.name} ends<extra></extra>",
+        hovertemplate=f"an iteration of {item.name} ends<extra></extra>",
         meta={"run": index, "offset": (height + 1) / 2},
         visible=visible,
         showlegend=False,
@@ -174,12 +186,14 @@ def _style(figure: go.Figure, blocks: Sequence[Block], rows: int, marks: dict[in
         height=28 * rows + 110,
         margin={"l": 190, "r": 24, "t": 56, "b": 54},
         legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"},
-        meta={"blocks": [_row_labels(item) for item in blocks], "row": 28, "around": 110},
+        meta={
+            "blocks": [_row_labels(item) for item in blocks],
+            "ends": [item.end / MILLISECOND * 1.01 for item in blocks],
+            "row": 28,
+            "around": 110,
+        },
     )
-    latest = max(item.end for item in blocks) / MILLISECOND
-    figure.update_xaxes(
-        title_text="time since a backward pass begins (ms)", range=[0, latest * 1.01], showgrid=True, gridcolor=LINE
-    )
+    figure.update_xaxes(title_text="time since a backward pass begins (ms)", showgrid=True, gridcolor=LINE)
     figure.update_yaxes(
         tickvals=list(marks),
         ticktext=list(marks.values()),
@@ -208,10 +222,8 @@ def lanes_svg(runs: Sequence[Run], *, width: int = 960, title: str = "") -> str:
         width: px.
         title: one line; the workload and the cluster where empty.
     """
-    if not runs:
-        raise ConfigError("runs", [], "is empty", "give at least one run")
     inner = width - _LEFT - _RIGHT
-    blocks = [block(run, most=inner // 3) for run in runs]  # 3 px: what an eye can tell apart
+    blocks = _blocks(runs, inner // 3)  # 3 px: what an eye can tell apart
     latest = max(item.end for item in blocks) * 1.01
     scale = inner / latest
     body: list[str] = []
@@ -249,7 +261,7 @@ def _svg_block(item: Block, top: float, scale: float, width: int) -> list[str]:
     note = f"{format_time(run.iteration_time)} per iteration, {run.gap:.1%} above T*, GPU idle {run.idle:.0%}"
     parts = [
         f'<text x="{_LEFT}" y="{top + 15:.1f}" {_HALO}>'
-        f'<tspan font-weight="600" font-size="13">{escape(run.schedule.name)}</tspan>'
+        f'<tspan font-weight="600" font-size="13">{escape(item.name)}</tspan>'
         f'<tspan fill="{GREY}" dx="8">{escape(note)}</tspan></text>'
     ]
     first = y = top + _TITLE

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 import foretrain
-from foretrain.comparison import Comparison
+from foretrain.comparison import Comparison, fastest
 from foretrain.errors import MissingExtra
 from foretrain.files import write_atomically
 from foretrain.report.curves import bars, curves
@@ -78,7 +78,7 @@ def render(comparison: Comparison) -> str:
         rows=rows(comparison),
         optimum=optimum(comparison),
         figures={name: _json(figure) for name, figure in _figures(comparison, drawn).items()},
-        drawn=labels(drawn),
+        drawn=_names(comparison, drawn),
         shown=[any(run is one for one in _opening(comparison, drawn)) for run in drawn],
         policies={run.schedule.name: _about(run) for run in ranking(comparison)},
         plotlyjs=get_plotlyjs(),
@@ -88,7 +88,7 @@ def render(comparison: Comparison) -> str:
 
 def cards(comparison: Comparison) -> list[Card]:
     """The key numbers, in the order of the page."""
-    best, baseline, bound = ranking(comparison)[0], comparison.baseline, comparison.bound
+    best, baseline, bound = fastest(ranking(comparison)), comparison.baseline, comparison.bound
     limit = baseline.iteration_time / bound.time
     return [
         Card("Optimum T*", format_time(bound.time), "no schedule can be faster on this network"),
@@ -131,7 +131,7 @@ def _part(label: str, time: Time, whole: Time) -> Part:
 def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, go.Figure]:
     figures = {"bars": bars(comparison), "staircase": staircase(comparison.workload)}
     if drawn:
-        figures["lanes"] = lanes(drawn, shown=_opening(comparison, drawn))
+        figures["lanes"] = lanes(drawn, shown=_opening(comparison, drawn), names=_names(comparison, drawn))
     if comparison.sweep:
         names = {"best": comparison.best.schedule.name, "baseline": comparison.baseline.schedule.name}
         figures["curves"] = curves(comparison.sweep, **names)
@@ -140,13 +140,20 @@ def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, go.Figure]:
 
 def _opening(comparison: Comparison, drawn: list[Run]) -> list[Run]:
     """The baseline, and the fastest that do not do the same: what tells most at first sight."""
-    chosen = [run for run in drawn if run.schedule == comparison.baseline.schedule]
+    # By name, because the baseline itself may have been simulated without a timeline.
+    chosen = [run for run in drawn if run.schedule.name == comparison.baseline.schedule.name][:1]
     times = {run.iteration_time for run in chosen}
     for run in drawn:
         if len(chosen) < _SHOWN and run.iteration_time not in times:
             chosen.append(run)
             times.add(run.iteration_time)
     return chosen
+
+
+def _names(comparison: Comparison, drawn: list[Run]) -> list[str]:
+    """What the table calls each of ``drawn``, some of its rows."""
+    everyone = ranking(comparison)
+    return [name for run, name in zip(everyone, labels(everyone), strict=True) if any(run is one for one in drawn)]
 
 
 def _about(run: Run) -> str:

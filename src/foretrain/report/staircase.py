@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from foretrain.errors import MissingExtra
+from foretrain.report.palette import BLUE, FONT, GREY, INK, LINE
 from foretrain.schedule.blocks import blocks
 from foretrain.units import MILLISECOND, format_size, format_time
 from foretrain.workload.step import Workload
@@ -19,9 +20,7 @@ from foretrain.workload.step import Workload
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-BLUE, GREY, INK, BAND = "#2563eb", "#64748b", "#0f172a", "#e2e8f0"
 CAPTION = "shaded: blocks of gradients released together, cut where a gap is more than twice the mean gap"
-FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +117,35 @@ def staircase(workload: Workload) -> go.Figure:
 def _add_blocks(figure: go.Figure, data: Staircase) -> None:
     """A shaded strip for each block through both panels, its number above it."""
     least = data.end / 400  # so that a block of one instant can be seen
-    for begin, end in data.bands:
-        figure.add_vrect(x0=begin - least, x1=end + least, fillcolor=BAND, opacity=0.7, line_width=0, layer="below")
+    style = {"type": "rect", "y0": 0, "y1": 1, "fillcolor": LINE, "opacity": 0.7, "line_width": 0, "layer": "below"}
+    panels = ({"xref": "x", "yref": "y domain"}, {"xref": "x2", "yref": "y2 domain"})
+    # All at once: plotly checks all shapes anew at every single one that is added.
+    figure.update_layout(
+        shapes=[
+            {"x0": begin - least, "x1": end + least, **style, **panel} for panel in panels for begin, end in data.bands
+        ]
+    )
     figure.add_scatter(
         x=[(begin + end) / 2 for begin, end in data.bands],
         y=[data.sizes[-1] * 1.06] * len(data.bands),
         mode="text",
-        text=[str(number + 1) for number in range(len(data.bands))],
+        text=_numbers(data, data.end / 40),
         textfont={"color": GREY, "size": 11},
         hovertext=[f"block {number + 1}: {label}" for number, label in enumerate(data.labels)],
         hoverinfo="text",
         row=1,
         col=1,
     )
+
+
+def _numbers(data: Staircase, apart: float) -> list[str]:
+    """The number of each block, or nothing where it would be written over the one before."""
+    numbers, last = [], -apart
+    for number, (begin, end) in enumerate(data.bands, 1):
+        middle = (begin + end) / 2
+        numbers.append(str(number) if middle - last >= apart else "")
+        last = middle if numbers[-1] else last
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +201,7 @@ def _bands(data: Staircase, most: float, panels: tuple[_Panel, ...]) -> list[str
         hint = f"<title>block {index + 1}: {escape(label)}</title>"
         for panel in panels:
             shape = f'x="{left:.1f}" y="{panel.top}" width="{right - left:.1f}" height="{panel.height}"'
-            parts.append(f'<rect {shape} fill="{BAND}">{hint}</rect>')
+            parts.append(f'<rect {shape} fill="{LINE}">{hint}</rect>')
         middle = (left + right) / 2
         if middle - 9 >= free:
             parts.append(_text(middle, panels[0].top - 7, str(index + 1), f'text-anchor="middle" fill="{GREY}"'))

@@ -9,8 +9,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from foretrain.comparison import Comparison
-from foretrain.schedule import POLICIES
+from foretrain.comparison import Comparison, fastest
+from foretrain.schedule import IDEAL, POLICIES
 from foretrain.units import format_size, format_time, to_seconds
 from foretrain.virtual import Run
 from foretrain.workload.step import Workload
@@ -46,7 +46,7 @@ class Row:
 
     Attributes:
         name: of the schedule.
-        marks: ``"best"``, ``"baseline"``, both or none.
+        marks: some of ``"best"``, ``"baseline"`` and ``"ideal"``.
         iteration: time of an iteration.
         rate: samples per second of the whole cluster.
         speedup: over the baseline.
@@ -70,10 +70,13 @@ class Row:
 def rows(comparison: Comparison) -> list[Row]:
     """A row for every schedule, fastest first."""
     runs = ranking(comparison)
+    best = fastest(runs)
     return [
         Row(
             name=label,
-            marks=("best",) * (run is runs[0]) + ("baseline",) * (run.schedule == comparison.baseline.schedule),
+            marks=("best",) * (run is best)
+            + ("baseline",) * (run.schedule == comparison.baseline.schedule)
+            + ("ideal",) * (run.schedule.name == IDEAL),
             iteration=format_time(run.iteration_time),
             rate=format_rate_of_samples(run.throughput),
             speedup=f"{comparison.speedup(run):.2f}×",
@@ -118,7 +121,7 @@ def table(comparison: Comparison, width: int = 100) -> Table:
         result.add_column("knobs", overflow="fold")
     lines = rows(comparison)
     for line in lines:
-        style = "bold green" if "best" in line.marks else "bold" if line.marks else ""
+        style = "bold green" if "best" in line.marks else "bold" if "baseline" in line.marks else ""
         result.add_row(*_cells(line, wide), style=style, end_section=line is lines[-1])
     result.add_row(*_cells(optimum(comparison), wide), style="cyan")
     result.caption = _caption(comparison)

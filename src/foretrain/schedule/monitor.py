@@ -50,7 +50,8 @@ class Monitor:
     def done(self, now: Time) -> None:
         """The oldest chunk under way has arrived."""
         started, size = self._started.popleft()
-        if started < self._arrived < now:
+        # What was started after the last left the link, though before it arrived, may have found the link idle.
+        if started < self._arrived - self._cost.latency and self._arrived < now:
             self._recent.append((now - self._arrived) / self._cost.time(size))
         self._arrived = now
         if not self._started:

@@ -53,6 +53,8 @@ POLICIES: Mapping[str, type[Scheduled]] = {
     "largest_tail_first": LargestTailFirst,
 }
 """Every policy by the name that commands and functions take."""
+IDEAL = "largest_tail_first"
+"""The one that is there to compare with: it wins nothing that the others could not have."""
 
 _SPEC = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 

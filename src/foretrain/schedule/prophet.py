@@ -66,7 +66,7 @@ class Prophet:
         cut: int,
         fuse: float,
     ) -> None:
-        self.warmup = profile
+        self.warmup = self._profile = profile
         self._job = job
         self._partition, self._credit = partition, credit
         self._factor, self._share = factor, quantile
@@ -80,6 +80,7 @@ class Prophet:
         self._monitor = Monitor(job.cost, quantile)
         self._blocks: Blocks | None = None
         self._adopted: list[Time] = []
+        self._stale = 0
         self._missing: list[int] = []
         self._coming = 0
         self._queue: list[int] = []
@@ -108,16 +109,22 @@ class Prophet:
 
     def _begin(self, now: Time) -> None:
         self._arrivals.begin(now)
-        if self._arrivals.complete and (
-            self._blocks is None or self._monitor.drifted(_DRIFT) or self._arrivals.off(self._adopted, _DRIFT)
-        ):
-            self._blocks = self._arrivals.blocks(self._factor, self._share)
-            self._adopted = self._arrivals.medians()
-            self._monitor.settle()
+        if self._arrivals.complete:
+            self._renew()
         if self._blocks:
             self._missing = list(self._blocks.sizes)
             self._coming = len(self._blocks.of)
         self._deadline = None
+
+    def _renew(self) -> None:
+        """Adopts the profile when it is new, when it has drifted, and until no step from before the drift is in it."""
+        if self._blocks is not None and self._arrivals.off(self._adopted, _DRIFT):
+            self._stale = self._profile
+        if self._blocks is None or self._stale or self._monitor.drifted(_DRIFT):
+            self._blocks = self._arrivals.blocks(self._factor, self._share)
+            self._adopted = self._arrivals.medians()
+            self._monitor.settle()
+            self._stale = max(0, self._stale - 1)
 
     def _ready(self, task: int, now: Time, found: Blocks) -> Sequence[Action]:
         block = found.of[task]
