@@ -1,0 +1,129 @@
+"""ByteScheduler: priority under credit, and both knobs at work. The same holds for whatever is but that window."""
+
+import dataclasses
+import random
+
+import pytest
+
+from foretrain.schedule import Spec
+from foretrain.tasks import Chunk, Done, Ready
+from foretrain.virtual import simulate
+from foretrain.virtual.simulation import job_on
+from tests.scenario import EXACT, by_step, layered, random_cluster, random_spec, random_workload, replay
+
+WINDOWS = ("bytescheduler", "largest_tail_first", "p3")
+
+
+def urgency(name, job):
+    """Per task, its place in the order of this policy."""
+    if name == "largest_tail_first":
+        order = sorted(range(len(job.tasks)), key=lambda i: (-job.tails[i], job.tasks[i].first_use))
+        return {task: place for place, task in enumerate(order)}
+    return {task.index: task.first_use for task in job.tasks}
+
+
+def limits(plan):
+    knobs = plan.settings
+    return (knobs["slice"], 1) if plan.name == "p3" else (knobs["partition"], knobs["credit"])
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_credit_is_overdrawn_by_at_most_one_partition_and_never_left_unused(name):
+    rng = random.Random(name)
+    for _ in range(150):
+        workload = random_workload(rng)
+        plan = random_spec(rng, name, workload.size)
+        partition, credit = limits(plan)
+        watched, _, _ = replay(workload, random_cluster(rng), plan)
+        left, unsent = credit, 0
+        for seen in watched.seen:
+            if isinstance(seen.event, Ready):
+                unsent += workload.gradients[seen.event.task].size
+            elif isinstance(seen.event, Done):
+                left += seen.event.chunk.size
+            for chunk in seen.chunks:
+                assert left > 0  # nothing starts on exhausted credit ...
+                left -= chunk.size
+                unsent -= chunk.size
+                assert 0 < chunk.size <= partition
+                assert left > -partition  # ... so at most one partition overdraws it
+            assert left <= credit
+            assert left <= 0 or not unsent  # work conserving
+        assert (left, unsent) == (credit, 0)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_every_start_is_the_most_urgent_ready_unit(name):
+    rng = random.Random(name)
+    for _ in range(150):
+        workload = random_workload(rng)
+        plan = random_spec(rng, name, workload.size)
+        watched, _, _ = replay(workload, random_cluster(rng), plan)
+        rank = urgency(name, job_on(workload, EXACT))
+        left = {}
+        for event in watched.events:
+            if isinstance(event, Ready):
+                left[event.task] = workload.gradients[event.task].size
+            elif isinstance(event, Chunk):
+                (piece,) = event.pieces
+                assert piece.task == min((i for i in left if left[i]), key=rank.__getitem__)
+                left[piece.task] -= piece.size
+
+
+def test_a_window_that_holds_everything_is_first_come_first_served():
+    rng = random.Random(1)
+    for _ in range(100):
+        workload = random_workload(rng)
+        place = random_cluster(rng)
+        huge = Spec("bytescheduler", {"partition": 1 << 30, "credit": 1 << 30})
+        windowed, fifo = (simulate(workload, place, plan, trace=False) for plan in (huge, Spec("fifo")))
+        assert [d.chunk for d in windowed.log] == [d.chunk for d in fifo.log]
+
+
+def test_the_partition_takes_effect():
+    """The published tuner writes a field that nobody reads: here each partition sends differently."""
+    workload = layered((20_000, 100), (100, 100), (4096, 10_000))
+    chunks = {}
+    for partition in (1024, 2048, 4096):
+        run = simulate(workload, EXACT, Spec("bytescheduler", {"partition": partition, "credit": 1024}))
+        sizes = [chunk.size for chunk in by_step(run.log)[0]]
+        assert sum(sizes) == 14_096
+        assert max(sizes) == partition
+        chunks[partition] = len(sizes), run.iteration_time
+    operations, times = zip(*chunks.values(), strict=True)
+    assert operations == (14, 7, 4)
+    assert len(set(times)) == 3
+
+
+def test_the_credit_takes_effect():
+    """More credit delays preemption; less leaves the link idle for a round trip."""
+    workload = layered((50_000, 100), (2000, 100), (4096, 40_960))
+    plans = [Spec("bytescheduler", {"partition": 1024, "credit": credit}) for credit in (1024, 8192, 65_536)]
+    near = [simulate(workload, EXACT, plan).iteration_time for plan in plans]
+    assert near[0] < near[1] < near[2]
+    far = dataclasses.replace(EXACT, latency=10_000)
+    waits = [simulate(workload, far, plan).iteration_time for plan in plans]
+    assert waits[0] > waits[1] > waits[2]
+
+
+def test_priority_is_first_use_and_not_registration():
+    """The published plug-in numbers parameters as registered."""
+    workload = layered((10, 10), (10, 10), (2048, 2048))
+    backwards = dataclasses.replace(workload, gradients=workload.gradients[::-1])
+    plan = Spec("bytescheduler", {"partition": 1024, "credit": 1024})
+    names = []
+    for one in (workload, backwards):
+        run = simulate(one, EXACT, plan, steps=1)
+        names.append([one.gradients[chunk.pieces[0].task].name for chunk in by_step(run.log)[0]])
+    assert names[0] == names[1] == ["w1", "w0", "w0", "w1"]
+
+
+def test_it_crosses_the_barrier():
+    """Layer 0 runs forward when its own gradient has landed, while layer 1's is under way."""
+    workload = layered((4000, 10), (10, 10), (1024, 4096))
+    run = simulate(workload, EXACT, Spec("bytescheduler", {"partition": 1024, "credit": 1024}))
+    # 10 of backward, a slice of w1, w0, then forward 4000 behind which the rest of w1 hides.
+    assert run.iteration_time == 10 + 1024 + 1024 + 4000 + 10
+    forward = [span for span in run.timeline if span.kind == "forward" and span.name == "l0"]
+    sending = [span for span in run.timeline if span.kind == "communication" and span.end > forward[0].start]
+    assert sending[0].start < forward[0].end

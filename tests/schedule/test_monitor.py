@@ -1,0 +1,203 @@
+"""The bandwidth monitor: what it measures, what it promises, when it reports drift."""
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.schedule import Cost
+from foretrain.schedule.monitor import Monitor, quantile
+
+BYTE = 1 << 32
+"""A cost of one picosecond per byte."""
+
+
+class Link:
+    """Serves a monitor's chunks one after the other, ``slowness`` times as slow as the model says."""
+
+    def __init__(self, cost, monitor):
+        self.cost, self.monitor = cost, monitor
+        self.slowness = 1
+        self.now = self.free = 0
+        self.coming = []
+
+    def send(self, size):
+        self.monitor.start(self.now, size)
+        self.free = max(self.now, self.free) + self.cost.time(size) * self.slowness
+        self.coming.append(self.free + self.cost.latency)
+
+    def receive(self):
+        self.now = max(self.now, self.coming.pop(0))
+        self.monitor.done(self.now)
+
+    def batch(self, sizes):
+        """All at once; all but the first find the link busy."""
+        for size in sizes:
+            self.send(size)
+        while self.coming:
+            self.receive()
+        self.now += 1000
+
+
+def pair(share=0.1, window=8, latency=0, overhead=10):
+    monitor = Monitor(Cost(overhead, BYTE, latency), share, window)
+    return monitor, Link(Cost(overhead, BYTE, latency), monitor)
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        ([3], 0.0, 3),
+        ([3], 1.0, 3),
+        ([4, 1, 3, 2], 0.0, 1),
+        ([4, 1, 3, 2], 0.25, 1),
+        ([4, 1, 3, 2], 0.26, 2),
+        ([4, 1, 3, 2], 0.5, 2),
+        ([4, 1, 3, 2], 1.0, 4),
+    ],
+)
+def test_quantile_by_hand(values, share, expected):
+    assert quantile(values, share) == expected
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1), st.integers(0, 16).map(lambda k: k / 16))
+def test_quantile_is_the_smallest_that_enough_do_not_exceed(values, share):
+    enough = [v for v in values if sum(w <= v for w in values) >= Fraction(share) * len(values)]
+    assert quantile(values, share) == min(enough)
+
+
+def test_at_first_it_believes_the_model():
+    monitor, _ = pair()
+    assert monitor.time(90) == 100
+    assert monitor.fits(100) == 90
+
+
+def test_a_link_half_as_fast_is_adopted_when_told_to():
+    monitor, link = pair()
+    link.slowness = 2
+    link.batch([90] * 9)
+    assert monitor.time(90) == 100
+    assert monitor.drifted(0.2)
+    monitor.settle()
+    assert monitor.time(90) == 200
+    assert not monitor.drifted(0.2)
+
+
+def test_what_fits_is_the_most_that_drains_in_time():
+    rng = random.Random(1)
+    for _ in range(300):
+        cost = Cost(rng.choice((0, 10, 1000)), rng.randint(1, 10 * BYTE))
+        monitor = Monitor(cost, 0.1)
+        room = cost.overhead + rng.randint(1, 10**6)
+        size = monitor.fits(room)
+        assert monitor.time(size) <= room < monitor.time(size + 1)
+
+
+def test_what_fits_drains_in_time_on_a_slow_link_too():
+    rng = random.Random(2)
+    for _ in range(300):
+        monitor, link = pair()
+        link.slowness = rng.randint(2, 9)
+        link.batch([rng.randint(1, 1000) for _ in range(9)])
+        monitor.settle()
+        room = rng.randint(100, 10**6)
+        assert room - 2 * link.slowness <= monitor.time(monitor.fits(room)) <= room
+
+
+def test_nothing_fits_in_less_than_an_operation():
+    monitor, _ = pair(overhead=100)
+    assert monitor.fits(99) < 0
+    assert monitor.fits(100) == 0
+
+
+def test_a_chunk_on_an_idle_link_measures_nothing():
+    """It pays the latency that the next one hides."""
+    monitor, link = pair(window=2)
+    link.slowness = 5
+    for _ in range(20):
+        link.batch([90])
+    monitor.settle()
+    assert monitor.time(90) == 100
+
+
+@pytest.mark.parametrize("latency", [0, 30, 5000])
+def test_latency_is_not_taken_for_a_slow_link(latency):
+    monitor, link = pair(window=2, latency=latency)
+    link.batch([90] * 9)
+    assert not monitor.drifted(0)
+    monitor.settle()
+    assert monitor.time(90) == 100
+
+
+def test_a_chunk_that_started_while_the_last_was_on_its_way_may_have_found_the_link_idle():
+    monitor, link = pair(window=1, latency=5000)
+    for _ in range(9):
+        link.send(90)
+        link.now += 1000
+    while link.coming:
+        link.receive()
+    monitor.settle()
+    assert monitor.time(90) == 100
+
+
+def test_it_promises_a_low_quantile_of_bandwidth():
+    """Promising too much delays urgent data; promising too little idles the link a little."""
+    monitor, link = pair(share=0.25, window=100)
+    for slowness in (1, 3, 2, 4):
+        link.slowness = slowness
+        link.batch([90] * 26)  # 25 measurements each
+    monitor.settle()
+    assert monitor.time(90) == 300
+
+
+def test_a_short_disturbance_is_no_drift():
+    monitor, link = pair(window=9)
+    link.batch([90] * 10)
+    monitor.settle()
+    link.slowness = 10
+    link.batch([90] * 5)  # 4 of 9: the median stays
+    assert not monitor.drifted(0.2)
+    link.batch([90] * 2)
+    assert monitor.drifted(0.2)
+
+
+def test_it_judges_no_drift_from_less_than_a_window():
+    monitor, link = pair(window=9)
+    link.slowness = 10
+    link.batch([90] * 9)
+    assert not monitor.drifted(0.2)
+    link.batch([90] * 2)
+    assert monitor.drifted(0.2)
+
+
+def test_a_faster_link_is_drift_as_well_and_forgotten_measurements_do_not_count():
+    monitor, link = pair(window=8)
+    link.slowness = 4
+    link.batch([90] * 9)
+    monitor.settle()
+    link.slowness = 1
+    link.batch([90] * 9)
+    assert monitor.drifted(0.2)
+    monitor.settle()
+    assert monitor.time(90) == 100
+
+
+def test_free_at_is_when_the_link_has_drained():
+    monitor, link = pair()
+    assert monitor.free_at == 0
+    link.now = 50
+    link.send(90)
+    assert monitor.free_at == 150
+    link.send(40)
+    assert monitor.free_at == 200
+    link.receive()
+    assert monitor.free_at == 200
+    link.receive()
+    assert monitor.free_at == 200
+    link.slowness = 3
+    link.send(90)
+    assert monitor.free_at == 300
+    link.receive()  # idle again: what happened counts, not what was expected
+    assert monitor.free_at == 500
