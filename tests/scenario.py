@@ -156,7 +156,7 @@ def replay(
 
 def kappa(place: Cluster) -> Fraction:
     """κ in seconds per byte, as exactly as it is known."""
-    return Fraction(place.cost, 10**12 << COST_SHIFT)
+    return Fraction(place.cost.per_byte, 10**12 << COST_SHIFT)
 
 
 def by_step(log: Iterable[Decision]) -> dict[int, list[Chunk]]:

@@ -94,7 +94,7 @@ def test_a_wrong_unit_is_refused_with_an_example(parse, wrong):
 
 @pytest.mark.parametrize("text", ["0Gbps", "0.0B/s", "1e-400Gbps"])
 def test_a_rate_of_zero_is_refused(text):
-    with pytest.raises(ConfigError, match="is not a positive finite rate"):
+    with pytest.raises(ConfigError, match="is not a rate"):
         units.parse_rate(text)
 
 
@@ -105,8 +105,7 @@ def test_no_text_breaks_a_parser(parse, text):
         assert parse(text) >= 0
 
 
-@pytest.mark.xfail(strict=True, raises=(OverflowError, ValueError), reason="numbers of any length are converted")
-@pytest.mark.parametrize("text", ["1e400bps", "9" * 5000 + "bps"])
+@pytest.mark.parametrize("text", ["1e400bps", "9" * 5000 + "bps", "1e99bps"])
 def test_a_number_beyond_reason_is_refused(text):
     with pytest.raises(ConfigError):
         units.parse_rate(text)

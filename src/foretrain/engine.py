@@ -1,7 +1,9 @@
 """The engine: runs one pure policy in one world and keeps the log of what was decided.
 
-A policy has no clock, thread, tensor or socket; a world has no opinion. Everything that must hold whatever the policy
-does is checked here: no byte moves twice, none before its gradient exists, and a task has *landed* when all have.
+A policy has no clock, thread, tensor or socket; a world has no opinion. What must hold whatever the policy does is
+checked here, by counting: of no task are more bytes started than it has, none before its gradient exists, none gathered
+before it is reduced; and a task has *landed* when as many bytes as it has arrived. Which bytes these are is checked
+where nobody waits for it, by `foretrain.schedule.script.validate`.
 """
 
 from __future__ import annotations

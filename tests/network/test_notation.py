@@ -64,7 +64,7 @@ def test_presets(name):
         ("0@10Gbps", "workers: 0 is not a whole number of at least 1"),
         ("1@10Gbps", "workers: 1 with 1 GPU has nobody to exchange gradients with"),
         ("4x0@10Gbps", "gpus: 0 is not a whole number"),
-        ("4@0Gbps", "up: '0Gbps' is not a positive finite rate"),
+        ("4@0Gbps", "up: '0Gbps' is not a rate above 0"),
         ("4@10Gb", "up: '10Gb' is not a rate; write e.g. '100Gbps'"),
         ("4@10", "is not a cluster; write e.g. '4x8xV100@100Gbps'"),
         ("4@10Gbps,latency=5", "latency: '5' is not a time"),
@@ -118,7 +118,7 @@ FRAGMENTS = st.sampled_from([*NUMBERS, *SIGNS, *WORDS])
 @given(st.one_of(st.text(), st.lists(FRAGMENTS, max_size=12).map("".join)))
 def test_any_text_is_a_cluster_or_a_config_error(text):
     with contextlib.suppress(ConfigError):
-        assert cluster(text).cost > 0
+        assert cluster(text).cost.per_byte > 0
 
 
 def test_a_file_says_the_same(tmp_path):
@@ -142,12 +142,13 @@ def test_the_order_of_keys_does_not_matter(tmp_path, lines):
     ("text", "words"),
     [
         ("", "workers: None is missing"),
+        ("workers = 4\ndown = '1Gbps'", "rate: None is missing"),
         ('workers = 4\nrte = "1Gbps"', "key: 'rte' is unknown; did you mean 'rate'"),
         ("workers = 4\nrate = 5", "rate: 5 is not a rate"),
-        ('workers = "4"', "workers: '4' is not a whole number"),
-        ('workers = 4\ngpus = "8"', "gpus: '8' is not a whole number"),
-        ("workers = 4\ngpus = [8]", "gpus: [8] is not a whole number"),
-        ("workers = 4\ndevice = 5", "device: 5 is unknown"),
+        ('workers = "4"\nrate = "1Gbps"', "workers: '4' is not a whole number"),
+        ('workers = 4\ngpus = "8"\nrate = "1Gbps"', "gpus: '8' is not a whole number"),
+        ("workers = 4\ngpus = [8]\nrate = '1Gbps'", "gpus: [8] is not a whole number"),
+        ("workers = 4\ndevice = 5\nrate = '1Gbps'", "device: 5 is unknown"),
         ("workers = 4\n[links]\nrate = 1", "key: 'links' is unknown"),
         ("workers =", "does not parse"),
         ("a = " + "[" * 100_000, "does not parse"),
@@ -182,3 +183,9 @@ VALUES = st.one_of(
 def test_any_changes_to_a_preset_give_a_cluster_or_a_config_error(changes):
     with contextlib.suppress(ConfigError):
         assert preset("dgx-v100", 4, **changes).workers == 4
+
+
+def test_a_preset_may_have_parameter_servers_besides():
+    place = preset("dgx-h100", servers=16, parameter_servers=4, rate="25Gbps")
+    assert (place.workers, place.gpus, place.exchange, place.servers) == (16, 8, "ps", 4)
+    assert preset("p3.16xlarge", 2, exchange="ps_colocated").exchange == "ps_colocated"

@@ -6,7 +6,8 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, Hop
-from foretrain.network.route import bottleneck, latency, overhead
+from foretrain.network.route import cost
+from foretrain.schedule import Cost
 from foretrain.units import MICROSECOND
 from tests.scenario import kappa, random_cluster
 
@@ -72,7 +73,7 @@ def test_gpus_of_a_host_reduce_before_the_hosts_do():
     alone = Cluster(4, up=GBPS, down=GBPS)
     many = dataclasses.replace(alone, gpus=8, local=100e9)
     assert [hop.pipe for hop in many.routes()["all_reduce"]] == ["local", "wire"]
-    assert many.cost == alone.cost  # the wire is dearer
+    assert many.cost.per_byte == alone.cost.per_byte  # the wire is dearer
     slow = dataclasses.replace(many, local=1e6)
     assert close(slow, Fraction(2 * 7, 8) / 10**6)
     assert dataclasses.replace(many, local=None).routes() == alone.routes()
@@ -81,7 +82,7 @@ def test_gpus_of_a_host_reduce_before_the_hosts_do():
 def test_one_worker_with_one_gpu_has_nobody_to_talk_to():
     with pytest.raises(ConfigError, match="nobody to exchange gradients with"):
         Cluster(1)
-    assert Cluster(1, exchange="ps", servers=1).cost > 0  # but a server may still hold its parameters
+    assert Cluster(1, exchange="ps", servers=1).cost.per_byte > 0  # but a server may still hold its parameters
 
 
 def test_halves_cost_what_the_whole_costs():
@@ -90,20 +91,29 @@ def test_halves_cost_what_the_whole_costs():
         routes = random_cluster(rng).routes()
         halves = routes["reduce_scatter"] + routes["all_gather"]
         assert sum(hop.cost for hop in halves) == sum(hop.cost for hop in routes["all_reduce"])
-        assert sum(hop.latency for hop in halves) == latency(routes)
+        assert sum(hop.latency for hop in halves) == sum(hop.latency for hop in routes["all_reduce"])
 
 
 def test_latency_counts_the_hops_of_a_ring():
-    routes = Cluster(8, latency=10 * MICROSECOND).routes()
-    assert latency(routes) == 2 * 7 * 10 * MICROSECOND
-    assert latency(Cluster(8, latency=10, exchange="ps_colocated").routes()) == 20
-    assert overhead(Cluster(8, overhead=5).routes()) == 5
-    assert overhead(Cluster(8, overhead=5, exchange="ps_colocated").routes()) == 10  # both halves use one wire
+    assert Cluster(8, latency=10 * MICROSECOND).cost.latency == 2 * 7 * 10 * MICROSECOND
+    assert Cluster(8, latency=10, exchange="ps_colocated").cost.latency == 20
+    assert Cluster(8, overhead=5).cost.overhead == 5
+    assert Cluster(8, overhead=5, exchange="ps_colocated").cost.overhead == 10  # both halves use one wire
 
 
-def test_a_pipe_used_twice_counts_twice():
-    routes = {"all_reduce": (Hop("a", 3, 1), Hop("b", 5, 4), Hop("a", 3, 2))}
-    assert (bottleneck(routes), overhead(routes)) == (6, 4)
+def test_the_dearest_pipe_costs_and_the_others_delay():
+    routes = {"all_reduce": (Hop("a", 3, 1, 7), Hop("b", 5, 4), Hop("a", 3, 2))}
+    assert cost(routes) == Cost(overhead=3, per_byte=6, latency=7 + 4, elsewhere=5, rounds=2)
+
+
+def test_one_exchange_alone_takes_its_time_and_its_delay():
+    rng = random.Random(4)
+    for _ in range(200):
+        place, size = random_cluster(rng), rng.randint(1, 10**6)
+        hops = place.routes()["all_reduce"]
+        alone = sum(hop.occupancy(size) + hop.latency for hop in hops)
+        predicted = place.cost.time(size) + place.cost.delay(size)
+        assert abs(alone - predicted) <= len(hops)  # each rounds up
 
 
 @pytest.mark.parametrize(

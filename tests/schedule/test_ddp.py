@@ -7,8 +7,9 @@ import pytest
 from foretrain.network import Cluster
 from foretrain.schedule import Spec
 from foretrain.schedule.buckets import Buckets, by_size
-from foretrain.tasks import Ready, Task
+from foretrain.tasks import Ready, StepBegin, Task
 from foretrain.virtual import simulate
+from foretrain.virtual.simulation import job_on
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_workload, replay
 
 
@@ -70,6 +71,15 @@ def test_buckets_are_rebuilt_once_in_the_order_of_readiness():
         steps = by_step(run.log)
         for step in (1, 2, 3):
             assert buckets_of(steps[step]) == expected
+
+
+def test_another_order_of_readiness_in_a_later_step_rebuilds_nothing():
+    policy = Spec("ddp", {"bucket": 1024}).build(job_on(layered((1, 1, 1), (1, 1, 1), (2048, 2048, 2048)), EXACT))
+    started = []
+    for step, order in enumerate(((1, 2, 0), (0, 1, 2), (2, 0, 1))):
+        policy.handle(StepBegin(step), 0)
+        started.append([buckets_of(start.chunk for start in policy.handle(Ready(task), 0)) for task in order])
+    assert started == [[[], [], [(0, 1, 2)]], [[], [(1,)], [(2,), (0,)]], [[], [], [(1,), (2,), (0,)]]]
 
 
 def test_the_first_bucket_holds_a_mebibyte_and_the_others_25():

@@ -201,3 +201,18 @@ def test_free_at_is_when_the_link_has_drained():
     assert monitor.free_at == 300
     link.receive()  # idle again: what happened counts, not what was expected
     assert monitor.free_at == 500
+
+
+def test_where_arrivals_come_in_bursts_only_whole_busy_periods_count():
+    """Push and pull on one wire: what is between two arrivals is half of what a chunk costs."""
+    cost = Cost(0, 2 * BYTE, 0, rounds=2)
+    monitor = Monitor(cost, 0.1, window=8)
+    for _ in range(3):
+        now = monitor.free_at
+        for _ in range(8):
+            monitor.start(now, 100)
+        for index in range(8):
+            monitor.done(now + 800 + 100 * (index + 1))
+    monitor.settle()
+    assert monitor.time(100) == 200
+    assert not monitor.drifted(0.01)

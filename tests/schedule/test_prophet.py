@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from foretrain.engine import Engine
+from foretrain.network import Cluster, cluster
 from foretrain.schedule import Cost, Job, Spec
 from foretrain.schedule.blocks import blocks
 from foretrain.tasks import Done, Ready, StepBegin
@@ -305,3 +306,20 @@ def test_a_late_block_does_not_idle_the_link_for_ever():
     assert sent == 60_000
     gaps = [after - before for (before, _), (after, _) in pairwise(decisions) if after < 80_000]
     assert max(gaps) <= 10_000
+
+
+@pytest.mark.parametrize("options", ["", ",ps=2", ",ps=colocated"])
+def test_it_has_settled_after_its_warm_up(options):
+    """What is measured is the first step after profiling: the following ones must be the same."""
+    rng = random.Random(options)
+    for _ in range(40):
+        workload = stepwise(rng)
+        place = cluster(f"4@8000Gbps,latency=0s,overhead=0s{options}")
+        run = simulate(workload, place, random_spec(rng, "prophet", workload.size), steps=5, trace=False)
+        assert len({b - a for a, b in pairwise(run.begins[-6:])}) == 1
+
+
+def test_a_network_that_costs_nothing_is_no_error():
+    workload = stepwise(random.Random(3))
+    free = Cluster(1, gpus=2)
+    assert simulate(workload, free, "prophet", trace=False).iteration_time >= workload.compute

@@ -1,5 +1,8 @@
 import random
 
+import pytest
+
+from foretrain.errors import StallError
 from foretrain.network import Cluster
 from foretrain.tasks import Chunk, Piece
 from foretrain.timeline import Timeline
@@ -122,3 +125,15 @@ def test_pipes_are_busy_for_what_they_carried():
     _, timeline = run(routes, [(10, 100, "all_reduce"), (20, 50, "all_reduce"), (900, 1, "all_reduce")])
     assert [(span.start, span.end, span.size) for span in timeline] == [(10, 113, 100), (113, 166, 50), (900, 904, 1)]
     assert timeline.busy("wire") == 103 + 53 + 4
+
+
+def test_time_that_stands_still_is_an_error(monkeypatch):
+    monkeypatch.setattr("foretrain.virtual.world._PATIENCE", 1000)
+    world = VirtualWorld(Pipes(Cluster(2).routes()))
+
+    def again():
+        world.call_at(world.now(), again)
+
+    world.call_at(7, again)
+    with pytest.raises(StallError, match="time stands still at 7 ps after 1,000 events"):
+        world.run()

@@ -20,5 +20,5 @@ def bound(scenario: tyro.conf.OmitArgPrefixes[Scenario]) -> None:
     console.print(f"{workload.name}, batch {workload.batch}, on {place}")
     console.print(str(found))
     console.print(f"computation {format_time(found.compute)}, communication {format_time(found.link)}")
-    console.print(f"with a barrier (WFBP, DDP) at best {format_time(found.wfbp)}")
-    console.print(f"with all-reduce split at the barrier (DeAR) at best {format_time(found.dear)}")
+    console.print(f"with a barrier (WFBP, DDP) no less than {format_time(found.wfbp)}")
+    console.print(f"with all-reduce split at the barrier (DeAR) no less than {format_time(found.dear)}")

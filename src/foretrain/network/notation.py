@@ -71,11 +71,19 @@ def cluster(text: str | Cluster) -> Cluster:
         raise error.at(f"cluster {text!r}") from None
 
 
-def preset(name: str, servers: int, **changes: Any) -> Cluster:
-    """A named kind of server, ``servers`` of them; ``changes`` as keys of a TOML file, e.g. ``rate="25Gbps"``."""
+def preset(name: str, servers: int, *, parameter_servers: int = 0, **changes: Any) -> Cluster:
+    """A named kind of server, ``servers`` of them.
+
+    Args:
+        name: one of `PRESETS`.
+        servers: how many of them train.
+        parameter_servers: dedicated hosts with parameters besides; 0 for all-reduce.
+        changes: keys of a TOML file, e.g. ``rate="25Gbps"`` or ``exchange="ps_colocated"``.
+    """
     if name.lower() not in PRESETS:
         raise unknown("cluster", name, PRESETS)
-    return _build(PRESETS[name.lower()] | {"workers": servers} | changes)
+    dedicated = {"exchange": "ps", "servers": parameter_servers} if parameter_servers else {}
+    return _build(PRESETS[name.lower()] | {"workers": servers} | dedicated | changes)
 
 
 def load(path: str | Path) -> Cluster:
@@ -142,10 +150,11 @@ def _build(fields: dict[str, Any]) -> Cluster:
             inside[key] = parse_time(value, key)
         else:
             inside[key] = value
-    if "up" in inside and "down" not in inside:
-        inside["down"] = inside["up"]
     if "workers" not in inside:
         raise ConfigError("workers", None, "is missing", "say how many hosts, e.g. workers = 4")
+    if "up" not in inside:
+        raise ConfigError("rate", None, "is missing", "say how fast a host's link is, e.g. rate = '10Gbps'")
+    inside.setdefault("down", inside["up"])
     gpus = inside.get("gpus", 1)
     if isinstance(gpus, int) and gpus > 1 and "local" not in inside:
         inside["local"] = device.preset(inside.get("device") or DEFAULT_DEVICE).local_rate

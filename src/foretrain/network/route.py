@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from foretrain.schedule import Cost
 from foretrain.tasks import Op
 from foretrain.units import Time, moving
 
@@ -34,22 +35,18 @@ class Hop:
 Route: TypeAlias = tuple[Hop, ...]
 
 
-def bottleneck(routes: Mapping[Op, Route]) -> int:
-    """κ: the cost of exchanging one byte where it is dearest, over all pipes a full exchange crosses."""
-    totals: dict[str, int] = {}
+def cost(routes: Mapping[Op, Route]) -> Cost:
+    """What one full exchange costs: κ and θ of the pipe where a byte is dearest, and the delay of all the others."""
+    totals: dict[str, tuple[int, Time]] = {}
     for hop in routes["all_reduce"]:
-        totals[hop.pipe] = totals.get(hop.pipe, 0) + hop.cost
-    return max(totals.values())
-
-
-def overhead(routes: Mapping[Op, Route]) -> Time:
-    """θ on the pipe where one exchange pays it most often."""
-    totals: dict[str, Time] = {}
-    for hop in routes["all_reduce"]:
-        totals[hop.pipe] = totals.get(hop.pipe, 0) + hop.overhead
-    return max(totals.values())
-
-
-def latency(routes: Mapping[Op, Route]) -> Time:
-    """The latency of one whole exchange."""
-    return sum(hop.latency for hop in routes["all_reduce"])
+        per_byte, overhead = totals.get(hop.pipe, (0, 0))
+        totals[hop.pipe] = (per_byte + hop.cost, overhead + hop.overhead)
+    dearest = max(totals, key=totals.__getitem__)
+    others = [total for pipe, total in totals.items() if pipe != dearest]
+    return Cost(
+        overhead=totals[dearest][1],
+        per_byte=totals[dearest][0],
+        latency=sum(hop.latency for hop in routes["all_reduce"]) + sum(overhead for _, overhead in others),
+        elsewhere=sum(per_byte for per_byte, _ in others),
+        rounds=sum(hop.pipe == dearest for hop in routes["all_reduce"]),
+    )

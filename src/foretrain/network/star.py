@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias, get_args
 
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.route import Hop, Route
-from foretrain.network.route import bottleneck as bottleneck_of
+from foretrain.network.route import cost as cost_of
+from foretrain.schedule import Cost
 from foretrain.tasks import Op
 from foretrain.units import MICROSECOND, Time, format_rate, format_time, per_byte
 
@@ -91,9 +92,9 @@ class Cluster:
         return self.workers * self.gpus
 
     @property
-    def cost(self) -> int:
-        """κ in the fixed point of `units.per_byte`: what exchanging one byte costs where it is dearest."""
-        return bottleneck_of(self.routes())
+    def cost(self) -> Cost:
+        """What one exchange costs: κ, θ and latency."""
+        return cost_of(self.routes())
 
     def routes(self) -> dict[Op, Route]:
         """The hops of every operation.

@@ -105,9 +105,9 @@ def cards(comparison: Comparison) -> list[Card]:
 
 def _binding(bound: Bound) -> Card:
     if bound.kind == "compute-bound":
-        return Card("What binds", "the GPU", "every gradient can hide behind the computation")
+        return Card("What binds", "the GPU", "communication can hide behind the computation")
     why = {
-        "embedding-bound": "embedding-bound: its gradient comes last and is needed first",
+        "embedding-bound": "embedding-bound: what comes last is needed first",
         "communication-bound": "communication-bound: the link is too slow for all that is at least as urgent",
     }
     return Card("Binding layer", bound.layer, why[bound.kind])

@@ -8,9 +8,14 @@ closed:
     T* = max over m of [ r_m + S_m + q_m ],    S_m = Σ_{i≤m} c_i,    and at least Σb + Σf
 
 Latency and θ are left out: T* bounds what scheduling can do on this link, whatever an operation costs. With partition
-δ, credit W and cost θ a priority schedule is within  T*(c_i + θ⌈s_i/δ⌉) + (W + δ)κ + θ(W/δ + 1).
+δ, credit W, cost θ and latency ℓ that the credit covers, a priority schedule is within
 
-A parameter server has two directions. Either alone is a relaxation, so the dearer one's T* still bounds everything.
+    T*(c_i + θ⌈s_i/δ⌉) + (W + δ)κ + θn + ℓ
+
+where n operations may be under way: W/δ + 1, and one more for each tensor that ends in less than a partition.
+
+A parameter server has two directions. Either alone is a relaxation, so the dearer one's T* still bounds everything, and
+so do its comparators.
 """
 
 from __future__ import annotations
@@ -24,8 +29,10 @@ from foretrain.schedule.job import Job
 from foretrain.units import COST_SHIFT, Time, format_time, moving
 from foretrain.workload.step import Workload
 
-_NOTICEABLE = 0.005
-"""Exposed communication below this share of the computation counts as none."""
+_NOTICEABLE = 0.01
+"""Exposed communication below this share of the computation is not worth a name."""
+_LATE = 0.98
+"""From this share of the backward pass on, a gradient counts as coming last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,8 @@ class Bound:
         tail: q_m, its update and the rest of the forward pass.
         compute: Σb + Σf.
         link: Σc, the link's time if it never idled.
-        wfbp: the comparator with a barrier, T of wait-free backpropagation.
-        dear: the comparator that splits all-reduce in two at the barrier.
+        wfbp: the comparator with a barrier: wait-free backpropagation, DDP and fusion take at least this.
+        dear: the comparator that splits all-reduce in two at the barrier takes at least this.
         kind: what binds.
     """
 
@@ -63,9 +70,10 @@ class Bound:
 
     def __str__(self) -> str:
         if self.kind == "compute-bound":
-            return f"T* = {format_time(self.time)}, compute-bound: every gradient can hide behind the computation"
+            hidden = f"all but {format_time(self.exposed)} of communication" if self.exposed else "all communication"
+            return f"T* = {format_time(self.time)}, compute-bound: {hidden} can hide behind the computation"
         first = self.kind == "embedding-bound"
-        why = "its gradient comes last and is needed first" if first else "the link cannot carry everything in time"
+        why = "what comes last is needed first" if first else "the link cannot carry everything in time"
         return (
             f"T* = {format_time(self.time)}, {self.kind} at layer {self.layer!r} ({why}): "
             f"{format_time(self.release)} of backward pass until its gradient exists "
@@ -76,7 +84,7 @@ class Bound:
 
 def bound(workload: Workload, job: Job) -> Bound:
     """The optimum of ``workload`` on a link of cost ``job.cost``. O(n log n)."""
-    time, task, release, sent = _jackson(job)
+    time, task, release, sent, late = _jackson(job)
     compute = workload.compute
     # A layer cannot run before its own parameters are updated, though nothing were to be sent.
     local = max((r + q for r, q in zip(job.releases, job.tails, strict=True)), default=0)
@@ -85,7 +93,7 @@ def bound(workload: Workload, job: Job) -> Bound:
     if time - compute <= _NOTICEABLE * compute:
         kind = "compute-bound"
     else:
-        kind = "embedding-bound" if release >= 0.98 * job.backward else "communication-bound"
+        kind = "embedding-bound" if late else "communication-bound"
     return Bound(
         time=time,
         layer=layer.name,
@@ -100,8 +108,12 @@ def bound(workload: Workload, job: Job) -> Bound:
     )
 
 
-def _jackson(job: Job) -> tuple[Time, int, Time, Time]:
-    """Preemptive largest tail first in exact fixed point: (T*, binding task, start of its chain, link time of it)."""
+def _jackson(job: Job) -> tuple[Time, int, Time, Time, bool]:
+    """Preemptive largest tail first, in exact fixed point.
+
+    Returns T*, the task that binds, when its chain begins, the link time of the chain, and whether everything in the
+    chain came last.
+    """
     n = len(job.tasks)
     left = [job.tasks[i].size * job.cost.per_byte for i in range(n)]
     arrivals = sorted(range(n), key=lambda i: job.releases[i])
@@ -125,22 +137,24 @@ def _jackson(job: Job) -> tuple[Time, int, Time, Time]:
             heappop(queue)
             finish[task] = now
     binding = max(range(n), key=lambda i: (finish[i] + (job.tails[i] << COST_SHIFT), -i))
-    begin = _chain(served, finish[binding], job.tails[binding], job.tails)
+    begin, chain = _chain(served, finish[binding], job.tails[binding], job.tails)
+    late = all(job.releases[task] >= _LATE * job.backward for task in chain)
     time = (finish[binding] + (job.tails[binding] << COST_SHIFT)) >> COST_SHIFT
     release = begin >> COST_SHIFT
-    return time, binding, release, time - job.tails[binding] - release
+    return time, binding, release, time - job.tails[binding] - release, late
 
 
-def _chain(served: Sequence[tuple[int, int, int]], end: int, tail: Time, tails: Sequence[Time]) -> int:
-    """Start of the unbroken time up to ``end`` in which only tasks with at least ``tail`` were sent."""
-    begin = end
+def _chain(served: Sequence[tuple[int, int, int]], end: int, tail: Time, tails: Sequence[Time]) -> tuple[int, set[int]]:
+    """The unbroken time up to ``end`` in which only tasks with at least ``tail`` were sent: its start, and these."""
+    begin, chain = end, set()
     for start, stop, task in reversed(served):
         if stop > begin or stop > end:
             continue
         if stop < begin or tails[task] < tail:
             break
         begin = start
-    return begin
+        chain.add(task)
+    return begin, chain
 
 
 def _wfbp(workload: Workload, job: Job) -> Time:

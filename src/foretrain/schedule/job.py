@@ -17,15 +17,23 @@ class Cost:
         overhead: θ, time of an operation whatever its size.
         per_byte: κ in the fixed point of `units.per_byte`.
         latency: time an operation spends on the way without occupying the link.
+        elsewhere: what a byte costs on the other pipes of its way together, in the same fixed point.
+        rounds: how often an operation crosses the link whose cost this is.
     """
 
     overhead: Time
     per_byte: int
     latency: Time = 0
+    elsewhere: int = 0
+    rounds: int = 1
 
     def time(self, size: int) -> Time:
         """How long ``size`` bytes occupy the link."""
         return self.overhead + moving(size, self.per_byte)
+
+    def delay(self, size: int) -> Time:
+        """How long ``size`` bytes are on their way besides."""
+        return self.latency + moving(size, self.elsewhere)
 
 
 @dataclass(frozen=True, slots=True)

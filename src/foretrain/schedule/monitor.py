@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from foretrain.schedule.job import Cost
-from foretrain.units import Time
+from foretrain.units import COST_SHIFT, Time
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -25,12 +25,17 @@ class Monitor:
     """Compares what chunks took with what the cost model says.
 
     Only chunks that found the link busy are measured, from the arrival before: what they took is the link's doing
-    alone, whereas a chunk on an idle link also pays latency that the next one hides.
+    alone, whereas a chunk on an idle link also pays a delay that the next one hides. See Note [Bursts].
 
     Args:
         cost: the model.
         share: quantile of bandwidth to promise, e.g. 0.1.
         window: measurements kept.
+
+    # Note [Bursts]
+    Where chunks cross several pipes, or one of them twice (push and pull on the same wire), the time between two
+    arrivals says little about either: a large chunk behind a small one seems slow, and what was pushed together is
+    pulled in a burst. There only a whole busy period is a measurement.
     """
 
     def __init__(self, cost: Cost, share: float, window: int = 128) -> None:
@@ -39,23 +44,30 @@ class Monitor:
         self._started: deque[tuple[Time, int]] = deque()
         self._recent: deque[float] = deque(maxlen=window)
         self._arrived: Time = -1
+        self._drained: Time = -1
         self._slowness = 1.0
         self.free_at: Time = 0
+        self._open(0)
 
     def start(self, now: Time, size: int) -> None:
         """A chunk of ``size`` bytes was started; `free_at` moves on to when the link should be free again."""
+        if not self._started:
+            self._open(now)
         self._started.append((now, size))
         self.free_at = max(now, self.free_at) + self.time(size)
 
     def done(self, now: Time) -> None:
         """The oldest chunk under way has arrived."""
         started, size = self._started.popleft()
+        expected = self._cost.time(size)
+        self._expected += expected
         # What was started after the last left the link, though before it arrived, may have found the link idle.
-        if started < self._arrived - self._cost.latency and self._arrived < now:
-            self._recent.append((now - self._arrived) / self._cost.time(size))
-        self._arrived = now
+        if started < self._drained and self._arrived < now:
+            self._gaps.append((now - self._arrived, expected))
+        self._arrived, self._drained = now, now - self._cost.delay(size)
         if not self._started:
             self.free_at = now
+            self._close()
 
     def time(self, size: int) -> Time:
         """How long ``size`` bytes occupy the link, by the present estimate."""
@@ -63,7 +75,7 @@ class Monitor:
 
     def fits(self, room: Time) -> int:
         """The most bytes one operation can carry in ``room``, by the present estimate."""
-        return ((int(room / self._slowness) - self._cost.overhead) << 32) // self._cost.per_byte
+        return ((int(room / self._slowness) - self._cost.overhead) << COST_SHIFT) // max(1, self._cost.per_byte)
 
     def settle(self) -> None:
         """Adopts what was measured."""
@@ -75,3 +87,17 @@ class Monitor:
         if len(self._recent) < (self._recent.maxlen or 0):
             return False
         return abs(quantile(self._recent, 0.5) / self._slowness - 1) > tolerance
+
+    def _open(self, now: Time) -> None:
+        """A busy period begins."""
+        self._began = now
+        self._expected: Time = 0
+        self._gaps: list[tuple[Time, Time]] = []
+
+    def _close(self) -> None:
+        """A busy period is over and its measurements count; see Note [Bursts]."""
+        if self._cost.rounds == 1 and not self._cost.elsewhere:
+            self._recent.extend(gap / expected for gap, expected in self._gaps)
+        elif self._gaps:
+            altogether = (self._drained - self._began) / self._expected
+            self._recent.extend([altogether] * len(self._gaps))

@@ -17,8 +17,8 @@ Departures, each because the simulator shows the gap to T* shrink:
 - the time from a block's first to its last gradient is filled by the same rule, not left idle.
 - ``cut`` (1 by default, 0 is the paper): the last partition is cut to what still fits, so that the link does not idle
   for the rest of every interval.
-- ``fuse`` (1 by default, 0 is the paper): small gradients share an operation, in the backward phase up to a partition,
-  in the forward phase while the data takes less than ``fuse`` × θ, so that nobody waits long for a neighbour.
+- ``fuse`` (1 by default, 0 is the paper, more fuses more): small gradients share an operation, in the backward phase
+  up to a partition, in the forward phase while the data takes less than ``fuse`` × θ, so that nobody waits long.
 - when a block is late, more is sent, a partition's time ahead, instead of idling until it arrives.
 """
 

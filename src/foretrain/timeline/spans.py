@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -42,7 +41,7 @@ class Timeline:
         self._lanes: list[str] = []
         self._kinds: list[Kind] = []
         self._names: list[str] = []
-        self._numbers = array("q")
+        self._numbers: list[int] = []
         for span in spans:
             self.add(span)
 

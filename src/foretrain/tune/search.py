@@ -19,7 +19,7 @@ _STRIDES = (4.0, 2.0, math.sqrt(2))
 _SMALLEST = 16_000
 """Bytes: below it an operation costs more than its data on every link of 1 Gb/s or more."""
 _ENOUGH = 2e-4
-"""A gap to T* that is not worth another evaluation."""
+"""A gap to T* that is not worth another evaluation, and a gain that is not worth moving away for."""
 
 
 def tune(workload: Workload, where: str | Cluster, schedule: str | Spec, *, evaluations: int = 60) -> Spec:
@@ -33,13 +33,13 @@ def tune(workload: Workload, where: str | Cluster, schedule: str | Spec, *, eval
     if not free:
         return plan
     search = _Search(workload, place, plan, evaluations)
-    best = search.better(plan, _analytic(plan, free, job_on(workload, place)))
+    best = search.better(plan, _analytic(plan, free, workload, job_on(workload, place)))
     for stride in _STRIDES:
         moved = True
         while moved and not search.over:
             moved = False
             for knob in free:
-                for candidate in _neighbours(best, knob, stride, workload.size):
+                for candidate in _neighbours(best, knob, stride, workload):
                     if search.better(best, candidate) is candidate:
                         best, moved = candidate, True
                         break
@@ -62,9 +62,9 @@ class _Search:
         return len(self._known) >= self._evaluations or min(self._known.values(), default=self._good + 1) <= self._good
 
     def better(self, old: Spec, new: Spec) -> Spec:
-        """The faster one; ``old`` among equals and when the search is over."""
-        time = self._time(old)
-        return old if self.over or self._time(new) >= time else new
+        """The faster one; ``old`` where they are as good as equal and when the search is over."""
+        least = self._time(old) * (1 - _ENOUGH)
+        return old if self.over or self._time(new) > least else new
 
     def _time(self, plan: Spec) -> Time:
         key = str(plan)
@@ -74,29 +74,31 @@ class _Search:
         return self._known[key]
 
 
-def _analytic(plan: Spec, free: list[Knob], job: Job) -> Spec:
+def _analytic(plan: Spec, free: list[Knob], workload: Workload, job: Job) -> Spec:
     """δ0 = sqrt(S·θ/κ) and W = max(2δ0, RTT/κ), the minimum of the overhead bound in `foretrain.schedule.bounds`."""
     kappa = job.cost.per_byte / (1 << COST_SHIFT)
-    total = sum(task.size for task in job.tasks)
-    partition = math.sqrt(total * max(1, job.cost.overhead) / max(kappa, 1e-9))
+    partition = math.sqrt(workload.size * max(1, job.cost.overhead) / max(kappa, 1e-9))
     credit = max(2 * partition, job.cost.latency / max(kappa, 1e-9))
     guesses = {"partition": partition, "slice": partition, "credit": credit}
-    chosen = {k.name: _round(guesses[k.name], k, total) for k in free if k.name in guesses}
+    chosen = {k.name: _round(guesses[k.name], k, workload) for k in free if k.name in guesses}
     return Spec(plan.name, {**plan.knobs, **chosen})
 
 
-def _neighbours(plan: Spec, knob: Knob, stride: float, total: int) -> list[Spec]:
+def _neighbours(plan: Spec, knob: Knob, stride: float, workload: Workload) -> list[Spec]:
     value = plan.settings[knob.name]
     if knob.grid:
         near = sorted(knob.grid, key=lambda x: abs(x - value))[1:3]
     else:
-        near = [_round(value * stride, knob, total), _round(value / stride, knob, total)]
+        near = [_round(value * factor, knob, workload) for factor in (stride, 1 / stride)]
     return [Spec(plan.name, {**plan.knobs, knob.name: new}) for new in near if new != value]
 
 
-def _round(value: float, knob: Knob, total: int) -> float:
-    """Two significant digits, within what makes sense for ``total`` bytes."""
+def _round(value: float, knob: Knob, workload: Workload) -> float:
+    """Two significant digits, within what makes a difference to ``workload``."""
     if knob.kind == "size":
-        value = min(max(value, _SMALLEST), max(2 * total, _SMALLEST))
+        # A partition larger than the largest tensor, or anything larger than all of them, changes nothing any more.
+        largest = max(gradient.size for gradient in workload.gradients)
+        most = largest if knob.name in ("partition", "slice") else workload.size
+        value = max(min(value, most), _SMALLEST)
     digits = 1 - math.floor(math.log10(value))
     return knob.check(min(max(round(value, digits), knob.low), knob.high))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
-from foretrain.network.route import latency, overhead
-from foretrain.schedule import Bound, Cost, Job, Spec, spec
+from foretrain.schedule import Bound, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
 from foretrain.tasks import Chunk
 from foretrain.timeline import Timeline
@@ -18,8 +17,7 @@ from foretrain.workload.step import Workload
 
 def job_on(workload: Workload, where: Cluster) -> Job:
     """The scheduler's view of ``workload`` on ``where``."""
-    routes = where.routes()
-    return Job.of(workload, Cost(overhead(routes), where.cost, latency(routes)))
+    return Job.of(workload, where.cost)
 
 
 def bound(workload: Workload, where: str | Cluster) -> Bound:

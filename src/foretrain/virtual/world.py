@@ -10,10 +10,13 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
+from foretrain.errors import StallError
 from foretrain.tasks import Chunk
 from foretrain.units import Time
 
 ARRIVAL, TIMER = 0, 1
+_PATIENCE = 1_000_000
+"""Events at one instant after which time is taken to stand still."""
 
 
 class Carrier(Protocol):
@@ -55,8 +58,14 @@ class VirtualWorld:
         heappush(self._heap, (when if when > self._now else self._now, priority, self._sequence, call, args))
 
     def run(self) -> None:
-        """Runs until nothing is left to happen."""
-        heap = self._heap
+        """Runs until nothing is left to happen; StallError if time no longer advances."""
+        heap, patience = self._heap, _PATIENCE
         while heap:
-            self._now, _, _, call, args = heappop(heap)
+            when, _, _, call, args = heappop(heap)
+            if when > self._now:
+                self._now, patience = when, _PATIENCE
+            patience -= 1
+            if not patience:
+                waits = [f"{call.__qualname__} at {when} ps" for when, _, _, call, _ in heap[:12]]
+                raise StallError(f"time stands still at {self._now} ps after {_PATIENCE:,} events there:", waits)
             call(*args)
