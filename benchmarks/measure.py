@@ -52,7 +52,9 @@ def machine() -> dict[str, str | int]:
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
             break
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    here = Path(__file__).parent
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False)
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": cpu,
@@ -65,7 +67,8 @@ def machine() -> dict[str, str | int]:
 def finish(arguments: argparse.Namespace, name: str, values: Mapping[str, float], details: Any = None) -> None:
     """Writes the JSON where asked for and prints the RESULT line, the last one."""
     if arguments.json:
-        record = {"name": name, "machine": machine(), "values": dict(values), "details": details}
+        record = {"name": name, "machine": machine(), "seed": "none: deterministic", "values": dict(values)}
+        record["details"] = details
         arguments.json.write_text(json.dumps(record, indent=2) + "\n")
     print(f"\n{machine()}")
     print(f"RESULT name={name} " + " ".join(f"{key}={value:.6g}" for key, value in values.items()))

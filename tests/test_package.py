@@ -13,6 +13,8 @@ def test_public_names():
         "Bound",
         "Cluster",
         "Comparison",
+        "ConfigError",
+        "ForetrainError",
         "Run",
         "Spec",
         "Timeline",

@@ -1,7 +1,7 @@
 """foretrain: forecast and speed up distributed DNN training.
 
-One communication scheduler in two worlds: the policies that order gradient traffic in a real job also run in a
-simulator, and every result comes with its distance to the provable optimum.
+One communication scheduler for two worlds: the policies that order gradient traffic are pure state machines that run
+in a simulator and on a real clock alike, and every result comes with its distance to the provable optimum.
 
     import foretrain as ft
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from foretrain import network as cluster
     from foretrain import workload
     from foretrain.comparison import Comparison, compare, sweep
+    from foretrain.errors import ConfigError, ForetrainError
     from foretrain.network import Cluster
     from foretrain.schedule import Bound, Spec
     from foretrain.timeline import Timeline
@@ -33,6 +34,8 @@ __all__ = [
     "Bound",
     "Cluster",
     "Comparison",
+    "ConfigError",
+    "ForetrainError",
     "Run",
     "Spec",
     "Timeline",
@@ -49,6 +52,8 @@ _HOMES = {
     "Bound": "schedule",
     "Cluster": "network",
     "Comparison": "comparison",
+    "ConfigError": "errors",
+    "ForetrainError": "errors",
     "Run": "virtual",
     "Spec": "schedule",
     "Timeline": "timeline",

@@ -118,6 +118,8 @@ class Engine:
     def _take(self, chunk: Chunk) -> None:
         left = self._to_gather if chunk.op == "all_gather" else self._to_reduce
         for piece in chunk.pieces:
+            if piece.size <= 0 or not 0 <= piece.task < len(left):
+                raise ScheduleError(f"{piece} is no part of a task: tasks are 0 to {len(left) - 1}, sizes positive")
             left[piece.task] -= piece.size
             if left[piece.task] < 0:
                 raise ScheduleError(

@@ -73,6 +73,19 @@ def test_bound_schedule_and_catalog():
 HERE = ("vgg16", "--cluster", "4 workers @ 1Gbps")
 
 
+def test_a_written_schedule_is_validated_and_run(tmp_path: Path):
+    path, here = tmp_path / "plan.txt", ("alexnet", "--cluster", "4 workers @ 10Gbps")
+    assert foretrain("schedule", *here, "-s", "p3(slice=4MB)", "--out", str(path)).returncode == 0
+    ran = foretrain("schedule", *here, "--run", str(path))
+    assert "an iteration" in ran.stdout
+    assert "above the optimum" in ran.stdout
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:3] + lines[4:]))
+    broken = foretrain("schedule", *here, "--run", str(path))
+    assert broken.returncode == 2
+    assert "are never reduced" in broken.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -91,6 +104,9 @@ HERE = ("vgg16", "--cluster", "4 workers @ 1Gbps")
         ((*HERE, "--throughput", "nan"), ("throughput", "nan")),
         ((*HERE, "--html", "/nowhere/x.html"), ("html", "/nowhere")),
         ((*HERE, "--sweep", "rat=1Gbps:2Gbps"), ("did you mean 'rate'",)),
+        ((*HERE, "--sweep", "rate=1Gbps:2Gbps", "--points", "1"), ("points", "1")),
+        ((*HERE, "--html", "x.html", "--trace", "x.html"), ("trace", "is what html is written to")),
+        ((*HERE, "--throughput", "1e30"), ("throughput", "leaves no time")),
     ],
 )
 def test_wrong_input_is_named_with_its_remedy(

@@ -4,6 +4,7 @@ import pytest
 
 from foretrain.comparison import compare
 from foretrain.schedule import IDEAL
+from foretrain.workload import zoo
 from tests.scenario import layered
 
 MS = 10**9
@@ -98,3 +99,18 @@ def test_the_gain_is_never_more_than_any_schedule_could(megabytes, place):
     assert found.advice.worth_it == (found.advice.gain >= 1.03)
     assert found.advice.text.endswith(".")
     assert found.advice.text.startswith("Worth it" if found.advice.worth_it else "Not worth it")
+
+
+def test_what_all_comes_last_is_no_embedding():
+    whole = layered([MS] * 4, [0, 0, 0, 8 * MS], [10**7] * 4)
+    assert "the link decides" in advice(whole, f"4 workers @ 10Gbps,{FREE}").text
+
+
+def test_latency_decides_where_it_does():
+    found = advice(zoo("resnet50"), "4x1xV100@100Gbps,latency=50ms")
+    assert "latency and the cost per operation decide" in found.text
+    assert "faster computation" not in found.text
+
+
+def test_one_worker_with_servers_gets_advice_too():
+    assert advice(zoo("alexnet"), "1xV100@10Gbps,ps=1").text

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from foretrain.errors import ForetrainError
+from foretrain.errors import ForetrainError, ScheduleError
 from foretrain.network import Hop
 from foretrain.runtime import WallWorld
 from foretrain.tasks import Chunk, Piece
@@ -82,3 +82,28 @@ def test_what_a_callback_raises_is_raised_where_one_waits():
 def test_waiting_for_what_never_comes_ends():
     with WallWorld(FREE) as world, pytest.raises(TimeoutError, match="did not finish"):
         world.run_until(threading.Event(), timeout=0.05)
+
+
+def test_what_the_pipe_raises_is_raised_too():
+    with WallWorld(FREE) as world:
+        world.start(None, lambda _: None)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ForetrainError, match="AttributeError"):
+            world.run_until(threading.Event(), timeout=10)
+
+
+def test_our_own_errors_keep_their_type():
+    def fail() -> None:
+        raise ScheduleError("of the test")
+
+    with WallWorld(FREE) as world:
+        world.call_at(0, fail)
+        with pytest.raises(ScheduleError, match="of the test"):
+            world.run_until(threading.Event(), timeout=10)
+
+
+def test_a_timer_years_ahead_does_not_break_the_loop():
+    finished = threading.Event()
+    with WallWorld(FREE) as world:
+        world.call_at(10**30, lambda: None)
+        world.call_at(world.now() + MILLISECOND, finished.set)
+        world.run_until(finished, timeout=10)

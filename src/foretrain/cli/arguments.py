@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,7 +46,8 @@ class Scenario:
             for field in ("batch", "precision", "throughput"):
                 if (value := getattr(self, field)) is not None:
                     raise ConfigError(field, value, "does not apply to a recorded workload", "leave it out")
-            return load(self.workload), place
+            # Its times are from where it was recorded, whatever GPU the cluster names.
+            return load(self.workload), dataclasses.replace(place, device=None)
         work = zoo(
             self.workload,
             batch=self.batch,
@@ -57,10 +59,13 @@ class Scenario:
 
 
 def check_writable(**paths: Path | None) -> None:
-    """ConfigError for an output whose folder does not exist, before any work is done."""
+    """ConfigError for an output that cannot be written, before any work is done."""
+    seen: dict[Path, str] = {}
     for field, path in paths.items():
         if path is None:
             continue
+        if (other := seen.setdefault(path.resolve(), field)) != field:
+            raise ConfigError(field, str(path), f"is what {other} is written to", "name another file")
         if not path.resolve().parent.is_dir():
             raise ConfigError(field, str(path), "is in a folder that does not exist", "make the folder first")
         if path.is_dir():

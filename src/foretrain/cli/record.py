@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from foretrain.cli.arguments import check_writable
 from foretrain.cli.script import loaded
 from foretrain.errors import ConfigError, MissingExtra, RecordError
 from foretrain.schedule.blocks import blocks
@@ -119,9 +120,7 @@ def _short(value: object) -> str:
 
 def _check_outputs(out: Path, plot: Path | None) -> None:
     """Everything about the files that can be wrong, before anything runs: a recording may take minutes."""
-    for field, path in (("out", out), ("plot", plot)):
-        if path and not path.resolve().parent.is_dir():
-            raise ConfigError(field, str(path), "is in a folder that does not exist", "make the folder first")
+    check_writable(out=out, plot=plot)
     if plot and plot.suffix not in (".html", ".svg"):
         raise ConfigError("plot", str(plot), "is neither .html nor .svg", "write e.g. releases.html")
     if plot and plot.suffix == ".html" and find_spec("plotly") is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from foretrain.cli.arguments import Scenario, check_writable
+from foretrain.errors import ConfigError
 
 
 def schedule(
@@ -15,27 +16,43 @@ def schedule(
     *,
     schedule: Annotated[str, tyro.conf.arg(aliases=["-s"])] = "bytescheduler",
     out: Path | None = None,
+    run: Path | None = None,
+    barrier: bool = False,
 ) -> None:
-    """Print one step of a schedule in steady state, chunk by chunk.
+    """Print one step of a schedule in steady state, chunk by chunk, or run one that was edited.
 
     Args:
         scenario: the workload and the cluster.
         schedule: a policy with its knobs, e.g. "bytescheduler(partition=1MB, credit=4MB)".
         out: a file to write instead of standard output.
+        run: validate and simulate the schedule in this file instead.
+        barrier: with --run, let all wait for the last gradient.
     """
     import sys
 
     from foretrain.files import write_atomically
-    from foretrain.schedule import script
+    from foretrain.schedule.script import Written
+    from foretrain.units import format_time
     from foretrain.virtual import simulate
-    from foretrain.virtual.simulation import job_on
 
     check_writable(out=out)
     workload, place = scenario.read()
-    run = simulate(workload, place, schedule, trace=False)
-    chunks = script.of_step(run.log, len(run.begins) - 2)
-    text = f"# {run.schedule} for {workload.name} on {place}\n" + script.write(chunks, job_on(workload, place).tasks)
+    if run:
+        text = _read(run)
+        found = simulate(workload, place, Written(text, barrier, name=run.name), trace=False)
+        time = format_time(found.iteration_time)
+        sys.stdout.write(f"{run}: {time} an iteration, {found.gap:.1%} above the optimum\n")
+        return
+    found = simulate(workload, place, schedule, trace=False)
+    text = f"# {found.schedule} for {workload.name} on {place}\n{found.script()}"
     if out:
         write_atomically(out, text)
     else:
         sys.stdout.write(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("run", str(path), f"cannot be read ({error})", "give the path of a schedule") from None

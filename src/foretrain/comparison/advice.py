@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from foretrain.network import Cluster
 from foretrain.schedule import IDEAL, POLICIES
 from foretrain.units import Time, format_rate, format_time
-from foretrain.virtual import Run
+from foretrain.virtual import Run, simulate
 from foretrain.virtual.simulation import bound
 
 _WORTH = 1.03
 """A speed-up below this is not worth anyone's change."""
+_COSTLY = 0.1
+"""A gap to T* from which on what T* leaves out is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,19 @@ class Advice:
         worth_it: whether the best schedule gains at least 3 % over DDP at its best, not counting what it gains only
             by updating parameters beside the computation.
         gain: the best schedule's speed-up over DDP at its best, that included.
-        text: the sentence.
+        verdict: worth it or not.
+        reasons: why, and what would help.
     """
 
     worth_it: bool
     gain: float
-    text: str
+    verdict: str
+    reasons: str
+
+    @property
+    def text(self) -> str:
+        """All in one sentence."""
+        return f"{self.verdict}; {self.reasons}."
 
 
 def fastest(runs: Sequence[Run]) -> Run:
@@ -43,8 +52,8 @@ def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
     gain = baseline.iteration_time / best.iteration_time
     updates = _updates(baseline, best)
     worth = (baseline.iteration_time - updates) / best.iteration_time >= _WORTH
-    verdict = _verdict(baseline, best, worth, gain)
-    return Advice(worth, gain, f"{verdict}{_caveat(baseline, best, updates)}; {_why(baseline)}{_what_helps(best)}.")
+    verdict = _verdict(baseline, best, worth, gain) + _caveat(baseline, best, updates)
+    return Advice(worth, gain, verdict, f"{_why(best)}; {_what_helps(best)}")
 
 
 def _verdict(baseline: Run, best: Run, worth: bool, gain: float) -> str:
@@ -57,13 +66,10 @@ def _verdict(baseline: Run, best: Run, worth: bool, gain: float) -> str:
     if limit < _WORTH:
         return f"Not worth it: DDP at its best is within {limit - 1:.1%} of the optimum, so no schedule can gain more"
     if gain <= 1:
-        return (
-            f"Not worth it: DDP at its best is not beaten by {best.schedule.name}; the optimum is {limit:.2f}× as fast"
-        )
-    return (
-        f"Not worth it: {best.schedule.name} gains {gain - 1:.1%} over DDP at its best, "
-        f"of the {limit - 1:.1%} that no schedule can exceed"
-    )
+        what = "no schedule here beats DDP at its best"
+    else:
+        what = f"{best.schedule.name} gains {gain - 1:.1%} over DDP at its best"
+    return f"Not worth it: {what}; at most {limit - 1:.1%} is possible"
 
 
 def _updates(baseline: Run, best: Run) -> Time:
@@ -86,6 +92,8 @@ def _why(run: Run) -> str:
     """Which resource decides, in numbers."""
     b = run.bound
     share = f"communication takes {b.link / b.compute:.2f}× as long as computation"
+    if _costly(run):
+        return f"latency and the cost per operation decide ({run.gap:.0%} above the optimum, which counts neither)"
     if b.kind == "compute-bound":
         return f"the GPU decides ({share} and can hide behind it)"
     if b.kind == "embedding-bound":
@@ -93,19 +101,31 @@ def _why(run: Run) -> str:
     return f"the link decides ({share})"
 
 
+def _costly(run: Run) -> bool:
+    """Whether latency and θ keep ``run`` from the optimum by more than is worth a change."""
+    if run.gap < _COSTLY:
+        return False
+    free = dataclasses.replace(run.cluster, latency=0, overhead=0)
+    return simulate(run.workload, free, run.schedule, trace=False).iteration_time < run.iteration_time / (
+        1 + _COSTLY / 2
+    )
+
+
 def _what_helps(run: Run) -> str:
     """The change outside the schedule that shortens T* most, if any does by 5 %."""
     now = run.bound
+    if _costly(run):
+        return "fewer and larger operations or a faster network stack would help"
     if now.kind == "compute-bound":
-        return "; only faster computation would help, e.g. a larger batch per GPU or lower precision"
+        return "only faster computation would help, e.g. lower precision or a faster GPU"
     found = [(bound(run.workload, place).time, words) for place, words in _changes(run.cluster)]
     found.append((_half_sized(run), "sending gradients in half the bits"))
     doubled = max(now.time - now.compute, 0) // 2 + now.compute
-    found.append((doubled, "accumulating two batches per exchange (per batch)"))
+    found.append((doubled, "exchanging once for two batches (per batch)"))
     time, words = min(found)
     if time > 0.95 * now.time:
-        return "; no single change of bandwidth, placement, compression or batch would gain 5 %"
-    return f"; {words} would bring the optimum from {format_time(now.time)} to {format_time(time)}"
+        return "no single change of bandwidth, placement, compression or batch would gain 5 %"
+    return f"{words} would bring the optimum from {format_time(now.time)} to {format_time(time)}"
 
 
 def _changes(place: Cluster) -> list[tuple[Cluster, str]]:
@@ -122,8 +142,8 @@ def _changes(place: Cluster) -> list[tuple[Cluster, str]]:
     if place.exchange == "ps":
         more = dataclasses.replace(place, servers=2 * place.servers)
         changes.append((more, f"{more.servers} parameter servers"))
-        beside = dataclasses.replace(place, exchange="all_reduce", servers=0, server_rate=None)
         if place.workers > 1:
+            beside = dataclasses.replace(place, exchange="all_reduce", servers=0, server_rate=None)
             changes.append((beside, "all-reduce instead of parameter servers"))
     return changes
 

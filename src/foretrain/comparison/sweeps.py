@@ -59,7 +59,7 @@ class Sweep:
 def sweep(
     workload: Workload,
     where: str | Cluster,
-    schedules: Sequence[str | Spec],
+    schedules: str | Sequence[str | Spec],
     along: str,
     *,
     points: int = 9,
@@ -72,7 +72,9 @@ def sweep(
     """
     place = cluster(where)
     parameter, values = _range(along, points)
-    plans = {str(plan): plan for plan in map(spec, schedules)}
+    plans = {str(plan): plan for plan in map(spec, [schedules] if isinstance(schedules, str) else schedules)}
+    if not plans:
+        raise ConfigError("schedules", schedules, "is empty", "name at least one")
     times: dict[str, list[Time]] = {name: [] for name in plans}
     optimum = []
     for done, value in enumerate(values):
@@ -81,14 +83,16 @@ def sweep(
         optimum.append(bound(workload, at).time)
         for name, plan in plans.items():
             best = tune(workload, at, plan, evaluations=24) if tuned else plan
-            times[name].append(simulate(workload, at, best, steps=1, trace=False).iteration_time)
+            times[name].append(simulate(workload, at, best, trace=False).iteration_time)
     progress("done", len(values), len(values))
     rows = {name: tuple(column) for name, column in times.items()}
     return Sweep(parameter, values, tuple(optimum), workload.compute, rows)
 
 
 def _range(along: str, points: int) -> tuple[str, tuple[float, ...]]:
-    parameter, _, span = along.partition("=")
+    if not isinstance(points, int) or points < 2:
+        raise ConfigError("points", points, "is not a number of points of a curve", "take at least 2")
+    parameter, _, span = str(along).partition("=")
     low_text, colon, high_text = span.partition(":")
     if parameter not in PARAMETERS:
         raise unknown("sweep", parameter, PARAMETERS)
@@ -96,7 +100,7 @@ def _range(along: str, points: int) -> tuple[str, tuple[float, ...]]:
         raise ConfigError("sweep", along, "has no range", "write e.g. 'rate=1Gbps:100Gbps'")
     parse: dict[str, Callable[[str, str], float]] = {"rate": parse_rate, "workers": _count}
     low, high = (parse.get(parameter, parse_time)(text.strip(), f"sweep {parameter}") for text in (low_text, high_text))
-    if not 0 < low < high or points < 2:
+    if not 0 < low < high:
         raise ConfigError("sweep", along, "is not an ascending range above zero", "write e.g. 'rate=1Gbps:100Gbps'")
     raw = [low * math.exp(math.log(high / low) * k / (points - 1)) for k in range(points)]
     if parameter == "rate":

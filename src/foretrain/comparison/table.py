@@ -84,7 +84,7 @@ class Comparison:
 def compare(
     workload: Workload,
     where: str | Cluster,
-    schedules: Sequence[str | Spec] = ALL_SCHEDULES,
+    schedules: str | Sequence[str | Spec] = ALL_SCHEDULES,
     *,
     tuned: bool = True,
     trace: bool = True,
@@ -101,7 +101,7 @@ def compare(
         progress: told what comes next.
     """
     place = cluster(where)
-    plans = [spec(schedule) for schedule in schedules]
+    plans = [spec(schedule) for schedule in ([schedules] if isinstance(schedules, str) else schedules)]
     if not plans:
         raise ConfigError("schedules", schedules, "is empty", f"name some of: {', '.join(POLICIES)}")
     runs = []

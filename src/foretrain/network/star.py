@@ -66,7 +66,8 @@ class Cluster:
         _check_count("servers", self.servers, 0)
         for field in ("up", "down", "server_rate", "local"):
             rate = getattr(self, field)
-            if rate is not None and not (isinstance(rate, float | int) and 0 < rate < math.inf):
+            number = isinstance(rate, float | int) and not isinstance(rate, bool)
+            if rate is not None and not (number and 0 < rate < math.inf):
                 raise ConfigError(field, rate, "is not a positive finite rate", "write e.g. '100Gbps'")
         for field in ("latency", "overhead"):
             _check_count(field, getattr(self, field), 0)

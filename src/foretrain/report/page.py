@@ -66,13 +66,12 @@ def render(comparison: Comparison) -> str:
         raise MissingExtra("plotly", "report", "an HTML page") from error
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string((resources.files("foretrain.report") / "page.html").read_text(encoding="utf-8"))
-    verdict, _, reasons = comparison.advice.text.partition("; ")
     drawn = [run for run in ranking(comparison) if len(run.timeline)]
     return template.render(
         comparison=comparison,
         workload=describe(comparison.workload),
-        verdict=verdict.rstrip("."),
-        reasons=reasons[:1].upper() + reasons[1:],
+        verdict=comparison.advice.verdict,
+        reasons=comparison.advice.reasons[:1].upper() + comparison.advice.reasons[1:] + ".",
         cards=cards(comparison),
         parts=parts(comparison.bound),
         rows=rows(comparison),
@@ -133,8 +132,9 @@ def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, go.Figure]:
     if drawn:
         figures["lanes"] = lanes(drawn, shown=_opening(comparison, drawn), names=_names(comparison, drawn))
     if comparison.sweep:
-        names = {"best": comparison.best.schedule.name, "baseline": comparison.baseline.schedule.name}
-        figures["curves"] = curves(comparison.sweep, **names)
+        best, baseline = comparison.best.schedule.name, comparison.baseline.schedule.name
+        keys = {key.partition("(")[0]: key for key in comparison.sweep.times}
+        figures["curves"] = curves(comparison.sweep, keys.get(best, ""), keys.get(baseline, ""))
     return figures
 
 

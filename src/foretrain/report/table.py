@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretrain.comparison import Comparison, fastest
-from foretrain.schedule import IDEAL, POLICIES
+from foretrain.schedule import IDEAL, POLICIES, Spec
 from foretrain.units import format_size, format_time, to_seconds
 from foretrain.virtual import Run
 from foretrain.workload.step import Workload
@@ -35,6 +35,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def knobs(run: Run) -> tuple[str, ...]:
     """``knob=value`` of every knob that a search may change, as a schedule's notation takes it."""
+    if not isinstance(run.schedule, Spec):
+        return ()
     settings = run.schedule.settings
     tunable = [knob for knob in POLICIES[run.schedule.name].knobs if knob.tunable]
     return tuple(f"{knob.name}={knob.write(settings[knob.name])}" for knob in tunable)

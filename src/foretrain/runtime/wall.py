@@ -29,7 +29,8 @@ class WallWorld:
         hop: the pipe: cost per byte, overhead and latency.
 
     ``with WallWorld(hop) as world: ...`` starts the threads; leaving ends them, also on an exception or Ctrl-C,
-    whatever is still under way. An exception in a callback is raised again by `run_until`.
+    whatever is still under way. What either thread raises ends both; `run_until` raises it again, a ForetrainError as
+    it is and anything else wrapped in one.
     """
 
     def __init__(self, hop: Hop) -> None:
@@ -43,8 +44,8 @@ class WallWorld:
         self._chunks: SimpleQueue[tuple[Chunk, Callable[[Chunk], None]] | None] = SimpleQueue()
         self._stop = threading.Event()
         self._threads = (
-            threading.Thread(target=self._loop, name="foretrain-wall-loop", daemon=True),
-            threading.Thread(target=self._pace, name="foretrain-wall-pipe", daemon=True),
+            threading.Thread(target=self._guard, args=(self._loop,), name="foretrain-wall-loop", daemon=True),
+            threading.Thread(target=self._guard, args=(self._pace,), name="foretrain-wall-pipe", daemon=True),
         )
 
     def __enter__(self) -> WallWorld:
@@ -86,23 +87,32 @@ class WallWorld:
                 break
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the wall world did not finish within {timeout} s")
+        if isinstance(self._failure, ForetrainError):
+            raise self._failure
         if self._failure is not None:
-            raise ForetrainError("a callback failed in the wall world") from self._failure
+            raise ForetrainError(f"the wall world failed: {self._failure!r}") from self._failure
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        """Runs a thread's body and keeps what it raises."""
+        try:
+            body()
+        except BaseException as error:
+            self._failure = self._failure or error
+
+    def _seconds_until(self, when: Time) -> float:
+        """At most an hour: what waits looks again, and no wait is longer than the system can express."""
+        return min(3600.0, (when - self.now()) / 1e12)
 
     def _loop(self) -> None:
         while True:
             with self._changed:
                 while not self._closed and (not self._timers or self._timers[0][0] > self.now()):
-                    wait = (self._timers[0][0] - self.now()) / 1e12 if self._timers else None
+                    wait = self._seconds_until(self._timers[0][0]) if self._timers else None
                     self._changed.wait(wait)
                 if self._closed:
                     return
                 call = heappop(self._timers)[2]
-            try:
-                call()
-            except BaseException as error:
-                self._failure = error
-                return
+            call()
 
     def _pace(self) -> None:
         free: Time = 0
@@ -110,6 +120,7 @@ class WallWorld:
             chunk, done = item
             # Against the absolute end of the last chunk, so that late wake-ups do not add up.
             free = max(free, self.now()) + self._hop.occupancy(chunk.size)
-            if self._stop.wait(max(0.0, (free - self.now()) / 1e12)):
-                return
+            while (left := self._seconds_until(free)) > 0:
+                if self._stop.wait(left):
+                    return
             self.call_at(free + self._hop.latency, lambda chunk=chunk, done=done: done(chunk))

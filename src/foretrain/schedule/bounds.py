@@ -70,8 +70,8 @@ class Bound:
 
     def __str__(self) -> str:
         if self.kind == "compute-bound":
-            hidden = f"all but {format_time(self.exposed)} of communication" if self.exposed else "all communication"
-            return f"T* = {format_time(self.time)}, compute-bound: {hidden} can hide behind the computation"
+            rest = f", but for {format_time(self.exposed)} of sending and updating" if self.exposed else ""
+            return f"T* = {format_time(self.time)}, compute-bound: communication can hide behind the computation{rest}"
         first = self.kind == "embedding-bound"
         why = "what comes last is needed first" if first else "the link cannot carry everything in time"
         return (
@@ -86,11 +86,9 @@ def bound(workload: Workload, job: Job) -> Bound:
     """The optimum of ``workload`` on a link of cost ``job.cost``. O(n log n)."""
     time, task, release, sent, late = _jackson(job)
     compute = workload.compute
-    # A layer cannot run before its own parameters are updated, though nothing were to be sent.
-    local = max((r + q for r, q in zip(job.releases, job.tails, strict=True)), default=0)
-    time = max(time, compute, local)
+    time = max(time, compute)
     layer = workload.layers[job.layers[task]]
-    if time - compute <= _NOTICEABLE * compute:
+    if time - compute - layer.update <= _NOTICEABLE * compute:
         kind = "compute-bound"
     else:
         kind = "embedding-bound" if late else "communication-bound"
@@ -111,8 +109,8 @@ def bound(workload: Workload, job: Job) -> Bound:
 def _jackson(job: Job) -> tuple[Time, int, Time, Time, bool]:
     """Preemptive largest tail first, in exact fixed point.
 
-    Returns T*, the task that binds, when its chain begins, the link time of the chain, and whether everything in the
-    chain came last.
+    Returns T*, the task that binds, when its chain begins, the link time of the chain, and whether the chain is of few
+    tensors that all came last.
     """
     n = len(job.tasks)
     left = [job.tasks[i].size * job.cost.per_byte for i in range(n)]
@@ -138,7 +136,8 @@ def _jackson(job: Job) -> tuple[Time, int, Time, Time, bool]:
             finish[task] = now
     binding = max(range(n), key=lambda i: (finish[i] + (job.tails[i] << COST_SHIFT), -i))
     begin, chain = _chain(served, finish[binding], job.tails[binding], job.tails)
-    late = all(job.releases[task] >= _LATE * job.backward for task in chain)
+    # More than half of all tensors is no embedding but the model.
+    late = 2 * len(chain) <= n and all(job.releases[task] >= _LATE * job.backward for task in chain)
     time = (finish[binding] + (job.tails[binding] << COST_SHIFT)) >> COST_SHIFT
     release = begin >> COST_SHIFT
     return time, binding, release, time - job.tails[binding] - release, late

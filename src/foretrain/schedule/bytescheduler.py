@@ -28,7 +28,7 @@ class ByteScheduler:
         Knob("partition", 4_000_000, 1 << 10, 1 << 34),
         Knob("credit", 16_000_000, 1 << 10, 1 << 34),
     )
-    barrier: ClassVar[bool] = False
+    barrier: bool = False
     warmup: int = 0
 
     def __init__(self, job: Job, *, partition: int, credit: int) -> None:

@@ -30,7 +30,7 @@ class Ddp:
         Knob("bucket", 25 << 20, 1 << 10, 1 << 34),
         Knob("first", 1 << 20, 1 << 10, 1 << 34, tunable=False),
     )
-    barrier: ClassVar[bool] = True
+    barrier: bool = True
     warmup: int = 1
 
     def __init__(self, job: Job, *, bucket: int, first: int) -> None:

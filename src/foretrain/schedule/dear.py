@@ -24,7 +24,7 @@ class Dear:
     """Decoupled all-reduce."""
 
     knobs: ClassVar[tuple[Knob, ...]] = (Knob("group", 25_000_000, 1 << 10, 1 << 34),)
-    barrier: ClassVar[bool] = False
+    barrier: bool = False
     warmup: int = 0
 
     def __init__(self, job: Job, *, group: int) -> None:

@@ -20,7 +20,7 @@ class Fifo:
     """Wait-free backpropagation (WFBP)."""
 
     knobs: ClassVar[tuple[Knob, ...]] = ()
-    barrier: ClassVar[bool] = True
+    barrier: bool = True
     warmup: int = 0
 
     def __init__(self, job: Job) -> None:

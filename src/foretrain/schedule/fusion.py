@@ -26,7 +26,7 @@ class Fusion:
         Knob("threshold", 128 << 20, 1 << 10, 1 << 34),
         Knob("cycle", MILLISECOND, 10 * MICROSECOND, SECOND, "time"),
     )
-    barrier: ClassVar[bool] = True
+    barrier: bool = True
     warmup: int = 0
 
     def __init__(self, job: Job, *, threshold: int, cycle: Time) -> None:

@@ -85,5 +85,5 @@ class Job:
 
     @property
     def by_release(self) -> tuple[int, ...]:
-        """Task indices in the order the backward pass releases them; the more urgent first among equals."""
-        return tuple(sorted(range(len(self.tasks)), key=lambda i: (self.releases[i], self.tasks[i].first_use)))
+        """Task indices in the order the backward pass releases them; of one instant the deepest layer first."""
+        return tuple(sorted(range(len(self.tasks)), key=lambda i: (self.releases[i], -self.layers[i], i)))

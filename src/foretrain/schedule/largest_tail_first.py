@@ -28,7 +28,7 @@ class LargestTailFirst:
         Knob("partition", 256_000, 1, 1 << 34),
         Knob("credit", 512_000, 1, 1 << 34),
     )
-    barrier: ClassVar[bool] = False
+    barrier: bool = False
     warmup: int = 0
 
     def __init__(self, job: Job, *, partition: int, credit: int) -> None:

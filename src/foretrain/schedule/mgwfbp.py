@@ -43,7 +43,7 @@ class MgWfbp:
     """Merged-gradient WFBP."""
 
     knobs: ClassVar[tuple[Knob, ...]] = ()
-    barrier: ClassVar[bool] = True
+    barrier: bool = True
     warmup: int = 0
 
     def __init__(self, job: Job) -> None:

@@ -25,17 +25,18 @@ class Monitor:
     """Compares what chunks took with what the cost model says.
 
     Only chunks that found the link busy are measured, from the arrival before: what they took is the link's doing
-    alone, whereas a chunk on an idle link also pays a delay that the next one hides. See Note [Bursts].
+    alone, whereas a chunk on an idle link also pays a delay that the next one hides. See Note [Several pipes].
 
     Args:
         cost: the model.
         share: quantile of bandwidth to promise, e.g. 0.1.
         window: measurements kept.
 
-    # Note [Bursts]
-    Where chunks cross several pipes, or one of them twice (push and pull on the same wire), the time between two
-    arrivals says little about either: a large chunk behind a small one seems slow, and what was pushed together is
-    pulled in a burst. There only a whole busy period is a measurement.
+    # Note [Several pipes]
+    Where chunks cross several pipes, one behind a smaller one arrives late though the link was not slow: it had to
+    leave the pipe before first. Only those behind one at least as large are measured. Where they cross one pipe twice
+    (push and pull on the same wire) they arrive in bursts, first several pushed, then pulled one right after the
+    other, and the time between two arrivals says nothing; there a whole busy period is one measurement.
     """
 
     def __init__(self, cost: Cost, share: float, window: int = 128) -> None:
@@ -46,13 +47,16 @@ class Monitor:
         self._arrived: Time = -1
         self._drained: Time = -1
         self._slowness = 1.0
+        self._usual = 1.0
         self.free_at: Time = 0
-        self._open(0)
+        self._last = 0
+        self._began: Time = 0
+        self._expected: Time = 0
 
     def start(self, now: Time, size: int) -> None:
         """A chunk of ``size`` bytes was started; `free_at` moves on to when the link should be free again."""
         if not self._started:
-            self._open(now)
+            self._began, self._expected = now, 0
         self._started.append((now, size))
         self.free_at = max(now, self.free_at) + self.time(size)
 
@@ -62,12 +66,14 @@ class Monitor:
         expected = self._cost.time(size)
         self._expected += expected
         # What was started after the last left the link, though before it arrived, may have found the link idle.
-        if started < self._drained and self._arrived < now:
-            self._gaps.append((now - self._arrived, expected))
-        self._arrived, self._drained = now, now - self._cost.delay(size)
+        queued = started < self._drained and self._arrived < now
+        if self._cost.rounds == 1 and queued and (not self._cost.elsewhere or size <= self._last):
+            self._recent.append((now - self._arrived) / expected)
+        self._arrived, self._drained, self._last = now, now - self._cost.delay(size), size
         if not self._started:
             self.free_at = now
-            self._close()
+            if self._cost.rounds > 1:
+                self._recent.append((self._drained - self._began) / self._expected)
 
     def time(self, size: int) -> Time:
         """How long ``size`` bytes occupy the link, by the present estimate."""
@@ -81,23 +87,10 @@ class Monitor:
         """Adopts what was measured."""
         if self._recent:
             self._slowness = quantile(self._recent, 1 - self._share)
+            self._usual = quantile(self._recent, 0.5)
 
     def drifted(self, tolerance: float) -> bool:
-        """Whether the median of a full window has left the adopted estimate by more than ``tolerance``."""
+        """Whether the median of a full window has left the one adopted by more than ``tolerance``."""
         if len(self._recent) < (self._recent.maxlen or 0):
             return False
-        return abs(quantile(self._recent, 0.5) / self._slowness - 1) > tolerance
-
-    def _open(self, now: Time) -> None:
-        """A busy period begins."""
-        self._began = now
-        self._expected: Time = 0
-        self._gaps: list[tuple[Time, Time]] = []
-
-    def _close(self) -> None:
-        """A busy period is over and its measurements count; see Note [Bursts]."""
-        if self._cost.rounds == 1 and not self._cost.elsewhere:
-            self._recent.extend(gap / expected for gap, expected in self._gaps)
-        elif self._gaps:
-            altogether = (self._drained - self._began) / self._expected
-            self._recent.extend([altogether] * len(self._gaps))
+        return abs(quantile(self._recent, 0.5) / self._usual - 1) > tolerance

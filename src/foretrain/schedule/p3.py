@@ -21,7 +21,7 @@ class P3:
     """Priority-based parameter propagation."""
 
     knobs: ClassVar[tuple[Knob, ...]] = (Knob("slice", 160_000, 1 << 10, 1 << 34),)
-    barrier: ClassVar[bool] = False
+    barrier: bool = False
     warmup: int = 0
 
     def __init__(self, job: Job, *, slice: int) -> None:  # noqa: A002, the paper's word

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 from foretrain.engine import Policy
@@ -34,7 +35,7 @@ class Scheduled(Policy, Protocol):
     """
 
     knobs: ClassVar[tuple[Knob, ...]]
-    barrier: ClassVar[bool]
+    barrier: bool
     warmup: int
 
 
@@ -67,7 +68,7 @@ class Spec:
     """
 
     name: str
-    knobs: Mapping[str, float] = field(default_factory=dict)
+    knobs: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
@@ -81,7 +82,7 @@ class Spec:
                 checked[name] = known[name].check(value)
             except ConfigError as error:
                 raise error.at(f"schedule {self.name}") from None
-        object.__setattr__(self, "knobs", checked)
+        object.__setattr__(self, "knobs", MappingProxyType(checked))
 
     @property
     def settings(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ Departures, each because the simulator shows the gap to T* shrink:
   for the rest of every interval.
 - ``fuse`` (1 by default, 0 is the paper, more fuses more): small gradients share an operation, in the backward phase
   up to a partition, in the forward phase while the data takes less than ``fuse`` × θ, so that nobody waits long.
-- when a block is late, more is sent, a partition's time ahead, instead of idling until it arrives.
+- when a block is late, one partition after the other is sent until it comes, instead of idling.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Prophet:
         Knob("cut", 1, 0, 1, "count", tunable=False),
         Knob("fuse", 1.0, 0.0, 1e6, "factor", grid=(0.0, 1.0, 4.0, 16.0, 64.0)),
     )
-    barrier: ClassVar[bool] = False
+    barrier: bool = False
 
     def __init__(
         self,
@@ -140,10 +140,17 @@ class Prophet:
         return self._fill(now, found.durations[block]) if first else ()
 
     def _late(self, now: Time) -> Sequence[Action]:
-        """The interval is over. If what should have come by now has not, send for one partition's time more."""
+        """The interval is over. If what should have come by now has not, send one more partition and look again."""
         if self._deadline is None or now < self._deadline or not self._coming or not self._queue:
             return ()
-        return self._fill(now, self._monitor.time(self._partition))
+        actions: list[Action] = []
+        if self._monitor.free_at <= now:
+            chunk = self._gather(self._partition, self._partition)
+            assert chunk is not None
+            actions.append(Start(chunk))
+            self._send(actions, now)
+        self._deadline = max(now + 1, self._monitor.free_at)
+        return [*actions, WakeAt(self._deadline)]
 
     def _fill(self, now: Time, interval: Time) -> list[Action]:
         """Starts what drains within ``interval`` from now."""

@@ -13,10 +13,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import get_args
+from dataclasses import dataclass
+from typing import ClassVar, get_args
 
 from foretrain.engine import Decision
 from foretrain.errors import ScheduleError, unknown
+from foretrain.schedule.job import Job
+from foretrain.schedule.knob import Knob
 from foretrain.tasks import Action, Chunk, Done, Event, Op, Piece, Ready, Start, StepBegin, Task
 from foretrain.units import Time
 
@@ -73,16 +76,39 @@ def validate(chunks: Iterable[Chunk], tasks: Sequence[Task]) -> tuple[Chunk, ...
     return chunks
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A schedule as text, in the place of a policy: `simulate` takes it.
+
+    Attributes:
+        text: one step, chunk by chunk.
+        barrier: whether the optimizer and the next forward pass wait until everything has landed.
+        name: what to call it.
+    """
+
+    text: str
+    barrier: bool = False
+    name: str = "script"
+
+    def build(self, job: Job) -> Script:
+        """The policy; ScheduleError names the line that does not read or breaks a rule."""
+        return Script(parse(self.text, job.tasks), job.tasks, barrier=self.barrier)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Script:
     """A policy that starts given chunks in their given order, each as soon as what it sends exists.
 
     On links that serve in order of starting this reproduces the schedule it was taken from, in either world.
     """
 
+    knobs: ClassVar[tuple[Knob, ...]] = ()
     warmup: int = 0
 
     def __init__(self, chunks: Sequence[Chunk], tasks: Sequence[Task], *, barrier: bool = False) -> None:
-        self.barrier = barrier
+        self.barrier: bool = barrier
         self._chunks = validate(chunks, tasks)
         self._count = len(tasks)
         self._reset()

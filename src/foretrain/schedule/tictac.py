@@ -12,7 +12,8 @@ For a transfer r among those outstanding:
 The paper orders *pulls*. So gradients are pushed (reduce-scattered) as they appear, and when all are aggregated, which
 is synchronous training's barrier, parameters are pulled (all-gathered) in that order while the forward pass runs.
 
-Departure: the graph here is the chain of layers; the functions below take any.
+Departures: the graph here is the chain of layers, though the functions below take any; and TIC breaks ties of M+, which
+the paper leaves open, by the smallest computation that waits.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Tac:
     """Timing-aware communication scheduling."""
 
     knobs: ClassVar[tuple[Knob, ...]] = ()
-    barrier: ClassVar[bool] = False
+    barrier: bool = False
     warmup: int = 0
 
     def __init__(self, job: Job) -> None:
@@ -144,7 +145,7 @@ class Tic:
     """Timing-independent communication scheduling."""
 
     knobs: ClassVar[tuple[Knob, ...]] = ()
-    barrier: ClassVar[bool] = False
+    barrier: bool = False
     warmup: int = 0
 
     def __init__(self, job: Job) -> None:

@@ -69,7 +69,7 @@ class _Search:
     def _time(self, plan: Spec) -> Time:
         key = str(plan)
         if key not in self._known:
-            run = simulate(self._workload, self._place, plan, steps=1, trace=False)
+            run = simulate(self._workload, self._place, plan, trace=False)
             self._known[key] = run.iteration_time
         return self._known[key]
 
@@ -87,7 +87,8 @@ def _analytic(plan: Spec, free: list[Knob], workload: Workload, job: Job) -> Spe
 def _neighbours(plan: Spec, knob: Knob, stride: float, workload: Workload) -> list[Spec]:
     value = plan.settings[knob.name]
     if knob.grid:
-        near = sorted(knob.grid, key=lambda x: abs(x - value))[1:3]
+        here = min(range(len(knob.grid)), key=lambda i: abs(knob.grid[i] - value))
+        near = [knob.grid[i] for i in (here - 1, here + 1) if 0 <= i < len(knob.grid)]
     else:
         near = [_round(value * factor, knob, workload) for factor in (stride, 1 / stride)]
     return [Spec(plan.name, {**plan.knobs, knob.name: new}) for new in near if new != value]

@@ -11,7 +11,8 @@ import msgspec
 from foretrain.engine import Decision
 from foretrain.files import write_atomically
 from foretrain.network import Cluster
-from foretrain.schedule import Bound, Spec
+from foretrain.schedule import Bound, Job, Spec
+from foretrain.schedule.script import Written, of_step, write
 from foretrain.timeline import Timeline
 from foretrain.units import Time, to_seconds
 from foretrain.workload.step import Workload
@@ -24,7 +25,8 @@ class Run:
     Attributes:
         workload: what ran.
         cluster: where.
-        schedule: under which policy and knobs.
+        schedule: under which policy and knobs, or which written schedule.
+        barrier: whether all waited for the last gradient.
         iteration_time: ps from one backward pass to the next.
         bound: the optimum it is measured against.
         begins: when each backward pass began, ps.
@@ -34,7 +36,8 @@ class Run:
 
     workload: Workload
     cluster: Cluster
-    schedule: Spec
+    schedule: Spec | Written
+    barrier: bool
     iteration_time: Time
     bound: Bound
     begins: tuple[Time, ...]
@@ -53,8 +56,9 @@ class Run:
 
     @property
     def idle(self) -> float:
-        """Share of the iteration in which the GPU runs neither forward nor backward."""
-        return self.exposed / self.iteration_time
+        """Share of the iteration in which the GPU does nothing; with a barrier the update is work of the GPU."""
+        busy = self.workload.update if self.barrier else 0
+        return (self.exposed - busy) / self.iteration_time
 
     @property
     def throughput(self) -> float:
@@ -65,6 +69,11 @@ class Run:
         """The last ``count`` iterations of the timeline, from 0."""
         first = max(0, len(self.begins) - 1 - count)
         return self.timeline.between(self.begins[first], self.begins[-1])
+
+    def script(self) -> str:
+        """What the last whole step sent, chunk by chunk, as text; `foretrain.schedule.script` runs it again."""
+        chunks = of_step(self.log, len(self.begins) - 2)
+        return write(chunks, Job.of(self.workload, self.cluster.cost).tasks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, times in seconds, for JSON."""

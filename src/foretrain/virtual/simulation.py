@@ -6,6 +6,7 @@ from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
 from foretrain.schedule import Bound, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
+from foretrain.schedule.script import Written
 from foretrain.tasks import Chunk
 from foretrain.timeline import Timeline
 from foretrain.virtual.pipes import Pipes
@@ -17,6 +18,8 @@ from foretrain.workload.step import Workload
 
 def job_on(workload: Workload, where: Cluster) -> Job:
     """The scheduler's view of ``workload`` on ``where``."""
+    if not isinstance(workload, Workload):
+        raise ConfigError("workload", workload, "is no workload", "write e.g. ft.workload.zoo('vgg16')")
     return Job.of(workload, where.cost)
 
 
@@ -28,7 +31,7 @@ def bound(workload: Workload, where: str | Cluster) -> Bound:
 def simulate(
     workload: Workload,
     where: str | Cluster,
-    schedule: str | Spec = "bytescheduler",
+    schedule: str | Spec | Written = "bytescheduler",
     *,
     steps: int = 2,
     trace: bool = True,
@@ -38,17 +41,18 @@ def simulate(
     Args:
         workload: one worker's step.
         where: a cluster or its notation, e.g. ``"4x8xV100@100Gbps"``.
-        schedule: a policy or its notation, e.g. ``"bytescheduler(partition=1MB)"``.
+        schedule: a policy or its notation, e.g. ``"bytescheduler(partition=1MB)"``, or one that was written down.
         steps: iterations after the policy's own warm-up; the last is the one that is measured.
         trace: whether to record a timeline.
 
     Raises:
         ConfigError: an argument is wrong.
+        ScheduleError: a written schedule does not read, or does not exchange everything once.
         StallError: the schedule leaves bytes unsent.
     """
-    if steps < 1:
-        raise ConfigError("steps", steps, "measures nothing", "simulate at least 1 step")
-    place, plan = cluster(where), spec(schedule)
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigError("steps", steps, "is not a number of steps to measure", "simulate at least 1")
+    place, plan = cluster(where), schedule if isinstance(schedule, Written) else spec(schedule)
     work = job_on(workload, place)
     policy = plan.build(work)
     timeline = Timeline() if trace else None
@@ -62,6 +66,7 @@ def simulate(
         workload=workload,
         cluster=place,
         schedule=plan,
+        barrier=policy.barrier,
         iteration_time=begins[-1] - begins[-2],
         bound=bound_of(workload, work),
         begins=begins,

@@ -66,7 +66,7 @@ class Workload:
             raise ConfigError("layers", [], "is empty", "a step has at least one layer")
         if not self.gradients:
             raise ConfigError("gradients", [], "is empty", "a step has at least one gradient to exchange")
-        if not isinstance(self.batch, int) or self.batch < 1:
+        if not isinstance(self.batch, int) or isinstance(self.batch, bool) or self.batch < 1:
             raise ConfigError("batch", self.batch, "is not a positive number of samples", "write e.g. 64")
         for index, layer in enumerate(self.layers):
             for field in ("forward", "backward", "update"):
@@ -81,7 +81,7 @@ class Workload:
             if gradient.name in names:
                 raise ConfigError(f"{where}.name", gradient.name, "appears twice", "names are unique")
             names.add(gradient.name)
-            if not 0 <= gradient.layer < len(self.layers):
+            if not isinstance(gradient.layer, int) or not 0 <= gradient.layer < len(self.layers):
                 remedy = f"layers are numbered 0 to {len(self.layers) - 1}"
                 raise ConfigError(f"{where}.layer", gradient.layer, "is no layer", remedy)
             if gradient.release > self.backward:

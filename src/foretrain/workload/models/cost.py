@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from foretrain.device import Device, Precision, element_size
+from foretrain.errors import ConfigError
 from foretrain.units import SECOND, Time
 from foretrain.workload.step import Gradient, Layer
 
@@ -60,6 +61,8 @@ def rescaled(layers: Sequence[Layer], batch: int, throughput: float) -> tuple[La
     """The same layers, all faster or slower by one factor, so that a step alone does ``throughput`` samples/s."""
     step = sum(layer.forward + layer.backward + layer.update for layer in layers)
     factor = batch / throughput * SECOND / step
+    if factor * step < 1000 * len(layers):
+        raise ConfigError("throughput", throughput, "leaves no time to compute", "write samples per second of one GPU")
 
     def scaled(time: Time) -> Time:
         return round(time * factor)
