@@ -17,7 +17,7 @@ help:
 
 setup: $(READY)
 
-# torch comes first and pinned: an unpinned one pulls gigabytes of CUDA packages.
+# torch comes first and pinned, so that no range elsewhere pulls a newer one with gigabytes of CUDA packages.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0

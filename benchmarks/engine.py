@@ -1,9 +1,12 @@
 """Decisions per second: engine and policy, in a world that delivers every chunk at once.
 
 Each of n tasks is cut into 4 chunks by the policies that cut; those that fuse decide less often, so the time per task
-is shown as well. All tasks become ready; then chunk after chunk is started and delivered until none is left. The
-world costs next to nothing, so the time is the engine's and the policy's. The baseline, in the same interleaved run,
-is a list of tasks searched for the most urgent one at every decision, on 1,000 tasks.
+is shown as well. All tasks become ready; then chunk after chunk is started and delivered until none is left. The world
+costs next to nothing, so the time is the engine's and the policy's. The limit is the interpreter: some 1.3 µs of
+bytecode a chunk, of which its five structs (piece, chunk, action, decision, event) are 0.16 µs.
+
+The baseline, in the same interleaved run, is a list of tasks searched for the most urgent one at every decision, on
+1,000 tasks.
 """
 
 from __future__ import annotations
@@ -87,22 +90,24 @@ class Case:
         self.work, self.world = work, Loopback()
         self.rates: list[float] = []
         self.seconds: list[float] = []
-        self.engine = Engine(policy, self.world, work.tasks)
+        self.policy = policy
         for _ in range(getattr(policy, "warmup", 0)):
             self.step()
         self.rates.clear()
 
     def step(self) -> None:
         """One step; appends decisions per second to ``rates``."""
-        before, began = len(self.engine.log), time.perf_counter()
-        self.engine.post(StepBegin(len(self.rates)))
+        # A new engine each time: its log of all steps would otherwise measure the memory allocator.
+        engine = Engine(self.policy, self.world, self.work.tasks)
+        began = time.perf_counter()
+        engine.post(StepBegin(len(self.rates)))
         for task in self.work.by_release:
             self.world.clock += 1_000_000
-            self.engine.post(Ready(task))
+            engine.post(Ready(task))
         self.world.run()
         seconds = time.perf_counter() - began
         self.seconds.append(seconds)
-        self.rates.append((len(self.engine.log) - before) / seconds)
+        self.rates.append(len(engine.log) / seconds)
 
 
 def main() -> None:
