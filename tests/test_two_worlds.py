@@ -86,19 +86,28 @@ def wall(policy_of: Callable[[Job], Scheduled]) -> Replay:
     return replay
 
 
+def decided(policy_of: Callable[[Job], Scheduled], expected: list[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
+    """What was decided on the wall clock. A machine that stalls for 10 ms may change a decision, but not five times."""
+    found = chunks(wall(policy_of))
+    for _ in range(4):
+        if found == expected:
+            break
+        found = chunks(wall(policy_of))
+    return found
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_same_decisions_in_both_worlds(schedule: str):
     simulated, policy = virtual(schedule)
     assert min(b - a for a, b in pairwise(sorted(policy.times))) >= APART
-    real = wall(spec(schedule).build)
-    assert chunks(real) == chunks(simulated)
+    assert decided(spec(schedule).build, chunks(simulated)) == chunks(simulated)
 
 
 def test_a_log_of_the_virtual_world_runs_again_in_the_real_one():
     recorded, _ = virtual(SCHEDULES[-2])
     plan = script.of_step(recorded.log, STEPS - 1)
-    real = wall(lambda work: script.Script(plan, work.tasks))
-    assert [chunk for _, chunk in chunks(real)] == list(plan) * STEPS
+    expected = [(step, chunk) for step in range(STEPS) for chunk in plan]
+    assert decided(lambda work: script.Script(plan, work.tasks), expected) == expected
 
 
 def test_the_same_scenario_gives_the_same_bytes_of_timeline():
