@@ -1,5 +1,5 @@
 # make demo and make test set everything up by themselves, from a bare Python 3.11 on.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

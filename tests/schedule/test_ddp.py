@@ -114,3 +114,18 @@ def test_the_optimizer_waits_for_all_buckets():
     # Layer 0 could run forward when its gradient has landed, but all is sent first, then updated, then run.
     run = simulate(layered((5, 7), (1, 1), (2048, 2048), (3, 4)), EXACT, "ddp(bucket=1KiB, first=1KiB)")
     assert run.iteration_time == 1 + 2 * 2048 + (3 + 4) + (5 + 7)
+
+
+def test_with_find_unused_parameters_it_takes_the_reverse_of_registration_and_keeps_it():
+    torch = pytest.importorskip("torch")
+    rng = random.Random(5)
+    for _ in range(100):
+        workload = random_workload(rng)
+        bucket = max(1024, int(workload.size * rng.uniform(0.05, 0.5)))
+        knobs = {"bucket": bucket, "first": 1024, "find_unused": 1}
+        _, run, _ = replay(workload, random_cluster(rng), Spec("ddp", knobs), 3)
+        tensors = [torch.empty(gradient.size, dtype=torch.uint8) for gradient in workload.gradients]
+        assigned, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, [1024, bucket])
+        expected = [tuple(tasks) for tasks in reversed(assigned)]
+        for step in range(3):
+            assert buckets_of(by_step(run.log)[step]) == expected

@@ -5,6 +5,8 @@ Source: Li et al., VLDB'20 §3.2, and torch 2.13's `torch/nn/parallel/distribute
 - In the first step there is a single bucket with everything (torch 2.13 without ``find_unused_parameters``), so that
   the first step overlaps nothing and predicts nothing.
 - It then rebuilds the buckets once, in the order in which gradients became ready, with a first bucket of 1 MiB.
+- With ``find_unused_parameters`` it never rebuilds: buckets are cut in registration order, the first of 1 MiB, and
+  used in reverse, from the first step on.
 - Buckets start strictly in index order, each when all its gradients are ready. The optimizer waits for all of them.
 
 Departure: with an explicit ``bucket_cap_mb`` torch also uses it for the first bucket. Here the first bucket stays at
@@ -29,16 +31,19 @@ class Ddp:
     knobs: ClassVar[tuple[Knob, ...]] = (
         Knob("bucket", 25 << 20, 1 << 10, 1 << 34),
         Knob("first", 1 << 20, 1 << 10, 1 << 34, tunable=False),
+        Knob("find_unused", 0, 0, 1, "count", tunable=False),
     )
     barrier: bool = True
     warmup: int = 1
 
-    def __init__(self, job: Job, *, bucket: int, first: int) -> None:
+    def __init__(self, job: Job, *, bucket: int, first: int, find_unused: int) -> None:
         self._tasks = job.tasks
         self._caps = (min(first, bucket), bucket)
-        self._buckets = Buckets(job.tasks, [range(len(job.tasks))])
+        registered = range(len(job.tasks))
+        initial = by_size(registered, job.tasks, self._caps)[::-1] if find_unused else [registered]
+        self._buckets = Buckets(job.tasks, initial)
         self._seen: list[int] = []
-        self._rebuilt = False
+        self._rebuilt = bool(find_unused)
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
         """Starts the buckets whose turn has come; rebuilds them after the first step."""
