@@ -40,3 +40,8 @@ def test_everything_fits_and_knobs_are_always_there(comparison: Comparison, widt
     flat = " ".join(text.split())
     for words in ("T/T*", "speed-up", "exposed", "idle", "images/s", "optimum T*", "slice=4MB", "credit=16MB", "T* ="):
         assert words in flat
+
+
+def test_a_baseline_that_was_not_asked_for_is_called_tuned(comparison: Comparison):
+    names = [line.name for line in rows(comparison) if line.name.startswith("ddp")]
+    assert sorted(names) == ["ddp", "ddp, tuned"]

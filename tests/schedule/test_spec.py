@@ -111,7 +111,9 @@ def test_values_that_no_knob_takes(value):
 def test_names_that_nothing_has():
     with pytest.raises(ConfigError, match="schedule: 'nope' is unknown"):
         Spec("nope")
-    with pytest.raises(ConfigError, match=r"schedule ddp\.knob: 'partition' is unknown; known: bucket, find_unused, first"):
+    with pytest.raises(
+        ConfigError, match=r"schedule ddp\.knob: 'partition' is unknown; known: bucket, find_unused, first"
+    ):
         Spec("ddp", {"partition": 1})
 
 

@@ -27,10 +27,23 @@ def ranking(comparison: Comparison) -> list[Run]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its policy, numbered where a policy appears more than once."""
+    """What to call each run: its policy, and of two the one with knobs "tuned"; more of one policy are numbered."""
     names = [run.schedule.name for run in runs]
-    numbered = (f"{name} {names[: place + 1].count(name)}" for place, name in enumerate(names))
-    return [both if names.count(name) > 1 else name for name, both in zip(names, numbered, strict=True)]
+    plain = [run.schedule.name for run in runs if not _set(run)]
+    found = []
+    for place, (run, name) in enumerate(zip(runs, names, strict=True)):
+        if names.count(name) == 1 or (names.count(name) == 2 and plain.count(name) == 1 and not _set(run)):
+            found.append(name)
+        elif names.count(name) == 2 and plain.count(name) == 1:
+            found.append(f"{name}, tuned")
+        else:
+            found.append(f"{name} {names[: place + 1].count(name)}")
+    return found
+
+
+def _set(run: Run) -> bool:
+    """Whether any knob differs from its default."""
+    return isinstance(run.schedule, Spec) and bool(run.schedule.knobs)
 
 
 def knobs(run: Run) -> tuple[str, ...]:
