@@ -107,3 +107,4 @@ def test_a_timer_years_ahead_does_not_break_the_loop():
         world.call_at(10**30, lambda: None)
         world.call_at(world.now() + MILLISECOND, finished.set)
         world.run_until(finished, timeout=10)
+        assert finished.is_set()
