@@ -1,5 +1,4 @@
 import contextlib
-import math
 from fractions import Fraction
 
 import pytest
@@ -116,9 +115,8 @@ def test_parts_of_the_smallest_unit_round_up(parse, text):
     assert parse(text) == 1
 
 
-@given(st.integers(0, 10**18), st.integers(1, 10**6))
-def test_times_round_up_never_down(numerator, denominator):
-    assert units.seconds(numerator / denominator / SECOND) >= math.floor(numerator / denominator / SECOND) * SECOND
+@given(st.integers(0, 10**18))
+def test_times_round_up_never_down(numerator):
     text = f"{Fraction(numerator, 10**6).__float__():.6f}us"
     exact = Fraction(text[:-2]) * MICROSECOND
     assert 0 <= units.parse_time(text) - exact < 1
@@ -138,19 +136,11 @@ def test_a_size_survives_text_exactly(size):
     assert units.parse_size(units.exact_size(size)) == size
 
 
-@given(st.floats(1e-3, 1e15))
-@example(1.25e9)
-@example(1 / 3)
-def test_a_rate_survives_text_exactly(rate):
-    assert units.parse_rate(units.exact_rate(rate)) == rate
-
-
 def test_exact_text_is_as_short_as_people_write_it():
     assert units.exact_time(12_345_678) == "12.345678us"
     assert units.exact_time(2 * SECOND) == "2s"
     assert units.exact_size(25_000_000) == "25MB"
     assert units.exact_size(25 << 20) == "25MiB"
-    assert units.exact_rate(12.5e9) == "100Gbps"
 
 
 @pytest.mark.parametrize(

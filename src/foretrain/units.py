@@ -76,11 +76,6 @@ def parse_rate(text: object, field: str = "rate") -> float:
     return float(rate)
 
 
-def seconds(value: float) -> Time:
-    """Picoseconds of a number of seconds, rounded up."""
-    return math.ceil(value * SECOND)
-
-
 def to_seconds(time: Time) -> float:
     """Seconds of a number of picoseconds: for people and for plots, never for arithmetic on events."""
     return time / SECOND
@@ -103,15 +98,6 @@ def exact_size(size: int) -> str:
         if size and size % _SIZES[unit] == 0:
             return f"{size // _SIZES[unit]}{unit}"
     return f"{size}B"
-
-
-def exact_rate(rate: float) -> str:
-    """Text that `parse_rate` turns back into exactly ``rate``."""
-    for unit in ("Gbps", "Mbps"):
-        text = f"{float(Fraction(rate) / _RATES[unit]):.10g}{unit}"
-        if parse_rate(text) == rate:
-            return text
-    return f"{rate!r}B/s"
 
 
 def _significant(value: float, steps: tuple[tuple[float, str], ...]) -> str:

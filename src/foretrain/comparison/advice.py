@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretrain.network import Cluster
-from foretrain.schedule import IDEAL, POLICIES
+from foretrain.schedule import IDEAL
 from foretrain.units import Time, format_rate, format_time
 from foretrain.virtual import Run, simulate
 from foretrain.virtual.simulation import bound
@@ -53,7 +53,15 @@ def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
     updates = _updates(baseline, best)
     worth = (baseline.iteration_time - updates) / best.iteration_time >= _WORTH
     verdict = _verdict(baseline, best, worth, gain) + _caveat(baseline, best, updates)
-    return Advice(worth, gain, verdict, f"{_why(best)}; {_what_helps(best)}")
+    if _costly(best):
+        # T* leaves latency and θ out, so nothing that is read off it would be to the point.
+        reasons = (
+            f"latency and the cost per operation decide ({best.gap:.0%} above the optimum, which counts neither); "
+            "fewer and larger operations or a faster network stack would help"
+        )
+    else:
+        reasons = f"{_why(best)}; {_what_helps(best)}"
+    return Advice(worth, gain, verdict, reasons)
 
 
 def _verdict(baseline: Run, best: Run, worth: bool, gain: float) -> str:
@@ -78,7 +86,7 @@ def _updates(baseline: Run, best: Run) -> Time:
     The model gives updates room to run there; a GPU that is busy has none.
     """
     gained = baseline.iteration_time - best.iteration_time
-    return max(0, min(gained, baseline.workload.update)) if not POLICIES[best.schedule.name].barrier else 0
+    return 0 if best.barrier else max(0, min(gained, baseline.workload.update))
 
 
 def _caveat(baseline: Run, best: Run, updates: Time) -> str:
@@ -92,8 +100,6 @@ def _why(run: Run) -> str:
     """Which resource decides, in numbers."""
     b = run.bound
     share = f"communication takes {b.link / b.compute:.2f}× as long as computation"
-    if _costly(run):
-        return f"latency and the cost per operation decide ({run.gap:.0%} above the optimum, which counts neither)"
     if b.kind == "compute-bound":
         return f"the GPU decides ({share} and can hide behind it)"
     if b.kind == "embedding-bound":
@@ -106,16 +112,13 @@ def _costly(run: Run) -> bool:
     if run.gap < _COSTLY:
         return False
     free = dataclasses.replace(run.cluster, latency=0, overhead=0)
-    return simulate(run.workload, free, run.schedule, trace=False).iteration_time < run.iteration_time / (
-        1 + _COSTLY / 2
-    )
+    time = simulate(run.workload, free, run.schedule, trace=False).iteration_time
+    return time * (1 + _COSTLY / 2) < run.iteration_time
 
 
 def _what_helps(run: Run) -> str:
     """The change outside the schedule that shortens T* most, if any does by 5 %."""
     now = run.bound
-    if _costly(run):
-        return "fewer and larger operations or a faster network stack would help"
     if now.kind == "compute-bound":
         return "only faster computation would help, e.g. lower precision or a faster GPU"
     found = [(bound(run.workload, place).time, words) for place, words in _changes(run.cluster)]
