@@ -16,6 +16,8 @@ def test_the_tree_is_the_documented_one():
         "ScheduleError": (ForetrainError,),
         "StallError": (ForetrainError,),
         "RecordError": (ForetrainError,),
+        "PeerLost": (ForetrainError,),
+        "Disagreement": (ForetrainError,),
         "MissingExtra": (ForetrainError, ImportError),
     }
     assert all(name in (errors.__doc__ or "") for name in found)

@@ -10,6 +10,7 @@ import foretrain as ft
 
 def test_public_names():
     assert ft.__all__ == [
+        "Attached",
         "Bound",
         "Cluster",
         "Comparison",
@@ -19,6 +20,7 @@ def test_public_names():
         "Spec",
         "Timeline",
         "Workload",
+        "attach",
         "bound",
         "cluster",
         "compare",
@@ -31,7 +33,7 @@ def test_public_names():
     assert callable(ft.compare)
     assert callable(ft.workload.zoo)
     assert callable(ft.cluster.preset)
-    with pytest.raises(AttributeError, match="it has: Bound, Cluster"):
+    with pytest.raises(AttributeError, match="it has: Attached, Bound, Cluster"):
         _ = ft.nothing  # pyright: ignore
 
 

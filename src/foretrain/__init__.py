@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from foretrain.comparison import Comparison, compare, sweep
     from foretrain.errors import ConfigError, ForetrainError
     from foretrain.network import Cluster
+    from foretrain.runtime import Attached, attach
     from foretrain.schedule import Bound, Spec
     from foretrain.timeline import Timeline
     from foretrain.virtual import Run, bound, simulate
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Attached",
     "Bound",
     "Cluster",
     "Comparison",
@@ -40,6 +42,7 @@ __all__ = [
     "Spec",
     "Timeline",
     "Workload",
+    "attach",
     "bound",
     "cluster",
     "compare",
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Attached": "runtime",
     "Bound": "schedule",
     "Cluster": "network",
     "Comparison": "comparison",
@@ -58,6 +62,7 @@ _HOMES = {
     "Spec": "schedule",
     "Timeline": "timeline",
     "Workload": "workload",
+    "attach": "runtime",
     "bound": "virtual",
     "compare": "comparison",
     "simulate": "virtual",

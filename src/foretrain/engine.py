@@ -8,7 +8,7 @@ where nobody waits for it, by `foretrain.schedule.script.validate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Protocol
 
 import msgspec
@@ -58,17 +58,23 @@ class Engine:
         world: carries the decisions out.
         tasks: what there is to send in every step, indexed by `Task.index`.
         landed: called with a task's index when all its bytes have arrived everywhere, once per step.
+        log: where to keep decisions; a job that runs for weeks hands in a deque that forgets.
     """
 
     def __init__(
-        self, policy: Policy, world: World, tasks: Sequence[Task], landed: Callable[[int], None] | None = None
+        self,
+        policy: Policy,
+        world: World,
+        tasks: Sequence[Task],
+        landed: Callable[[int], None] | None = None,
+        log: MutableSequence[Decision] | None = None,
     ) -> None:
         self._policy = policy
         self._world = world
         self._tasks = tasks
         self._landed = landed
         self._step = -1
-        self._log: list[Decision] = []
+        self._log: MutableSequence[Decision] = [] if log is None else log
         # Bytes of each task in this step that may still be reduced, may be gathered, and have yet to land.
         self._to_reduce = [0] * len(tasks)
         self._to_gather = [0] * len(tasks)

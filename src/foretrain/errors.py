@@ -5,6 +5,8 @@
     ├── ScheduleError    a schedule or policy breaks a rule: bytes moved twice, never, or before they exist
     ├── StallError       nothing more can happen and the work is not done: lists who waits for what
     ├── RecordError      a training step cannot be recorded: says what was seen and what is needed
+    ├── PeerLost         a rank of the job was killed, stopped, left or lost its link: names it and what was under way
+    ├── Disagreement     ranks that must agree do not: on the model, the order or the settings
     └── MissingExtra     an optional package is not installed: names the command that installs it (also an ImportError)
 
 A message says what was wrong, the value, and what to do. `ConfigError.at` adds the outer part of a field's path on
@@ -54,6 +56,14 @@ class StallError(ForetrainError):
 
 class RecordError(ForetrainError):
     """A training step cannot be recorded."""
+
+
+class PeerLost(ForetrainError):
+    """Another rank is gone. Says which, since when, and what was under way."""
+
+
+class Disagreement(ForetrainError):
+    """Ranks that must agree do not. Says on what, and which rank differs."""
 
 
 class MissingExtra(ForetrainError, ImportError):

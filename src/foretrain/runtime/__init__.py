@@ -1,5 +1,29 @@
-"""The real world: threads, clocks and, in time, torch.distributed."""
+"""The real world: a PyTorch job whose communication is scheduled, and a paced pipe to test policies on a real clock.
+
+    attach       a model and its optimizer → `Attached`
+    WallWorld    threads and a clock, no tensors
+
+Names are imported on first use: only `attach` needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from foretrain.runtime.wall import WallWorld
 
-__all__ = ["WallWorld"]
+if TYPE_CHECKING:
+    from foretrain.runtime.attaching import Attached, attach
+
+__all__ = ["Attached", "WallWorld", "attach"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("attach", "Attached"):
+        from foretrain.workload.torch_version import require_torch
+
+        require_torch("attach")
+        from foretrain.runtime import attaching
+
+        return getattr(attaching, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,600 @@
+"""attach: a model and its optimizer, and from then on their communication is scheduled.
+
+warm-up steps      everything is reduced at step() and watched: order of use, times, costs      `Warmup`
+one agreement      the slowest rank's times, the measured network, knobs at their best           `setup`
+scheduled steps    hooks → Exchange → Carrier → Updates → the next forward pass                  `Scheduled`
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+
+from foretrain.engine import Decision
+from foretrain.errors import ConfigError, ForetrainError, StallError, unknown
+from foretrain.network import Cluster
+from foretrain.runtime import guards, setup
+from foretrain.runtime.buffers import Buffers, share_all
+from foretrain.runtime.carrier import Carrier
+from foretrain.runtime.compression import Rounding, wire_dtype
+from foretrain.runtime.exchange import Exchange
+from foretrain.runtime.follower import Follower
+from foretrain.runtime.gradients import Gradients
+from foretrain.runtime.hooks import Handle, Hook, after_forward, before_forward, entrances, hide_from_compiler, remove_all
+from foretrain.runtime.leader import Leader
+from foretrain.runtime.observation import Observation, workload_of
+from foretrain.runtime.optimizers import Attachment, check
+from foretrain.runtime.replayer import Replayer
+from foretrain.runtime.scheduled import Scheduled
+from foretrain.runtime.sideband import Sideband
+from foretrain.runtime.streams import streams
+from foretrain.runtime.trace import Trace
+from foretrain.runtime.updates import Updates
+from foretrain.runtime.warmup import Warmup
+from foretrain.schedule import Bound, Cost, Job, Spec
+from foretrain.schedule import bound as bound_of
+from foretrain.timeline import Timeline
+from foretrain.units import Time, parse_time, to_seconds
+from foretrain.workload.step import Workload
+from foretrain.workload.stopwatch import stopwatch
+
+logger = logging.getLogger("foretrain")
+
+Agreement = Literal["coordinator", "replay"]
+_SWITCH = 0.0005
+"""Seconds a thread may keep the interpreter from another; Python's own 5 ms are longer than most messages take."""
+
+
+def attach(
+    model: nn.Module,
+    optimizer: optim.Optimizer | Sequence[optim.Optimizer],
+    schedule: str | Spec = "bytescheduler",
+    group: dist.ProcessGroup | None = None,
+    *,
+    compression: str | None = None,
+    agreement: Agreement = "coordinator",
+    broadcast_buffers: bool = True,
+    warmup: int = 3,
+    timeout: float | str = 60.0,
+    patience: float | str = 1800.0,
+    check_every: int = 50,
+    interface: str | None = None,
+    trace: bool = False,
+) -> Attached:
+    """Schedules the communication of ``model``, trained by ``optimizer``, over the ranks of ``group``.
+
+    Call it once on every rank, after ``init_process_group`` and in place of DistributedDataParallel; then train as
+    before. Parameters and buffers begin as rank 0's.
+
+    Args:
+        model: on one device; not wrapped in DistributedDataParallel or FSDP.
+        optimizer: one, or several, of its parameters.
+        schedule: a policy of `foretrain.schedule`; knobs that it leaves open are set by simulating what was observed.
+        group: None is the default group. Collectives run on groups of their own.
+        compression: None, "fp16" or "bf16": what is sent, with error feedback.
+        agreement: "coordinator" orders what is ready on all ranks; "replay" repeats one fixed order, without messages.
+        broadcast_buffers: whether buffers are rank 0's before each forward pass, as DDP does it.
+        warmup: steps to watch before scheduling begins, at least 1.
+        timeout: seconds, or e.g. "30s", after which a rank that says nothing counts as lost.
+        patience: seconds after which a collective, or work that does not move, counts as stuck.
+        check_every: steps between two comparisons of what all ranks have issued; 0 never.
+        interface: where the coordinator listens, e.g. "eth0"; by default gloo's, or the one towards MASTER_ADDR.
+        trace: whether to keep a timeline of everything.
+
+    Raises:
+        ConfigError: an argument is wrong, or the model cannot be scheduled; says why.
+        Disagreement: the ranks' models or arguments differ.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError(
+            "group", group, "does not exist yet", "call torch.distributed.init_process_group before attach"
+        )
+    if agreement not in ("coordinator", "replay"):
+        raise unknown("agreement", agreement, ("coordinator", "replay"))
+    if not isinstance(warmup, int) or warmup < 1:
+        raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
+    refuse_wrapped(model)
+    options = Options(
+        setup.wanted(schedule),
+        compression,
+        agreement,
+        broadcast_buffers,
+        warmup,
+        _seconds("timeout", timeout),
+        _seconds("patience", patience),
+        check_every,
+        interface,
+        trace,
+    )
+    wire_dtype(compression)
+    return Attached(model, check(optimizer, model), group, options)
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """ConfigError for a model whose gradients somebody else already reduces, and for one without any."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError("model", type(model).__name__, "is no torch.nn.Module", "hand in the model")
+    for name, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        for wrapper in ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"):
+            if wrapper in kinds:
+                remedy = "attach the plain model: foretrain takes the wrapper's place"
+                raise ConfigError("model", name or type(module).__name__, f"is wrapped in {wrapper}", remedy)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("model", type(model).__name__, "has no parameter that requires a gradient", "unfreeze some")
+
+
+def _seconds(field: str, value: float | str) -> float:
+    seconds = to_seconds(parse_time(value)) if isinstance(value, str) else value
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(field, value, "is not a positive time", "write e.g. 60 or '60s'")
+    return float(seconds)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """`attach`'s arguments, checked."""
+
+    schedule: Spec
+    compression: str | None
+    agreement: Agreement
+    broadcast_buffers: bool
+    warmup: int
+    timeout: float
+    patience: float
+    check_every: int
+    interface: str | None
+    trace: bool
+
+
+class Attached:
+    """A scheduled model. Use as a context manager, or call `close`; both apply everything that is under way.
+
+    Attributes:
+        model: what is trained.
+        rank: this process's in the group.
+        ranks: N.
+        workload: the observed step; None while it is being observed.
+        cost: the measured network; None while it is not.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[optim.Optimizer], group: dist.ProcessGroup | None, options: Options
+    ) -> None:
+        self.model, self._options = model, options
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.workload: Workload | None = None
+        self.cost: Cost | None = None
+        self._schedule: Spec | None = None
+        self._bound: Bound | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._syncs = self._syncs_now = True
+        self._exchange: Exchange | None = None
+        self._carrier: Carrier | None = None
+        self._updates: Updates | None = None
+        self._scheduled: Scheduled | None = None
+        self._hooks: list[Handle] = []
+        self._gradient_hooks: list[Handle] = []
+        self._origin = time.perf_counter_ns()
+        self._trace = Trace(self._origin) if options.trace else None
+        self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
+        self._group, self._side_group = setup.dedicated_groups(group, options.patience)
+        self._sideband = Sideband(self._side_group, self._device)
+        self._buffers = Buffers(model, self._side_group) if options.broadcast_buffers else None
+        self._named: list[tuple[str, nn.Parameter]] = []
+        self._list_parameters()
+        setup.agree_on_model(self._sideband, self._named, msgspec.structs.asdict(options) | {"interface": ""})
+        share_all(model, self._side_group, options.broadcast_buffers)
+        guards.install()
+        self._switch = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch, _SWITCH))
+        self._attachments = [Attachment(place, optimizer, self) for place, optimizer in enumerate(optimizers)]
+        self._watch_model()
+        self._observe()
+        atexit.register(_close_late, weakref.ref(self))
+
+    # ── for people ──
+
+    @property
+    def schedule(self) -> Spec | None:
+        """The policy and knobs in force; None while the first steps are observed."""
+        return self._exchange.spec if isinstance(self._exchange, Leader) else self._schedule
+
+    @property
+    def bound(self) -> Bound | None:
+        """T* of the observed step on the measured network; None before, and for a single rank."""
+        return self._bound
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The measured network as the simulator takes it; None before, and for a single rank."""
+        return setup.cluster_of(self.cost, self.ranks) if self.cost and self.ranks > 1 else None
+
+    @property
+    def steps(self) -> int:
+        """Scheduled rounds begun."""
+        return self._scheduled.rounds if self._scheduled else 0
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """The latest decisions, on rank 0; elsewhere, and under "replay", nothing."""
+        return self._exchange.log if isinstance(self._exchange, Leader) else ()
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened since `attach`, in ps from then; ConfigError unless it was asked for."""
+        if self._trace is None:
+            raise ConfigError("trace", False, "kept no timeline", "attach(..., trace=True)")
+        if self.workload is None or self._carrier is None or self._updates is None:
+            return Timeline()
+        return self._trace.timeline(self.workload, self._carrier.records, self._updates.applied)
+
+    @property
+    def begins(self) -> tuple[Time, ...]:
+        """When each scheduled round's backward pass began, ps since `attach`; only with ``trace``."""
+        return tuple(self._trace.begins) if self._trace else ()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients accumulate here and are not sent; use it for all but the last of several backward passes.
+
+        As with DistributedDataParallel, forward and backward pass both belong inside.
+        """
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is summed and in ``.grad``, and every update asked for is applied."""
+        self._raise_failure()
+        self.gather()
+
+    def set(self, knob: str, value: float | str) -> None:
+        """Changes a knob of the policy from the next step on, on all ranks at once. Rank 0's call counts.
+
+        Raises ConfigError for an unknown knob or value, and where the order is replayed.
+        """
+        if self.schedule is None:
+            raise ConfigError("knob", knob, "cannot change yet", "wait for the first scheduled step")
+        if self._options.agreement == "replay" or (self._exchange and isinstance(self._exchange, Replayer)):
+            raise ConfigError("knob", knob, "is fixed where the order is replayed", "attach with the coordinator")
+        changed = setup.wanted(f"{self.schedule.name}({knob}={value})")
+        if isinstance(self._exchange, Leader):
+            self._exchange.retune(Spec(changed.name, {**self.schedule.settings, **changed.knobs}))
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._abandon(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Applies everything under way and gives model and optimizers back as they were. Idempotent."""
+        if self._closed:
+            return
+        try:
+            if self._failure is None:
+                self.gather()
+        except BaseException as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
+        self._abandon()
+        if self._failure is None:
+            self._part()
+
+    # ── from the optimizers ──
+
+    def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
+        """Defers a step; False where it must be done now, all gradients being back."""
+        self._raise_failure()
+        if self._scheduled is not None:
+            return self._scheduled.step(place, optimizer, tasks)
+        self._warmup.fetch()
+        return False
+
+    def stepped(self, took: Time) -> None:
+        """A whole step was done in ``took`` ps."""
+        if self._scheduled is None:
+            self._observation.updated(took)
+            self._step_over = True
+
+    def gather(self) -> None:
+        """Brings gradients back and applies everything asked for."""
+        self._raise_failure()
+        (self._scheduled or self._warmup).fetch()
+
+    def flush(self) -> None:
+        """Applies every update asked for; gradients that wait for step() stay under way."""
+        if self._updates is not None and not self._closed and self._failure is None:
+            self._updates.wait_all()
+
+    def regrouped(self) -> None:
+        """A parameter group was added: the tasks may be others now."""
+        self._restart()
+
+    # ── the model's hooks ──
+
+    def _list_parameters(self) -> None:
+        everything = list(self.model.named_parameters())
+        self._named = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
+        self._frozen = [parameter for _, parameter in everything if not parameter.requires_grad]
+
+    def _watch_model(self) -> None:
+        flush = Hook(self.flush)
+        for module in self.model.modules():
+            self._hooks.append(module.register_state_dict_pre_hook(flush))
+            self._hooks.append(module.register_load_state_dict_pre_hook(flush))
+        # The root's come first among its own, so that a forward pass has begun when the others see it.
+        self._hooks.append(before_forward(self.model, self._begin_forward))
+        names = {module: name for name, module in self.model.named_modules()}
+        for module, parameters in entrances(self.model):
+            keys, name = tuple(id(parameter) for parameter in parameters), names.get(module) or "(root)"
+            self._hooks.append(before_forward(module, lambda keys=keys, name=name: self._enter(keys, name)))
+        self._hooks.append(after_forward(self.model, self._end_forward))
+        hide_from_compiler()
+
+    def _observe(self) -> None:
+        """Begins, or begins again, with steps that are watched."""
+        parameters = [parameter for _, parameter in self._named]
+        self._observation = Observation(len(parameters), stopwatch({self._device}))
+        self._warmup = Warmup(parameters, self._group, self._observation)
+        self._step_over = False
+        task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
+        for attachment in self._attachments:
+            attachment.assign(task_of)
+        guards.watching.update(dict.fromkeys(task_of, self._use))
+        self._task_of = task_of
+        for task, parameter in enumerate(parameters):
+            hook = parameter.register_post_accumulate_grad_hook(lambda _, task=task: self._gradient(task))
+            self._gradient_hooks.append(hook)
+
+    def _enter(self, keys: Sequence[int], name: str) -> None:
+        """A module that owns the parameters with these ids begins its forward pass."""
+        asked = self._trace.now() if self._trace is not None else 0
+        if guards.blocked or guards.watching:
+            for key in keys:
+                guards.touch(key)
+        if self._trace is not None:
+            self._trace.enter(name, asked)
+
+    def _use(self, key: int) -> None:
+        self._observation.use(self._task_of[key])
+
+    def _begin_forward(self) -> None:
+        if self._failure is not None:
+            self._raise_failure()
+        trains = torch.is_grad_enabled()
+        if trains and self._scheduled is None:
+            self._step_ends()
+            if any(parameter.requires_grad for parameter in self._frozen):
+                self._restart()
+            self._observation.begin_forward()
+        elif trains and self._frozen and any(parameter.requires_grad for parameter in self._frozen):
+            self._restart()
+        if self._buffers is not None:
+            self._buffers.forward_begins(trains and self._syncs)
+        if trains:
+            self._syncs_now = self._syncs
+        if self._trace is not None and trains:
+            self._trace.begin_forward()
+
+    def _end_forward(self) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._scheduled is None:
+            self._observation.end_forward()
+        elif self._updates is not None:
+            # What the forward pass did not ask for must not be written any more while gradients are made from it.
+            self._updates.wait_all()
+        if self._trace is not None:
+            self._trace.end_forward()
+
+    def _gradient(self, task: int) -> None:
+        if self._failure is not None:
+            self._raise_failure()
+        if self._trace is not None:
+            self._trace.gradient(task)
+        if self._scheduled is not None:
+            self._scheduled.gradient(task, self._syncs_now)
+        else:
+            if self._step_over:
+                self._step_ends()
+            (self._scheduled or self._warmup).gradient(task, self._syncs_now)
+
+    # ── from watching to scheduling, and back ──
+
+    def _step_ends(self) -> None:
+        """After the last optimizer of a watched step: the next forward pass, or gradient, tells."""
+        if not self._step_over:
+            return
+        self._step_over = False
+        self._observation.end_step()
+        if self._observation.steps >= self._options.warmup:
+            self._schedule_from_now()
+
+    def _schedule_from_now(self) -> None:
+        self._warmup.fetch()
+        parameters = [parameter for _, parameter in self._named]
+        names = [name for name, _ in self._named]
+        for key in self._task_of:
+            guards.watching.pop(key, None)
+        dtype = wire_dtype(self._options.compression)
+        seen = setup.slowest(self._sideband, self._observation.observed())
+        gradients = Gradients(parameters, seen.order, dtype.itemsize if dtype else None)
+        sizes = [gradients.size(task) for task in range(len(parameters))]
+        where = f"{self.ranks} ranks of {self._device.type}"
+        self.workload = workload_of(seen, names, sizes, type(self.model).__name__, where)
+        self.cost = self._sideband.cost()
+        job = Job.of(self.workload, self.cost)
+        chosen = self._choose(self.workload, self.cost)
+        self._schedule = chosen
+        self._bound = bound_of(self.workload, job) if self.ranks > 1 else None
+        device_streams = streams(self._device, len(parameters))
+        self._updates = Updates(
+            parameters,
+            gradients.views,
+            job.tasks,
+            device_streams,
+            self._fail,
+            self._raise_failure,
+            self._options.trace,
+        )
+        rounding = Rounding(gradients.flat, dtype) if dtype else None
+        landed = self._updates.landed
+        if self._options.agreement == "replay":
+            links = None
+        else:
+            links = setup.connect_ranks(self._sideband, self._options.interface)
+            if links is None:
+                logger.warning("the coordinator cannot be reached by all ranks: a fixed order is replayed instead")
+        self._carrier = carrier = Carrier(
+            gradients,
+            job.tasks,
+            self._group,
+            device_streams,
+            rounding,
+            landed if links is not None else lambda task, used: replayer.landed(task, used),
+            self._fail,
+            self._options.trace,
+        )
+        if links is None:
+            order = setup.replayed_order(chosen, self.workload, self.cost, self.ranks)
+            self._exchange = replayer = Replayer(
+                order,
+                len(parameters),
+                carrier,
+                self._group,
+                self._device if dist.get_backend(self._group) == "nccl" else torch.device("cpu"),
+                landed,
+                self._fail,
+                self._options.check_every,
+            )
+        elif self.rank == 0:
+            self._exchange = Leader(
+                job,
+                chosen,
+                carrier,
+                links,
+                silence=self._options.timeout,
+                patience=self._options.patience,
+                check_every=self._options.check_every,
+                failed=self._fail,
+                origin=self._origin,
+            )
+        else:
+            self._exchange = Follower(
+                job.tasks,
+                carrier,
+                links[0],
+                silence=self._options.timeout,
+                check_every=self._options.check_every,
+                failed=self._fail,
+            )
+        self._scheduled = Scheduled(
+            parameters, gradients, seen.fires, self._exchange, self._updates, device_streams, self.ranks
+        )
+
+    def _choose(self, workload: Workload, cost: Cost) -> Spec:
+        """Rank 0's choice of knobs, on all ranks."""
+        text = b""
+        if self.rank == 0:
+            chosen = setup.choose_knobs(self._options.schedule, workload, cost, self.ranks)
+            text = msgspec.json.encode((chosen.name, dict(chosen.knobs)))
+        name, knobs = msgspec.json.decode(self._sideband.share(text), type=tuple[str, dict[str, float]])
+        return Spec(name, knobs)
+
+    def _restart(self) -> None:
+        """Other parameters take part from now on: watch again, then schedule again. Collective."""
+        self.gather()
+        self._stop_scheduling()
+        for key in self._task_of:
+            guards.watching.pop(key, None)
+        self._list_parameters()
+        self._observe()
+
+    def _stop_scheduling(self, reason: str | None = None) -> None:
+        remove_all(self._gradient_hooks)
+        self._gradient_hooks.clear()
+        if self._scheduled is not None:
+            self._scheduled.close()
+        if self._exchange is not None:
+            self._exchange.close(reason)
+        for part in (self._carrier, self._updates):
+            if part is not None:
+                part.close()
+        self._scheduled = self._exchange = self._carrier = self._updates = None
+
+    # ── ends ──
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure is the one that is told, on every later call."""
+        if self._failure is None and not self._closed:
+            self._failure = error
+            logger.error("rank %d: %s", self.rank, error)
+        if self._updates is not None:
+            self._updates.wake()
+
+    def _raise_failure(self) -> None:
+        error = self._failure
+        if error is None:
+            return
+        waiting = self._updates.pending() if self._updates else []
+        about = f" (rank {self.rank} waits for task {waiting[0]!r})" if waiting else ""
+        text = f"{error}{about}" if isinstance(error, ForetrainError) else f"communication failed: {error!r}{about}"
+        kind = type(error) if isinstance(error, ForetrainError) else ForetrainError
+        raise (StallError(text, ()) if kind is StallError else kind(text)) from error
+
+    def _part(self) -> None:
+        """Gives the groups back when every rank is done with them; a rank that does not come keeps nobody waiting."""
+        try:
+            work = dist.barrier(group=self._side_group, async_op=True)
+            if work is not None:
+                work.wait(timedelta(seconds=self._options.timeout))
+        except RuntimeError as error:
+            logger.debug("rank %d: not all ranks closed: %s", self.rank, error)
+            return
+        for group in (self._group, self._side_group):
+            dist.destroy_process_group(group)
+
+    def _abandon(self, reason: str | None = None) -> None:
+        """Ends threads and connections, and lets go of model and optimizers, without waiting for anything."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_scheduling(reason)
+        for attachment in self._attachments:
+            attachment.close()
+        remove_all(self._hooks)
+        for key in self._task_of:
+            guards.watching.pop(key, None)
+            guards.held.pop(key, None)
+        guards.remove()
+        sys.setswitchinterval(self._switch)
+
+
+def _close_late(reference: weakref.ref[Attached]) -> None:
+    """At exit: everything ends, and the other ranks are told if it is in the middle of a step."""
+    attached = reference()
+    if attached is not None:
+        busy = attached._updates is not None and attached._updates.pending()
+        attached._abandon("it exits in the middle of a step" if busy else None)

@@ -1,0 +1,260 @@
+"""The carrier: puts chunks through torch.distributed in the one order that all ranks have agreed on.
+
+One thread issues, one completes. A collective that was issued cannot be recalled, so credit returns when it has
+*completed*, while on a GPU the model may go on as soon as everything it needs is *enqueued*: see Note [Two arrivals].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from foretrain.errors import ScheduleError
+from foretrain.runtime.compression import Rounding
+from foretrain.runtime.gradients import Gradients, Run
+from foretrain.runtime.streams import HostStreams
+from foretrain.tasks import Chunk, Piece, Task
+
+# Note [Two arrivals]
+# On a CPU backend (gloo) a work's wait() returns when the sum is there: landing and completion are one moment, in the
+# completing thread. NCCL's wait() only makes the current stream wait, so there a chunk *lands* right after it is
+# issued: whatever uses it is enqueued behind it in the update stream. Its credit still returns when an event behind it
+# has been reached, for which the completing thread waits.
+
+
+class Order(NamedTuple):
+    """What all ranks issue at one place of their sequence.
+
+    Attributes:
+        sequence: that place, counted from 0.
+        chunk: what is sent.
+        unused: tasks of the chunk that no rank has a gradient for; their bytes are not sent.
+    """
+
+    sequence: int
+    chunk: Chunk
+    unused: frozenset[int] = frozenset()
+
+
+class Sent(NamedTuple):
+    """An order under way: its works, and where each result goes if it was not reduced in place."""
+
+    order: Order
+    works: list[tuple[dist.Work, Callable[[], None] | None]]
+    done: Callable[[Order], None]
+    issued: int
+    event: torch.cuda.Event | None
+
+
+class Record(NamedTuple):
+    """When a chunk was issued and completed, nanoseconds of the monotonic clock."""
+
+    chunk: Chunk
+    issued: int
+    completed: int
+
+
+class Carrier:
+    """Issues orders and says when tasks have landed. It owns one thread.
+
+    Args:
+        gradients: the buffers.
+        tasks: indexed by task; names for messages, sizes for landing.
+        group: a process group that nobody else uses.
+        streams: of the model's device.
+        rounding: compression, if any.
+        landed: called with a task and whether any rank used it when all its bytes are summed.
+        failed: called once with what a collective raised.
+        keep: whether to keep a `Record` of every chunk.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        tasks: Sequence[Task],
+        group: dist.ProcessGroup,
+        streams: HostStreams,
+        rounding: Rounding | None,
+        landed: Callable[[int, bool], None],
+        failed: Callable[[BaseException], None],
+        keep: bool = False,
+    ) -> None:
+        self._gradients, self._tasks, self._group = gradients, tasks, group
+        self._streams, self._rounding = streams, rounding
+        self._landed, self._failed = landed, failed
+        self._left = [task.size for task in tasks]
+        self._shards: dict[tuple[Piece, ...], list[tuple[dist.Work, list[Run], torch.Tensor]]] = {}
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._under_way: deque[Order] = deque()
+        self._queue: SimpleQueue[Sent | None] = SimpleQueue()
+        self._enqueues = dist.get_backend(group) == "nccl"
+        self.sequence = 0
+        self.records: list[Record] = []
+        self._keep = keep
+        self._thread = threading.Thread(target=self._complete_all, name="foretrain-completer", daemon=True)
+        self._thread.start()
+
+    def start(self, order: Order, done: Callable[[Order], None]) -> None:
+        """Issues ``order``; ``done(order)`` runs on the completing thread. Only one thread may call this."""
+        if order.sequence != self.sequence:
+            raise ScheduleError(f"order {order.sequence} came where {self.sequence} was due")
+        self.sequence += 1
+        chunk = order.chunk
+        self._note(chunk)
+        self._under_way.append(order)
+        issued = time.perf_counter_ns()
+        used = [piece.task for piece in chunk.pieces if piece.task not in order.unused]
+        with torch.no_grad(), self._streams.issuing(used):
+            works = self._issue(order)
+        event = None
+        if self._enqueues:
+            with torch.no_grad(), self._streams.updating():
+                for work, finish in works:
+                    work.wait()
+                    if finish:
+                        finish()
+                event = self._streams.arrived()
+            self._land(order)
+        self._queue.put(Sent(order, works, done, issued, event))
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of all orders issued so far: their sequence, names and bytes. Equal on all ranks."""
+        return self._digest.digest()
+
+    def last(self) -> str:
+        """The oldest order that is not complete, or the last sequence number, for messages."""
+        if self._under_way:
+            order = self._under_way[0]
+            return f"sequence {order.sequence} ({describe(order.chunk, self._tasks)}) is under way"
+        return f"last sequence {self.sequence - 1}"
+
+    def close(self) -> None:
+        """Ends the thread. What is under way is waited for only if it is already complete."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _issue(self, order: Order) -> list[tuple[dist.Work, Callable[[], None] | None]]:
+        chunk = order.chunk
+        if chunk.op == "reduce_scatter":
+            return self._scatter(chunk)
+        if chunk.op == "all_gather":
+            return self._gather(chunk)
+        pieces = [piece for piece in chunk.pieces if piece.task not in order.unused]
+        return [self._reduce(runs) for runs in self._by_buffer(pieces)]
+
+    def _reduce(self, runs: list[Run]) -> tuple[dist.Work, Callable[[], None] | None]:
+        """All-reduces ``runs`` of one buffer as one operation, in place where they are one slice."""
+        slices = [self._gradients.slice(run) for run in runs]
+        if len(runs) == 1 and self._rounding is None:
+            work = dist.all_reduce(slices[0], group=self._group, async_op=True)
+            assert work is not None
+            return work, None
+        payload = self._pack(runs, slices)
+        work = dist.all_reduce(payload, group=self._group, async_op=True)
+        assert work is not None
+        return work, lambda: _unpack(payload, slices)
+
+    def _pack(self, runs: list[Run], slices: list[torch.Tensor]) -> torch.Tensor:
+        if self._rounding is not None:
+            slices = [self._rounding.round(run, values) for run, values in zip(runs, slices, strict=True)]
+        if len(slices) == 1 and self._rounding is not None:
+            return slices[0]
+        return torch.cat(slices)
+
+    def _scatter(self, chunk: Chunk) -> list[tuple[dist.Work, Callable[[], None] | None]]:
+        """Reduces each buffer's part so that every rank keeps one Nth of the sum until it is gathered."""
+        count = dist.get_world_size(self._group)
+        works, shards = [], []
+        for runs in self._by_buffer(chunk.pieces):
+            payload = self._pack(runs, [self._gradients.slice(run) for run in runs])
+            padded = torch.nn.functional.pad(payload, (0, -len(payload) % count))
+            shard = padded.new_empty(len(padded) // count)
+            work = dist.reduce_scatter_single(shard, padded, group=self._group, async_op=True)
+            assert work is not None
+            # The input must live until the operation is done: the closure keeps it.
+            works.append((work, lambda padded=padded: None))
+            shards.append((work, runs, shard))
+        self._shards[chunk.pieces] = shards
+        return works
+
+    def _gather(self, chunk: Chunk) -> list[tuple[dist.Work, Callable[[], None] | None]]:
+        if chunk.pieces not in self._shards:
+            raise ScheduleError("an all-gather must name the pieces of one reduce-scatter before it, in its order")
+        works = []
+        for scattered, runs, shard in self._shards.pop(chunk.pieces):
+            # Complete on the leader is not complete here.
+            scattered.wait()
+            whole = shard.new_empty(len(shard) * dist.get_world_size(self._group))
+            slices = [self._gradients.slice(run) for run in runs]
+            work = dist.all_gather_single(whole, shard, group=self._group, async_op=True)
+            works.append((work, lambda whole=whole, slices=slices, shard=shard: _unpack(whole, slices)))
+        return works
+
+    def _by_buffer(self, pieces: Sequence[Piece]) -> list[list[Run]]:
+        found: dict[int, list[Run]] = {}
+        for run in self._gradients.runs(pieces):
+            found.setdefault(run.buffer, []).append(run)
+        return list(found.values())
+
+    def _complete_all(self) -> None:
+        try:
+            while (sent := self._queue.get()) is not None:
+                self._complete(sent)
+        except BaseException as error:
+            self._failed(error)
+
+    def _complete(self, sent: Sent) -> None:
+        if self._enqueues:
+            if sent.event is not None:
+                sent.event.synchronize()
+        else:
+            with torch.no_grad(), self._streams.updating():
+                for work, finish in sent.works:
+                    work.wait()
+                    if finish:
+                        finish()
+        if self._keep:
+            self.records.append(Record(sent.order.chunk, sent.issued, time.perf_counter_ns()))
+        self._under_way.popleft()
+        sent.done(sent.order)
+        if not self._enqueues:
+            self._land(sent.order)
+
+    def _land(self, order: Order) -> None:
+        if order.chunk.op == "reduce_scatter":
+            return
+        for piece in order.chunk.pieces:
+            self._left[piece.task] -= piece.size
+            if not self._left[piece.task]:
+                self._left[piece.task] = self._tasks[piece.task].size
+                self._landed(piece.task, piece.task not in order.unused)
+
+    def _note(self, chunk: Chunk) -> None:
+        """Adds ``chunk`` to the hash. Names and sizes of tasks were compared once; their numbers stand for them."""
+        numbers = [n for piece in chunk.pieces for n in (piece.task, piece.offset, piece.size)]
+        self._digest.update(chunk.op.encode() + struct.pack(f"<{len(numbers)}q", *numbers))
+
+
+def describe(chunk: Chunk, tasks: Sequence[Task]) -> str:
+    """``chunk`` for people: operation, first task, how many more, bytes."""
+    first, *others = chunk.pieces
+    more = f" +{len(others)}" if others else ""
+    return f"{chunk.op} of task {tasks[first.task].name!r}{more}, {chunk.size} bytes"
+
+
+def _unpack(payload: torch.Tensor, slices: Sequence[torch.Tensor]) -> None:
+    start = 0
+    for place in slices:
+        place.copy_(payload.narrow(0, start, len(place)))
+        start += len(place)

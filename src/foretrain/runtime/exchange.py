@@ -1,0 +1,99 @@
+"""What the ranks tell each other, so that all issue the same collectives in the same order.
+
+    every rank   OPEN step, READY task (used or not)  ──▶  rank 0: the leader, whose engine runs the policy on what is
+    every rank   ◀── ORDER sequence, pieces, unused        ready *everywhere*; each rank issues orders as they come
+
+Without agreement gloo sums tensors that do not belong together, silently, and NCCL hangs (both were seen). An order
+that rank 0 gave from its own readiness alone would idle the link whenever another rank is slower: head-of-line
+blocking. So only what is ready everywhere is ordered, for 12 bytes per task and rank.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol, get_args
+
+from foretrain.errors import ForetrainError, PeerLost, StallError
+from foretrain.runtime.carrier import Order
+from foretrain.tasks import Chunk, Op, Piece, Task
+
+_PIECE = struct.Struct("<IQQ")
+_UNUSED = 1 << 31
+_OPS: tuple[Op, ...] = get_args(Op)
+
+
+class Kind(IntEnum):
+    """Kinds of messages; ``value`` and ``flag`` as said beside each."""
+
+    OPEN = 1
+    """value: the round whose first gradient exists on the sender; flag: whether it adds to the one before."""
+    READY = 2
+    """value: task; flag: whether the sender has a gradient for it."""
+    ORDER = 3
+    """value: sequence; flag: operation; body: pieces."""
+    ALIVE = 4
+    """The sender still runs."""
+    FAIL = 5
+    """The job is over; flag: 1 for a stall; body: why, as text."""
+    CHECK = 6
+    """value: step; body: sequence and hash of all orders so far."""
+    BYE = 7
+    """The sender closes, and means to."""
+
+
+class Exchange(Protocol):
+    """One rank's part of the agreement. `open` and `ready` belong to the training thread."""
+
+    def open(self, step: int, again: bool) -> None:
+        """The first gradient of round ``step`` exists here; ``again`` where it adds to the sums of the last."""
+        ...
+
+    def ready(self, task: int, used: bool) -> None:
+        """``task`` may be sent; ``used`` says whether this rank has a gradient for it, or zeros."""
+        ...
+
+    def close(self, reason: str | None = None) -> None:
+        """Ends threads and connections; ``reason`` where work is given up, for the other ranks. Idempotent."""
+        ...
+
+
+def pack(order: Order) -> tuple[int, bytes]:
+    """Flag and body of the ORDER message of ``order``."""
+    body = b"".join(
+        _PIECE.pack(p.task | (_UNUSED if p.task in order.unused else 0), p.offset, p.size) for p in order.chunk.pieces
+    )
+    return _OPS.index(order.chunk.op), body
+
+
+def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> Order:
+    """The order in a message; ForetrainError where it names what there is not."""
+    if flag >= len(_OPS) or len(body) % _PIECE.size or not body:
+        raise ForetrainError(f"order {sequence} does not read: operation {flag}, {len(body)} bytes of pieces")
+    pieces, unused = [], set()
+    for word, offset, size in _PIECE.iter_unpack(body):
+        task = word & ~_UNUSED
+        if task >= len(tasks) or offset + size > tasks[task].size or not size:
+            raise ForetrainError(f"order {sequence} names bytes [{offset}, {offset + size}) of task {task}")
+        pieces.append(Piece(task, offset, size))
+        if word & _UNUSED:
+            unused.add(task)
+    chunk = Chunk(_OPS[flag], tuple(pieces), sum(piece.size for piece in pieces))
+    return Order(sequence, chunk, frozenset(unused))
+
+
+def pack_failure(error: BaseException) -> tuple[int, bytes]:
+    """Flag and body of a FAIL message."""
+    return int(isinstance(error, StallError)), str(error).encode()[:60_000]
+
+
+def unpack_failure(flag: int, body: bytes) -> ForetrainError:
+    """The error in a FAIL message."""
+    text = body.decode(errors="replace")
+    return StallError(text, ()) if flag else PeerLost(text)
+
+
+def accumulated_differently(who: str) -> str:
+    """The message for ranks of which some run backward() again before step() and others do not."""
+    return f"{who} others do not: backward() must run equally often before step() on all ranks, or under no_sync()"

@@ -1,0 +1,112 @@
+"""Every rank but the first: says what is ready, and issues what it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from foretrain.errors import PeerLost
+from foretrain.runtime.carrier import Carrier, Order
+from foretrain.runtime.exchange import Kind, unpack, unpack_failure
+from foretrain.runtime.link import Link, LinkError
+from foretrain.tasks import Task
+
+
+class Follower:
+    """One rank's link to the leader, and the thread that listens on it.
+
+    Args:
+        tasks: indexed by task.
+        carrier: issues this rank's collectives.
+        link: to rank 0.
+        silence: seconds after which a leader that says nothing is taken for lost.
+        check_every: steps between two hashes; 0 never.
+        failed: told once what ended the job.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        carrier: Carrier,
+        link: Link,
+        *,
+        silence: float,
+        check_every: int,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._tasks, self._carrier, self._link, self._failed = tasks, carrier, link, failed
+        self._silence, self._check_every = silence, check_every
+        self._closing = self._left = False
+        self._step = -1
+        self._thread = threading.Thread(target=self._run, name="foretrain-follower", daemon=True)
+        self._thread.start()
+
+    def open(self, step: int, again: bool) -> None:
+        """Tells the leader that ``step`` has begun, and from time to time what was issued before it."""
+        self._step = step
+        if self._left:
+            self._failed(PeerLost(self._about("closed its attachment while this rank goes on")))
+        if self._check_every and step % self._check_every == 0:
+            stamp = self._carrier.sequence.to_bytes(8, "little") + self._carrier.digest
+            self._send(Kind.CHECK, 0, step, stamp)
+        self._send(Kind.OPEN, again, step)
+
+    def ready(self, task: int, used: bool) -> None:
+        """Tells the leader that ``task`` is ready."""
+        self._send(Kind.READY, used, task)
+
+    def close(self, reason: str | None = None) -> None:
+        """Says goodbye, or why it gives up, and ends the thread."""
+        if not self._closing:
+            self._closing = True
+            self._send(Kind.FAIL if reason else Kind.BYE, 0, 0, (reason or "").encode()[:60_000])
+            self._link.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _send(self, kind: int, flag: int, value: int, body: bytes = b"") -> None:
+        # Where the link has ended, the listening thread sees it too, and what the leader said before.
+        with contextlib.suppress(LinkError):
+            self._link.send(kind, flag, value, body)
+
+    def _run(self) -> None:
+        try:
+            self._listen()
+        except LinkError as error:
+            if not self._closing:
+                self._failed(PeerLost(self._about(f"is gone ({error})")))
+        except BaseException as error:
+            self._send(Kind.FAIL, 0, 0, str(error).encode()[:60_000])
+            self._failed(error)
+
+    def _listen(self) -> None:
+        heard = said = time.monotonic()
+        while not self._closing:
+            messages = self._link.receive(self._silence / 8)
+            now = time.monotonic()
+            if messages:
+                heard = now
+            elif now - heard > self._silence:
+                raise PeerLost(self._about(f"has been silent for {now - heard:.1f} s"))
+            if now - said > self._silence / 4:
+                said = now
+                self._send(Kind.ALIVE, 0, 0)
+            for message in messages:
+                if message.kind == Kind.ORDER:
+                    order = unpack(message.value, message.flag, message.body, self._tasks)
+                    self._carrier.start(order, _nothing)
+                elif message.kind == Kind.FAIL:
+                    raise unpack_failure(message.flag, message.body)
+                elif message.kind == Kind.BYE:
+                    # All it had to order is ordered; what is under way here completes without it.
+                    self._left = True
+                    return
+
+    def _about(self, what: str) -> str:
+        return f"rank 0, the coordinator, {what}; {self._carrier.last()}; the step in hand is {self._step}"
+
+
+def _nothing(order: Order) -> None:
+    """Credit is the leader's business."""

@@ -1,0 +1,158 @@
+"""The optimizers of an attached model: their calls pass through here, on the instance, and come back on close."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import torch
+from torch import nn, optim
+
+from foretrain.errors import ConfigError
+from foretrain.runtime.hooks import Handle, Hook, remove_all
+from foretrain.runtime.updates import why_not_separable
+from foretrain.units import NANOSECOND, Time
+
+logger = logging.getLogger("foretrain")
+
+
+class Owner(Protocol):
+    """What an attached optimizer reports to."""
+
+    def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
+        """Defers a step; False where it must be done now, all gradients being back."""
+        ...
+
+    def gather(self) -> None:
+        """Brings gradients back and applies everything asked for."""
+        ...
+
+    def stepped(self, took: Time) -> None:
+        """A whole step was done, in ``took`` ps."""
+        ...
+
+    def flush(self) -> None:
+        """Applies everything asked for; gradients may stay under way."""
+        ...
+
+    def regrouped(self) -> None:
+        """A parameter group was added."""
+        ...
+
+
+class Attachment:
+    """One optimizer's calls.
+
+    Args:
+        place: which of the attached optimizers.
+        optimizer: it.
+        owner: what it reports to.
+    """
+
+    def __init__(self, place: int, optimizer: optim.Optimizer, owner: Owner) -> None:
+        self._place, self.optimizer, self._owner = place, optimizer, owner
+        self.tasks: dict[int, int] = {}
+        self._strangers: list[torch.Tensor] = []
+        """Parameters of the optimizer that are none of the model's: stepped together with the others."""
+        self._barrier = False
+        self._before = {name: vars(optimizer).get(name) for name in ("step", "add_param_group")}
+        self._step: Callable[..., Any] = optimizer.step
+        self._add: Callable[..., None] = optimizer.add_param_group
+        self._closed = False
+        reason = why_not_separable(optimizer)
+        if reason:
+            self._fall_back(reason)
+        optimizer.step = types.MethodType(_method(self.step, self._step), optimizer)  # pyright: ignore
+        optimizer.add_param_group = types.MethodType(_method(self.add, self._add), optimizer)
+        flush = Hook(owner.flush)
+        self._handles: list[Handle] = [
+            optimizer.register_state_dict_pre_hook(flush),
+            optimizer.register_load_state_dict_pre_hook(flush),
+        ]
+
+    def assign(self, task_of: dict[int, int]) -> None:
+        """Notes which tasks this optimizer updates; ``task_of`` is by id of the parameter."""
+        self._strangers = [
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in task_of
+        ]
+        self.tasks = {
+            task_of[id(parameter)]: place
+            for place, group in enumerate(self.optimizer.param_groups)
+            for parameter in group["params"]
+            if id(parameter) in task_of
+        }
+
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """The optimizer's step, now or later. Deferred steps return None, as steps without a closure do."""
+        if self._closed:
+            return self._step(closure, **options) if closure is not None else self._step(**options)
+        self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] what schedulers look for
+        if closure is not None or options:
+            self._owner.gather()
+            return self._step(closure, **options)
+        if not self._barrier and (reason := why_not_separable(self.optimizer)):
+            self._fall_back(reason)
+        if self._barrier or any(parameter.grad is not None for parameter in self._strangers):
+            self._owner.gather()
+        elif self._owner.defer(self._place, self.optimizer, self.tasks):
+            return None
+        began = perf_counter_ns()
+        result = self._step()
+        self._owner.stepped((perf_counter_ns() - began) * NANOSECOND)
+        return result
+
+    def add(self, group: dict[str, Any]) -> None:
+        """Adds a parameter group; its parameters join the schedule after another look at some steps."""
+        if self._closed:
+            self._add(group)
+            return
+        self._owner.gather()
+        self._add(group)
+        self._owner.regrouped()
+
+    def close(self) -> None:
+        """Gives the optimizer its own methods back."""
+        self._closed = True
+        remove_all(self._handles)
+        for name, before in self._before.items():
+            if getattr(vars(self.optimizer).get(name), "__func__", None) is None:
+                continue  # a scheduler has wrapped it since, and calls through
+            if before is None:
+                delattr(self.optimizer, name)
+            else:
+                setattr(self.optimizer, name, before)
+
+    def _fall_back(self, reason: str) -> None:
+        self._barrier = True
+        logger.warning("%s: its steps wait for all gradients (communication still overlaps the backward pass)", reason)
+
+
+def _method(call: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: optim.Optimizer, *arguments: Any, **options: Any) -> Any:
+        return call(*arguments, **options)
+
+    # Among what is copied is a scheduler's mark, by which it knows a step that it has seen.
+    functools.update_wrapper(method, like)
+    return method
+
+
+def check(optimizers: optim.Optimizer | Sequence[optim.Optimizer], model: nn.Module) -> list[optim.Optimizer]:
+    """The optimizers as a list; ConfigError where one is none, or updates nothing of ``model``."""
+    several = [optimizers] if isinstance(optimizers, optim.Optimizer) else list(optimizers)
+    if not several:
+        raise ConfigError("optimizer", [], "is empty", "hand in the optimizer that updates the model")
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in several:
+        if not isinstance(optimizer, optim.Optimizer):
+            raise ConfigError("optimizer", type(optimizer).__name__, "is no torch.optim.Optimizer", "hand in that")
+        if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+            remedy = "make it from model.parameters(), of the same model and after it was moved to its device"
+            raise ConfigError("optimizer", type(optimizer).__name__, "updates no parameter of the model", remedy)
+    return several

@@ -1,0 +1,136 @@
+"""Static replay: the same order of chunks in every step, agreed on once. For where ranks cannot talk beside the job.
+
+It needs no messages, but it waits for the next chunk of the list even when another is ready everywhere, which costs up
+to a third where one rank is slower (docs/runtime.md has measurements).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from foretrain.errors import Disagreement
+from foretrain.runtime.carrier import Carrier, Order
+from foretrain.runtime.exchange import accumulated_differently
+from foretrain.tasks import Chunk
+
+
+class Replayer:
+    """Issues ``chunks`` in their order, each when this rank is ready for it.
+
+    After the last chunk of a step the ranks agree on which tasks nobody used (one byte per task), and from time to
+    time on the hash of their orders.
+
+    Args:
+        chunks: one step's, the same on every rank.
+        count: tasks.
+        carrier: issues them.
+        group: for the agreement; the carrier's own group, used between its orders.
+        device: of the model, where ``group`` can reduce.
+        landed: told each task and whether any rank used it.
+        failed: told once what ended the job.
+        check_every: steps between two hashes; 0 never.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        count: int,
+        carrier: Carrier,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        landed: Callable[[int, bool], None],
+        failed: Callable[[BaseException], None],
+        check_every: int,
+    ) -> None:
+        self._chunks, self._count, self._carrier = chunks, count, carrier
+        self._group, self._device = group, device
+        self._give, self._failed, self._check_every = landed, failed, check_every
+        self._changed = threading.Condition()
+        # How often each task was ready and landed; what was said of it, for this step and one a rank may be ahead.
+        self._seen = [0] * count
+        self._given = [0] * count
+        self._used = ([True] * count, [True] * count)
+        self._again = [False, False]
+        self._arrived: list[int] = []
+        self._steps = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="foretrain-replayer", daemon=True)
+        self._thread.start()
+
+    def open(self, step: int, again: bool) -> None:
+        """A round is a walk through the list; the ranks compare ``again`` at its end."""
+        self._again[step & 1] = again
+
+    def ready(self, task: int, used: bool) -> None:
+        """``task`` may be sent."""
+        with self._changed:
+            self._used[self._seen[task] & 1][task] = used
+            self._seen[task] += 1
+            self._changed.notify_all()
+
+    def landed(self, task: int, used: bool) -> None:
+        """What the carrier calls: passed on at once where this rank knows that the task is used."""
+        step = self._given[task]
+        self._given[task] += 1
+        if self._used[step & 1][task]:
+            self._give(task, True)
+        else:
+            with self._changed:
+                self._arrived.append(task)
+                self._changed.notify_all()
+
+    def close(self, reason: str | None = None) -> None:
+        """Ends the thread. The others notice when their collectives end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                self._steps += 1
+        except BaseException as error:
+            if not self._closing:
+                self._failed(error)
+
+    def _step(self) -> bool:
+        for chunk in self._chunks:
+            tasks = {piece.task for piece in chunk.pieces}
+            with self._changed:
+                self._changed.wait_for(lambda tasks=tasks: self._closing or self._all_ready(tasks))
+                if self._closing:
+                    return False
+            self._carrier.start(Order(self._carrier.sequence, chunk), lambda order: None)
+        used = self._used[self._steps & 1]
+        unused = [task for task in range(self._count) if not used[task]]
+        again = self._again[self._steps & 1]
+        mask = torch.tensor([*used, again, not again], dtype=torch.uint8, device=self._device)
+        dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group)
+        *somewhere, some_again, some_not = mask.tolist()
+        if some_again and some_not:
+            raise Disagreement(accumulated_differently(f"in round {self._steps} some ranks add to the last sums and"))
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or len(self._arrived) == len(unused))
+            arrived, self._arrived = self._arrived, []
+        if self._check_every and self._steps % self._check_every == 0:
+            self._check()
+        for task in arrived:
+            self._give(task, bool(somewhere[task]))
+        return not self._closing
+
+    def _all_ready(self, tasks: set[int]) -> bool:
+        return all(self._seen[task] > self._steps for task in tasks)
+
+    def _check(self) -> None:
+        own = torch.tensor(list(self._carrier.digest), dtype=torch.uint8, device=self._device)
+        all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(all_of_them, own, group=self._group)
+        for rank, other in enumerate(all_of_them):
+            if not torch.equal(own, other):
+                raise Disagreement(f"rank {rank} has issued other collectives than this rank; {self._carrier.last()}")

@@ -1,0 +1,269 @@
+"""The training thread's side of a scheduled step: gradients go out, and come back when somebody asks.
+
+    hook: gradient i complete ──▶ flat buffer, × 1/N ──▶ READY          .grad is empty, and `guards.held` knows why
+    step(): what did not come is unused here; the optimizer's updates are wanted, and happen as sums land
+    .grad read before step(): all of it is fetched; step() is then the optimizer's own, at once
+
+A *round* is one exchange of every task, once. A training step is one round, unless gradients are accumulated again
+after they were sent; then it is two, and the second adds to the sums of the first, as DistributedDataParallel does
+when backward() is called twice without no_sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from foretrain.runtime import guards
+from foretrain.runtime.exchange import Exchange
+from foretrain.runtime.gradients import Gradients
+from foretrain.runtime.streams import HostStreams
+from foretrain.runtime.updates import Update, Updates
+from foretrain.runtime.warmup import refuse_sparse
+
+
+class Held(IntEnum):
+    """What the flat buffer is to a parameter's ``.grad``."""
+
+    NO = 0
+    """Nothing: ``.grad`` is what it is."""
+    SUM = 1
+    """The sum that is, or will be, in the buffer is the gradient."""
+    ABSENT = 2
+    """This rank had none. If another had one, the sum is the gradient; else ``.grad`` is what it is."""
+
+
+class Scheduled:
+    """Also a `guards.Holder`. One thread at a time: the training thread, or the autograd engine's on its behalf.
+
+    Args:
+        parameters: indexed by task.
+        gradients: their flat buffers.
+        expected: per task, how often its gradient accumulates before it is complete.
+        exchange: told what is ready.
+        updates: does what is deferred.
+        streams: of the model's device.
+        ranks: N.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        gradients: Gradients,
+        expected: Sequence[int],
+        exchange: Exchange,
+        updates: Updates,
+        streams: HostStreams,
+        ranks: int,
+    ) -> None:
+        self._parameters, self._views = parameters, gradients.views
+        self._expected = list(expected)
+        self._exchange, self._updates, self._streams = exchange, updates, streams
+        self._share = 1.0 / ranks
+        self._task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
+        self._everything: dict[int, guards.Holder] = {id(parameter): self for parameter in parameters}
+        count = len(parameters)
+        self.rounds = 0
+        self._open = False
+        self._fired = [0] * count
+        self._sent = [False] * count
+        self._held = [Held.NO] * count
+        self._local: set[int] = set()
+        """Accumulated under no_sync since they were last cleared."""
+        self._dropped: set[int] = set()
+        """Cleared since the round began, after they were sent."""
+        self._zeros: set[int] = set()
+        """Cleared to zeros that are not there yet."""
+        self._stepped: set[int] = set()
+
+    # ── backward ──
+
+    def gradient(self, task: int, synchronizes: bool) -> None:
+        """A gradient was accumulated into ``.grad``."""
+        if not synchronizes:
+            self._local.add(task)
+            self._recall(task)
+            return
+        if not self._open:
+            self._begin(again=False)
+        elif self._sent[task]:
+            self._finish()
+            self._begin(again=True)
+        self._fired[task] += 1
+        if self._fired[task] >= self._expected[task]:
+            self._send(task)
+
+    def _begin(self, again: bool) -> None:
+        self._open = True
+        self._stepped.clear()
+        self._dropped.clear()
+        guards.held.update(self._everything)
+        self._exchange.open(self.rounds, again)
+        self.rounds += 1
+
+    def _send(self, task: int) -> None:
+        """Hands the gradient of ``task`` over."""
+        with torch.no_grad():
+            self._contribute(task)
+        guards.set_raw_grad(self._parameters[task], None)
+        self._dropped.discard(task)
+        self._hand_over(task, Held.SUM)
+
+    def _hand_over(self, task: int, held: Held) -> None:
+        self._sent[task] = True
+        self._held[task] = held
+        self._zeros.discard(task)
+        self._local.discard(task)
+        self._updates.sent(task)
+        self._streams.ready(task)
+        self._exchange.ready(task, held is Held.SUM)
+
+    def _contribute(self, task: int) -> None:
+        """``.grad`` / N into the buffer, as DistributedDataParallel divides before it sums."""
+        view, gradient = self._views[task], guards.raw_grad(self._parameters[task])
+        assert gradient is not None
+        refuse_sparse(gradient)
+        self._updates.wait_free(task)
+        if self._is_sum(task):
+            # The last sum was never cleared: the new gradient is added to it, as it would be in .grad.
+            view.add_(gradient.detach())
+            view.mul_(self._share)
+        else:
+            torch.mul(gradient.detach(), self._share, out=view)
+
+    def _is_sum(self, task: int) -> bool:
+        """Whether a landed task's buffer is its parameter's gradient."""
+        held = self._held[task]
+        return held is Held.SUM or (held is Held.ABSENT and self._updates.was_used(task))
+
+    def _recall(self, task: int) -> None:
+        """Under no_sync: the old sum must be in ``.grad`` when more is added to it."""
+        if self._held[task] is not Held.NO:
+            self._updates.wait_free(task)
+            fresh = guards.raw_grad(self._parameters[task])
+            if self._is_sum(task) and fresh is not None:
+                with torch.no_grad():
+                    self._views[task].add_(fresh)
+            self._return(task)
+
+    # ── between backward and step ──
+
+    def fetch(self) -> None:
+        """Brings all gradients back into ``.grad``, summed, and applies every update asked for."""
+        self._finish()
+        self._updates.wait_all()
+        for task, held in enumerate(self._held):
+            if held is not Held.NO:
+                self._return(task)
+        for task in tuple(self._zeros):
+            self._put_zeros(task)
+
+    def _return(self, task: int) -> None:
+        if self._is_sum(task):
+            guards.set_raw_grad(self._parameters[task], self._views[task])
+        guards.held.pop(id(self._parameters[task]), None)
+        self._held[task] = Held.NO
+
+    def drop(self, key: int, zeros: bool) -> None:
+        """Forgets one gradient; what is under way arrives and is not looked at."""
+        task = self._task_of[key]
+        zeros = zeros and self._has_gradient(task)
+        if self._sent[task] or self._held[task] is not Held.NO:
+            self._dropped.add(task)
+        self._held[task] = Held.NO
+        self._local.discard(task)
+        guards.set_raw_grad(self._parameters[task], None)
+        if zeros:
+            self._zeros.add(task)
+        elif not self._open:
+            guards.held.pop(key, None)
+
+    def _has_gradient(self, task: int) -> bool:
+        """Whether ``.grad``, if it were looked at, would be a tensor."""
+        if self._held[task] is Held.ABSENT:
+            self._updates.wait_free(task)
+        return (
+            task in self._zeros
+            or self._held[task] is Held.SUM
+            or guards.raw_grad(self._parameters[task]) is not None
+            or self._is_sum(task)
+        )
+
+    def _put_zeros(self, task: int) -> None:
+        self._zeros.discard(task)
+        guards.held.pop(id(self._parameters[task]), None)
+        guards.set_raw_grad(self._parameters[task], torch.zeros_like(self._parameters[task]))
+
+    def _finish(self) -> None:
+        """The backward pass is over: what has not come is unused here."""
+        if not self._open:
+            return
+        for task, sent in enumerate(self._sent):
+            if not sent:
+                self._complete(task)
+        self._open = False
+        self._sent = [False] * len(self._sent)
+        self._fired = [0] * len(self._fired)
+
+    def _complete(self, task: int) -> None:
+        gradient = guards.raw_grad(self._parameters[task])
+        if gradient is not None and (self._fired[task] or task in self._local):
+            if self._fired[task]:
+                # It comes less often than it used to. If it comes more often again, that is one more round.
+                self._expected[task] = self._fired[task]
+            self._send(task)
+            return
+        self._updates.wait_free(task)
+        view = self._views[task]
+        if self._is_sum(task) or (gradient is not None and gradient.data_ptr() == view.data_ptr()):
+            # Never cleared and unused now: the old sum stays, unless another rank sends a new one.
+            guards.set_raw_grad(self._parameters[task], view.clone())
+        if task in self._zeros:
+            self._put_zeros(task)
+        with torch.no_grad():
+            view.zero_()
+        self._hand_over(task, Held.ABSENT)
+
+    # ── step ──
+
+    def step(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
+        """Defers the step of ``optimizer``, the ``place``-th; False where the caller must do it now.
+
+        Args:
+            place: which of the attached optimizers.
+            optimizer: it.
+            tasks: its tasks, each with the index of its parameter group.
+        """
+        fresh = self._open or (bool(self._stepped) and place not in self._stepped)
+        self._finish()
+        if not fresh or self._other_gradients(tasks):
+            self.fetch()
+            return False
+        self._stepped.add(place)
+        groups = tuple(snapshot(group) for group in optimizer.param_groups)
+        self._updates.want(Update(optimizer, groups, tasks, self.rounds - 1))
+        return True
+
+    def _other_gradients(self, tasks: dict[int, int]) -> bool:
+        """Whether not all gradients of ``tasks`` are in the buffers: some were cleared, kept, or put there by hand."""
+        return not self._dropped.isdisjoint(tasks) or any(
+            guards.raw_grad(self._parameters[task]) is not None for task in tasks
+        )
+
+    def close(self) -> None:
+        """Forgets everything that is held."""
+        for parameter in self._parameters:
+            guards.held.pop(id(parameter), None)
+
+
+def snapshot(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group's settings as they are now: its scheduler must not change a step that is still to come."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }

@@ -1,0 +1,174 @@
+"""How ranks find each other and agree before the first step: groups, connections, one plan."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from foretrain.errors import ConfigError
+from foretrain.network import Cluster
+from foretrain.runtime.link import Link, LinkError, Listener, connect, local_address
+from foretrain.runtime.observation import Observed
+from foretrain.runtime.sideband import Sideband
+from foretrain.schedule import POLICIES, Cost, Spec, spec
+from foretrain.tasks import Chunk
+from foretrain.tune import tune
+from foretrain.units import COST_SHIFT, SECOND
+from foretrain.virtual import simulate
+from foretrain.workload.step import Workload
+
+logger = logging.getLogger("foretrain")
+
+SECRET = "FORETRAIN_SECRET"
+"""Environment variable with the job's secret, in hexadecimal, where a launcher hands one out."""
+_CONNECT = 20.0
+"""Seconds the ranks have to connect to the coordinator."""
+
+
+def dedicated_groups(group: dist.ProcessGroup | None, patience: float) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Two groups of the same ranks and backend that nobody else uses: one for gradients, one for everything else.
+
+    Collectives of one group must be issued in one order; the model's own collectives and ours have none in common.
+    """
+    ranks = dist.get_process_group_ranks(group) if group is not None else None
+    backend = dist.get_backend(group)
+    made = [
+        dist.new_group(
+            ranks, timeout=timedelta(seconds=patience), backend=backend, use_local_synchronization=ranks is not None
+        )
+        for _ in range(2)
+    ]
+    first, second = made
+    assert isinstance(first, dist.ProcessGroup)
+    assert isinstance(second, dist.ProcessGroup)
+    return first, second
+
+
+def agree_on_model(
+    sideband: Sideband, named: Sequence[tuple[str, nn.Parameter]], settings: Mapping[str, object]
+) -> None:
+    """Raises Disagreement, on all ranks, where parameters or settings differ."""
+    sideband.must_agree("setting", list(settings), [_hash(f"{key}={value}") for key, value in settings.items()])
+    described = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named]
+    sideband.must_agree("parameter", described, [_hash(text) for text in described])
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def connect_ranks(sideband: Sideband, interface: str | None) -> dict[int, Link] | None:
+    """Links between rank 0 and all others, authenticated; None on all ranks where one cannot connect.
+
+    Rank 0 listens on one address of one interface. The secret is the launcher's, or one that rank 0 makes and hands out
+    over the process group.
+    """
+    links: dict[int, Link] = {}
+    listener = None
+    try:
+        if sideband.rank == 0:
+            secret = _secret() or secrets.token_bytes(32)
+            listener = Listener(local_address(interface, _master()), secret, expected=range(1, sideband.ranks))
+            host, port = listener.address
+            sideband.share(f"{host} {port} {'' if _secret() else secret.hex()}".encode())
+            links = listener.accept(_CONNECT)
+            complete = len(links) == sideband.ranks - 1
+        else:
+            host, port, given = sideband.share(None).decode().split(" ")
+            secret = _secret() or bytes.fromhex(given)
+            try:
+                links[0] = connect((host, int(port)), secret, sideband.rank, _CONNECT)
+                complete = True
+            except LinkError as error:
+                logger.warning("rank %d cannot reach the coordinator: %s", sideband.rank, error)
+                complete = False
+        if sideband.everywhere(complete):
+            return links
+    finally:
+        if listener is not None:
+            listener.close()
+    for link in links.values():
+        link.close()
+    return None
+
+
+def _secret() -> bytes | None:
+    text = os.environ.get(SECRET)
+    if not text:
+        return None
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError(
+            SECRET, "(hidden)", "is not hexadecimal", "write e.g. the output of: openssl rand -hex 32"
+        ) from None
+
+
+def _master() -> tuple[str, int] | None:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return (host, int(port)) if host and port and port.isdigit() else None
+
+
+def slowest(sideband: Sideband, seen: Observed) -> Observed:
+    """The observation of the rank that computes longest, on all ranks: the others will wait for it."""
+    computes = [row[0] for row in sideband.gather([seen.compute])]
+    place = computes.index(max(computes))
+    count = len(seen.order)
+    numbers = [*seen.order, *seen.uses, seen.forward, *seen.releases, seen.backward, seen.update, *seen.fires]
+    row = sideband.gather(numbers)[place]
+    return Observed(
+        order=row[:count],
+        uses=row[count : 2 * count],
+        forward=row[2 * count],
+        releases=row[2 * count + 1 : 3 * count + 1],
+        backward=row[3 * count + 1],
+        update=row[3 * count + 2],
+        fires=row[3 * count + 3 :],
+    )
+
+
+def cluster_of(cost: Cost, ranks: int) -> Cluster:
+    """A cluster whose all-reduce costs ``cost``: the measured network, for the simulator."""
+    seconds_per_byte = cost.per_byte / (1 << COST_SHIFT) / SECOND
+    rate = 2 * (ranks - 1) / ranks / max(seconds_per_byte, 1e-15)
+    return Cluster(workers=ranks, up=rate, down=rate, latency=0, overhead=cost.overhead)
+
+
+def choose_knobs(wanted: Spec, workload: Workload, cost: Cost, ranks: int) -> Spec:
+    """``wanted`` with every knob that it leaves open at its best in the simulator: on rank 0, in a moment."""
+    free = [knob for knob in POLICIES[wanted.name].knobs if knob.name not in wanted.knobs]
+    if ranks == 1 or not free or cost.per_byte == 0:
+        return wanted
+    return tune(workload, cluster_of(cost, ranks), wanted)
+
+
+def replayed_order(schedule: Spec, workload: Workload, cost: Cost, ranks: int) -> list[Chunk]:
+    """The chunks that ``schedule`` sends in one steady step of the simulator, in order."""
+    run = simulate(workload, cluster_of(cost, max(2, ranks)), schedule, trace=False)
+    last = len(run.begins) - 2
+    return [decision.chunk for decision in run.log if decision.step == last]
+
+
+def wanted(schedule: str | Spec) -> Spec:
+    """The policy asked for."""
+    return spec(schedule)
+
+
+def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """The one device of a model; ConfigError where there are several."""
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) > 1:
+        shown = ", ".join(sorted(map(str, devices)))
+        raise ConfigError("model", shown, "is on several devices", "attach one model per device")
+    (device,) = devices
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError("model", str(device), "is neither on a CPU nor on a CUDA device", "move the model first")
+    return device

@@ -1,0 +1,96 @@
+"""The first steps: everything is reduced at once when it is asked for, and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from foretrain.errors import ConfigError
+from foretrain.runtime import guards
+from foretrain.runtime.gradients import Gradients
+from foretrain.runtime.observation import Observation
+
+_SLICE = 25 << 20
+"""Bytes per operation, DDP's bucket."""
+
+
+class Warmup:
+    """Gradients before there is a schedule. Also a `guards.Holder`.
+
+    Args:
+        parameters: indexed by task.
+        group: to reduce over.
+        observation: told of every gradient.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, observation: Observation) -> None:
+        self._parameters, self._group, self._observation = parameters, group, observation
+        self._task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
+        self._gradients = Gradients(parameters, range(len(parameters)))
+        self._share = 1.0 / dist.get_world_size(group)
+        self._fired: set[int] = set()
+        self._local: set[int] = set()
+
+    def gradient(self, task: int, synchronizes: bool) -> None:
+        """A gradient was accumulated into ``.grad``."""
+        if synchronizes:
+            self._fired.add(task)
+            guards.held[id(self._parameters[task])] = self
+            self._observation.gradient(task)
+        else:
+            self._local.add(task)
+
+    def drop(self, key: int, zeros: bool) -> None:
+        """Forgets one gradient. What is cleared before step() was not for this step."""
+        guards.held.pop(key, None)
+        task = self._task_of[key]
+        self._fired.discard(task)
+        self._local.discard(task)
+        parameter = self._parameters[task]
+        guards.set_raw_grad(parameter, torch.zeros_like(parameter) if zeros else None)
+
+    def fetch(self) -> None:
+        """Reduces everything accumulated since the last time, on all ranks alike."""
+        if not self._fired:
+            return
+        used = {t for t in self._fired | self._local if guards.raw_grad(self._parameters[t]) is not None}
+        for task in self._fired:
+            guards.held.pop(id(self._parameters[task]), None)
+        self._fired.clear()
+        self._local.clear()
+        with torch.no_grad():
+            for task, view in enumerate(self._gradients.views):
+                gradient = guards.raw_grad(self._parameters[task]) if task in used else None
+                if gradient is None:
+                    view.zero_()
+                else:
+                    refuse_sparse(gradient)
+                    torch.mul(gradient, self._share, out=view)
+            mask = torch.zeros(len(self._parameters), dtype=torch.uint8, device=self._parameters[0].device)
+            mask[list(used)] = 1
+            dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group)
+            for flat in self._gradients.flat:
+                step = max(1, _SLICE // flat.element_size())
+                for start in range(0, len(flat), step):
+                    dist.all_reduce(flat[start : start + step], group=self._group)
+            for task in mask.nonzero().flatten().tolist():
+                guards.set_raw_grad(self._parameters[task], self._gradients.views[task])
+
+    def step(self) -> bool:
+        """Whether the update is deferred: never here."""
+        self.fetch()
+        return False
+
+
+def refuse_sparse(gradient: torch.Tensor) -> None:
+    """Sparse gradients have no place in a flat buffer."""
+    if gradient.layout != torch.strided:
+        raise ConfigError(
+            "gradient",
+            str(gradient.layout),
+            "is not dense (an embedding with sparse=True?)",
+            "make the layer dense, or train it outside of the attached model",
+        )

@@ -1,0 +1,442 @@
+"""What attach refuses, how it begins, what it can tell, and that it leaves nothing behind."""
+
+import copy
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+from foretrain.errors import ConfigError, Disagreement, ForetrainError  # noqa: E402
+from foretrain.runtime import attach  # noqa: E402
+from tests.runtime.models import SMALL, STEPS, WARMUP, WIDTH, assert_same, batch, mlp, objective, sgd  # noqa: E402
+
+
+def steps(model, optimizer, count=STEPS, first=0):
+    for step in range(first, first + count):
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def values(model):
+    return [tensor.detach().clone() for tensor in [*model.parameters(), *model.buffers()]]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_without_a_process_group():
+    model = mlp()
+    with pytest.raises(ConfigError, match="init_process_group"):
+        attach(model, sgd(model))
+
+
+def wrapped():
+    model = mlp()
+    return DistributedDataParallel(model), sgd(model)
+
+
+def wrapped_inside():
+    model = nn.Sequential(mlp(1), DistributedDataParallel(mlp(1)))
+    return model, sgd(model)
+
+
+def sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    model = mlp()
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    return model, sgd(model)
+
+
+def frozen():
+    model = mlp()
+    optimizer = sgd(model)
+    return model.requires_grad_(False), optimizer
+
+
+def foreign():
+    return mlp(), sgd(mlp())
+
+
+def none_at_all():
+    return mlp(), []
+
+
+def no_optimizer():
+    model = mlp()
+    return model, model.parameters()
+
+
+def sparse():
+    model = nn.Sequential(nn.Embedding(10, WIDTH, sparse=True), mlp(1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+REFUSED = [
+    (wrapped, {}, "DistributedDataParallel"),
+    (wrapped_inside, {}, "DistributedDataParallel"),
+    (sharded, {}, "FSDP"),
+    (frozen, {}, "no parameter that requires a gradient"),
+    (foreign, {}, "updates no parameter of the model"),
+    (none_at_all, {}, "optimizer"),
+    (no_optimizer, {}, "optimizer"),
+    (None, {"schedule": "bytescheduller"}, "bytescheduler"),
+    (None, {"schedule": "p3(slize=1KiB)"}, "slice"),
+    (None, {"compression": "fp8"}, "fp16"),
+    (None, {"agreement": "replays"}, "replay"),
+    (None, {"warmup": 0}, "warmup"),
+    (None, {"timeout": -1.0}, "timeout"),
+]
+
+
+def plain_pair():
+    model = mlp()
+    return model, sgd(model)
+
+
+def refused(make, options):
+    model, optimizer = (make or plain_pair)()
+    threads = threading.active_count()
+    with pytest.raises(ConfigError) as caught:
+        attach(model, optimizer, **options)
+    assert threading.active_count() == threads
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("make", "options", "said"), REFUSED, ids=lambda value: getattr(value, "__name__", None))
+def test_what_is_refused(ranks, make, options, said):
+    for message in ranks(refused, make, options):
+        assert said in message
+
+
+def sparse_gradient():
+    model, optimizer = sparse()
+    with attach(model, optimizer), pytest.raises(ConfigError) as caught:
+        model(torch.arange(8)).sum().backward()
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_a_sparse_gradient_is_refused_when_it_is_seen(ranks):
+    for message in ranks(sparse_gradient):
+        assert "sparse" in message
+
+
+def attached_twice(same_optimizer):
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL), pytest.raises(ConfigError) as caught:
+        attach(model, optimizer if same_optimizer else sgd(model), SMALL)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("same_optimizer", [True, False])
+def test_a_model_that_is_attached_already_is_refused(ranks, same_optimizer):
+    for message in ranks(attached_twice, same_optimizer):
+        assert "attached" in message
+
+
+# ---------------------------------------------------------------- ranks that differ
+
+
+def differing(what):
+    """Rank 1's model or arguments differ in ``what``."""
+    odd = dist.get_rank() == 1
+    layers = {name: nn.Linear(4, 4) for name in ("first", "second")}
+    options = {"schedule": SMALL}
+    if odd and what == "shape":
+        layers["second"] = nn.Linear(4, 5)
+    if odd and what == "number":
+        layers["third"] = nn.Linear(4, 4)
+    if odd and what == "order":
+        layers = dict(reversed(layers.items()))
+    if odd and what == "name":
+        layers = {name.replace("second", "other"): layer for name, layer in layers.items()}
+    if odd and what == "type":
+        layers["second"].to(torch.float64)
+    if odd and what == "frozen":
+        layers["second"].requires_grad_(False)
+    if odd and what == "schedule":
+        options["schedule"] = "fifo"
+    if odd and what == "compression":
+        options["compression"] = "fp16"
+    model = nn.ModuleDict(layers)
+    with pytest.raises(Disagreement) as caught:
+        attach(model, sgd(model), **options)
+    return str(caught.value)
+
+
+DIFFERENCES = {
+    "shape": "second.weight",
+    "number": "parameter",
+    "order": "weight",
+    "name": "second|other",
+    "type": "second.weight",
+    "frozen": "parameter",
+    "schedule": "schedule",
+    "compression": "compression",
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_ranks_that_differ_are_told_in_what(ranks, what):
+    for message in ranks(differing, what):
+        assert any(name in message for name in DIFFERENCES[what].split("|")), message
+        assert "rank" in message
+
+
+# ---------------------------------------------------------------- the beginning
+
+
+def begun(broadcast):
+    """Parameters and buffers that differ from rank to rank, before and after attach."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].requires_grad_(False)
+    model[1].running_mean.normal_()
+    before = values(model)
+    with attach(model, sgd(model), SMALL, broadcast_buffers=broadcast):
+        return before, values(model)
+
+
+def test_training_begins_with_rank_zeros_parameters_and_buffers(three):
+    seen = three(begun, True)
+    assert not torch.equal(seen[0][0][0], seen[1][0][0])
+    for _, after in seen:
+        assert all(torch.equal(a, b) for a, b in zip(after, seen[0][0], strict=True))
+
+
+def unequal(side):
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS):
+        loss = objective(net(batch(step)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_models_that_begin_differently_train_as_with_ddp(ranks):
+    assert_same(ranks, unequal)
+
+
+# ---------------------------------------------------------------- what it can tell
+
+
+class Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.late, self.early = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 16)
+        self.middle = nn.Linear(16, WIDTH)
+
+    def forward(self, x):
+        return self.late(self.middle(self.early(x).tanh()).tanh())
+
+
+def told():
+    torch.manual_seed(0)
+    model = Backwards()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, trace=True) as attached:
+        steps(model, optimizer, WARMUP)
+        early = (attached.schedule, attached.workload, attached.cost, attached.bound, attached.steps, attached.log)
+        steps(model, optimizer, STEPS, WARMUP)
+        attached.synchronize()
+        layers = [layer.name for layer in attached.workload.layers]
+        sizes = {gradient.name: gradient.size for gradient in attached.workload.gradients}
+        late = (str(attached.schedule), attached.cost, attached.bound, attached.steps, attached.log, attached.begins)
+        lanes = {(span.lane, span.kind) for span in attached.timeline}
+        sent = sum(span.size for span in attached.timeline if span.kind == "communication")
+    return early, layers, sizes, late, lanes, sent
+
+
+def test_what_was_observed_decided_and_done_can_be_read(ranks):
+    for rank, (early, layers, sizes, late, lanes, sent) in enumerate(ranks(told)):
+        assert early[:4] == (None, None, None, None)
+        assert early[4:] == (0, ())
+        assert layers == ["early", "middle", "late"]
+        assert list(sizes) == [f"{name}.{kind}" for name in ("late", "early", "middle") for kind in ("weight", "bias")]
+        assert sizes["middle.weight"] == 16 * WIDTH * 4
+        schedule, cost, bound, begun, log, begins = late
+        assert schedule == SMALL
+        assert cost.per_byte > 0
+        assert bound is not None
+        assert begun == STEPS
+        assert len(begins) >= STEPS
+        assert list(begins) == sorted(begins)
+        whole = STEPS * sum(sizes.values())
+        assert sum(decision.chunk.size for decision in log) == (0 if rank else whole)
+        assert {("wire", "communication"), ("optimizer", "update"), ("gpu", "forward"), ("gpu", "backward")} <= lanes
+        assert sent == whole
+
+
+def test_urgent_is_sent_first(ranks):
+    """Of what is ready, the log has the first layers first, although the model registers them last."""
+    log = ranks(told)[0][3][4]
+    last = [decision.chunk.pieces[0].task for decision in log if decision.step == STEPS - 1]
+    assert set(last) == set(range(6))
+
+
+# ---------------------------------------------------------------- the end
+
+
+def footprint(model, optimizer):
+    """What may be registered on, or put into, a model, an optimizer and the classes of torch."""
+    modules = {
+        name: (type(module), {key: len(value) for key, value in vars(module).items() if key.endswith("hooks")})
+        for name, module in model.named_modules()
+    }
+    plain = {
+        name: sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        for name, module in model.named_modules()
+    }
+    parameters = {
+        name: (type(p), p.is_leaf, p.stride(), len(p._post_accumulate_grad_hooks or ()), len(p._backward_hooks or ()))
+        for name, p in model.named_parameters()
+    }
+    hooks = {key: len(value) for key, value in vars(optimizer).items() if key.endswith("hooks")}
+    own = sorted(key for key, value in vars(optimizer).items() if callable(value))
+    classes = [dict(vars(c)) for c in (nn.Parameter, nn.Module, torch.Tensor, torch.optim.Optimizer, type(optimizer))]
+    return [modules, plain, parameters, hooks, own, type(optimizer), classes, sys.getswitchinterval()]
+
+
+def opened_and_closed(count, how):
+    """Footprints before and after, threads after, and whether a model that was attached trains on like any other."""
+    model = mlp()
+    optimizer = sgd(model)
+    before, threads = footprint(model, optimizer), set(threading.enumerate())
+    if how == "with":
+        with attach(model, optimizer, SMALL, warmup=WARMUP):
+            steps(model, optimizer, count)
+    else:
+        attached = attach(model, optimizer, SMALL, warmup=WARMUP)
+        steps(model, optimizer, count)
+        attached.close()
+        if how == "twice":
+            attached.close()
+    changed = [place for place, (a, b) in enumerate(zip(before, footprint(model, optimizer), strict=True)) if a != b]
+    left = [thread.name for thread in set(threading.enumerate()) - threads]
+    twin = copy.deepcopy(model)
+    own = sgd(twin)
+    own.load_state_dict(optimizer.state_dict())
+    steps(model, optimizer, 3)
+    steps(twin, own, 3)
+    return changed, left, [torch.equal(a, b) for a, b in zip(values(model), values(twin), strict=True)], values(model)
+
+
+@pytest.mark.parametrize("how", ["close", "twice", "with"])
+@pytest.mark.parametrize("count", [0, 1, WARMUP, STEPS])
+def test_close_leaves_nothing_behind_and_the_model_trains_on(ranks, count, how):
+    seen = ranks(opened_and_closed, count, how)
+    for changed, left, same, _ in seen:
+        assert not changed
+        assert not left
+        assert all(same)
+    assert not torch.equal(seen[0][3][0], seen[1][3][0])  # each rank alone
+
+
+def interrupted_inside():
+    model = mlp()
+    optimizer = sgd(model)
+    threads = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError), attach(model, optimizer, SMALL, warmup=WARMUP):
+        steps(model, optimizer, STEPS)
+        objective(model(batch(STEPS))).backward()
+        raise ZeroDivisionError
+    left = [thread.name for thread in set(threading.enumerate()) - threads]
+    model.zero_grad()
+    steps(model, optimizer, 1)
+    return left
+
+
+def test_an_exception_leaves_the_context_without_waiting(ranks):
+    assert ranks(interrupted_inside) == [[], []]
+
+
+def scheduler_made_inside():
+    """A scheduler wraps the optimizer's step while it is attached; afterwards both still work."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(model, optimizer, SMALL, warmup=WARMUP):
+        scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        steps(model, optimizer)
+    before = values(model)
+    steps(model, optimizer, 1)
+    scheduler.step()
+    return [not torch.equal(a, b) for a, b in zip(before, values(model), strict=True)], optimizer.param_groups[0]["lr"]
+
+
+def test_a_scheduler_made_under_way_outlives_it(ranks):
+    for moved, rate in ranks(scheduler_made_inside):
+        assert all(moved)
+        assert rate == 0.05
+
+
+def again_and_again(side):
+    """The same model attached, closed and attached again."""
+    model = mlp()
+    optimizer = sgd(model)
+    for attempt in range(3):
+        net = side.wrap(model, optimizer)
+        for step in range(6):
+            loss = objective(net(batch(10 * attempt + step)))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield loss
+        if hasattr(side, "close"):
+            side.close()
+    side.models, side.optimizers = [model], [optimizer]
+    side.wrap(model, optimizer)
+    objective(model(batch(99))) if hasattr(side, "close") else objective(net(batch(99)))
+
+
+def test_attached_again_after_close(ranks):
+    assert_same(ranks, again_and_again, barrier=True)
+
+
+def used_after_close():
+    model = mlp()
+    optimizer = sgd(model)
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP)
+    steps(model, optimizer)
+    attached.close()
+    return str(attached.schedule), attached.steps, attached.workload is not None
+
+
+def test_what_was_seen_can_be_read_after_close(ranks):
+    assert ranks(used_after_close) == [(SMALL, STEPS - WARMUP, True)] * 2
+
+
+def forgotten():
+    """Neither model nor handle is kept alive by what closed."""
+    model = mlp()
+    optimizer = sgd(model)
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP)
+    steps(model, optimizer)
+    attached.close()
+    gone = weakref.ref(attached), weakref.ref(model)
+    del attached, model, optimizer
+    gc.collect()
+    return [reference() is None for reference in gone]
+
+
+def test_nothing_is_kept_alive(ranks):
+    assert ranks(forgotten) == [[True, True]] * 2
+
+
+def family():
+    return issubclass(ConfigError, ForetrainError) and issubclass(Disagreement, ForetrainError)
