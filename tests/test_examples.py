@@ -10,12 +10,13 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("[0-9]*.py"))
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) >= 6
+    assert len(EXAMPLES) >= 7
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path, tmp_path):
-    ran = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "torchrun" in path.read_text() else []
+    ran = subprocess.run([sys.executable, *torchrun, path], cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout

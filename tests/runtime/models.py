@@ -319,7 +319,7 @@ def assert_same(
             assert any(re.search(said, word) for word in seen.said), f"rank {rank} said only: {seen.said}"
     assert len({seen.weights for seen in comparisons if seen.schedules}) == 1, "the ranks ended with different weights"
     if not barrier:
-        assert all("None" != schedule for seen in comparisons for schedule in seen.schedules), comparisons[0].schedules
+        assert all(schedule != "None" for seen in comparisons for schedule in seen.schedules), comparisons[0].schedules
     if not barrier and options.get("agreement") != "replay":
         assert all(comparisons[0].sizes), "the schedule has sent nothing"
     return comparisons

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import reduction
@@ -120,33 +120,44 @@ class Ranks:
         return [outcome.value for outcome in outcomes]
 
     def outcomes(
-        self, function: Callable[..., Any], *args: Any, timeout: float = 60, grace: float = 1e9, **options: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float = 60,
+        grace: float = 1e9,
+        without: Container[int] = (),
+        **options: Any,
     ) -> list[Outcome]:
         """How it ended in each rank, at most ``timeout`` seconds later and ``grace`` seconds after the first failure.
 
-        Failed ranks end as a script would; those that have not answered in time go on. `close` ends all.
+        Ranks ``without`` which it must end are not waited for. Failed ranks end as a script would; those that have not
+        answered in time go on. `close` ends all.
         """
         self._start()
         for link in self._links:
             link.send_bytes(pickle.dumps((function, args, options)))
         outcomes: dict[int, Outcome] = {}
         deadline = time.monotonic() + timeout
-        while len(outcomes) < self.size and (left := deadline - time.monotonic()) > 0:
-            waiting = {link: rank for rank, link in enumerate(self._links) if rank not in outcomes}
+        waiting = {link: rank for rank, link in enumerate(self._links)}
+        while set(waiting.values()) - set(without) and (left := deadline - time.monotonic()) > 0:
             for link in wait(list(waiting), left):
-                outcomes[waiting[link]] = self._outcome(waiting[link])
-                if outcomes[waiting[link]].error:
+                rank = waiting.pop(link)
+                outcomes[rank] = self._outcome(rank)
+                if outcomes[rank].error:
                     deadline = min(deadline, time.monotonic() + grace)
-        for rank in set(range(self.size)) - set(outcomes):
+        for rank in waiting.values():
             outcomes[rank] = Outcome(error=f"has not returned after {timeout:g} s; {self._stacks(rank)}")
         return [outcomes[rank] for rank in range(self.size)]
 
-    def exits(self, timeout: float) -> list[int | None]:
-        """The ranks' exit codes, once all have ended by themselves; None for those that live after ``timeout``."""
+    def exits(self, timeout: float, without: Container[int] = ()) -> list[int | None]:
+        """The ranks' exit codes, once all but those in ``without`` have ended; None for who lives after ``timeout``."""
         deadline = time.monotonic() + timeout
-        while None in (codes := [self._nursery.exit_of(pid) for pid in self.pids]) and time.monotonic() < deadline:
+        while True:
+            codes = [self._nursery.exit_of(pid) for pid in self.pids]
+            living = {rank for rank, code in enumerate(codes) if code is None and rank not in without}
+            if not living or time.monotonic() > deadline:
+                return codes
             time.sleep(0.02)
-        return codes
 
     def close(self) -> None:
         """Ends the job by force, which is much faster than letting interpreters shut down."""
@@ -179,10 +190,11 @@ class Ranks:
         try:
             return pickle.loads(self._links[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
-            codes = self.exits(1)
-            return Outcome(error=f"died with exit code {codes[rank]}; it wrote:\n{self._wrote(rank)}")
+            code = self.exits(1, without=set(range(self.size)) - {rank})[rank]
+            return Outcome(error=f"died with exit code {code}; it wrote:\n{self.wrote(rank)}")
 
-    def _wrote(self, rank: int) -> str:
+    def wrote(self, rank: int) -> str:
+        """The end of what a rank wrote to its standard output and error."""
         return self._log(rank).read_text(errors="replace")[-6000:]
 
     def _stacks(self, rank: int) -> str:
@@ -190,7 +202,7 @@ class Ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[rank], signal.SIGUSR1)
             time.sleep(0.3)
-        return f"its threads:\n{self._wrote(rank)}"
+        return f"its threads:\n{self.wrote(rank)}"
 
 
 def raise_ranks(descriptor: int) -> None:

@@ -249,7 +249,7 @@ def on_one_rank(side):
             yield [p.grad for p in model.parameters()]
         optimizer.step()
         if lead:
-            yield [p for p in model.parameters()]
+            yield list(model.parameters())
         optimizer.zero_grad()
         yield loss
 

@@ -25,6 +25,7 @@ from tests.runtime.models import (  # noqa: E402
     trainable,
 )
 
+
 def linear(bias=True):
     return nn.Linear(WIDTH, WIDTH, bias=bias)
 
@@ -283,7 +284,7 @@ def watched_buffers(side, broadcast):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        yield loss, [buffer for buffer in model.buffers()]
+        yield loss, list(model.buffers())
 
 
 @pytest.mark.parametrize("broadcast", [True, False], ids=["broadcast", "local"])

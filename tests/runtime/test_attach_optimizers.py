@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.optim import lr_scheduler  # noqa: E402
 
-from tests.runtime.models import STEPS, assert_same, batch, mlp, objective, plain, sgd, trainable  # noqa: E402
+from tests.runtime.models import STEPS, assert_same, batch, mlp, objective, sgd, trainable  # noqa: E402
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -45,7 +45,14 @@ def test_every_optimizer_in_every_implementation(ranks, make, options):
 
 @pytest.mark.parametrize(
     "make",
-    [torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adadelta, torch.optim.ASGD, torch.optim.Rprop],
+    [
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Adamax,
+        torch.optim.Adadelta,
+        torch.optim.ASGD,
+        torch.optim.Rprop,
+    ],
 )
 def test_the_other_optimizers_defer_or_fall_back_but_are_never_wrong(ranks, make):
     assert_same(ranks, optimized, make, {"lr": 0.01}, said="", barrier=True)
@@ -214,8 +221,9 @@ def with_closure(side):
     optimizer = sgd(model)
     net = side.wrap(model, optimizer)
     for step in range(STEPS):
+        inputs = batch(step)
 
-        def closure(inputs=batch(step)):
+        def closure(inputs=inputs):
             optimizer.zero_grad()
             loss = objective(net(inputs))
             loss.backward()

@@ -161,14 +161,14 @@ def test_collectives_of_the_script_itself(ranks):
 
 
 def retuned(side, callers):
-    """In step 5 ``callers`` ask for partitions of twice the size."""
+    """In step 5 ``callers`` ask for slices of twice the size."""
     model = mlp()
     optimizer = sgd(model)
     net = side.wrap(model, optimizer)
     for step in range(STEPS + 4):
         if step == 5 and dist.get_rank() in callers:
             for handle in getattr(side, "handles", ()):
-                handle.set("partition", "2KiB")
+                handle.set("slice", "2KiB")
         loss = objective(net(batch(step)))
         loss.backward()
         optimizer.step()
@@ -178,7 +178,7 @@ def retuned(side, callers):
 
 @pytest.mark.parametrize("callers", [(0,), (0, 1)], ids=str)
 def test_a_knob_changes_what_is_sent_from_one_step_to_the_next(ranks, callers):
-    seen = assert_same(ranks, retuned, callers)
+    seen = assert_same(ranks, retuned, callers, schedule="p3(slice=1KiB)")
     sizes = [size for size in seen[0].sizes[0] if size > 128]  # a bias has 128 bytes
     change = sizes.index(2048)
     assert change > 0
@@ -245,7 +245,7 @@ def compressed(kind, steps, lone):
     start = torch.cat([p.detach().flatten() for p in (mlp(1) if lone else mlp()).parameters()])
     exact = weights_after(Stock(), steps, lone)
     rounds = weights_after(Stock(forgetful({"fp16": torch.float16, "bf16": torch.bfloat16}[kind])), steps, lone)
-    side = Attached(compression=kind)
+    side = Attached(compression=kind, schedule="p3(slice=1KiB)")
     ours = weights_after(side, steps, lone)
     sizes = {decision.chunk.size for decision in side.handles[0].log}
     side.close()

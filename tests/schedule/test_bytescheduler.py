@@ -22,6 +22,12 @@ def urgency(name, job):
     return {task.index: task.first_use for task in job.tasks}
 
 
+def plain(rng, name, size):
+    """A random plan of this policy that fuses nothing."""
+    plan = random_spec(rng, name, size)
+    return Spec(name, {knob: value for knob, value in plan.knobs.items() if knob != "fuse"})
+
+
 def limits(plan):
     knobs = plan.settings
     return (knobs["slice"], 1) if plan.name == "p3" else (knobs["partition"], knobs["credit"])
@@ -32,7 +38,7 @@ def test_credit_is_overdrawn_by_at_most_one_partition_and_never_left_unused(name
     rng = random.Random(name)
     for _ in range(150):
         workload = random_workload(rng)
-        plan = random_spec(rng, name, workload.size)
+        plan = plain(rng, name, workload.size)
         partition, credit = limits(plan)
         watched, _, _ = replay(workload, random_cluster(rng), plan)
         left, unsent = credit, 0
@@ -57,7 +63,7 @@ def test_every_start_is_the_most_urgent_ready_unit(name):
     rng = random.Random(name)
     for _ in range(150):
         workload = random_workload(rng)
-        plan = random_spec(rng, name, workload.size)
+        plan = plain(rng, name, workload.size)
         watched, _, _ = replay(workload, random_cluster(rng), plan)
         rank = urgency(name, job_on(workload, EXACT))
         left = {}
@@ -127,3 +133,39 @@ def test_it_crosses_the_barrier():
     forward = [span for span in run.timeline if span.kind == "forward" and span.name == "l0"]
     sending = [span for span in run.timeline if span.kind == "communication" and span.end > forward[0].start]
     assert sending[0].start < forward[0].end
+
+
+def test_fused_chunks_hold_the_most_urgent_and_reach_the_grain_or_take_all_there_is():
+    rng = random.Random("fuse")
+    fused = 0
+    for _ in range(150):
+        workload, cluster = random_workload(rng), random_cluster(rng)
+        partition = rng.randint(1 << 10, max(1 << 11, workload.size))
+        plan = Spec(
+            "bytescheduler",
+            {"partition": partition, "credit": max(1 << 10, workload.size), "fuse": rng.choice([1.0, 4.0])},
+        )
+        grain = min(int(plan.settings["fuse"] * job_on(workload, cluster).cost.breakeven), partition)
+        watched, _, _ = replay(workload, cluster, plan)
+        job = job_on(workload, cluster)
+        unsent: dict[int, int] = {}
+        flying = 0
+        for seen in watched.seen:
+            if isinstance(seen.event, Ready):
+                unsent[seen.event.task] = job.tasks[seen.event.task].size
+            elif isinstance(seen.event, Done):
+                flying -= 1
+            for chunk in seen.chunks:
+                assert chunk.size >= grain or flying < 2 or sum(unsent.values()) >= grain
+                places = [job.tasks[piece.task].first_use for piece in chunk.pieces]
+                assert places == sorted(places)
+                for piece in chunk.pieces:
+                    unsent[piece.task] -= piece.size
+                    if not unsent[piece.task]:
+                        del unsent[piece.task]
+                assert all(job.tasks[task].first_use >= places[-1] for task in unsent)
+                assert grain <= chunk.size <= partition or not unsent or not grain
+                flying += 1
+                fused += len(chunk.pieces) > 1
+        assert not unsent
+    assert fused > 100

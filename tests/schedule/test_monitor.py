@@ -41,8 +41,8 @@ class Link:
         self.now += 1000
 
 
-def pair(share=0.1, window=8, latency=0, overhead=10):
-    monitor = Monitor(Cost(overhead, BYTE, latency), share, window)
+def pair(share=0.1, window=8, latency=0, overhead=10, span=0):
+    monitor = Monitor(Cost(overhead, BYTE, latency), share, window, span)
     return monitor, Link(Cost(overhead, BYTE, latency), monitor)
 
 
@@ -228,3 +228,35 @@ def test_behind_a_smaller_chunk_nothing_is_measured_where_there_are_several_pipe
         monitor.done(time)
     monitor.settle()
     assert monitor.time(1000) == 1000
+
+
+def test_jitter_of_single_chunks_averages_out_before_a_quantile_is_taken():
+    """Chunks delivered late and early in turn: the link is as fast as it was."""
+    promised = {}
+    for span in (0, 1000):
+        monitor = Monitor(Cost(10, BYTE), 0.1, 64, span)
+        now = 0
+        for _ in range(100):
+            for _ in range(20):
+                monitor.start(now, 90)
+            for index in range(20):
+                monitor.done(now + 100 * (index + 1) + (80 if index % 2 else 0))
+            now += 5000
+        monitor.settle()
+        promised[span] = monitor.time(90)
+    assert promised[0] == 180
+    assert promised[1000] <= 120
+
+
+@pytest.mark.parametrize("slowness", [2, 3])
+def test_each_arrival_corrects_when_the_link_will_be_free(slowness):
+    monitor, link = pair()
+    link.slowness = slowness
+    for _ in range(4):
+        link.send(90)
+    assert monitor.free_at == 400
+    for arrived in range(1, 4):
+        link.receive()
+        assert monitor.free_at == 100 * slowness * arrived + 100 * (4 - arrived)
+    link.receive()
+    assert monitor.free_at == 400 * slowness

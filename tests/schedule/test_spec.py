@@ -57,7 +57,7 @@ def test_a_spec_survives_text_exactly(plan):
 def test_text_shows_only_what_differs_and_in_which_unit():
     plan = Spec("bytescheduler", {"partition": 25 << 20})
     assert str(plan) == "bytescheduler(partition=25MiB)"
-    assert plan.settings == {"partition": 25 << 20, "credit": 16_000_000}
+    assert plan.settings == {"partition": 25 << 20, "credit": 16_000_000, "fuse": 0.0}
     assert str(Spec("fusion", {"cycle": 10**9})) == "fusion(cycle=1ms)"
 
 

@@ -9,10 +9,12 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from foretrain import __version__
+from foretrain.cli import lab
 from foretrain.cli.bound import bound
 from foretrain.cli.catalog import catalog
 from foretrain.cli.compare import compare
 from foretrain.cli.record import record
+from foretrain.cli.run import run, run_command
 from foretrain.cli.schedule import schedule
 from foretrain.errors import ForetrainError
 
@@ -26,9 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"foretrain {__version__}\n")
         return
     app = SubcommandApp()
-    for command in (compare, bound, record, schedule, catalog):
+    for command in (compare, bound, record, run, schedule, catalog):
         app.command(command)
+    app.command(lab.commands(), name="lab", help=lab.HELP)
     try:
+        if arguments[:1] == ["run"]:
+            run_command(arguments[1:])
+            return
         app.cli(
             args=arguments or ["--help"],
             prog="foretrain",

@@ -111,7 +111,7 @@ def _costly(run: Run) -> bool:
     """Whether latency and θ keep ``run`` from the optimum by more than is worth a change."""
     if run.gap < _COSTLY:
         return False
-    free = dataclasses.replace(run.cluster, latency=0, overhead=0)
+    free = dataclasses.replace(run.cluster, latency=0, overhead=0, floor=0)
     time = simulate(run.workload, free, run.schedule, trace=False).iteration_time
     return time * (1 + _COSTLY / 2) < run.iteration_time
 

@@ -5,7 +5,7 @@ WORKERS[xGPUS[xDEVICE]] @ RATE[/RATE] [,OPTION...]        "4 workers @ 1Gbps" is
 rate         a host's rate, or its sending/receiving rates
 ps=K         K dedicated parameter servers; ps alone means as many as workers; ps=colocated puts one on each worker
 all_reduce   ring all-reduce (the default)
-latency=T    overhead=T    local=RATE    server=RATE
+latency=T    overhead=T    floor=T    local=RATE    server=RATE
 """
 
 from __future__ import annotations
@@ -111,10 +111,12 @@ def _options(options: list[str], fields: dict[str, Any]) -> dict[str, Any]:
             new = {"server_rate": value}
         elif key == "rate" and "up" in fields:
             raise ConfigError("rate", value, "contradicts the rate after '@'", "give it once")
-        elif key in ("latency", "overhead", "local", "rate"):
+        elif key in ("latency", "overhead", "floor", "local", "rate"):
             new = {key: value}
         else:
-            raise unknown("option", key, ("all_reduce", "ps", "latency", "overhead", "local", "server", "rate"))
+            raise unknown(
+                "option", key, ("all_reduce", "ps", "latency", "overhead", "floor", "local", "server", "rate")
+            )
         if clash := [name for name in new if name in found]:
             raise ConfigError(clash[0], option, "contradicts an option before it", "give each once")
         found |= new
@@ -146,7 +148,7 @@ def _build(fields: dict[str, Any]) -> Cluster:
             raise unknown("key", key, known | {"rate"})
         if key in ("up", "down", "server_rate", "local"):
             inside[key] = parse_rate(value, key)
-        elif key in ("latency", "overhead"):
+        elif key in ("latency", "overhead", "floor"):
             inside[key] = parse_time(value, key)
         else:
             inside[key] = value

@@ -19,6 +19,8 @@ class Hop:
         pipe: which pipe; hops with the same name queue behind each other.
         cost: time of one byte, in the fixed point of `units.per_byte`.
         overhead: θ, time of one operation whatever its size. It occupies the pipe.
+        floor: time that an operation keeps the pipe at least, however small it is. Unlike θ it is hidden behind the
+            bytes of larger ones: what small collectives cost over sockets, which must make all their rounds.
         latency: time from leaving the pipe to arriving. It occupies nothing, so that a window can hide it.
     """
 
@@ -26,10 +28,11 @@ class Hop:
     cost: int
     overhead: Time = 0
     latency: Time = 0
+    floor: Time = 0
 
     def occupancy(self, size: int) -> Time:
         """How long ``size`` bytes keep the pipe busy."""
-        return self.overhead + moving(size, self.cost)
+        return max(self.floor, self.overhead + moving(size, self.cost))
 
 
 Route: TypeAlias = tuple[Hop, ...]
@@ -49,4 +52,5 @@ def cost(routes: Mapping[Op, Route]) -> Cost:
         latency=sum(hop.latency for hop in routes["all_reduce"]) + sum(overhead for _, overhead in others),
         elsewhere=sum(per_byte for per_byte, _ in others),
         rounds=sum(hop.pipe == dearest for hop in routes["all_reduce"]),
+        floor=sum(hop.floor for hop in routes["all_reduce"] if hop.pipe == dearest),
     )

@@ -46,6 +46,7 @@ class Cluster:
         servers: k, dedicated server hosts (with ``exchange="ps"`` only).
         server_rate: sending and receiving rate of a server, bytes/s; a worker's where None.
         local: all-reduce bus bandwidth among the GPUs of one host, bytes/s; free where None.
+        floor: least time an operation takes on the wire, however small it is, ps; see `Hop`.
     """
 
     workers: int
@@ -59,6 +60,7 @@ class Cluster:
     servers: int = 0
     server_rate: float | None = None
     local: float | None = None
+    floor: Time = 0
 
     def __post_init__(self) -> None:
         for field in ("workers", "gpus"):
@@ -69,7 +71,7 @@ class Cluster:
             number = isinstance(rate, float | int) and not isinstance(rate, bool)
             if rate is not None and not (number and 0 < rate < math.inf):
                 raise ConfigError(field, rate, "is not a positive finite rate", "write e.g. '100Gbps'")
-        for field in ("latency", "overhead"):
+        for field in ("latency", "overhead", "floor"):
             _check_count(field, getattr(self, field), 0)
         if self.exchange not in get_args(Exchange):
             raise unknown("exchange", self.exchange, get_args(Exchange))
@@ -125,22 +127,22 @@ class Cluster:
         if self.workers == 1:
             return {}
         cost = per_byte(min(self.up, self.down), Fraction(self.workers - 1, self.workers))
-        return _halves("wire", cost, self.overhead, (self.workers - 1) * self.latency)
+        return _halves("wire", cost, self.overhead, (self.workers - 1) * self.latency, self.floor)
 
     def _colocated(self) -> dict[Op, Route]:
         if self.workers == 1:
             return {}
         # Every host sends and receives (N−1)/N of each byte when pushing and again when pulling: same wire, twice.
         cost = per_byte(min(self.up, self.down), Fraction(self.workers - 1, self.workers))
-        push = Hop("wire", cost, self.overhead, self.latency)
+        push = Hop("wire", cost, self.overhead, self.latency, self.floor)
         return {"all_reduce": (push, push), "reduce_scatter": (push,), "all_gather": (push,)}
 
     def _dedicated(self) -> dict[Op, Route]:
         share = Fraction(self.workers, self.servers)
         push_cost = max(per_byte(self.up), per_byte(self.server_rate or self.down, share))
         pull_cost = max(per_byte(self.down), per_byte(self.server_rate or self.up, share))
-        push = Hop("up", push_cost, self.overhead, self.latency)
-        pull = Hop("down", pull_cost, self.overhead, self.latency)
+        push = Hop("up", push_cost, self.overhead, self.latency, self.floor)
+        pull = Hop("down", pull_cost, self.overhead, self.latency, self.floor)
         return {"all_reduce": (push, pull), "reduce_scatter": (push,), "all_gather": (pull,)}
 
     def __str__(self) -> str:
@@ -150,15 +152,19 @@ class Cluster:
             "ps": f"{self.servers} dedicated parameter server{'s' if self.servers > 1 else ''}",
             "ps_colocated": "parameter server beside the workers",
         }[self.exchange]
+        floor = f", floor {format_time(self.floor)}" if self.floor else ""
         hosts = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
         gpus = f" × {self.gpus} {self.device or 'GPUs'}" if self.device or self.gpus > 1 else ""
-        return f"{hosts}{gpus} @ {rate}, {how}, latency {format_time(self.latency)}, θ {format_time(self.overhead)}"
+        return (
+            f"{hosts}{gpus} @ {rate}, {how}, latency {format_time(self.latency)}, θ {format_time(self.overhead)}{floor}"
+        )
 
 
-def _halves(pipe: str, half: int, overhead: Time, latency: Time) -> dict[Op, Route]:
+def _halves(pipe: str, half: int, overhead: Time, latency: Time, floor: Time = 0) -> dict[Op, Route]:
     """Routes of a collective whose two halves, reduce-scatter and all-gather, cost the same."""
-    one = (Hop(pipe, half, overhead, latency),)
-    return {"all_reduce": (Hop(pipe, 2 * half, overhead, 2 * latency),), "reduce_scatter": one, "all_gather": one}
+    one = (Hop(pipe, half, overhead, latency, floor),)
+    both = (Hop(pipe, 2 * half, overhead, 2 * latency, floor),)
+    return {"all_reduce": both, "reduce_scatter": one, "all_gather": one}
 
 
 def _check_count(field: str, value: object, least: int) -> None:

@@ -33,7 +33,15 @@ from foretrain.runtime.compression import Rounding, wire_dtype
 from foretrain.runtime.exchange import Exchange
 from foretrain.runtime.follower import Follower
 from foretrain.runtime.gradients import Gradients
-from foretrain.runtime.hooks import Handle, Hook, after_forward, before_forward, entrances, hide_from_compiler, remove_all
+from foretrain.runtime.hooks import (
+    Handle,
+    Hook,
+    after_forward,
+    before_forward,
+    entrances,
+    hide_from_compiler,
+    remove_all,
+)
 from foretrain.runtime.leader import Leader
 from foretrain.runtime.observation import Observation, workload_of
 from foretrain.runtime.optimizers import Attachment, check

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import nn
 
 from foretrain.errors import ConfigError
@@ -38,18 +39,33 @@ def dedicated_groups(group: dist.ProcessGroup | None, patience: float) -> tuple[
 
     Collectives of one group must be issued in one order; the model's own collectives and ours have none in common.
     """
-    ranks = dist.get_process_group_ranks(group) if group is not None else None
-    backend = dist.get_backend(group)
-    made = [
-        dist.new_group(
-            ranks, timeout=timedelta(seconds=patience), backend=backend, use_local_synchronization=ranks is not None
-        )
-        for _ in range(2)
-    ]
+    backend, patient = dist.get_backend(group), timedelta(seconds=patience)
+    if group is None or dist.get_world_size(group) == dist.get_world_size():
+        made = [dist.new_group(timeout=patient, backend=backend) for _ in range(2)]
+    else:
+        made = [_subgroup(group, backend, patient) for _ in range(2)]
     first, second = made
     assert isinstance(first, dist.ProcessGroup)
     assert isinstance(second, dist.ProcessGroup)
     return first, second
+
+
+def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta) -> dist.ProcessGroup:
+    """Another group of the ranks of ``group``, made by them alone.
+
+    ``new_group(use_local_synchronization=True)`` would name it after how many groups a process has, which differs
+    between processes that are in different ones, and again after one was destroyed. Here its first rank numbers it.
+    """
+    ranks, store = dist.get_process_group_ranks(group), c10d._get_default_store()
+    sideband = Sideband(group, torch.device("cuda") if backend == "nccl" else torch.device("cpu"))
+    number = str(store.add("foretrain/groups", 1)) if sideband.rank == 0 else ""
+    name = f"foretrain-{sideband.share(number.encode()).decode()}"
+    made, _ = c10d._new_process_group_helper(
+        len(ranks), sideband.rank, ranks, c10d.Backend(backend), store, c10d.GroupName(name), timeout=patience
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
+    return made
 
 
 def agree_on_model(
@@ -139,7 +155,8 @@ def cluster_of(cost: Cost, ranks: int) -> Cluster:
     """A cluster whose all-reduce costs ``cost``: the measured network, for the simulator."""
     seconds_per_byte = cost.per_byte / (1 << COST_SHIFT) / SECOND
     rate = 2 * (ranks - 1) / ranks / max(seconds_per_byte, 1e-15)
-    return Cluster(workers=ranks, up=rate, down=rate, latency=0, overhead=cost.overhead)
+    one_way = cost.latency // (2 * (ranks - 1))
+    return Cluster(workers=ranks, up=rate, down=rate, latency=one_way, overhead=cost.overhead, floor=cost.floor)
 
 
 def choose_knobs(wanted: Spec, workload: Workload, cost: Cost, ranks: int) -> Spec:
@@ -147,7 +164,7 @@ def choose_knobs(wanted: Spec, workload: Workload, cost: Cost, ranks: int) -> Sp
     free = [knob for knob in POLICIES[wanted.name].knobs if knob.name not in wanted.knobs]
     if ranks == 1 or not free or cost.per_byte == 0:
         return wanted
-    return tune(workload, cluster_of(cost, ranks), wanted)
+    return tune(workload, cluster_of(cost, ranks), wanted, careful=True)
 
 
 def replayed_order(schedule: Spec, workload: Workload, cost: Cost, ranks: int) -> list[Chunk]:

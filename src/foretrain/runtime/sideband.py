@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 import torch.distributed as dist
 
 from foretrain.errors import Disagreement
 from foretrain.schedule import Cost
-from foretrain.units import COST_SHIFT, NANOSECOND
+from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
 
 _SMALL, _LARGE = 4 << 10, 1 << 20
-"""Bytes of the operations that measure θ and κ."""
+"""Bytes of the operations that are timed."""
+_LONG = 150e6
+"""Nanoseconds that a series of large operations shall take."""
+_HAND_OVER: Time = 50 * MICROSECOND
+_TURN: Time = 500 * MICROSECOND
+"""From the end of an operation to the start of the one that waited for its credit: three threads, two processes."""
 
 
 class Sideband:
@@ -62,40 +68,44 @@ class Sideband:
                     f"{what} {name!r} (of rank {self.rank}) differs on rank {differing[0]} from rank 0's"
                 )
 
-    def cost(self, samples: int = 3) -> Cost:
-        """θ and κ of one all-reduce here, from small and large operations with two in flight, on all ranks the same.
+    def cost(self) -> Cost:
+        """What one all-reduce costs here, on all ranks the same.
 
-        Latency is not told apart from θ: with two operations in flight what is left of it delays nothing.
+        κ is that of large operations, two under way; floor and latency are of the smallest, two under way and alone.
+        θ is what this runtime itself takes to hand an operation over, because gloo's own is hidden behind the bytes.
         """
         if self.ranks == 1:
             return Cost(NANOSECOND, 1)
-        small = self._time(_SMALL, 12, samples)
-        large = self._time(_LARGE, 6, samples)
-        per_byte = max(0.0, (large - small) / (_LARGE - _SMALL))
-        theta = max(0.0, small - per_byte * _SMALL)
-        row = max(self.gather([int(theta * NANOSECOND), int(per_byte * NANOSECOND * 2**COST_SHIFT)]))
-        return Cost(max(1, row[0]), max(1, row[1]))
+        (first,) = max(self.gather([int(self._series(_LARGE, 2, 2))]))
+        count = max(4, min(32, int(_LONG / first)))
+        large = median(self._series(_LARGE, count, 2) for _ in range(3))
+        small = median(self._series(_SMALL, 12, 2) for _ in range(5))
+        alone = median(self._series(_SMALL, 6, 1) for _ in range(5))
+        row = max(self.gather([int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone)]))
+        return Cost(
+            overhead=_HAND_OVER,
+            per_byte=max(1, row[0]),
+            latency=max(0, row[2] - row[1]) * NANOSECOND + _TURN,
+            floor=row[1] * NANOSECOND,
+        )
 
-    def _time(self, size: int, count: int, samples: int) -> float:
-        """Nanoseconds per all-reduce of ``size`` bytes, the best of ``samples`` series of ``count``."""
-        buffers = [torch.zeros(size // 4, device=self._device) for _ in range(2)]
-        best = float("inf")
-        for _ in range(samples + 1):
-            dist.barrier(group=self._group)
-            self._finish()
-            began = time.perf_counter_ns()
-            works: list[dist.Work] = []
-            for k in range(count):
-                if k >= 2:
-                    works[k - 2].wait()
-                work = dist.all_reduce(buffers[k % 2], group=self._group, async_op=True)
-                assert work is not None
-                works.append(work)
-            for work in works[-2:]:
-                work.wait()
-            self._finish()
-            best = min(best, (time.perf_counter_ns() - began) / count)
-        return best
+    def _series(self, size: int, count: int, depth: int) -> float:
+        """Nanoseconds per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` under way."""
+        buffers = [torch.zeros(size // 4, device=self._device) for _ in range(depth)]
+        dist.barrier(group=self._group)
+        self._finish()
+        began = time.perf_counter_ns()
+        works: list[dist.Work] = []
+        for k in range(count):
+            if k >= depth:
+                works[k - depth].wait()
+            work = dist.all_reduce(buffers[k % depth], group=self._group, async_op=True)
+            assert work is not None
+            works.append(work)
+        for work in works[-depth:]:
+            work.wait()
+        self._finish()
+        return (time.perf_counter_ns() - began) / count
 
     def _finish(self) -> None:
         if self._device.type == "cuda":

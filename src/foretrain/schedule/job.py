@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrain.tasks import Task
-from foretrain.units import Time, moving
+from foretrain.units import COST_SHIFT, Time, moving
 from foretrain.workload.step import Workload
 
 
@@ -19,6 +19,7 @@ class Cost:
         latency: time an operation spends on the way without occupying the link.
         elsewhere: what a byte costs on the other pipes of its way together, in the same fixed point.
         rounds: how often an operation crosses the link whose cost this is.
+        floor: least time that an operation occupies the link, hidden behind the bytes of larger ones.
     """
 
     overhead: Time
@@ -26,10 +27,21 @@ class Cost:
     latency: Time = 0
     elsewhere: int = 0
     rounds: int = 1
+    floor: Time = 0
+
+    @property
+    def breakeven(self) -> int:
+        """Bytes below which an operation costs more than what it carries: α/κ."""
+        return (self.startup << COST_SHIFT) // max(1, self.per_byte)
+
+    @property
+    def startup(self) -> Time:
+        """α: what the smallest operation costs, and two operations cost more than one."""
+        return max(self.overhead, self.floor)
 
     def time(self, size: int) -> Time:
         """How long ``size`` bytes occupy the link."""
-        return self.overhead + moving(size, self.per_byte)
+        return max(self.floor, self.overhead + moving(size, self.per_byte))
 
     def delay(self, size: int) -> Time:
         """How long ``size`` bytes are on their way besides."""

@@ -32,7 +32,7 @@ def merge(releases: Sequence[Time], sizes: Sequence[int], cost: Cost) -> list[ra
         start = max(free, release)
         following = releases[index + 1] if index + 1 < len(releases) else None
         end = start + cost.time(size)
-        if following is not None and following < end and (start > following or following - start < cost.overhead):
+        if following is not None and following < end and (start > following or following - start < cost.startup):
             continue
         groups.append(range(first, index + 1))
         free, first, size = end, index + 1, 0

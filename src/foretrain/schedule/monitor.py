@@ -21,6 +21,10 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
+_LONG = 16
+"""A measurement lasts at least this many times an operation's start-up."""
+
+
 class Monitor:
     """Compares what chunks took with what the cost model says.
 
@@ -31,18 +35,24 @@ class Monitor:
         cost: the model.
         share: quantile of bandwidth to promise, e.g. 0.1.
         window: measurements kept.
+        span: how long one measurement must last at least, by the model; by default 16 times the smallest operation.
 
     # Note [Several pipes]
     Where chunks cross several pipes, one behind a smaller one arrives late though the link was not slow: it had to
     leave the pipe before first. Only those behind one at least as large are measured. Where they cross one pipe twice
     (push and pull on the same wire) they arrive in bursts, first several pushed, then pulled one right after the
     other, and the time between two arrivals says nothing; there a whole busy period is one measurement.
+
+    # Note [Jitter]
+    Threads and switches deliver a chunk some milliseconds late and the next one early. Of a large chunk that is a few
+    percent, of a small one many times what it should take, and a high quantile would be of nothing else: consecutive
+    chunks are measured together until they should have taken many times as long as the smallest operation does.
     """
 
-    def __init__(self, cost: Cost, share: float, window: int = 128) -> None:
+    def __init__(self, cost: Cost, share: float, window: int = 128, span: Time | None = None) -> None:
         self._cost = cost
         self._share = share
-        self._started: deque[tuple[Time, int]] = deque()
+        self._started: deque[tuple[Time, int, Time]] = deque()
         self._recent: deque[float] = deque(maxlen=window)
         self._arrived: Time = -1
         self._drained: Time = -1
@@ -50,6 +60,11 @@ class Monitor:
         self._usual = 1.0
         self.free_at: Time = 0
         self._last = 0
+        # How much later than they were due chunks leave the link, by all that is known.
+        self._shift: Time = 0
+        self._least = _LONG * cost.startup if span is None else span
+        self._took: Time = 0
+        self._span: Time = 0
         self._began: Time = 0
         self._expected: Time = 0
 
@@ -57,23 +72,38 @@ class Monitor:
         """A chunk of ``size`` bytes was started; `free_at` moves on to when the link should be free again."""
         if not self._started:
             self._began, self._expected = now, 0
-        self._started.append((now, size))
         self.free_at = max(now, self.free_at) + self.time(size)
+        self._started.append((now, size, self.free_at - self._shift))
 
     def done(self, now: Time) -> None:
         """The oldest chunk under way has arrived."""
-        started, size = self._started.popleft()
+        started, size, due = self._started.popleft()
         expected = self._cost.time(size)
         self._expected += expected
         # What was started after the last left the link, though before it arrived, may have found the link idle.
         queued = started < self._drained and self._arrived < now
         if self._cost.rounds == 1 and queued and (not self._cost.elsewhere or size <= self._last):
-            self._recent.append((now - self._arrived) / expected)
+            self._measure(now - self._arrived, expected)
         self._arrived, self._drained, self._last = now, now - self._cost.delay(size), size
-        if not self._started:
+        if self._cost.rounds == 1:
+            self._correct(now, due)
+        elif not self._started:
             self.free_at = now
-            if self._cost.rounds > 1:
-                self._recent.append((self._drained - self._began) / self._expected)
+        if not self._started and self._cost.rounds > 1:
+            self._recent.append((self._drained - self._began) / self._expected)
+
+    def _correct(self, now: Time, due: Time) -> None:
+        """The oldest chunk has left the link now, and not when it was ``due``: so will those behind it."""
+        late = self._drained - (due + self._shift)
+        self._shift += late
+        self.free_at = max(now, self.free_at + late) if self._started else now
+
+    def _measure(self, took: Time, expected: Time) -> None:
+        """Adds to the measurement in hand; it counts when it is long enough. See Note [Jitter]."""
+        self._took, self._span = self._took + took, self._span + expected
+        if self._span >= self._least:
+            self._recent.append(self._took / self._span)
+            self._took = self._span = 0
 
     def time(self, size: int) -> Time:
         """How long ``size`` bytes occupy the link, by the present estimate."""
@@ -81,6 +111,8 @@ class Monitor:
 
     def fits(self, room: Time) -> int:
         """The most bytes one operation can carry in ``room``, by the present estimate."""
+        if room < self._cost.floor * self._slowness:
+            return 0
         return ((int(room / self._slowness) - self._cost.overhead) << COST_SHIFT) // max(1, self._cost.per_byte)
 
     def settle(self) -> None:

@@ -20,6 +20,9 @@ Departures, each because the simulator shows the gap to T* shrink:
 - ``fuse`` (1 by default, 0 is the paper, more fuses more): small gradients share an operation, in the backward phase
   up to a partition, in the forward phase while the data takes less than ``fuse`` × θ, so that nobody waits long.
 - when a block is late, one partition after the other is sent until it comes, instead of idling.
+- every acknowledgement corrects when the link will be free. On a real link, whose bandwidth is a low quantile and so
+  nearly always better than promised, the link would else idle for the difference, at each of some twenty blocks: on
+  ResNet-50 over 1 Gb/s that was 11 % of the iteration.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from foretrain.schedule.knob import Knob
 from foretrain.schedule.monitor import Monitor
 from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, StepBegin, Wake, WakeAt
-from foretrain.units import COST_SHIFT, Time
+from foretrain.units import Time
 
 _DRIFT = 0.2
 """Bandwidth or arrivals that are off by more than this share are adopted anew."""
@@ -72,7 +75,7 @@ class Prophet:
         self._factor, self._share = factor, quantile
         self._cut, self._fuse = bool(cut), fuse > 0
         # Below this many bytes an operation costs more than what it carries.
-        self._grain = min(partition, (job.cost.overhead << COST_SHIFT) // max(1, job.cost.per_byte))
+        self._grain = min(partition, job.cost.breakeven)
         self._enough = min(partition, int(fuse * self._grain))
         self._order = job.by_urgency
         self._profiling = Window(job.tasks, [[i] for i in self._order], partition, credit)
@@ -105,7 +108,9 @@ class Prophet:
             return self._ready(event.task, now, self._blocks)
         if type(event) is Wake:
             return self._late(now)
-        return self._forward(now) if type(event) is Done and not self._coming else ()
+        if type(event) is Done:
+            return self._refill(now) if self._coming else self._forward(now)
+        return ()
 
     def _begin(self, now: Time) -> None:
         self._arrivals.begin(now)
@@ -137,7 +142,13 @@ class Prophet:
             return self._forward(now)
         if not self._missing[block] and block < len(found.intervals):
             return self._fill(now, found.intervals[block])
-        return self._fill(now, found.durations[block]) if first else ()
+        return self._fill(now, found.durations[block]) if first else self._refill(now)
+
+    def _refill(self, now: Time) -> Sequence[Action]:
+        """The link is ahead of its estimate, or something came inside of a block: the rest of the interval is used."""
+        if self._deadline is None or not self._queue or now >= self._deadline:
+            return ()
+        return self._fill(now, self._deadline - now)[1:]
 
     def _late(self, now: Time) -> Sequence[Action]:
         """The interval is over. If what should have come by now has not, send one more partition and look again."""

@@ -22,17 +22,36 @@ class Window:
         units: task indices, the most urgent unit first; the place in this sequence is the priority.
         partition: largest chunk, bytes.
         credit: bytes under way at which nothing more is started.
+        grain: units are fused until a chunk has this many bytes; less is held back while two chunks are under way,
+            since it could not overtake them anyway and company may come. 0 fuses nothing.
     """
 
-    __slots__ = ("_credit", "_heap", "_left", "_missing", "_partition", "_plain", "_sizes", "_unit_of", "_units")
+    __slots__ = (
+        "_credit",
+        "_flying",
+        "_grain",
+        "_heap",
+        "_left",
+        "_missing",
+        "_partition",
+        "_plain",
+        "_queued",
+        "_sizes",
+        "_unit_of",
+        "_units",
+    )
 
-    def __init__(self, tasks: Sequence[Task], units: Sequence[Sequence[int]], partition: int, credit: int) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], units: Sequence[Sequence[int]], partition: int, credit: int, grain: int = 0
+    ) -> None:
         self._units = [[(i, tasks[i].size) for i in unit] for unit in units]
         self._plain = [unit[0] if len(unit) == 1 else -1 for unit in units]
         self._sizes = [sum(tasks[i].size for i in unit) for unit in units]
         self._unit_of = {task: place for place, unit in enumerate(units) for task in unit}
         self._partition = partition
         self._credit = credit
+        self._grain = min(grain, partition)
+        self._flying = self._queued = 0
         self._heap: list[int] = []
         self._missing = [len(unit) for unit in units]
         self._left = [0] * len(units)
@@ -40,7 +59,7 @@ class Window:
     def handle(self, event: Event) -> list[Start]:
         """Everything a policy does that is nothing but this window."""
         if type(event) is Done:
-            self._credit += event.chunk.size
+            self.done(event.chunk.size)
         elif type(event) is Ready:
             self.ready(event.task)
         return self.fill()
@@ -52,14 +71,18 @@ class Window:
         if not self._missing[unit]:
             self._missing[unit] = len(self._units[unit])
             self._left[unit] = self._sizes[unit]
+            self._queued += self._sizes[unit]
             heappush(self._heap, unit)
 
     def done(self, size: int) -> None:
         """``size`` bytes have arrived: their credit comes back."""
         self._credit += size
+        self._flying -= 1
 
     def fill(self) -> list[Start]:
         """Starts chunks until the credit is used up or nothing is ready."""
+        if self._grain:
+            return self._fill_fused()
         heap, starts = self._heap, []
         while heap and self._credit > 0:
             unit = heap[0]
@@ -74,6 +97,31 @@ class Window:
             pieces = (Piece(task, offset, size),) if task >= 0 else cut(self._units[unit], offset, size)
             starts.append(Start(Chunk("all_reduce", pieces, size)))
         return starts
+
+    def _fill_fused(self) -> list[Start]:
+        starts = []
+        while self._heap and self._credit > 0 and (self._flying < 2 or self._queued >= self._grain):
+            chunk = self._gather()
+            self._credit -= chunk.size
+            self._queued -= chunk.size
+            self._flying += 1
+            starts.append(Start(chunk))
+        return starts
+
+    def _gather(self) -> Chunk:
+        """The most urgent unit or its next part, and others behind it until there are ``grain`` bytes."""
+        pieces: list[Piece] = []
+        size = 0
+        while self._heap and (size < self._grain or not pieces):
+            unit = self._heap[0]
+            left = self._left[unit]
+            take = min(left, self._partition - size)
+            pieces.extend(cut(self._units[unit], self._sizes[unit] - left, take))
+            self._left[unit] = left - take
+            size += take
+            if take == left:
+                heappop(self._heap)
+        return Chunk("all_reduce", tuple(pieces), size)
 
 
 def cut(unit: Sequence[tuple[int, int]], offset: int, size: int) -> tuple[Piece, ...]:

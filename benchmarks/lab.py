@@ -1,0 +1,252 @@
+"""What scheduling gains in real training steps, over models, hosts and ratios of communication to computation.
+
+Every number is a ratio to stock DDP at its best of several bucket sizes, measured in the same run, case by case in
+interleaved rounds, on hosts that are network namespaces of this machine. Needs root.
+
+--quick: ResNet-50, the same with one host 20 % slower, and VGG-16, with fewer bytes than they have and all on one lab.
+--full: the grid, about an hour; --json is written anew after every cell, so that nothing measured is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from measure import finish, options
+from rich.console import Console
+
+from foretrain.errors import ForetrainError
+from foretrain.lab import Lab, launch
+from foretrain.lab.compare import TRANSFORMER, Launch, OnLine, conduct, experiment
+from foretrain.lab.result import Experiment, LabResult, Plan, Progress
+from foretrain.report.lab import lab_summary
+from foretrain.units import SECOND, parse_rate, to_seconds
+from foretrain.virtual import bound
+
+OURS = "bytescheduler"
+"""The schedule whose gain is reported; others are in the JSON."""
+BUCKETS = (None, 1 << 20, 5 << 20, 10 << 20, 100 << 20)
+FEW = (None, 5 << 20)
+RATIOS = (0.25, 0.5, 0.8, 1.0, 1.5, 2.0, 4.0)
+_STARTING = 12.0
+"""Seconds of a launch before it measures: imports, calibration, observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One experiment and where it runs; ``options`` are those of `experiment`."""
+
+    model: str
+    hosts: int
+    rate: str
+    options: Mapping[str, Any]
+
+    @property
+    def experiment(self) -> Experiment:
+        return experiment(self.model, hosts=self.hosts, rate=self.rate, half_hook=False, **self.options)
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes."""
+        one = self.experiment
+        place = f"{self.hosts} workers @ {self.rate}"
+        step = bound(one.workload, place).time if one.workload else one.step_time or SECOND
+        # The schedules observe and profile before they are measured, and every case is built anew in every round.
+        turns = one.rounds * len(one.cases)
+        return _STARTING + 1.25 * to_seconds(step) * turns * (one.iterations / one.rounds + one.warmup + 5)
+
+    def __str__(self) -> str:
+        extra = ", ".join(f"{k} {v}" for k, v in self.options.items() if k in ("ratio", "straggler", "jitter", "size"))
+        return f"{self.model}, {self.hosts} hosts, {self.rate}, {extra}"
+
+
+def quick() -> list[Cell]:
+    """Three experiments on one lab."""
+    common = {"ratio": 1.0, "iterations": 16, "rounds": 2, "warmup": 2, "schedules": (OURS,), "buckets": FEW}
+    return [
+        Cell("resnet50", 2, "4Gbps", {**common, "size": 0.4}),
+        Cell("resnet50", 2, "4Gbps", {**common, "size": 0.4, "straggler": 0.2}),
+        Cell("vgg16", 2, "4Gbps", {**common, "size": 0.1}),
+    ]
+
+
+def full() -> list[Cell]:
+    """The grid. At these rates a step exchanges in 0.4 to 0.9 s: long against what an operation costs here."""
+    two = {"iterations": 16, "rounds": 2}
+    both, alone = {**two, "schedules": (OURS, "prophet")}, {**two, "schedules": (OURS,)}
+    cells = []
+    for hosts, rate in ((2, "2Gbps"), (4, "2.5Gbps")):
+        cells += [Cell("resnet50", hosts, rate, {**both, "ratio": 1.0, "buckets": BUCKETS})]
+        cells += [Cell("resnet50", hosts, rate, {**alone, "ratio": x, "buckets": FEW}) for x in RATIOS if x != 1]
+        cells += [
+            Cell("resnet50", hosts, rate, {**alone, "ratio": 1.0, "buckets": FEW, **skew})
+            for skew in ({"straggler": 0.05}, {"straggler": 0.2}, {"jitter": 0.3})
+        ]
+    for model in ("vgg16", "bert_base", "gpt2"):
+        cells.append(Cell(model, 2, "5Gbps", {**both, "ratio": 1.0, "buckets": FEW}))
+        cells += [Cell(model, 2, "5Gbps", {**alone, "ratio": x, "buckets": FEW}) for x in (0.5, 2.0)]
+        cells.append(Cell(model, 4, "4Gbps", {**alone, "ratio": 1.0, "buckets": FEW, "size": 0.5}))
+    cells.append(Cell(TRANSFORMER, 2, "1Gbps", {**both, "ratio": 1.0, "buckets": BUCKETS[:3]}))
+    return cells
+
+
+@contextmanager
+def lab(hosts: int, rate: str) -> Iterator[Launch]:
+    """Hosts that take commands."""
+    with Lab.up("bench", hosts, rate) as built:
+
+        def on_hosts(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
+            return launch(built, command, environment=environment, timeout=timeout, on_line=on_line)
+
+        yield on_hosts
+
+
+class Eta:
+    """Progress on stderr, with what is left by what was expected and how that has held so far."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._expected = [cell.seconds for cell in cells]
+        self._began = self._last = time.monotonic()
+
+    def show(self, cell: int, what: str, share: float) -> None:
+        """``share`` of ``cell`` is done; at most every 5 s."""
+        now = time.monotonic()
+        if 0 < share < 1 and now - self._last < 5:
+            return
+        self._last = now
+        done = sum(self._expected[:cell]) + share * self._expected[cell]
+        pace = (now - self._began) / done if done > 20 else 1.0
+        left = pace * (sum(self._expected) - done)
+        sys.stderr.write(f"[{cell + 1}/{len(self._expected)}] {what}: {left / 60:.1f} min left\n")
+        sys.stderr.flush()
+
+
+def values(results: Sequence[LabResult]) -> dict[str, float]:
+    """The RESULT keys, from whatever has been measured so far."""
+
+    def gain(model: str, straggler: float = 0.0) -> list[float]:
+        alike = [one for one in results if one.experiment.name == model and not one.experiment.jitter]
+        alike = [one for one in alike if one.experiment.straggler == straggler and asked(one) in (None, 1.0)]
+        return [ratio for one in alike for ratio in ours(one)]
+
+    found = {
+        "resnet50_vs_best_ddp": gain("resnet50"),
+        "vgg16_vs_best_ddp": gain("vgg16"),
+        "transformer_vs_best_ddp": gain(TRANSFORMER),
+        "straggler_vs_best_ddp": gain("resnet50", 0.2),
+        "worst_vs_best_ddp": [ratio for one in results for ratio in ours(one)],
+    }
+    numbers = {key: min(ratios) for key, ratios in found.items() if ratios}
+    if gaps(results):
+        numbers["gap_to_optimum"] = max(gaps(results))
+    if off := errors(results):
+        numbers |= {"forecast_error_median": median(off), "forecast_error_worst": max(off)}
+    return numbers
+
+
+def asked(result: LabResult) -> float | None:
+    """Communication over computation as asked for, without a straggler or an optimizer; None for a real model."""
+    workload = result.experiment.workload
+    if workload is None:
+        return None
+    sent = 2 * (result.hosts - 1) / result.hosts * workload.size / result.rate
+    return round(sent / to_seconds(workload.compute), 3)
+
+
+def ours(result: LabResult) -> list[float]:
+    """The speed-up of `OURS` over DDP at its best, if both ran."""
+    one = result.find(OURS)
+    return [result.speedup(one)] if one and result.baseline else []
+
+
+def gaps(results: Sequence[LabResult]) -> list[float]:
+    """T/T* − 1 of `OURS` on ResNet-50 without skew, where communication takes at most twice as long."""
+    return [
+        one.gap
+        for result in results
+        if result.experiment.name == "resnet50" and (asked(result) or 9) <= 2
+        if not result.experiment.straggler and not result.experiment.jitter
+        if (one := result.find(OURS))
+    ]
+
+
+def errors(results: Sequence[LabResult]) -> list[float]:
+    """Absolute errors of all forecasts of paced models."""
+    return [
+        abs(one.error)
+        for result in results
+        if result.experiment.workload is not None
+        for one in result.measured
+        if one.error is not None
+    ]
+
+
+def together(cells: Sequence[Cell]) -> list[LabResult]:
+    """All ``cells`` in one launch: they share hosts and rate."""
+    eta, first = Eta(cells), cells[0]
+    plan = Plan(first.hosts, parse_rate(first.rate), tuple(cell.experiment for cell in cells), calibration=1.0)
+
+    def progress(now: Progress) -> None:
+        eta.show(now.experiment, f"{cells[now.experiment]}: {now.what}", now.done / max(1, now.total))
+
+    with lab(first.hosts, first.rate) as on_hosts:
+        return list(conduct(plan, on_hosts, progress))
+
+
+def one_by_one(
+    cells: Sequence[Cell], keep: Callable[[Sequence[LabResult], Sequence[str]], None]
+) -> tuple[list[LabResult], list[str]]:
+    """Every cell in a launch of its own, so that one that fails costs only itself; ``keep`` gets what there is."""
+    eta, results, failures = Eta(cells), [], []
+    for number, cell in enumerate(cells):
+
+        def progress(now: Progress, number: int = number, cell: Cell = cell) -> None:
+            eta.show(number, f"{cell}: {now.what}", now.done / max(1, now.total))
+
+        plan = Plan(cell.hosts, parse_rate(cell.rate), (cell.experiment,), calibration=2.0)
+        try:
+            with lab(cell.hosts, cell.rate) as on_hosts:
+                results += conduct(plan, on_hosts, progress)
+        except ForetrainError as error:
+            failures.append(f"{cell}: {error}")
+            sys.stderr.write(f"failed: {failures[-1]}\n")
+            continue
+        Console(width=110, highlight=False).print(lab_summary(results[-1]))
+        keep(results, failures)
+    return results, failures
+
+
+def main() -> None:
+    """Prints a table per cell and the RESULT line."""
+    arguments = options(__doc__ or "")
+    failures: list[str] = []
+    if arguments.quick:
+        results = together(quick())
+        for one in results:
+            Console(width=110, highlight=False).print(lab_summary(one))
+    else:
+
+        def keep(results: Sequence[LabResult], failures: Sequence[str]) -> None:
+            if arguments.json:
+                text = json.dumps({"partial": values(results), "details": details(results, failures)}, indent=2)
+                arguments.json.write_text(text + "\n")
+
+        results, failures = one_by_one(full(), keep)
+    finish(arguments, "lab", values(results), details(results, failures))
+    if failures:
+        sys.exit(1)
+
+
+def details(results: Sequence[LabResult], failures: Sequence[str]) -> dict[str, Any]:
+    """Everything measured, for the JSON."""
+    return {"cells": [one.to_dict() for one in results], "failures": list(failures)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""``foretrain run -- train.py``: an unmodified script, scheduled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from foretrain.errors import ConfigError
+from foretrain.launch import Compression, Settings
+from foretrain.units import SECOND, parse_time
+
+_EXAMPLE = "foretrain run --nproc 2 -- train.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Run an unmodified DistributedDataParallel script by a schedule: foretrain run --nproc 2 -- train.py ARGUMENTS
+
+    Starts the script through torchrun with a scheduled DistributedDataParallel in the place of PyTorch's. Every other
+    option before the -- is torchrun's (--nnodes, --rdzv-endpoint, --max-restarts, ...; torchrun --help lists them). A
+    model that cannot be taken over trains with PyTorch's own, and rank 0 says why. The exit status is the script's.
+
+    Attributes:
+        schedule: a policy with its knobs, e.g. "bytescheduler(partition=1MB)"; foretrain catalog lists them.
+        nproc: processes on this node, or auto, cpu or gpu; torchrun's --nproc-per-node.
+        compression: what gradients are sent as, whatever the script asks for.
+        timeout: how long a rank may be silent before the others give it up.
+        secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
+        module: the script is a module's name, as with python -m.
+    """
+
+    schedule: str = Settings().schedule
+    nproc: str | None = None
+    compression: Compression | None = None
+    timeout: str = "60s"
+    secret_file: Path | None = None
+    module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
+
+
+def run(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+    """Run an unmodified DistributedDataParallel script by a schedule."""
+    _start(options, (), ())
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """The command with what follows ``foretrain run``; exits with the script's status.
+
+    It has its own reader because that of the other commands refuses the options it does not know.
+    """
+    own, script = list(arguments), []
+    if "--" in own:
+        cut = own.index("--")
+        own, script = own[:cut], own[cut + 1 :]
+    elif not {"-h", "--help"}.intersection(own):
+        raise ConfigError("command line", " ".join(own), "has no '--' before the script", f"write e.g. {_EXAMPLE}")
+    options, torchrun = tyro.cli(Options, args=own, prog="foretrain run", return_unknown_args=True)
+    _start(options, torchrun, script)
+
+
+def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> None:
+    module, script = options.module, list(script)
+    if script[:1] == ["-m"]:
+        module, script = True, script[1:]
+    if not script:
+        raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
+    timeout = parse_time(options.timeout, "timeout")
+    if timeout <= 0:
+        raise ConfigError("timeout", options.timeout, "is no time to wait", "write e.g. 60s")
+    from foretrain.launch.command import launch
+
+    processes = ["--nproc-per-node", options.nproc] if options.nproc else []
+    settings = Settings(options.schedule, options.compression, timeout / SECOND)
+    status = launch(script, settings, torchrun=[*processes, *torchrun], module=module, secret_file=options.secret_file)
+    if status:
+        sys.exit(status)

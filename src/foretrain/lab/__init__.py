@@ -1,0 +1,6 @@
+"""A small cluster on one machine: hosts are network namespaces, and their links have the rate that you choose."""
+
+from foretrain.lab.launch import LaunchError, launch
+from foretrain.lab.network import Host, HostStatus, Lab, LabError, Process, Status, labs, remove
+
+__all__ = ["Host", "HostStatus", "Lab", "LabError", "LaunchError", "Process", "Status", "labs", "launch", "remove"]

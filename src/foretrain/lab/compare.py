@@ -1,0 +1,309 @@
+"""compare: real training steps under every schedule, on hosts of the lab, against DDP, T* and the forecast."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from foretrain.errors import ConfigError, ForetrainError, unknown
+from foretrain.lab.calibrate import fit, nominal
+from foretrain.lab.result import (
+    Calibrated,
+    Case,
+    Experiment,
+    LabResult,
+    Measurement,
+    Message,
+    Plan,
+    Progress,
+    Recorded,
+    Refused,
+    Timed,
+    Trace,
+    Traced,
+)
+from foretrain.network import Cluster
+from foretrain.schedule import spec
+from foretrain.schedule.bounds import Bound
+from foretrain.timeline import Timeline
+from foretrain.units import SECOND, Time, parse_rate
+from foretrain.virtual import Run, bound, simulate
+from foretrain.workload import Gradient, Workload, zoo
+
+TRANSFORMER = "transformer"
+"""The one model that computes for real."""
+BUCKETS: tuple[int | None, ...] = (None, 1 << 20, 5 << 20, 10 << 20, 100 << 20)
+"""DDP's default of 25 MiB and, for its best, others."""
+SCHEDULES = ("fifo", "mgwfbp", "dear", "p3", "pace", "bytescheduler", "prophet", "bytescheduler+fp16")
+_SPARE = 90.0
+"""Seconds that a launch may take besides its iterations."""
+
+OnLine = Callable[[int, str], None]
+"""Told a rank and a line that it printed."""
+Report = Callable[[Progress], None]
+"""Told what is being done now."""
+
+
+class Launch(Protocol):
+    """Starts a command once per host and returns when all have ended."""
+
+    def __call__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine
+    ) -> int:
+        """The first exit status that is not 0, or 0."""
+        ...
+
+
+def compare(
+    model: str = "resnet50",
+    *,
+    hosts: int = 2,
+    rate: str = "1Gbps",
+    name: str = "compare",
+    progress: Report = lambda now: None,
+    **options: object,
+) -> LabResult:
+    """Builds a lab, measures `experiment` (``options``) there, and takes the lab down.
+
+    Raises ForetrainError where there can be no lab on this machine, and where a worker fails.
+    """
+    from foretrain.lab import Lab, launch
+
+    plan = Plan(hosts, parse_rate(rate, "rate"), (experiment(model, hosts=hosts, rate=rate, **options),))  # pyright: ignore[reportArgumentType]
+    with Lab.up(name, hosts, rate) as lab:
+
+        def on_hosts(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
+            return launch(lab, command, environment=environment, timeout=timeout, on_line=on_line)
+
+        return conduct(plan, on_hosts, progress)[0]
+
+
+def experiment(
+    model: str,
+    *,
+    hosts: int,
+    rate: str,
+    compute: str | None = None,
+    schedules: Sequence[str] = SCHEDULES,
+    buckets: Sequence[int | None] = BUCKETS,
+    half_hook: bool = True,
+    ratio: float | None = None,
+    step_time: Time | None = None,
+    size: float = 1.0,
+    iterations: int = 15,
+    rounds: int = 3,
+    warmup: int = 3,
+    straggler: float = 0.0,
+    jitter: float = 0.0,
+    seed: int = 0,
+    traced: bool = False,
+) -> Experiment:
+    """What to measure, validated.
+
+    Args:
+        model: of the zoo, to pace; or ``"transformer"``, which computes for real.
+        hosts: that take part.
+        rate: of their links.
+        compute: ``"paced"`` or ``"real"``; follows from the model.
+        schedules: of the runtime; ``+fp16`` or ``+bf16`` behind one compresses what it sends.
+        buckets: of DDP, bytes; None is its default. The fastest is the baseline.
+        half_hook: whether to measure DDP's fp16 hook, too.
+        ratio: communication over computation on these links; sets the time to compute.
+        step_time: the time to compute itself; neither is a ratio of 1.
+        size: scales the gradients of a paced model.
+        iterations: measured in every case, in all rounds together.
+        rounds: how often the cases take turns.
+        warmup: iterations before each measurement.
+        straggler: share by which the last host is slower.
+        jitter: share by which each layer's time varies.
+        seed: of everything random.
+        traced: whether to record what happens, for pictures.
+    """
+    bits = parse_rate(rate, "rate")
+    if ratio is not None and step_time is not None:
+        raise ConfigError("ratio", ratio, "and a step time contradict each other", "give one")
+    if ratio is not None and not 0 < ratio < float("inf"):
+        raise ConfigError("ratio", ratio, "is no ratio of communication to computation", "write e.g. 1.0")
+    real = model == TRANSFORMER
+    if compute is not None and compute != ("real" if real else "paced"):
+        others = "paced is for the models of the zoo, real for the transformer"
+        raise ConfigError("compute", compute, f"does not go with {model}", others)
+    for field, value, least in (("iterations", iterations, 2), ("rounds", rounds, 1), ("warmup", warmup, 0)):
+        if value < least:
+            raise ConfigError(field, value, "is too few", f"take at least {least}")
+    if hosts < 2:
+        raise ConfigError("hosts", hosts, "have nobody to exchange gradients with", "take at least 2")
+    for field, value in (("straggler", straggler), ("jitter", jitter)):
+        if not 0 <= value < 1:
+            raise ConfigError(field, value, "is no share of the time to compute", "write e.g. 0.2 or 20%")
+        if real and value:
+            raise ConfigError(field, value, "needs a computation that is paced", f"leave it out for {TRANSFORMER}")
+    plain = None if real else zoo(model, precision="fp32")
+    bytes_sent = _transformer_size() if plain is None else plain.size * size
+    wanted = step_time or round(2 * (hosts - 1) / hosts * bytes_sent / bits / (ratio or 1.0) * SECOND)
+    cases = [Case("ddp", bucket) for bucket in buckets]
+    cases += [Case("ddp_fp16")] if half_hook else []
+    cases += [attached(text) for text in schedules]
+    return Experiment(
+        name=model if plain is None else plain.name,
+        cases=tuple(cases),
+        workload=None if plain is None else _paced(plain, wanted, size),
+        iterations=iterations,
+        rounds=rounds,
+        warmup=warmup,
+        straggler=straggler,
+        jitter=jitter,
+        seed=seed,
+        step_time=wanted if real and (ratio or step_time) else None,
+        traced=traced,
+    )
+
+
+def attached(text: str) -> Case:
+    """The case that ``text`` spells: a schedule, and ``+fp16`` or ``+bf16`` behind it."""
+    plain, plus, compression = text.partition("+")
+    if plus and compression.strip() not in ("fp16", "bf16"):
+        raise unknown("compression", compression.strip(), ("fp16", "bf16"))
+    return Case("attach", schedule=str(spec(plain)), compression=compression.strip() or None)
+
+
+def share(text: str, field: str) -> float:
+    """0.2 for ``"20%"`` and for ``"0.2"``."""
+    match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(%?)\s*", text)
+    if match is None:
+        raise ConfigError(field, text, "is no share", "write e.g. '20%'")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+def _paced(plain: Workload, compute: Time, size: float) -> Workload:
+    from foretrain.lab.paced import scaled
+
+    return scaled(plain, compute, size)
+
+
+def _transformer_size() -> int:
+    """Bytes of its gradients."""
+    from foretrain.lab.transformer import transformer
+
+    return sum(parameter.nbytes for parameter in transformer().parameters())
+
+
+def conduct(plan: Plan, launch: Launch, progress: Report = lambda now: None) -> tuple[LabResult, ...]:
+    """Has workers do all of ``plan`` and makes of what they say a result per experiment."""
+    other: list[str] = []
+
+    def on_line(rank: int, line: str) -> None:
+        now = _progress(line) if rank == 0 else None
+        if now is None:
+            other.append(f"rank {rank}: {line.rstrip()}")
+        else:
+            progress(now)
+
+    with tempfile.TemporaryDirectory(prefix="foretrain-lab-") as folder:
+        config = Path(folder) / "plan.json"
+        config.write_bytes(msgspec.json.encode(plan))
+        command = [sys.executable, "-m", "foretrain.lab.worker", str(config)]
+        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        status = launch(command, environment=environment, timeout=_patience(plan), on_line=on_line)
+        heard = _heard(config.with_suffix(".jsonl")) if not status else []
+    if status:
+        tail = "\n  ".join(other[-12:]) or "(they said nothing)"
+        raise ForetrainError(f"the lab's workers ended with status {status}; the last that they said:\n  {tail}")
+    return tuple(_result(plan, number, heard) for number in range(len(plan.experiments)))
+
+
+def _heard(path: Path) -> list[Message]:
+    return [msgspec.json.decode(line, type=Message) for line in path.read_bytes().splitlines()]
+
+
+def _progress(line: str) -> Progress | None:
+    try:
+        return msgspec.json.decode(line, type=Progress)
+    except msgspec.DecodeError:
+        return None
+
+
+def _patience(plan: Plan) -> float:
+    """Seconds that should be plenty: four times what a barrier would take, for all that is to be run."""
+    total = _SPARE
+    for one in plan.experiments:
+        compute = one.workload.compute if one.workload else one.step_time or SECOND
+        size = one.workload.size if one.workload else _transformer_size()
+        step = (1 + one.straggler) * compute / SECOND + 2 * size / plan.rate
+        steps = one.iterations + one.rounds * (one.warmup + 8) + (12 if one.traced else 0)
+        total += 4 * step * steps * len(one.cases) + 60
+    return total
+
+
+# From what was heard to a result.
+
+
+def _result(plan: Plan, number: int, heard: Sequence[Message]) -> LabResult:
+    one = plan.experiments[number]
+    samples = next(message.samples for message in heard if isinstance(message, Calibrated))
+    place = fit(samples, nominal(plan.hosts, plan.rate)).on(plan.hosts)
+    recorded = [m.workload for m in heard if isinstance(m, Recorded) and m.experiment == number]
+    workload = recorded[-1] if recorded else one.workload
+    if workload is None:
+        raise ForetrainError("nothing recorded the real model, so nothing can be forecast; compare a schedule with it")
+    asked = one.workload or workload
+    workload = dataclasses.replace(workload, name=one.name, batch=asked.batch, unit=asked.unit)
+    measurements = tuple(
+        _measurement(plan, case, workload, place, [m for m in heard if _about(m, number, index)])
+        for index, case in enumerate(one.cases)
+    )
+    return LabResult(one, plan.hosts, plan.rate, workload, place, samples, measurements)
+
+
+def _about(message: Message, number: int, case: int) -> bool:
+    return isinstance(message, Timed | Refused | Traced) and message.experiment == number and message.case == case
+
+
+def _measurement(plan: Plan, case: Case, workload: Workload, place: Cluster, heard: Sequence[Message]) -> Measurement:
+    timed = [message for message in heard if isinstance(message, Timed)]
+    schedule = spec(timed[-1].schedule) if timed and timed[-1].schedule else case.plan
+    where = (timed[-1].cluster if timed else None) or place
+    traces = [message for message in heard if isinstance(message, Traced)]
+    return Measurement(
+        case=case,
+        schedule=schedule,
+        rounds=tuple(message.times for message in timed),
+        cluster=where,
+        bound=_optimum(plan, case, workload),
+        forecast=_forecast(case, workload, where, str(schedule), bool(traces)) if timed else None,
+        trace=Trace(traces[-1].begins, Timeline(traces[-1].spans)) if traces else None,
+        problem=next((message.problem for message in heard if isinstance(message, Refused)), ""),
+    )
+
+
+def _sent(case: Case, workload: Workload) -> Workload:
+    """``workload`` with as many bytes as the case sends."""
+    if case.kind != "ddp_fp16" and case.compression is None:
+        return workload
+    return dataclasses.replace(workload, gradients=tuple(_half(one) for one in workload.gradients))
+
+
+def _half(gradient: Gradient) -> Gradient:
+    return dataclasses.replace(gradient, size=max(1, gradient.size // 2))
+
+
+def _optimum(plan: Plan, case: Case, workload: Workload) -> Bound:
+    """T* of what the case sends, on links as fast as they are called."""
+    nominal_links = Cluster(workers=plan.hosts, up=plan.rate, down=plan.rate, latency=0, overhead=0)
+    return bound(_sent(case, workload), nominal_links)
+
+
+def _forecast(case: Case, workload: Workload, where: Cluster, schedule: str, traced: bool) -> Run:
+    """In the virtual world."""
+    if case.kind == "ddp_fp16":
+        # Its buckets are cut by the full size and sent in half the bits: the same as links of twice the rate.
+        where = dataclasses.replace(where, up=2 * where.up, down=2 * where.down)
+        return simulate(workload, where, schedule, trace=traced)
+    return simulate(_sent(case, workload), where, schedule, trace=traced)

@@ -1,0 +1,253 @@
+"""A model whose computation is sleep: real parameters, gradients and optimizer, paced by the times of a workload.
+
+A host that trains on an accelerator is idle while the accelerator computes, and so is a host that sleeps. That leaves
+the CPU to what is measured, the communication, and makes computation exact and adjustable.
+
+# Note [The clock of an accelerator]
+An accelerator works off a queue: the host may run late by less than what is queued without slowing it down, but where
+the host waits for parameters before it queues the next layer, the accelerator idles. So layers do not sleep *for* their
+time but *until* a virtual time, which host overhead below the computation does not move. What moves it is waiting:
+
+- the forward pass of a step begins no earlier than the host does (the optimizer and a barrier have been waited for);
+- a layer begins no earlier than the host, where the host was held up on its way into the layer, by a forward pre-hook
+  that waits for its parameters. Held up is what takes longer than `_PATIENCE`, more than a hook that does not wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from foretrain.errors import ConfigError
+from foretrain.timeline import Span
+from foretrain.units import MICROSECOND, Time
+from foretrain.workload import Layer, Workload
+
+_PATIENCE: Time = 150 * MICROSECOND
+_NAP: Time = 20 * MICROSECOND
+"""A sleep takes 60 µs more than it was asked for; what is nearer than this is not worth one."""
+_CONSTANT = 1e-3
+"""Every element of every gradient."""
+
+
+class Clock:
+    """The time line of a virtual accelerator; see Note [The clock of an accelerator]. Belongs to one thread.
+
+    Args:
+        slower: share by which this accelerator is slower than the workload says, 0.2 for a straggler of 20 %.
+        jitter: each piece of computation takes between 1 − ``jitter`` and 1 + ``jitter`` of its time.
+        seed: of the jitter.
+        now: a real clock, ps.
+        sleep: waits for seconds.
+
+    Attributes:
+        time: until when the accelerator has work, ps of ``now``.
+        begins: when each backward pass began.
+        spans: what was computed when, on the lane ``"gpu"``; None, the default, records nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        slower: float = 0.0,
+        jitter: float = 0.0,
+        seed: int = 0,
+        now: Callable[[], Time] = lambda: time.perf_counter_ns() * 1000,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._factor = 1 + slower
+        self._jitter = jitter
+        self._random = random.Random(seed)
+        self._now, self._sleep = now, sleep
+        self._arrived: Time = 0
+        self.time: Time = now()
+        self.begins: list[Time] = []
+        self.spans: list[Span] | None = None
+
+    def sync(self) -> None:
+        """Nothing begins before now: the host has waited."""
+        self.time = max(self.time, self._now())
+
+    def arrive(self) -> None:
+        """The host is about to enter a layer."""
+        self._arrived = self._now()
+
+    def enter(self) -> None:
+        """The host is in the layer; where that took long, it has waited."""
+        now = self._now()
+        if now - self._arrived > _PATIENCE:
+            self.time = max(self.time, now)
+
+    def compute(self, kind: str, name: str, duration: Time) -> None:
+        """Computes for ``duration``: sleeps until the accelerator is through."""
+        if self._factor != 1 or self._jitter:
+            duration = round(duration * self._factor * (1 + self._random.uniform(-self._jitter, self._jitter)))
+        began, self.time = self.time, self.time + duration
+        if self.spans is not None and duration:
+            assert kind in ("forward", "backward")
+            self.spans.append(Span("gpu", kind, name, len(self.begins) - 1, began, self.time))
+        if (ahead := self.time - self._now()) > _NAP:
+            self._sleep(ahead / 1e12)
+
+    def turn(self) -> None:
+        """A backward pass begins."""
+        self.begins.append(self.time)
+
+
+class Stretch(NamedTuple):
+    """Part of one layer's backward pass: ``gradients``, by index, are released at its end."""
+
+    duration: Time
+    gradients: tuple[int, ...]
+
+
+def stretches(workload: Workload) -> tuple[tuple[Stretch, ...], ...]:
+    """The backward pass of every layer of ``workload``, cut where gradients are released; in the order it runs.
+
+    A gradient may be released in the backward pass of another layer than the one that uses it first.
+    """
+    released: dict[Time, list[int]] = {}
+    for index, gradient in enumerate(workload.gradients):
+        released.setdefault(gradient.release, []).append(index)
+    found: list[tuple[Stretch, ...]] = []
+    begin: Time = 0
+    for place, layer in enumerate(reversed(workload.layers)):
+        end = begin + layer.backward
+        cuts = {release for release in released if begin < release < end} | {end}
+        if not place and 0 in released:
+            cuts.add(0)  # what is released at the very beginning belongs to the layer that is computed first
+        cuts = sorted(cuts)
+        found.append(
+            tuple(
+                Stretch(cut - before, tuple(released.pop(cut, ())))
+                for before, cut in zip([begin, *cuts], cuts, strict=False)
+            )
+        )
+        begin = end
+    return tuple(reversed(found))
+
+
+def paced(workload: Workload, clock: Clock) -> Paced:
+    """A model that computes as ``workload`` says and has its gradients, one fp32 parameter each, flat.
+
+    Input and output are one number: ``paced(workload, clock)(torch.zeros(1)).sum().backward()``. Gradients are
+    read-only views of one constant buffer, so that making them costs nothing; what changes ``p.grad`` in place changes
+    them all.
+    """
+    return Paced(workload, clock)
+
+
+def scaled(workload: Workload, compute: Time, size: float = 1.0) -> Workload:
+    """``workload`` with a forward and backward pass of ``compute`` together, in its own proportions, and no update.
+
+    ``size`` scales the gradients. The update is left out because a paced model really runs its optimizer.
+    """
+    if compute < len(workload.layers):
+        raise ConfigError("compute", compute, "is no time to compute in", "take some milliseconds")
+    factor = compute / workload.compute
+
+    def shrunk(time: Time) -> Time:
+        return round(time * factor)
+
+    layers = tuple(Layer(layer.name, shrunk(layer.forward), shrunk(layer.backward)) for layer in workload.layers)
+    # Rounding layer by layer moves their ends by a few ps; a release that was a layer's end stays one.
+    old = list(accumulate(layer.backward for layer in reversed(workload.layers)))
+    new = list(accumulate(layer.backward for layer in reversed(layers)))
+    ends = dict(zip(old, new, strict=True))
+    gradients = tuple(
+        dataclasses.replace(
+            gradient,
+            size=max(4, round(gradient.size * size / 4) * 4),
+            release=ends.get(gradient.release, min(new[-1], shrunk(gradient.release))),
+        )
+        for gradient in workload.gradients
+    )
+    return dataclasses.replace(workload, layers=layers, gradients=gradients)
+
+
+class Paced(nn.Module):
+    """The model of `paced`: one child per layer, named after it with ``/`` for ``.``."""
+
+    def __init__(self, workload: Workload, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.workload = workload
+        parameters = [nn.Parameter(torch.zeros(-(-gradient.size // 4))) for gradient in workload.gradients]
+        constant = torch.full((max(parameter.numel() for parameter in parameters),), _CONSTANT)
+        owned: list[list[int]] = [[] for _ in workload.layers]
+        for index, gradient in enumerate(workload.gradients):
+            owned[gradient.layer].append(index)
+        for layer, parts, own in zip(workload.layers, stretches(workload), owned, strict=True):
+            child = _PacedLayer(layer, clock, constant)
+            for index in own:
+                name = workload.gradients[index].name.rpartition(".")[2]
+                child.register_parameter(_free(child, name), parameters[index])
+            child.parts = [(duration, [parameters[i] for i in released]) for duration, released in reversed(parts)]
+            self.add_module(_free(self, layer.name.replace(".", "/") or "layer"), child)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One number in, one number out."""
+        clock = self.clock
+        # Autograd forgets what computes on nothing that needs a gradient: the backward pass of layers without any.
+        x = x.detach().requires_grad_(torch.is_grad_enabled())
+        clock.sync()
+        for layer in self.children():
+            clock.arrive()
+            x = layer(x)
+        clock.turn()
+        return x
+
+
+class _PacedLayer(nn.Module):
+    """Sleeps as long as its layer computes, forward and, through `_Backward`, backward."""
+
+    parts: list[tuple[Time, list[nn.Parameter]]]
+    """Of the backward pass, in forward order, durations and the parameters whose gradients each releases."""
+
+    def __init__(self, layer: Layer, clock: Clock, constant: Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self._clock = clock
+        self._constant = constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes, and notes for autograd what backward will cost."""
+        self._clock.enter()
+        self._clock.compute("forward", self.layer.name, self.layer.forward)
+        for duration, parameters in self.parts:
+            x = _Backward.apply(x, (self._clock, self.layer.name, duration, self._constant), *parameters)
+        return x
+
+
+class _Backward(torch.autograd.Function):
+    """Nothing forward; backward sleeps and then releases the gradients of the parameters it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, what: tuple[Clock, str, Time, Tensor], *parameters: Tensor) -> Tensor:
+        """Remembers ``what`` to do."""
+        ctx.what = what
+        ctx.sizes = [parameter.shape[0] for parameter in parameters]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Computes, then releases."""
+        clock, name, duration, constant = ctx.what
+        clock.compute("backward", name, duration)
+        return gradients[0], None, *(constant[:size] for size in ctx.sizes)
+
+
+def _free(module: nn.Module, name: str) -> str:
+    """``name``, with something behind it where ``module`` has such an attribute already."""
+    found, number = name, 1
+    while hasattr(module, found):
+        number += 1
+        found = f"{name}-{number}"
+    return found

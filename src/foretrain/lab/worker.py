@@ -1,0 +1,451 @@
+"""``python -m foretrain.lab.worker CONFIG.json``: one host of the lab. Trains every case in turn and times it.
+
+CONFIG.json is a `Plan`; RANK, WORLD_SIZE and MASTER_* come from the launcher. Rank 0 prints its progress, a line of
+JSON each, and writes what it found out to CONFIG.jsonl, because a timeline is too long for a line of output. All ranks
+must do the same at the same time, so whatever differs between them (a recorded workload, a batch that fits) is
+exchanged before it decides anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import foretrain as ft
+from foretrain.errors import ForetrainError
+from foretrain.lab.calibrate import calibrate
+from foretrain.lab.paced import Clock, paced
+from foretrain.lab.result import (
+    Calibrated,
+    Case,
+    Experiment,
+    Message,
+    Plan,
+    Progress,
+    Recorded,
+    Refused,
+    Timed,
+    Traced,
+)
+from foretrain.lab.transformer import batches, transformer
+from foretrain.schedule import Job
+from foretrain.timeline import Span
+from foretrain.units import Time
+from foretrain.workload import Workload
+
+_RATE = 0.01
+"""Learning rate of plain SGD: the optimizer that costs a CPU least, because on an accelerator it costs nothing."""
+_BATCH = 8
+_TRACED = 3
+
+
+class Trainable(Protocol):
+    """A model with its data: what one iteration runs forward.
+
+    Attributes:
+        clock: notes when backward passes begin.
+    """
+
+    clock: Clock
+
+    @property
+    def model(self) -> nn.Module:
+        """Its parameters are exchanged."""
+        ...
+
+    def loss(self, module: nn.Module) -> Tensor:
+        """The loss of the next batch, through ``module``, which is `model` or what wraps it."""
+        ...
+
+    def trace(self) -> list[Span]:
+        """From now on, what is computed when, on the lane ``"gpu"``; ps of the performance counter."""
+        ...
+
+
+class PacedTraining:
+    """A paced model; see `foretrain.lab.paced`."""
+
+    def __init__(self, experiment: Experiment, workload: Workload, rank: int) -> None:
+        last = rank == dist.get_world_size() - 1
+        slower = experiment.straggler if last else 0.0
+        seed = 1000 * experiment.seed + rank
+        self.clock = Clock(slower=slower, jitter=experiment.jitter, seed=seed)
+        self.model = paced(workload, self.clock)
+        self._input = torch.zeros(1)
+
+    def loss(self, module: nn.Module) -> Tensor:
+        """One number."""
+        return module(self._input).sum()
+
+    def trace(self) -> list[Span]:
+        """What the accelerator computes in its own time."""
+        self.clock.begins.clear()
+        self.clock.spans = []
+        return self.clock.spans
+
+
+class RealTraining:
+    """The small transformer on this host's CPU."""
+
+    def __init__(self, experiment: Experiment, batch: int, rank: int) -> None:
+        self.clock = Clock()
+        self.model = transformer(experiment.seed)
+        self._batches = batches(batch, rank, experiment.seed)
+
+    def loss(self, module: nn.Module) -> Tensor:
+        """Cross-entropy."""
+        tokens, targets = next(self._batches)
+        loss = module(tokens, targets)
+        self.clock.sync()
+        self.clock.turn()
+        return loss
+
+    def trace(self) -> list[Span]:
+        """From a layer's call to the next one's, and from one gradient to the next."""
+        spans: list[Span] = []
+        self.clock.begins.clear()
+        now = _Now(spans, self.clock)
+        for name, module in self.model.named_modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                module.register_forward_pre_hook(partial(now.called, name))
+        self.model.register_forward_hook(now.left)
+        for name, parameter in self.model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(partial(now.released, name))
+        return spans
+
+
+class _Now:
+    """What a real model computes now: hooks that note it."""
+
+    def __init__(self, spans: list[Span], clock: Clock) -> None:
+        self._spans = spans
+        self._clock = clock
+        self._open: tuple[str, Time] | None = None
+        self._step = -1
+        self._last: Time = 0
+
+    def called(self, name: str, *_: object) -> None:
+        """A layer's forward begins, and the one before it is over."""
+        now = time.perf_counter_ns() * 1000
+        self._close(now)
+        self._open = (name, now)
+
+    def left(self, *_: object) -> None:
+        """The forward pass is over."""
+        self._close(time.perf_counter_ns() * 1000)
+
+    def released(self, name: str, *_: object) -> None:
+        """A gradient is complete."""
+        now, step = time.perf_counter_ns() * 1000, len(self._clock.begins) - 1
+        began = self._last if step == self._step else self._clock.begins[-1]
+        self._spans.append(Span("gpu", "backward", name, step, began, now))
+        self._last, self._step = now, step
+
+    def _close(self, now: Time) -> None:
+        if self._open:
+            name, began = self._open
+            self._spans.append(Span("gpu", "forward", name, len(self._clock.begins) - 1, began, now))
+        self._open = None
+
+
+def main(path: str) -> None:
+    """Does all that the plan at ``path`` says."""
+    plan = msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=plan.timeout))
+    try:
+        with Path(path).with_suffix(".jsonl").open("ab") if not dist.get_rank() else nullcontext() as found:
+            _Worker(plan, found).run()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+class _Worker:
+    """One rank."""
+
+    def __init__(self, plan: Plan, found: BinaryIO | None) -> None:
+        self._plan = plan
+        self._found = found
+        self._rank = dist.get_rank()
+        self._batch = _BATCH
+        self._done = self._total = self._number = 0
+
+    def run(self) -> None:
+        """Calibrates, then runs one experiment after the other."""
+        self._say(Calibrated(calibrate(self._plan.hosts, self._plan.rate, budget=self._plan.calibration)))
+        for number, experiment in enumerate(self._plan.experiments):
+            self._number = number
+            self._experiment(experiment)
+
+    def _experiment(self, experiment: Experiment) -> None:
+        each = -(-experiment.iterations // experiment.rounds)
+        self._done, self._total = 0, len(experiment.cases) * experiment.rounds * (each + experiment.warmup)
+        self._progress("observing")
+        if experiment.workload is None and experiment.step_time:
+            self._batch = self._fitting_batch(experiment)
+        if any(case.kind == "attach" for case in experiment.cases):
+            self._say(Recorded(self._number, self._recorded(experiment)))
+        cases: list[Case | None] = list(experiment.cases)
+        for turn in range(experiment.rounds):
+            for place, case in enumerate(cases):
+                if case is None:
+                    continue
+                what = f"round {turn + 1}/{experiment.rounds}, {case.name}"
+                self._progress(what)
+                try:
+                    timed = self._timed(experiment, place, case, each, what)
+                except ForetrainError as error:
+                    cases[place] = None
+                    self._say(Refused(self._number, place, str(error)))
+                    continue
+                self._say(timed)
+        if experiment.traced:
+            for place, case in enumerate(cases):
+                if case is not None:
+                    self._progress(f"tracing {case.name}")
+                    self._trace(experiment, place, case)
+        self._progress("done")
+
+    def _recorded(self, experiment: Experiment) -> Workload:
+        """The workload that the runtime observes under a barrier, of the rank that computes longest."""
+        training = self._training(experiment)
+        with self._attached(training, Case("attach", schedule="fifo"), traced=False) as (module, step, attached):
+            while attached.workload is None:
+                self._iterate(training, module, step)
+            return attached.workload
+
+    # One case.
+
+    def _timed(self, experiment: Experiment, place: int, case: Case, iterations: int, what: str) -> Timed:
+        """Iteration times after warm-up, and what was in force."""
+        training = self._training(experiment)
+        with self._trainer(training, case) as (module, step, attached):
+            self._warm(training, module, step, attached, experiment.warmup)
+            self._done += experiment.warmup
+            heads = [time.perf_counter_ns()]
+            for _ in range(iterations):
+                self._iterate(training, module, step)
+                heads.append(time.perf_counter_ns())
+            self._done += iterations
+            self._progress(what)
+            times = tuple(1000 * (later - head) for head, later in pairwise(heads))
+            if attached is None:
+                return Timed(self._number, place, times)
+            return Timed(self._number, place, times, str(attached.schedule), attached.cluster)
+
+    def _trace(self, experiment: Experiment, place: int, case: Case) -> None:
+        training = self._training(experiment)
+        with self._trainer(training, case, traced=True) as (module, step, attached):
+            self._warm(training, module, step, attached, experiment.warmup)
+            computed = training.trace()
+            first = len(attached.begins) if attached else 0
+            for _ in range(_TRACED + 1):
+                self._iterate(training, module, step)
+            begins = tuple(training.clock.begins)
+            if attached:
+                attached.synchronize()
+                # Both noted the same moments, each on its own clock.
+                later = begins[0] - attached.begins[first]
+                spans = [_moved(span, later) for span in attached.timeline if span.kind not in ("forward", "backward")]
+            else:
+                assert isinstance(module, _TracedDdp)
+                spans = _complete(module.spans, computed, begins)
+            spans = computed + spans
+        origin, end = begins[0], begins[-1]
+        kept = (_moved(span, -origin) for span in spans if span.end > origin and span.start < end)
+        self._say(Traced(self._number, place, tuple(begin - origin for begin in begins), tuple(kept)))
+
+    def _warm(
+        self, training: Trainable, module: nn.Module, step: Callable[[], None], attached: Any, least: int
+    ) -> None:
+        """Until the schedule is in force and has seen what it needs, and ``least`` iterations more."""
+        while attached is not None and attached.schedule is None:
+            self._iterate(training, module, step)
+        if attached is not None:
+            least += attached.schedule.build(Job.of(attached.workload, attached.cost)).warmup
+        for _ in range(least):
+            self._iterate(training, module, step)
+
+    def _iterate(self, training: Trainable, module: nn.Module, step: Callable[[], None]) -> None:
+        training.loss(module).backward()
+        step()
+
+    def _training(self, experiment: Experiment) -> Trainable:
+        gc.collect()  # the model before this one
+        if experiment.workload is None:
+            return RealTraining(experiment, self._batch, self._rank)
+        return PacedTraining(experiment, experiment.workload, self._rank)
+
+    @contextmanager
+    def _trainer(
+        self, training: Trainable, case: Case, traced: bool = False
+    ) -> Iterator[tuple[nn.Module, Callable[[], None], Any]]:
+        """The module to call, what follows a backward pass, and what was attached, if anything was."""
+        dist.barrier()
+        if case.kind == "attach":
+            with self._attached(training, case, traced) as all_three:
+                yield all_three
+        else:
+            step = _step(torch.optim.SGD(training.model.parameters(), lr=_RATE))
+            module = _ddp(training.model, case, traced)
+            yield module, module.noted(step) if isinstance(module, _TracedDdp) else step, None
+        dist.barrier()
+
+    @contextmanager
+    def _attached(
+        self, training: Trainable, case: Case, traced: bool
+    ) -> Iterator[tuple[nn.Module, Callable[[], None], Any]]:
+        optimizer = torch.optim.SGD(training.model.parameters(), lr=_RATE)
+        with ft.attach(
+            training.model, optimizer, schedule=case.schedule, compression=case.compression, trace=traced
+        ) as attached:
+            yield training.model, _step(optimizer), attached
+
+    # Agreement and talk.
+
+    def _fitting_batch(self, experiment: Experiment) -> int:
+        """The batch with which a step of the real model computes for the experiment's ``step_time``, without network.
+
+        All hosts compute at once, as they will, and each step's time is taken to be linear in the batch.
+        """
+        few, many = (self._agreed(self._computing(experiment, batch)) for batch in (2, 8))
+        wanted = (experiment.step_time or 0) - few
+        return self._agreed(max(1, round(2 + 6 * wanted / max(1, many - few))))
+
+    def _computing(self, experiment: Experiment, batch: int) -> Time:
+        training = RealTraining(experiment, batch, self._rank)
+        times = []
+        dist.barrier()
+        for _ in range(4):
+            began = time.perf_counter_ns()
+            training.loss(training.model).backward()
+            times.append((time.perf_counter_ns() - began) * 1000)
+            training.model.zero_grad()
+        return min(times)
+
+    @property
+    def _leads(self) -> bool:
+        return self._rank == 0
+
+    def _agreed(self, value: Any) -> Any:
+        """What rank 0 has."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def _progress(self, what: str) -> None:
+        if self._leads:
+            now = Progress(self._number, what, self._done, self._total)
+            sys.stdout.write(msgspec.json.encode(now).decode() + "\n")
+            sys.stdout.flush()
+
+    def _say(self, message: Message) -> None:
+        if self._found is not None:
+            self._found.write(msgspec.json.encode(message) + b"\n")
+            self._found.flush()
+
+
+def _step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _moved(span: Span, by: Time) -> Span:
+    return span._replace(start=span.start + by, end=span.end + by)
+
+
+# Stock DDP.
+
+
+def _ddp(model: nn.Module, case: Case, traced: bool) -> nn.Module:
+    # Gradients as views of buckets spare DDP a copy; the baseline is meant to be strong.
+    kind = _TracedDdp if traced else DistributedDataParallel
+    size = case.bucket / (1 << 20) if case.bucket else None
+    wrapped = kind(model, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=size)
+    if isinstance(wrapped, _TracedDdp):
+        wrapped.trace(case.kind == "ddp_fp16")
+    elif case.kind == "ddp_fp16":
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return wrapped
+
+
+class _TracedDdp(DistributedDataParallel):
+    """DDP that notes when each bucket was under way, and when the optimizer ran.
+
+    Attributes:
+        spans: on the lanes ``"wire"`` and ``"gpu"``; ps of the performance counter.
+    """
+
+    def trace(self, half: bool) -> None:
+        """Begins to note, with DDP's own hooks underneath."""
+        self.spans: list[Span] = []
+        hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+
+        # Not annotated: DDP compares annotations with the types themselves, and here they are text.
+        def traced(state, bucket):
+            began = time.perf_counter_ns() * 1000
+            first, *more = [names[parameter] for parameter in bucket.parameters()]
+            name = f"{first} +{len(more)}" if more else first
+            size = bucket.buffer().nbytes // (2 if half else 1)
+
+            def done(future: torch.futures.Future[Tensor]) -> Tensor:
+                self.spans.append(Span("wire", "communication", name, 0, began, time.perf_counter_ns() * 1000, size))
+                return future.value()
+
+            return hook(state, bucket).then(done)
+
+        self.register_comm_hook(None, traced)
+
+    def noted(self, step: Callable[[], None]) -> Callable[[], None]:
+        """``step`` that also notes when it ran."""
+
+        def both() -> None:
+            began = time.perf_counter_ns() * 1000
+            step()
+            self.spans.append(Span("gpu", "update", "all", 0, began, time.perf_counter_ns() * 1000))
+
+        return both
+
+
+def _complete(noted: Sequence[Span], computed: Sequence[Span], begins: Sequence[Time]) -> list[Span]:
+    """``noted`` with its steps, and with the waiting at the barrier: from the last computation to the optimizer.
+
+    A bucket is drawn from when the one before it was through: the link carries one after the other.
+    """
+    spans = []
+    free: Time = 0
+    for span in sorted(noted, key=lambda span: span.end):
+        step = bisect_right(begins, span.start) - 1
+        if span.kind == "communication":
+            spans.append(span._replace(step=step, start=max(free, span.start)))
+            free = span.end
+        else:
+            spans.append(span._replace(step=step))
+            ended = max((one.end for one in computed if one.end <= span.start), default=span.start)
+            spans.append(Span("gpu", "wait", "barrier", step, ended, span.start))
+    return spans
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

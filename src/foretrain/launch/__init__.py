@@ -1,0 +1,35 @@
+"""Unmodified scripts: ``foretrain run`` starts them through torchrun and schedules their DistributedDataParallel.
+
+`command` starts torchrun, `worker` is what runs in each process, `takeover` decides whether a model can be taken over,
+and `parallel` is the DistributedDataParallel that the script gets instead of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Compression: TypeAlias = Literal["fp16", "bf16"]
+"""What gradients are sent as."""
+
+__all__ = ["Compression", "Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``foretrain run`` was asked for and every process must know.
+
+    Attributes:
+        schedule: a policy with its knobs, as `foretrain.schedule.policies.spec` reads it.
+        compression: what gradients are sent as; None leaves it to the script.
+        timeout: seconds after which a silent rank counts as lost.
+    """
+
+    schedule: str = "bytescheduler"
+    compression: Compression | None = None
+    timeout: float = 60.0
+
+    def arguments(self) -> list[str]:
+        """The options of `foretrain.launch.worker` that say the same."""
+        compression = ["--compression", self.compression] if self.compression else []
+        return ["--schedule", self.schedule, *compression, "--timeout", repr(self.timeout)]

@@ -1,0 +1,76 @@
+"""``python -m foretrain.launch.worker [OPTION...] train.py ARGUMENT...``: one rank, as torchrun starts it.
+
+The script sees what it would see under ``python train.py``: its ``__main__``, its arguments, its folder first on
+``sys.path``, and tracebacks that begin in its own code. Only DistributedDataParallel is another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import get_args
+
+from foretrain.launch import Compression, Settings
+
+_SET_DEATH_SIGNAL = 1
+"""Linux's PR_SET_PDEATHSIG."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script under a `foretrain.launch.takeover.Takeover`; what the script raises is raised again."""
+    options = parser().parse_args(arguments)
+    from foretrain.launch.takeover import Takeover
+
+    settings = Settings(options.schedule, options.compression, options.timeout)
+    sys.excepthook = told_as_its_own
+    _end_with_torchrun()
+    with Takeover(settings):
+        run(options.script[0], options.script[1:], module=options.module)
+
+
+def run(script: str, arguments: Sequence[str], *, module: bool = False) -> None:
+    """Runs a script, or with ``module`` a module by its dotted name, as Python itself would: as ``__main__``."""
+    sys.argv = [script, *arguments]
+    if module:
+        # The current folder leads sys.path already: torchrun started this module with -m too.
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Reads what `foretrain.launch.Settings.arguments` writes, and then the script with its arguments."""
+    parser = argparse.ArgumentParser(prog="python -m foretrain.launch.worker", allow_abbrev=False)
+    parser.add_argument("--schedule", default=Settings().schedule)
+    parser.add_argument("--compression", choices=get_args(Compression))
+    parser.add_argument("--timeout", type=float, default=Settings().timeout)
+    parser.add_argument("-m", "--module", action="store_true")
+    # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
+    parser.add_argument("script", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _end_with_torchrun() -> None:
+    """Where the system can: torchrun ends its ranks when it is asked to end, but not when it is killed outright."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def told_as_its_own(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints ``error`` without the frames that led to the script, which are not the user's."""
+    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""What the lab measured: a table for a terminal, a page, and a trace of the real run beside its forecast.
+
+The page has the look and the script of `foretrain.report.page`, whose template it takes them from.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import resources
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+import foretrain
+from foretrain.errors import MissingExtra
+from foretrain.files import write_atomically
+from foretrain.lab.result import LabResult, Measurement
+from foretrain.report.lanes import lanes
+from foretrain.report.page import Card
+from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, canvas
+from foretrain.report.table import describe
+from foretrain.report.trace import write_trace
+from foretrain.schedule import Spec
+from foretrain.schedule.script import Written
+from foretrain.units import MILLISECOND, Time, format_rate, format_size, format_time
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_WORTH = 1.03
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table as text.
+
+    Attributes:
+        name: of the case.
+        marks: some of ``"best"`` and ``"baseline"``.
+        iteration: the median, ms.
+        spread: the middle half, ms.
+        speedup: over DDP at its best.
+        ratio: T/T*, of what the case sends.
+        forecast: iteration time in the virtual world, ms.
+        error: of the forecast.
+        schedule: what was in force.
+        problem: why there are no numbers.
+    """
+
+    name: str
+    marks: tuple[str, ...] = ()
+    iteration: str = ""
+    spread: str = ""
+    speedup: str = ""
+    ratio: str = ""
+    forecast: str = ""
+    error: str = ""
+    schedule: str = ""
+    problem: str = ""
+
+
+def rows(result: LabResult) -> list[Row]:
+    """A row for every case, fastest first; last those that did not run."""
+    ranked = sorted(result.measured, key=lambda one: one.time)
+    refused = [Row(one.case.name, problem=one.problem) for one in result.measurements if not one.rounds]
+    return [_row(result, one) for one in ranked] + refused
+
+
+def _row(result: LabResult, one: Measurement) -> Row:
+    low, high = one.spread
+    return Row(
+        name=one.case.name,
+        marks=("best",) * (one is result.best) + ("baseline",) * (one is result.baseline),
+        iteration=_milliseconds(one.time),
+        spread=f"{_milliseconds(low)}–{_milliseconds(high)}",
+        speedup=f"{result.speedup(one):.2f}×",
+        ratio=f"{one.gap + 1:.3f}",
+        forecast=_milliseconds(one.forecast.iteration_time) if one.forecast else "",
+        error=f"{one.error:+.1%}" if one.error is not None else "",
+        schedule=str(one.schedule) if one.case.kind == "attach" else "",
+    )
+
+
+def _milliseconds(time: Time) -> str:
+    return f"{time / MILLISECOND:.0f}" if time >= 100 * MILLISECOND else f"{time / MILLISECOND:.4g}"
+
+
+def verdict(result: LabResult) -> str:
+    """What was found, in a sentence."""
+    best, baseline = result.best, result.baseline
+    if best is None or baseline is None:
+        return "Measured; without both DDP and a schedule there is nothing to compare"
+    gain = result.speedup(best)
+    if gain < 1:
+        return f"No schedule beat {baseline.case.name}, DDP at its best; {best.case.name} is {1 / gain - 1:.1%} slower"
+    what = f"{best.case.name} makes an iteration {gain:.2f}× as fast as {baseline.case.name}, DDP at its best here"
+    return what if gain >= _WORTH else f"Nothing much to gain: {what}"
+
+
+def reasons(result: LabResult) -> str:
+    """How far the optimum is, and how far off the forecast was."""
+    parts = []
+    if result.best:
+        parts.append(f"that is {result.best.gap:.1%} above the optimum, {format_time(result.best.bound.time)}")
+    errors = [abs(one.error) for one in result.measured if one.error is not None]
+    if errors:
+        parts.append(f"forecasts were off by {median(errors):.1%} in the median and {max(errors):.1%} at most")
+    return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class LabSummary:
+    """All that a terminal shows of a result."""
+
+    result: LabResult
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        result = self.result
+        yield Text.assemble(("lab       ", "dim"), str(result))
+        yield Text.assemble(("workload  ", "dim"), describe(result.workload))
+        yield Text.assemble(("measured  ", "dim"), f"gloo's all-reduce: {costs(result)}")
+        yield Text("")
+        yield lab_table(result)
+        yield Text("")
+        good = result.best is not None and result.baseline is not None and result.speedup(result.best) >= _WORTH
+        yield Text(f"{verdict(result)}; {reasons(result)}.", style="bold green" if good else "bold yellow")
+
+
+def lab_summary(result: LabResult) -> LabSummary:
+    """What was measured, where, and what came of it: for ``rich.print``."""
+    return LabSummary(result)
+
+
+def costs(result: LabResult) -> str:
+    """What an operation costs in this lab."""
+    place = result.cluster
+    return (
+        f"links as good as {format_rate(place.up)}, θ {format_time(place.overhead)} an operation, "
+        f"{format_time(place.floor)} at least"
+    )
+
+
+def lab_table(result: LabResult) -> Table:
+    """Every case, fastest first."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
+    table.add_column("case", no_wrap=True)
+    for head in ("ms", "middle half", "vs DDP", "T/T*", "forecast", "error"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in rows(result):
+        name = Text(line.name)
+        if line.marks:
+            name.append(f" ({', '.join(line.marks)})")
+        style = "bold green" if "best" in line.marks else "bold" if "baseline" in line.marks else ""
+        if line.problem:
+            table.add_row(name, "refused", style="dim")
+            continue
+        cells = (line.iteration, line.spread, line.speedup, line.ratio, line.forecast, line.error)
+        table.add_row(name, *cells, style=style)
+    one = result.experiment
+    table.caption = Text(
+        f"ms: median of {one.iterations} iterations in {one.rounds} interleaved rounds, after warm-up; vs DDP: over "
+        "DDP at its best; T*: no schedule can be faster on links of this rate; forecast: the virtual world's, in ms",
+        style="dim",
+    )
+    return table
+
+
+# The page.
+
+
+def lab_page(result: LabResult, path: str | os.PathLike[str]) -> None:
+    """Writes the page of ``result`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
+    write_atomically(path, render(result))
+
+
+def lab_trace(result: LabResult, path: str | os.PathLike[str]) -> None:
+    """Writes what was traced, each real run beside its forecast; see `foretrain.report.trace.write_trace`."""
+    write_trace([run for one in result.measured for run in one.runs], path)
+
+
+def render(result: LabResult) -> str:
+    """The page as text."""
+    try:
+        import jinja2
+    except ModuleNotFoundError as error:
+        raise MissingExtra("jinja2", "report", "an HTML page") from error
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise MissingExtra("plotly", "report", "an HTML page") from error
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    runs = [run for one in _ranked(result) for run in one.runs]
+    opening = _opening(result)
+    shown = [run for run in runs if run.schedule in opening] or runs[:2]
+    figures = {"bars": bars(result), "costs": fitted(result)}
+    if runs:
+        figures["lanes"] = lanes(runs, shown=shown, names=[run.schedule.name for run in runs])
+    good = result.best is not None and result.speedup(result.best) >= _WORTH
+    return environment.from_string(_template("lab.html")).render(
+        result=result,
+        good=good,
+        verdict=verdict(result),
+        reasons=reasons(result).capitalize() + ".",
+        workload=describe(result.workload),
+        costs=costs(result),
+        cards=cards(result),
+        rows=rows(result),
+        chips=[(run.schedule.name, any(run is one for one in shown)) for run in runs],
+        figures={name: _json(figure) for name, figure in figures.items()},
+        style=_between(_template("page.html"), "<style>", "</style>"),
+        script=_between(_template("page.html"), '<script>\n"use strict";', "</script>"),
+        plotlyjs=get_plotlyjs(),
+        version=foretrain.__version__,
+    )
+
+
+def cards(result: LabResult) -> list[Card]:
+    """The key numbers, in the order of the page."""
+    best, baseline = result.best, result.baseline
+    errors = [abs(one.error) for one in result.measured if one.error is not None]
+    found = [Card("Communication / computation", f"{result.ratio:.2f}", f"on links of {format_rate(result.rate)}")]
+    if best and baseline:
+        gained = f"{best.case.name} over {baseline.case.name}, DDP at its best"
+        found.append(Card("Speed-up", f"{result.speedup(best):.2f}×", gained))
+    if best:
+        found.append(Card("Optimum T*", format_time(best.bound.time), "no schedule can be faster on these links"))
+        found.append(Card("T/T*", f"{best.gap + 1:.3f}", f"{format_time(best.time)} measured"))
+    if errors:
+        off = f"median of {len(errors)} cases; {max(errors):.1%} at most"
+        found.append(Card("Forecast error", f"{median(errors):.1%}", off))
+    return found
+
+
+def bars(result: LabResult) -> go.Figure:
+    """Measured iteration times, fastest on top, with their middle half; forecasts as marks; T* as a line."""
+    ranked = _ranked(result)
+    names = [one.case.name for one in ranked]
+    compute = result.workload.compute / MILLISECOND
+    times = [one.time / MILLISECOND for one in ranked]
+    figure = canvas(34 * len(ranked) + 120, barmode="stack", bargap=0.35, hovermode="closest")
+    for label, color, widths in (
+        ("computation", BLUE, [min(compute, time) for time in times]),
+        ("exposed communication and update", ORANGE, [max(0.0, time - compute) for time in times]),
+    ):
+        hover = "<b>%{y}</b><br>%{customdata}<extra></extra>"
+        notes = [f"{format_time(one.time)} measured, {one.gap:.1%} above T*" for one in ranked]
+        place = {"x": widths, "y": names, "orientation": "h", "marker": {"color": color, "line": {"width": 0}}}
+        figure.add_bar(**place, name=label, customdata=notes, hovertemplate=hover)
+    spreads = [(one.spread[0] / MILLISECOND, one.spread[1] / MILLISECOND) for one in ranked]
+    figure.data[-1].update(
+        error_x={
+            "array": [high - time for time, (_, high) in zip(times, spreads, strict=True)],
+            "arrayminus": [time - low for time, (low, _) in zip(times, spreads, strict=True)],
+            "color": INK,
+            "thickness": 1.2,
+            "width": 4,
+        }
+    )
+    forecasts = [one for one in ranked if one.forecast]
+    figure.add_scatter(
+        x=[one.forecast.iteration_time / MILLISECOND for one in forecasts if one.forecast],
+        y=[one.case.name for one in forecasts],
+        name="forecast",
+        mode="markers",
+        marker={"symbol": "diamond-open", "size": 10, "color": INK, "line": {"width": 2}},
+        customdata=[f"{one.error:+.1%}" for one in forecasts],
+        hovertemplate="<b>%{y}</b><br>forecast %{x:.1f} ms, %{customdata}<extra></extra>",
+    )
+    if result.best:
+        x = result.best.bound.time / MILLISECOND
+        figure.add_vline(x=x, line={"color": INK, "width": 1.2, "dash": "dot"})
+        place = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
+        figure.add_annotation(text="T*", font={"size": 12, "color": INK}, **place)
+    figure.update_layout(
+        margin={"l": 190, "r": 30, "t": 34, "b": 84},
+        legend={"orientation": "h", "x": 0, "yref": "container", "y": 0.01, "yanchor": "bottom"},
+        legend_traceorder="normal",
+    )
+    figure.update_xaxes(title_text="iteration (ms)", rangemode="tozero", gridcolor=LINE)
+    figure.update_yaxes(autorange="reversed", ticksuffix="  ")
+    return figure
+
+
+def fitted(result: LabResult) -> go.Figure:
+    """What all-reduce took over its size, and the line that forecasts use."""
+    figure = canvas(360, hovermode="closest")
+    for depth, color in ((1, GREY), (2, ORANGE)):
+        chosen = [one for one in result.samples if one.depth == depth]
+        figure.add_scatter(
+            x=[one.size for one in chosen],
+            y=[one.time / MILLISECOND for one in chosen],
+            name=f"measured, {depth} under way",
+            mode="markers",
+            marker={"color": color, "size": 8},
+            customdata=[format_size(one.size) for one in chosen],
+            hovertemplate="%{customdata}: %{y:.3g} ms<extra></extra>",
+        )
+    sizes = sorted({one.size for one in result.samples})
+    figure.add_scatter(
+        x=sizes,
+        y=[result.cluster.cost.time(size) / MILLISECOND for size in sizes],
+        name="max(floor, θ + κ·size)",
+        mode="lines",
+        line={"color": INK, "width": 1.5, "dash": "dot"},
+        hoverinfo="skip",
+    )
+    figure.update_xaxes(
+        type="log",
+        title_text="size",
+        gridcolor=LINE,
+        tickvals=sizes,
+        ticktext=[format_size(size) for size in sizes],
+    )
+    figure.update_yaxes(type="log", title_text="an all-reduce (ms)", gridcolor=LINE)
+    figure.update_layout(margin={"l": 80, "r": 30, "t": 16, "b": 100}, legend={"orientation": "h", "y": -0.25, "x": 0})
+    return figure
+
+
+def _ranked(result: LabResult) -> list[Measurement]:
+    return sorted(result.measured, key=lambda one: one.time)
+
+
+def _opening(result: LabResult) -> set[Spec | Written]:
+    """What to show at first: the baseline and the best, each beside its forecast."""
+    chosen = [one for one in (result.baseline, result.best) if one is not None]
+    return {run.schedule for one in chosen for run in one.runs}
+
+
+def _template(name: str) -> str:
+    return (resources.files("foretrain.report") / name).read_text(encoding="utf-8")
+
+
+def _between(text: str, start: str, end: str) -> str:
+    """What stands between the first ``start`` and the next ``end``."""
+    return text.partition(start)[2].partition(end)[0]
+
+
+def _json(figure: go.Figure) -> str:
+    """A figure that cannot end the script element it is written into."""
+    text = figure.to_json()
+    assert text is not None
+    return text.replace("<", "\\u003c")

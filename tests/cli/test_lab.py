@@ -1,0 +1,126 @@
+"""``foretrain lab``, as a user types it."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from foretrain.cli import main
+from foretrain.lab import labs, remove
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    if os.geteuid() != 0:
+        pytest.skip("a lab needs root")
+    if not shutil.which("ip") or not shutil.which("tc"):
+        pytest.skip("a lab needs iproute2")
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us make network namespaces")
+    name = f"t{secrets.token_hex(5)}"
+    yield name
+    remove(name, kill=True)
+
+
+def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "foretrain", "lab", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+
+
+def test_from_up_to_down(name, capsys):
+    built = lab("up", "--hosts", "3", "--rate", "500Mbps", "--name", name)
+    assert built.returncode == 0, built.stderr
+    assert "hosts 0 to 2" in built.stdout
+    assert f"foretrain lab exec --name {name} 0 -- COMMAND" in built.stdout
+
+    main(["lab", "rate", "100Mbps", "--host", "2", "--name", name])
+    capsys.readouterr()
+    main(["lab", "status", "--json", "--name", name])
+    found = json.loads(capsys.readouterr().out)
+    assert found["name"] == name
+    assert [host["rate"] for host in found["hosts"]] == [62.5e6, 62.5e6, 12.5e6]
+    assert found["hosts"][0]["queue"] == 0.008388608
+    assert found["hosts"][1].keys() == {
+        "index", "namespace", "interface", "address", "rate", "receive_rate", "queue", "congestion", "sent",
+        "received", "dropped", "processes", "faults",
+    }  # fmt: skip
+
+    shown = lab("status", "--name", name).stdout
+    for word in ("host", "received", f"ft-{name}-h2", "500 Mbps", "100 Mbps", found["hosts"][1]["address"]):
+        assert word in shown
+
+    down = lab("down", "--name", name)
+    assert down.stdout == f"lab '{name}' is removed\n"
+    assert name not in labs()
+    assert "nothing to remove" in lab("down", "--name", name).stdout
+
+
+def test_exec_is_the_command(name):
+    lab("up", "--hosts", "2", "--rate", "none", "--name", name)
+    where = lab("exec", "--name", name, "1", "--", "sh", "-c", "echo $GLOO_SOCKET_IFNAME; ip -br address; exit 7")
+    assert where.returncode == 7
+    assert where.stdout.startswith("fth1\n")
+    assert "10.77." in where.stdout
+    wrong = lab("exec", "--name", name, "2", "--", "true")
+    assert wrong.returncode == 2
+    assert "host: 2 is not in lab" in wrong.stderr
+
+
+def test_status_shows_who_lives_inside_and_what_is_amiss(name, capsys):
+    main(["lab", "up", "--hosts", "2", "--name", name])
+    subprocess.run(["ip", "-n", f"ft-{name}-h1", "link", "set", "dev", "fth1", "mtu", "1500"], check=True)
+    with subprocess.Popen(["ip", "netns", "exec", f"ft-{name}-h0", "sh", "-c", "echo in; read x"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        shown = lab("status", "--name", name).stdout
+        assert f"{process.pid} sh -c echo in" in shown
+        assert "host 1: its MTU is 1500" in shown
+        assert f"foretrain lab up --name {name}" in shown
+        capsys.readouterr()
+        main(["lab", "down", "--name", name])
+        assert f"still alive, without a network: {process.pid} sh -c" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("up", "--rate", "1Gb"), ("rate", "'1Gb'", "is not a rate")),
+        (("up", "--hosts", "0"), ("hosts", "1 to 64")),
+        (("up", "--name", "My Lab"), ("name", "'My Lab'")),
+        (("up", "--queue", "8"), ("queue", "'8'")),
+        (("exec", "0"), ("command", "-- ip address")),
+        (("exec", "0", "--", "nosuchprogram"), ("command", "'nosuchprogram'")),
+    ],
+)
+def test_wrong_input_is_named_with_its_remedy(arguments, words, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["lab", *arguments])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    for word in words:
+        assert word in error
+
+
+@pytest.mark.parametrize("command", [("up",), ("rate", "1Gbps"), ("exec", "0", "--", "true"), ("status",), ("down",)])
+def test_without_root_every_command_refuses_politely(command, monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit) as left:
+        main(["lab", *command])
+    assert left.value.code == 2
+    assert "a lab needs root" in capsys.readouterr().err
+
+
+def test_without_the_tools_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "")
+    for command in ("up", "status", "down"):
+        with pytest.raises(SystemExit):
+            main(["lab", command])
+        assert "apt-get install iproute2" in capsys.readouterr().err

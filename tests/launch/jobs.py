@@ -1,0 +1,398 @@
+"""What each rank does in the tests of the takeover: scripts as users write them, under a stand-in for the runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import distributed
+
+from foretrain.launch import Settings
+from foretrain.launch.takeover import Takeover
+from tests.launch import standin
+
+STEPS = 8
+"""More than a runtime watches before it schedules."""
+STOCK = nn.parallel.DistributedDataParallel
+
+
+@dataclass
+class Told:
+    """What one script did in one rank."""
+
+    parameters: list[list[float]] = field(default_factory=list)
+    said: str = ""
+    attached: list[dict] = field(default_factory=list)
+    events: list[list[str]] = field(default_factory=list)
+
+
+def both(script: Callable[[], nn.Module], settings: Settings, refuse: str | None = None) -> tuple[Told, Told]:
+    """The same script under PyTorch alone, and taken over."""
+    return alone(script), taken(script, settings, refuse)
+
+
+def both_really(script: Callable[[], nn.Module], settings: Settings) -> tuple[Told, Told]:
+    """The same without a stand-in."""
+    stock, told = alone(script), Told()
+    torch.manual_seed(dist.get_rank())
+    with contextlib.redirect_stderr(io.StringIO()) as said, Takeover(settings):
+        told.parameters = _values(script())
+    told.said = said.getvalue()
+    return stock, told
+
+
+def alone(script: Callable[[], nn.Module]) -> Told:
+    torch.manual_seed(dist.get_rank())
+    return Told(_values(script()))
+
+
+def taken(script: Callable[[], nn.Module], settings: Settings, refuse: str | None = None) -> Told:
+    told = Told()
+    torch.manual_seed(dist.get_rank())
+    with standin.instead(refuse) as all_made, contextlib.redirect_stderr(io.StringIO()) as said, Takeover(settings):
+        model = script()
+        told.parameters = _values(model)
+    assert nn.parallel.DistributedDataParallel is distributed.DistributedDataParallel is STOCK
+    told.said = said.getvalue()
+    for made in all_made:
+        names = {"schedule", "compression", "broadcast_buffers", "timeout"}
+        told.attached.append({name: made.options[name] for name in names})
+        told.attached[-1]["optimizers"] = [type(optimizer).__name__ for optimizer in made.optimizers]
+        told.events.append(made.events)
+    return told
+
+
+def _values(model: nn.Module | None) -> list[list[float]]:
+    return [] if model is None else [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batches(count: int) -> Iterator[Tensor]:
+    return (torch.randn(8, 6) for _ in range(count))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def wrapped(module: nn.Module | None = None, **options) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(network() if module is None else module, **options)
+
+
+def plain() -> nn.Module:
+    from torch.nn.parallel import DistributedDataParallel as Ddp
+    from torch.nn.parallel.distributed import DistributedDataParallel as Other
+
+    assert Ddp is Other
+    assert Ddp.__module__ == "torch.nn.parallel.distributed"
+    model = Ddp(network())
+    assert type(model).__name__ == "DistributedDataParallel"
+    assert isinstance(model, Ddp)
+    assert isinstance(model, STOCK)
+    assert next(iter(model.state_dict())) == "module.0.weight"
+    optimizer = sgd(model)
+    with torch.no_grad():
+        model(torch.randn(4, 6))  # a look before training, which moves BatchNorm's statistics
+    for batch in batches(STEPS):
+        step(model, optimizer, batch)
+    assert model._get_ddp_logging_data()["world_size"] == 2
+    return model
+
+
+def accumulating() -> nn.Module:
+    model = wrapped(forward_sync_buffers=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            for batch in batches(2):
+                model(batch).square().mean().backward()
+        model(torch.randn(8, 6)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return model
+
+
+def flagged() -> nn.Module:
+    """Accumulates by the flag that no_sync sets, as some frameworks do."""
+    model = wrapped()
+    optimizer = sgd(model)
+    for index, batch in enumerate(batches(3 * STEPS)):
+        model.require_backward_grad_sync = index % 3 == 2
+        model(batch).square().mean().backward()
+        if model.require_backward_grad_sync:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def static() -> nn.Module:
+    return trained(wrapped(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1))
+
+
+def trained(model: nn.Module) -> nn.Module:
+    optimizer = sgd(model)
+    for batch in batches(STEPS):
+        step(model, optimizer, batch)
+    return model
+
+
+def hooked(hook: str, state: object = None) -> nn.Module:
+    model = wrapped()
+    model.register_comm_hook(state, getattr(default_hooks, hook))
+    return trained(model)
+
+
+def fp16() -> nn.Module:
+    return hooked("fp16_compress_hook")
+
+
+def summing(state, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+def own_hook() -> nn.Module:
+    model = wrapped()
+    model.register_comm_hook(None, summing)
+    return trained(model)
+
+
+def no_optimizer() -> nn.Module:
+    model = wrapped()
+    for batch in batches(STEPS):
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    return model
+
+
+def late_optimizer() -> nn.Module:
+    """A second optimizer between a backward pass and its step."""
+    model = wrapped()
+    first = torch.optim.SGD(model.module[0].parameters(), lr=0.1)
+    for index, batch in enumerate(batches(STEPS)):
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        if index == 5:
+            second = torch.optim.SGD(model.module[3].parameters(), lr=0.1)
+        first.step()
+        if index >= 5:
+            second.step()
+    return model
+
+
+def given_later() -> nn.Module:
+    """An optimizer of something else is given the model's parameters in the middle of training."""
+    model = wrapped()
+    scale = nn.Parameter(torch.ones(()))
+    other = torch.optim.SGD([scale], lr=0.1)
+    first = torch.optim.SGD(model.module[0].parameters(), lr=0.1)
+    for index, batch in enumerate(batches(STEPS)):
+        if index == 5:
+            other.add_param_group({"params": list(model.module[3].parameters())})
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        first.step()
+        other.step()
+    return model
+
+
+def uneven() -> nn.Module:
+    model = wrapped(nn.Linear(6, 3))
+    optimizer = sgd(model)
+    with model.join():
+        for batch in batches(3 * dist.get_rank()):  # rank 0 has none
+            step(model, optimizer, batch)
+    return model
+
+
+def uneven_later() -> nn.Module:
+    model = wrapped(nn.Linear(6, 3))
+    optimizer = sgd(model)
+    for batch in batches(STEPS):
+        step(model, optimizer, batch)
+    with model.join():
+        for batch in batches(2 + dist.get_rank()):
+            step(model, optimizer, batch)
+    return model
+
+
+def one_rank_objects() -> nn.Module:
+    """Rank 1 alone makes its optimizer too late."""
+    model = wrapped()
+    optimizer = sgd(model) if dist.get_rank() == 0 else None
+    for batch in batches(STEPS):
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer = optimizer or sgd(model)
+        optimizer.step()
+    return model
+
+
+def reducer_used() -> nn.Module:
+    model = wrapped()
+    model._set_ddp_runtime_logging_sample_rate(10)
+    return trained(model)
+
+
+def reducer_used_later() -> nn.Module:
+    model = trained(wrapped())
+    model._set_ddp_runtime_logging_sample_rate(10)
+    return trained(model)
+
+
+def replaced_later() -> nn.Module:
+    return trained(trained(wrapped()))
+
+
+def replaced_optimizer() -> nn.Module:
+    """The first one is gone, but for a cycle."""
+    model = wrapped()
+    gc.collect()
+    gc.disable()
+    first = sgd(model)
+    first.scheduled_by = torch.optim.lr_scheduler.StepLR(first, 1)
+    del first
+    try:
+        return trained(model)
+    finally:
+        gc.enable()
+
+
+def zero() -> nn.Module:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = wrapped()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    for batch in batches(STEPS):
+        step(model, optimizer, batch)
+    return model
+
+
+def sparse() -> nn.Module:
+    model = wrapped(nn.Embedding(10, 3, sparse=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randint(10, (4,))).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def adversaries() -> nn.Module:
+    """Two models, an optimizer each."""
+    first, second = wrapped(nn.Linear(6, 6)), wrapped(nn.Linear(6, 3))
+    optimizers = sgd(first), sgd(second)
+    for batch in batches(STEPS):
+        loss = second(first(batch)).square().mean()
+        first.zero_grad()
+        second.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return nn.ModuleList([first, second])
+
+
+def one_for_two() -> nn.Module:
+    """Two models, one optimizer."""
+    both = nn.ModuleList([wrapped(nn.Linear(6, 6)), wrapped(nn.Linear(6, 3))])
+    optimizer = sgd(both)
+    for batch in batches(STEPS):
+        optimizer.zero_grad()
+        both[1](both[0](batch)).square().mean().backward()
+        optimizer.step()
+    return both
+
+
+def copies() -> nn.Module:
+    """A copy trains on its own, and what is pickled belongs to PyTorch."""
+    model = wrapped()
+    twin = copy.deepcopy(model)
+    trained(model)
+    trained(twin)
+    assert b"foretrain" not in pickle.dumps(wrapped())
+    return nn.ModuleList([model, twin])
+
+
+def many() -> nn.Module:
+    """Models that are gone again."""
+    for _ in range(4):
+        trained(wrapped(nn.Linear(6, 3)))
+    return nn.ModuleList()
+
+
+def partly() -> nn.Module:
+    """Parameters that no optimizer holds, whose gradients count when the others' are clipped."""
+    model = wrapped()
+    optimizer = torch.optim.SGD(model.module[3].parameters(), lr=0.1)
+    for batch in batches(STEPS):
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return model
+
+
+def copied_later() -> nn.Module:
+    model = trained(wrapped())
+    average = copy.deepcopy(model)
+    return nn.ModuleList([trained(model), average])
+
+
+def without() -> nn.Module:
+    return trained(network())
+
+
+def sharded() -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    trained(fully_shard(nn.Linear(6, 4)))
+    return nn.ModuleList()
+
+
+def untrained() -> nn.Module:
+    return wrapped()
+
+
+def dropped() -> tuple[str, list[str]]:
+    """A script that raises after it was taken over."""
+    said, raises = io.StringIO(), contextlib.suppress(ZeroDivisionError)
+    with standin.instead() as made, contextlib.redirect_stderr(said), raises, Takeover(Settings()):
+        trained(wrapped())
+        print(1 // 0)
+    return said.getvalue(), made[0].events
+
+
+def destroying() -> tuple[list[str], list[list[str]]]:
+    """What had happened to the model before its script destroys the process group, and when that is done."""
+    calls, original = [], dist.destroy_process_group
+    with standin.instead() as made, contextlib.redirect_stderr(io.StringIO()):
+        dist.destroy_process_group = lambda group=None: calls.append(list(made[0].events))
+        try:
+            with Takeover(Settings()):
+                trained(wrapped())
+                before = list(made[0].events)
+                dist.destroy_process_group()
+        finally:
+            dist.destroy_process_group = original
+    return before, calls

@@ -1,0 +1,204 @@
+"""The command line: what is ours, what is torchrun's, what is the script's, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import errors
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from foretrain.cli import main
+from foretrain.launch import Settings, command, worker
+
+WORKER = "foretrain.launch.worker"
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """What torchrun was started with, in place of starting anything; and a folder with a script in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(command.SECRET, raising=False)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("")
+    jobs = []
+    monkeypatch.setattr(run, "run", jobs.append)
+    return jobs
+
+
+def test_what_is_whose(started):
+    options = "--nproc 2 --schedule p3(slice=1MB) --compression fp16 --timeout 5s"
+    torchruns = "--nnodes 1 --max-restarts=3 -t 3 --rdzv_id a"
+    main(f"run {options} {torchruns} -- train.py -- --schedule x -m".split())
+    (job,) = started
+    assert (job.nproc_per_node, job.nnodes, job.max_restarts, job.tee, job.rdzv_id) == ("2", "1", 3, "3", "a")
+    assert (job.module, job.training_script) == (True, WORKER)
+    ours = ["--schedule", "p3(slice=1MB)", "--compression", "fp16", "--timeout", "5.0"]
+    theirs = ["train.py", "--", "--schedule", "x", "-m"]
+    assert job.training_script_args == [*ours, *theirs]
+
+    heard = worker.parser().parse_args(job.training_script_args)
+    assert Settings(heard.schedule, heard.compression, heard.timeout) == Settings("p3(slice=1MB)", "fp16", 5.0)
+    assert (heard.module, heard.script) == (False, theirs)
+
+
+@pytest.mark.parametrize("line", ["run -m -- package a", "run --module -- package a", "run -- -m package a"])
+def test_a_module(started, line):
+    main(line.split())
+    heard = worker.parser().parse_args(started[0].training_script_args)
+    assert (heard.module, heard.script) == (True, ["package", "a"])
+    assert started[0].nproc_per_node == "1"
+
+
+def test_a_folder(started):
+    main(["run", "--", "package"])
+    assert started[0].training_script_args[-1] == "package"
+
+
+def test_one_node_has_a_fresh_secret(started, monkeypatch):
+    secrets = []
+    for _ in range(2):
+        main(["run", "--", "train.py"])
+        secrets.append(os.environ[command.SECRET])
+    assert secrets[0] != secrets[1]
+    assert len(bytes.fromhex(secrets[0])) == 32
+    monkeypatch.delenv(command.SECRET)
+    assert not any(secrets[0] in text for text in started[0].training_script_args)
+
+
+def test_several_nodes_have_a_file_or_the_store(started, tmp_path):
+    several = ["run", "--nnodes", "1:4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1234"]
+    main([*several, "--", "train.py"])
+    assert command.SECRET not in os.environ
+
+    secret = tmp_path / "secret"
+    secret.write_text("ab" * 32 + "\n")
+    secret.chmod(0o600)
+    main([*several, "--secret-file", str(secret), "--", "train.py"])
+    assert os.environ.pop(command.SECRET) == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        (None, 0, "cannot be read (No such file or directory); make one with: openssl rand -hex 32"),
+        ("xyz", 0o600, "holds no hexadecimal digits; make one with"),
+        ("abcd", 0o600, "holds 2 bytes, fewer than 32; make one with"),
+        ("ab" * 32, 0o644, "can be read by other users; chmod 600"),
+    ],
+)
+def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, message):
+    if content:
+        (tmp_path / "secret").write_text(content)
+        (tmp_path / "secret").chmod(mode)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--secret-file", "secret", "--", "train.py"])
+    assert ended.value.code == 2
+    assert f"secret-file: 'secret' {message}" in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run", "has no '--' before the script; write e.g. foretrain run --nproc 2 -- train.py"),
+        ("run --nproc 2 train.py", "'--nproc 2 train.py' has no '--' before the script"),
+        ("run --", "script: '' is missing; write it after '--'"),
+        ("run -- trian.py", "script: 'trian.py' is no file; there is none at "),
+        ("run -m -- pakcage.train", "module: 'pakcage.train' is not found; run from the folder that has it"),
+        ("run --schedule bytescheduller -- train.py", "'bytescheduller' is unknown; did you mean 'bytescheduler'"),
+        ("run --schedule p3(credit=1MB) -- train.py", "schedule p3: knob: 'credit' is unknown"),
+        ("run --timeout 60 -- train.py", "timeout: '60' is not a time; write e.g."),
+        ("run --timeout 0s -- train.py", "timeout: '0s' is no time to wait"),
+        ("run --bogus 3 -- train.py", "options: '--bogus 3' is refused by torchrun (unrecognized arguments: --bogus)"),
+        ("run oops -- train.py", "options: 'oops' is refused by torchrun (it takes 'oops' for the script)"),
+        ("run --no-python -- train.py", "'--no-python' leaves nothing to take over; leave it out, or use torchrun"),
+        (
+            "run --nproc many -- train.py",
+            "is refused by torchrun (Unsupported nproc_per_node value: many); torchrun --help",
+        ),
+        ("run --nnodes a:b -- train.py", "options: '--nnodes a:b' is refused by torchrun (invalid literal"),
+    ],
+)
+def test_what_is_refused_before_anything_starts(started, capsys, line, message):
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert started == []
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    assert not ended.value.code
+    out = capsys.readouterr().out
+    for word in ("--schedule", "--nproc", "--compression", "--timeout", "--secret-file", "--module", "torchrun"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "status", "message"),
+    [(3, "", 3, "rank 1 (process 42) ended with 3 first"), (-9, "SIGKILL", 137, "was killed by SIGKILL first")],
+)
+def test_exit_status_of_the_first_rank_that_failed(started, monkeypatch, capsys, code, name, status, message):
+    failure = SimpleNamespace(exitcode=code, pid=42, signal_name=lambda: name, timestamp=1)
+
+    class Failed(errors.ChildFailedError):
+        def __init__(self):
+            pass
+
+        def get_first_failure(self):
+            return 1, failure
+
+    def fail(_):
+        raise Failed
+
+    monkeypatch.setattr(run, "run", fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--", "train.py"])
+    assert ended.value.code == status
+    assert message in capsys.readouterr().err
+
+
+def test_exit_status_of_a_signal(started, monkeypatch, capsys):
+    import signal
+
+    def interrupted(_):
+        raise SignalException("", signal.SIGINT)
+
+    monkeypatch.setattr(run, "run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--", "train.py"])
+    assert ended.value.code == 130
+    assert "ended by SIGINT" in capsys.readouterr().err
+
+
+def test_the_script_sees_what_python_would_show_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "neighbour.py").write_text("NAME = 'neighbour'")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, neighbour; print(__name__, sys.argv, sys.path[0], neighbour.NAME, __file__)")
+    monkeypatch.setattr(sys, "argv", ["before"])
+    monkeypatch.setattr(sys, "path", ["cwd", *sys.path])
+    worker.run(str(script), ["-x", "1"])
+    assert capsys.readouterr().out.strip() == f"__main__ {[str(script), '-x', '1']} {tmp_path} neighbour {script}"
+
+
+def test_what_the_script_raises_is_told_as_its_own(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("def step():\n    raise ArithmeticError('too bad')\n\nstep()\n")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(ArithmeticError) as caught:
+        worker.run(str(script), [])
+    worker.told_as_its_own(caught.type, caught.value, caught.tb.tb_next)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].endswith('script.py", line 4, in <module>')
+    assert lines[-1] == "ArithmeticError: too bad"

@@ -1,0 +1,161 @@
+"""``foretrain run`` and torchrun side by side: real launchers, real processes, two ranks on the loopback device."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.runtime.ranks import QUIET
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "07_train.py"
+ENVIRONMENT = {**os.environ, **QUIET}
+
+TRAIN = """
+import argparse, hashlib, os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from neighbour import WIDTH
+
+def hook(state, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+
+def network():
+    return nn.Sequential(nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, WIDTH))
+
+def train(model, steps):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(torch.randn(8, WIDTH)).square().mean().backward()
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        schedule.step()
+    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in model.state_dict().values())).hexdigest()
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--steps", type=int)
+    steps = arguments.parse_args().steps
+    other = DDP(network())
+    other.register_comm_hook(None, hook)
+    digests = [train(DDP(network()), steps), train(other, steps)]
+    if dist.get_rank() == 0:
+        print(__name__, sys.argv, sys.path[0] == os.path.dirname(os.path.abspath(__file__)), *digests)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+FAILING = """
+import os, sys
+sys.stdout.write(f"{__name__} {sys.argv[1:]}\\n")
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+import time; time.sleep(100)
+"""
+
+ENDLESS = """
+import os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    optimizer.zero_grad()
+    model(torch.randn(8, 8)).sum().backward()
+    optimizer.step()
+    if step == 8:
+        path = Path(sys.argv[1], os.environ["RANK"])
+        path.with_suffix(".part").write_text(str(os.getpid()))
+        path.with_suffix(".part").rename(path)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "neighbour.py").write_text("WIDTH = 16\n")
+    for name, text in {"train": TRAIN, "failing": FAILING, "endless": ENDLESS}.items():
+        (tmp_path / f"{name}.py").write_text(dedent(text))
+    return tmp_path
+
+
+def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words]
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", *words]
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+def test_an_unmodified_script_trains_to_the_same_bits(folder):
+    theirs = torchrun(folder, "train.py", "--steps", "8")
+    assert theirs.returncode == 0, theirs.stderr
+    taken = ours(folder, "--schedule", "p3", "--", "train.py", "--steps", "8")
+    assert taken.returncode == 0, taken.stderr
+
+    assert theirs.stdout.startswith("__main__ ['train.py', '--steps', '8'] True ")
+    assert taken.stdout == theirs.stdout
+    said = [line for line in taken.stderr.splitlines() if line.startswith("foretrain: ")]
+    assert "the communication hook hook needs PyTorch's reducer" in said[0]
+    assert said[1].startswith("foretrain: Sequential with PyTorch's own DistributedDataParallel: 8 steps, median ")
+    assert re.match(r"foretrain: Sequential under p3.*: 8 steps, median .*, T\* .*, gap .*%", said[2])
+    assert len(said) == 3
+
+
+def test_the_example(folder):
+    taken = ours(folder, "--", str(EXAMPLE))
+    assert taken.returncode == 0, taken.stderr
+    assert "points are on the ring" in taken.stdout
+    assert re.search(r"foretrain: Sequential under bytescheduler.*: 24 steps", taken.stderr)
+
+
+def test_the_exit_status_is_the_scripts_and_a_script_without_a_model_runs_as_it_is(folder):
+    ended = ours(folder, "-m", "--", "failing", "--", "-x")
+    assert ended.returncode == 7
+    assert ended.stdout == "__main__ ['--', '-x']\n" * 2
+    assert "rank 1" in ended.stderr
+    assert "ended with 7 first" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)], ids=["interrupted", "killed"]
+)
+def test_no_process_outlives_the_command(folder, tmp_path, sent, status):
+    command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", "--", "endless.py", str(tmp_path)]
+    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as launcher:
+        waits(lambda: launcher.poll() is not None or all((tmp_path / rank).exists() for rank in "01"))
+        pids = [int((tmp_path / rank).read_text()) for rank in "01"]
+        launcher.send_signal(sent)
+        _, said = launcher.communicate(timeout=60)
+    assert launcher.returncode == status
+    assert status < 0 or "foretrain: ended by SIGINT" in said
+    waits(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def waits(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,347 @@
+"""When something goes wrong in one rank, every rank ends soon, and says who was lost and what was under way."""
+
+import contextlib
+import gc
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from foretrain.runtime import attach  # noqa: E402
+from foretrain.runtime.link import Link  # noqa: E402
+from tests.runtime.models import SMALL, WARMUP, Stock, batch, mlp, objective, sgd  # noqa: E402
+from tests.runtime.ranks import QUIET, ROOT  # noqa: E402
+
+SIZE = 3
+TIMEOUT = 3.0
+"""attach's: seconds after which a silent rank counts as lost."""
+PATIENCE = 20.0
+"""Seconds for a rank to fail and to end; far more than it takes, far less than forever."""
+MIDDLE = WARMUP + 4
+FAR = 2000
+"""Steps nobody should reach."""
+
+
+# ---------------------------------------------------------------- what may happen to a rank
+
+
+def killed(model):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stopped(model):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raises(model):
+    raise ZeroDivisionError("of the test")
+
+
+def raises_in_forward(model):
+    model[2].register_forward_pre_hook(raises_here)
+
+
+def raises_here(*_):
+    raise ZeroDivisionError("of the test")
+
+
+def raises_in_backward(model):
+    model[2].weight.register_hook(raises_here)
+
+
+def interrupted(model):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def leaves(model):
+    raise SystemExit
+
+
+def cut_off(model):
+    """Every link of the coordinator that this rank has."""
+    links = [thing for thing in gc.get_objects() if isinstance(thing, Link) and thing.fileno() >= 0]
+    assert links
+    for link in links:
+        with contextlib.suppress(OSError):  # its thread may close the second when the first is gone
+            link._socket.shutdown(socket.SHUT_RDWR)
+
+
+def suffering(fault, victim, when, options):
+    """Trains; before step ``when`` ``fault`` happens to rank ``victim``."""
+    model = mlp()
+    optimizer = sgd(model)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, **options)
+    for step in range(FAR):
+        if step == when and dist.get_rank() == victim:
+            fault(model)
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def ends(job, fault, victim, when=MIDDLE, **options):
+    """What each rank said at its end; all have ended, by themselves and in time, but for a victim that cannot."""
+    ranks, without = job(SIZE), {victim} if fault is stopped else set()
+    outcomes = ranks.outcomes(
+        suffering, fault, victim, when, options, timeout=3 * PATIENCE, grace=PATIENCE, without=without
+    )
+    for rank, code in enumerate(ranks.exits(PATIENCE, without)):
+        if rank not in without:
+            expected = -signal.SIGKILL if rank == victim and fault is killed else 0
+            assert code == expected, f"rank {rank}: {outcomes[rank].error}\n{ranks.wrote(rank)}"
+    return [outcome.error for outcome in outcomes]
+
+
+def last_line(error):
+    return error.strip().rpartition("\n")[2]
+
+
+def assert_told(errors, victim):
+    """Every other rank's error is one of foretrain's: who was lost, at which sequence, in which task or step."""
+    for rank, error in enumerate(errors):
+        if rank != victim:
+            line = last_line(error)
+            assert re.match(r"foretrain\.errors\.(PeerLost|StallError)", line), error
+            assert re.search(rf"rank {victim}\b", line), line
+            assert re.search(r"sequence -?\d+", line), line
+            assert re.search(r"task '[\w.]+'|step \d+", line), line
+
+
+FAULTS = [killed, stopped, raises, raises_in_forward, raises_in_backward, interrupted, leaves, cut_off]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_every_rank_ends_and_says_whom_it_lost(job, fault, victim):
+    errors = ends(job, fault, victim)
+    if fault is not cut_off:
+        assert_told(errors, victim)
+    else:
+        # Who finds the link broken cannot tell at which end: rank 0 blames the others, and they blame rank 0.
+        for error in errors:
+            assert re.search(r"PeerLost.*rank \d.*sequence \d+", last_line(error)), error
+    if fault in (raises, raises_in_forward, raises_in_backward):
+        assert "ZeroDivisionError: of the test" in errors[victim]
+    if fault is interrupted:
+        assert last_line(errors[victim]) == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("fault", [killed, stopped, raises], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("when", [0, 1])
+def test_every_rank_ends_although_scheduling_has_not_begun(job, fault, when):
+    errors = ends(job, fault, 1, when, patience=TIMEOUT)
+    assert all(errors)
+
+
+@pytest.mark.parametrize("fault", [killed, stopped, raises], ids=lambda fault: fault.__name__)
+def test_every_rank_ends_although_nobody_coordinates(job, fault):
+    errors = ends(job, fault, 1, agreement="replay", patience=TIMEOUT)
+    assert all(errors)
+
+
+# ---------------------------------------------------------------- waiting, and what ends it
+
+
+def waiting_for_a_sleeper(victim):
+    """Rank 1 sleeps in step ``MIDDLE``; ``victim``, which waits for it, gets Ctrl-C meanwhile."""
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT):
+        for step in range(FAR):
+            if step == MIDDLE and dist.get_rank() == 1:
+                time.sleep(8)
+            if step == MIDDLE and dist.get_rank() == victim:
+                threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_another(job):
+    ranks = job(SIZE)
+    outcomes = ranks.outcomes(waiting_for_a_sleeper, 2, timeout=3 * PATIENCE, grace=PATIENCE)
+    assert last_line(outcomes[2].error) == "KeyboardInterrupt"
+    assert_told([outcome.error for outcome in outcomes], 2)
+    assert ranks.exits(PATIENCE) == [0] * SIZE
+
+
+def slow_but_alive(seconds):
+    """A rank that computes for longer than the timeout is not lost: it says that it is alive."""
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=seconds / 3):
+        for step in range(MIDDLE + 2):
+            if step == MIDDLE and dist.get_rank() == 1:
+                time.sleep(seconds)
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_rank_that_is_only_slow_is_not_lost(job):
+    job(2)(slow_but_alive, 3.0)
+
+
+def never_steps(patience):
+    """Rank 1 is alive, and does nothing: that ends by ``patience``."""
+    model = mlp()
+    optimizer = sgd(model)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, patience=patience)
+    for step in range(FAR):
+        if step == MIDDLE and dist.get_rank() == 1:
+            time.sleep(5 * patience)
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_rank_that_never_comes_ends_by_patience(job):
+    outcomes = job(2).outcomes(never_steps, 3.0, timeout=3 * PATIENCE, grace=PATIENCE)
+    line = outcomes[0].error
+    assert "StallError" in line
+    assert re.search(r"not ready on rank 1", line), line
+
+
+def ends_early(counts):
+    """Ranks make different numbers of steps, and close."""
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT):
+        for step in range(counts[dist.get_rank()]):
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("counts", [(MIDDLE, MIDDLE + 2, MIDDLE + 2), (MIDDLE + 2, MIDDLE, MIDDLE + 2)], ids=str)
+def test_a_rank_that_finishes_early_is_named(job, counts):
+    ranks = job(SIZE)
+    outcomes = ranks.outcomes(ends_early, counts, timeout=3 * PATIENCE, grace=PATIENCE)
+    early = counts.index(MIDDLE)
+    assert not outcomes[early].error
+    assert_told([outcome.error for outcome in outcomes], early)
+
+
+def accumulates_differently():
+    """Rank 1 forgets no_sync: it runs a backward pass more than the others."""
+    model = mlp()
+    optimizer = sgd(model)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    for step in range(FAR):
+        objective(model(batch(step))).backward()
+        if dist.get_rank() == 1 and step == MIDDLE:
+            objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_ranks_that_run_different_numbers_of_backward_passes_are_told(job):
+    outcomes = job(2).outcomes(accumulates_differently, timeout=3 * PATIENCE, grace=PATIENCE)
+    for outcome in outcomes:
+        assert re.search(r"Disagreement.*rank \d.*backward\(\) must run equally often", outcome.error), outcome.error
+
+
+def threads_after_failure():
+    """A script that catches the error closes, and has no thread of ours any more."""
+    model = mlp()
+    optimizer = sgd(model)
+    before = set(threading.enumerate())
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    try:
+        for step in range(FAR):
+            if step == MIDDLE and dist.get_rank() == 1:
+                os._exit(0)
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except Exception:
+        attached.close()
+    return sorted(thread.name for thread in set(threading.enumerate()) - before)
+
+
+def test_no_thread_outlives_a_failure(job):
+    outcomes = job(SIZE).outcomes(threads_after_failure, timeout=3 * PATIENCE, grace=PATIENCE)
+    assert [outcome.value for rank, outcome in enumerate(outcomes) if rank != 1] == [[], []]
+
+
+# ---------------------------------------------------------------- restarts
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import torch.distributed as dist
+from foretrain.runtime import attach
+from tests.runtime.models import SMALL, batch, mlp, objective, sgd
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, path, first = dist.get_rank(), sys.argv[1], os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+model = mlp()
+optimizer = sgd(model)
+begin = 0
+if os.path.exists(path):
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    begin = saved["step"]
+with attach(model, optimizer, SMALL, warmup=2, timeout=5):
+    for step in range(begin, 14):
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        if rank == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            torch.save(state, path + ".new")
+            os.replace(path + ".new", path)
+        optimizer.zero_grad()
+        if step == 7 and rank == 1 and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+print(f"begun at {begin}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Else restarted ranks find the addresses of the dead in the store, with or without us: pytorch issue 135712."""
+
+
+def uninterrupted(count):
+    side = Stock()
+    model = mlp()
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(count):
+        objective(net(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict(), optimizer.state_dict()
+
+
+def test_a_restarted_job_ends_like_an_uninterrupted_one(ranks, tmp_path):
+    script, checkpoint = tmp_path / "train.py", tmp_path / "checkpoint.pt"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    ran = subprocess.run(
+        [*command, str(script), str(checkpoint)],
+        env={**os.environ, **QUIET, **OWN_STORE, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert re.findall(r"begun at (\d+)", ran.stdout) in (["7", "7"], ["8", "8"])  # rank 0 may be one step behind
+    saved = torch.load(checkpoint)
+    model, optimizer = ranks(uninterrupted, 14)[0]
+    assert saved["step"] == 14
+    assert all(torch.equal(saved["model"][name], model[name]) for name in model)
+    for key, state in optimizer["state"].items():
+        assert torch.equal(saved["optimizer"]["state"][key]["momentum_buffer"], state["momentum_buffer"])
