@@ -46,6 +46,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/command.py --quick
 	$(BIN)/python benchmarks/paper/bytescheduler.py --quick
 	$(BIN)/python benchmarks/paper/prophet.py --quick
+	$(BIN)/python benchmarks/lab.py --quick
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -7,7 +7,12 @@
     ├── RecordError      a training step cannot be recorded: says what was seen and what is needed
     ├── PeerLost         a rank of the job was killed, stopped, left or lost its link: names it and what was under way
     ├── Disagreement     ranks that must agree do not: on the model, the order or the settings
-    └── MissingExtra     an optional package is not installed: names the command that installs it (also an ImportError)
+    ├── MissingExtra     an optional package is not installed: names the command that installs it (also an ImportError)
+    │
+    │   and where they are raised:
+    ├── LinkError        a connection between ranks cannot be made or is over (`foretrain.runtime.link`)
+    └── LabError         a lab cannot be built, found or used: says what to type instead (`foretrain.lab`)
+        └── LaunchError  a rank in a lab failed, or the ranks took too long: has what it wrote last (`foretrain.lab`)
 
 A message says what was wrong, the value, and what to do. `ConfigError.at` adds the outer part of a field's path on
 the way out, so that ``rate`` becomes ``cluster.toml: links.rate``.

@@ -12,15 +12,29 @@ from foretrain.schedule import POLICIES
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
-@pytest.mark.parametrize("command", ["compare", "bound", "record", "schedule", "catalog"])
-def test_every_option_of_every_command_is_described(command, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    options = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
-    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
-    section = page.split(f"## foretrain {command}\n")[1].split("\n## ")[0]
+COMMANDS = ["compare", "bound", "record", "schedule", "run", "catalog"]
+LAB = [f"lab {name}" for name in ("up", "rate", "exec", "status", "down", "compare")]
 
-    assert not {option for option in options if not re.search(rf"`{option}[ `]", section)}
+
+def help_of(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS + LAB)
+def test_every_option_of_every_command_is_described(command, capsys):
+    options = set(re.findall(r"--[a-z][a-z-]*", help_of(command, capsys))) - {"--help"}
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    section = re.split(rf"\n###? foretrain {command}\n", page)[1].split("\n##")[0]
+
+    assert not {option for option in options if not re.search(rf"`(torchrun )?{option}[ `]", section)}
+
+
+@pytest.mark.parametrize(("group", "known"), [("", [*COMMANDS, "lab"]), ("lab", LAB)])
+def test_no_command_is_left_out(group, known, capsys):
+    listed = re.findall(r"• (\w+)", help_of(group, capsys))
+    assert sorted(listed) == sorted(name.split()[-1] for name in known)
 
 
 def test_every_policy_has_a_page():

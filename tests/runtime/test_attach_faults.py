@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from foretrain.runtime import attach  # noqa: E402
+from foretrain.runtime.carrier import Carrier  # noqa: E402
 from foretrain.runtime.link import Link  # noqa: E402
 from tests.runtime.models import SMALL, WARMUP, Stock, batch, mlp, objective, sgd  # noqa: E402
 from tests.runtime.ranks import QUIET, ROOT  # noqa: E402
@@ -159,7 +160,7 @@ def waiting_for_a_sleeper(victim):
     with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT):
         for step in range(FAR):
             if step == MIDDLE and dist.get_rank() == 1:
-                time.sleep(8)
+                time.sleep(4)
             if step == MIDDLE and dist.get_rank() == victim:
                 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
             objective(model(batch(step))).backward()
@@ -186,10 +187,11 @@ def slow_but_alive(seconds):
             objective(model(batch(step))).backward()
             optimizer.step()
             optimizer.zero_grad()
+    return step + 1
 
 
 def test_a_rank_that_is_only_slow_is_not_lost(job):
-    job(2)(slow_but_alive, 3.0)
+    assert job(2)(slow_but_alive, 3.0) == [MIDDLE + 2] * 2
 
 
 def never_steps(patience):
@@ -206,8 +208,7 @@ def never_steps(patience):
 
 
 def test_a_rank_that_never_comes_ends_by_patience(job):
-    outcomes = job(2).outcomes(never_steps, 3.0, timeout=3 * PATIENCE, grace=PATIENCE)
-    line = outcomes[0].error
+    line = job(2).outcomes(never_steps, 3.0, timeout=3 * PATIENCE, grace=PATIENCE, without={1})[0].error
     assert "StallError" in line
     assert re.search(r"not ready on rank 1", line), line
 
@@ -249,6 +250,28 @@ def test_ranks_that_run_different_numbers_of_backward_passes_are_told(job):
     outcomes = job(2).outcomes(accumulates_differently, timeout=3 * PATIENCE, grace=PATIENCE)
     for outcome in outcomes:
         assert re.search(r"Disagreement.*rank \d.*backward\(\) must run equally often", outcome.error), outcome.error
+
+
+def issues_otherwise(agreement):
+    """Rank 1 has issued something that the others have not: its hash differs from then on."""
+    model = mlp()
+    optimizer = sgd(model)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, check_every=1, agreement=agreement)
+    for step in range(FAR):
+        if step == MIDDLE and dist.get_rank() == 1:
+            (carrier,) = (thing for thing in gc.get_objects() if isinstance(thing, Carrier))
+            carrier._digest.update(b"another collective")
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
+def test_ranks_that_have_issued_different_collectives_are_told(job, agreement):
+    for rank, outcome in enumerate(job(2).outcomes(issues_otherwise, agreement, timeout=3 * PATIENCE, grace=PATIENCE)):
+        line = last_line(outcome.error)
+        assert re.search(r"Disagreement: .*has issued other collectives than.*sequence \d+", line), outcome.error
+        assert "rank 1" in line or (agreement == "replay" and rank == 1), line
 
 
 def threads_after_failure():

@@ -339,12 +339,12 @@ def scaled(side, overflow, clip, dtype, make=torch.optim.SGD):
 @pytest.mark.parametrize("overflow", [False, True], ids=["", "overflow"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_gradient_scaling(ranks, overflow, clip, dtype):
-    assert_same(ranks, scaled, overflow, clip, dtype, barrier=True)
+    assert_same(ranks, scaled, overflow, clip, dtype)
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.RMSprop])
 def test_gradient_scaling_with_other_optimizers(ranks, make):
-    assert_same(ranks, scaled, True, False, torch.float16, make, barrier=True)
+    assert_same(ranks, scaled, True, False, torch.float16, make)
 
 
 def autocast(side):

@@ -79,6 +79,20 @@ class Functional(nn.Module):
         return self.last(x)
 
 
+class Listed(nn.Module):
+    """Keeps the weights that it uses in a list of its own: no module is called, and no attribute read, for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([linear(bias=False) for _ in range(3)])
+        self.weights = [layer.weight for layer in self.layers]
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = F.linear(x, weight).tanh()
+        return x
+
+
 class Inner(nn.Module):
     """Calls a method of a submodule that is not its forward."""
 
@@ -163,7 +177,7 @@ class Odd(nn.Module):
         return self.layers(x)
 
 
-SHAPES = [Reversed, Owner, Functional, Inner, Attention, Recurrent, Transformer, Strided, Twice, Odd]
+SHAPES = [Reversed, Owner, Functional, Listed, Inner, Attention, Recurrent, Transformer, Strided, Twice, Odd]
 
 
 def shape(side, model_class):
@@ -332,6 +346,36 @@ def regularized(side):
 
 def test_a_penalty_on_weights_after_the_forward_pass(ranks):
     assert_same(ranks, regularized)
+
+
+class Temperature(nn.Module):
+    """Has a parameter that is used outside of the forward pass only."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(2)
+        self.temperature = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def outside(side):
+    """The loss uses a parameter of the model through a name from before the wrap."""
+    model = Temperature()
+    temperature = model.temperature
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS):
+        loss = objective(net(batch(step)) * temperature.mean()) + temperature.square().sum() / 100
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_a_parameter_used_only_outside_of_the_forward_pass(ranks):
+    assert_same(ranks, outside)
 
 
 def contrasting(side):

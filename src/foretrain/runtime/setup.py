@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -30,6 +31,8 @@ logger = logging.getLogger("foretrain")
 
 SECRET = "FORETRAIN_SECRET"
 """Environment variable with the job's secret, in hexadecimal, where a launcher hands one out."""
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address that is nobody's (RFC 5737): the way to it is the default route."""
 _CONNECT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
 
@@ -89,10 +92,11 @@ def connect_ranks(sideband: Sideband, interface: str | None) -> dict[int, Link] 
     """
     links: dict[int, Link] = {}
     listener = None
+    several = len({row[0] for row in sideband.gather([_hash(platform.node())])}) > 1
     try:
         if sideband.rank == 0:
             secret = _secret() or secrets.token_bytes(32)
-            listener = Listener(local_address(interface, _master()), secret, expected=range(1, sideband.ranks))
+            listener = Listener(_own_address(interface, several), secret, expected=range(1, sideband.ranks))
             host, port = listener.address
             sideband.share(f"{host} {port} {'' if _secret() else secret.hex()}".encode())
             links = listener.accept(_CONNECT)
@@ -114,6 +118,14 @@ def connect_ranks(sideband: Sideband, interface: str | None) -> dict[int, Link] 
     for link in links.values():
         link.close()
     return None
+
+
+def _own_address(interface: str | None, several: bool) -> str:
+    """Where rank 0 listens: of ``several`` hosts none reaches another's loopback, which its name may stand for."""
+    found = local_address(interface, _master())
+    if several and interface is None and found.startswith("127."):
+        return local_address(None, _ELSEWHERE)
+    return found
 
 
 def _secret() -> bytes | None:

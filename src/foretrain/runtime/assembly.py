@@ -1,0 +1,149 @@
+"""What runs once steps are scheduled, put together from what was observed.
+
+Scheduled (training thread) ──▶ Exchange ──▶ Carrier ──▶ Updates ──▶ whoever needs a parameter
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from foretrain.runtime import setup
+from foretrain.runtime.carrier import Carrier
+from foretrain.runtime.compression import Rounding, wire_dtype
+from foretrain.runtime.exchange import Exchange
+from foretrain.runtime.follower import Follower
+from foretrain.runtime.gradients import Gradients
+from foretrain.runtime.leader import Leader
+from foretrain.runtime.observation import Observed
+from foretrain.runtime.options import Options
+from foretrain.runtime.replayer import Replayer
+from foretrain.runtime.scheduled import Scheduled
+from foretrain.runtime.sideband import Sideband
+from foretrain.runtime.streams import streams
+from foretrain.runtime.updates import Updates
+from foretrain.schedule import Job, Spec
+from foretrain.workload.step import Workload
+
+logger = logging.getLogger("foretrain")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all parts share.
+
+    Attributes:
+        group: for gradients, and nothing else.
+        sideband: for everything else.
+        device: of the model.
+        options: attach's arguments.
+        origin: ns of the monotonic clock that count as 0.
+        failed: told what ended the job.
+        check: raises what has ended the job, if anything has.
+    """
+
+    group: dist.ProcessGroup
+    sideband: Sideband
+    device: torch.device
+    options: Options
+    origin: int
+    failed: Callable[[BaseException], None]
+    check: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """The parts of a scheduled job on one rank."""
+
+    scheduled: Scheduled
+    exchange: Exchange
+    carrier: Carrier
+    updates: Updates
+
+    def close(self, reason: str | None = None) -> None:
+        """Ends all threads; ``reason`` where work is given up, for the other ranks."""
+        self.scheduled.close()
+        self.exchange.close(reason)
+        self.carrier.close()
+        self.updates.close()
+
+
+def assemble(
+    around: Surroundings,
+    parameters: Sequence[nn.Parameter],
+    gradients: Gradients,
+    seen: Observed,
+    workload: Workload,
+    job: Job,
+    schedule: Spec,
+) -> Machinery:
+    """Starts everything. Collective: all ranks connect here, or all replay.
+
+    Args:
+        around: what all parts share.
+        parameters: indexed by task.
+        gradients: their buffers, in the order of use.
+        seen: the slowest rank's step.
+        workload: the same as a workload.
+        job: the same as a job on the measured network.
+        schedule: policy and knobs.
+    """
+    options, sideband = around.options, around.sideband
+    links = None
+    if options.agreement == "coordinator":
+        links = setup.connect_ranks(sideband, options.interface)
+        if links is None:
+            logger.warning("the coordinator cannot be reached by all ranks: a fixed order is replayed instead")
+    device_streams = streams(around.device, len(parameters))
+    updates = Updates(
+        parameters, gradients.views, job.tasks, device_streams, around.failed, around.check, options.trace
+    )
+    dtype = wire_dtype(options.compression)
+    rounding = Rounding(gradients.flat, dtype) if dtype else None
+    # Replay learns only at the end of a step which tasks nobody used, and so passes landings on itself.
+    landed = updates.landed if links is not None else lambda task, used: replayer.landed(task, used)
+    carrier = Carrier(
+        gradients, job.tasks, around.group, device_streams, rounding, landed, around.failed, options.trace
+    )
+    exchange: Exchange
+    if links is None:
+        order = setup.replayed_order(schedule, workload, job.cost, sideband.ranks)
+        device = around.device if dist.get_backend(around.group) == "nccl" else torch.device("cpu")
+        exchange = replayer = Replayer(
+            order,
+            len(parameters),
+            carrier,
+            around.group,
+            device,
+            updates.landed,
+            around.failed,
+            options.check_every,
+        )
+    elif sideband.rank == 0:
+        exchange = Leader(
+            job,
+            schedule,
+            carrier,
+            links,
+            silence=options.timeout,
+            patience=options.patience,
+            check_every=options.check_every,
+            failed=around.failed,
+            origin=around.origin,
+        )
+    else:
+        exchange = Follower(
+            job.tasks,
+            carrier,
+            links[0],
+            silence=options.timeout,
+            check_every=options.check_every,
+            failed=around.failed,
+        )
+    scheduled = Scheduled(parameters, gradients, seen.fires, exchange, updates, device_streams, sideband.ranks)
+    return Machinery(scheduled, exchange, carrier, updates)

@@ -1,0 +1,444 @@
+"""Attached: a model whose communication is scheduled, and the two phases of its life.
+
+    watching      everything is reduced at step(), and observed              `Warmup`, `Observation`
+    scheduling    hooks → Exchange → Carrier → Updates → the next forward    `Machinery`
+
+Hooks of the model and calls of its optimizers arrive here and go on to the phase in hand.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+
+from foretrain.engine import Decision
+from foretrain.errors import ConfigError, ForetrainError, StallError
+from foretrain.network import Cluster
+from foretrain.runtime import guards, setup
+from foretrain.runtime.assembly import Machinery, Surroundings, assemble
+from foretrain.runtime.buffers import Buffers, share_all
+from foretrain.runtime.compression import wire_dtype
+from foretrain.runtime.gradients import Gradients
+from foretrain.runtime.hooks import (
+    Handle,
+    Hook,
+    after_forward,
+    before_forward,
+    entrances,
+    hide_from_compiler,
+    remove_all,
+)
+from foretrain.runtime.leader import Leader
+from foretrain.runtime.observation import Observation, workload_of
+from foretrain.runtime.optimizers import Attachment
+from foretrain.runtime.options import Options
+from foretrain.runtime.replayer import Replayer
+from foretrain.runtime.scheduled import Scheduled
+from foretrain.runtime.sideband import Sideband
+from foretrain.runtime.trace import Trace
+from foretrain.runtime.warmup import Warmup
+from foretrain.schedule import Bound, Cost, Job, Spec
+from foretrain.schedule import bound as bound_of
+from foretrain.timeline import Timeline
+from foretrain.units import Time
+from foretrain.workload.step import Workload
+from foretrain.workload.stopwatch import stopwatch
+
+logger = logging.getLogger("foretrain")
+
+_SWITCH = 0.0005
+"""Seconds a thread may keep the interpreter from another; Python's own 5 ms are longer than most messages take."""
+
+
+class Attached:
+    """A scheduled model. Use as a context manager, or call `close`; both apply everything that is under way.
+
+    Attributes:
+        model: what is trained.
+        rank: this process's in the group.
+        ranks: N.
+        workload: the observed step; None while it is being observed.
+        cost: the measured network; None while it is not.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[optim.Optimizer], group: dist.ProcessGroup | None, options: Options
+    ) -> None:
+        self.model, self._options = model, options
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.workload: Workload | None = None
+        self.cost: Cost | None = None
+        self._schedule: Spec | None = None
+        self._bound: Bound | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._syncs = self._syncs_now = True
+        self._machinery: Machinery | None = None
+        self._hooks: list[Handle] = []
+        self._gradient_hooks: list[Handle] = []
+        self._origin = time.perf_counter_ns()
+        self._trace = Trace(self._origin) if options.trace else None
+        self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
+        self._group, self._side_group = setup.dedicated_groups(group, options.patience)
+        self._sideband = Sideband(self._side_group, self._device)
+        self._buffers = Buffers(model, self._side_group) if options.broadcast_buffers else None
+        self._named: list[tuple[str, nn.Parameter]] = []
+        self._list_parameters()
+        setup.agree_on_model(self._sideband, self._named, msgspec.structs.asdict(options) | {"interface": ""})
+        share_all(model, self._side_group, options.broadcast_buffers)
+        guards.install()
+        self._switch = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch, _SWITCH))
+        self._attachments = [Attachment(place, optimizer, self) for place, optimizer in enumerate(optimizers)]
+        self._watch_model()
+        self._observe()
+        atexit.register(_close_late, weakref.ref(self))
+
+    # ── for people ──
+
+    @property
+    def schedule(self) -> Spec | None:
+        """The policy and knobs in force; None while the first steps are observed."""
+        leader = self._leader
+        return leader.spec if leader else self._schedule
+
+    @property
+    def bound(self) -> Bound | None:
+        """T* of the observed step on the measured network; None before, and for a single rank."""
+        return self._bound
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The measured network as the simulator takes it; None before, and for a single rank."""
+        return setup.cluster_of(self.cost, self.ranks) if self.cost and self.ranks > 1 else None
+
+    @property
+    def steps(self) -> int:
+        """Scheduled rounds begun."""
+        return self._machinery.scheduled.rounds if self._machinery else 0
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """The latest decisions, on rank 0; elsewhere, and under "replay", nothing."""
+        leader = self._leader
+        return leader.log if leader else ()
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened since `attach`, in ps from then; ConfigError unless it was asked for."""
+        if self._trace is None:
+            raise ConfigError("trace", False, "kept no timeline", "attach(..., trace=True)")
+        if self.workload is None or self._machinery is None:
+            return Timeline()
+        return self._trace.timeline(self.workload, self._machinery.carrier.records, self._machinery.updates.applied)
+
+    @property
+    def begins(self) -> tuple[Time, ...]:
+        """When each scheduled round's backward pass began, ps since `attach`; only with ``trace``."""
+        return tuple(self._trace.begins) if self._trace else ()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients accumulate here and are not sent; use it for all but the last of several backward passes.
+
+        As with DistributedDataParallel, forward and backward pass both belong inside.
+        """
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is summed and in ``.grad``, and every update asked for is applied."""
+        self._raise_failure()
+        self.gather()
+
+    def set(self, knob: str, value: float | str) -> None:
+        """Changes a knob of the policy from the next step on, on all ranks at once. Rank 0's call counts.
+
+        Raises ConfigError for an unknown knob or value, and where the order is replayed.
+        """
+        if self.schedule is None:
+            raise ConfigError("knob", knob, "cannot change yet", "wait for the first scheduled step")
+        if self._machinery is None or isinstance(self._machinery.exchange, Replayer):
+            raise ConfigError("knob", knob, "is fixed where the order is replayed", "attach with the coordinator")
+        changed = setup.wanted(f"{self.schedule.name}({knob}={value})")
+        if leader := self._leader:
+            leader.retune(Spec(changed.name, {**self.schedule.settings, **changed.knobs}))
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._abandon(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Applies everything under way and gives model and optimizers back as they were. Idempotent."""
+        if self._closed:
+            return
+        try:
+            if self._failure is None:
+                self.gather()
+        except BaseException as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
+        self._abandon()
+        if self._failure is None:
+            self._part()
+
+    # ── from the optimizers ──
+
+    def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
+        """Defers a step; False where it must be done now, all gradients being back."""
+        self._raise_failure()
+        if self._machinery is not None:
+            return self._machinery.scheduled.step(place, optimizer, tasks)
+        self._warmup.fetch()
+        return False
+
+    def stepped(self, took: Time) -> None:
+        """A whole step was done in ``took`` ps."""
+        if self._machinery is None:
+            self._observation.updated(took)
+            self._step_over = True
+
+    def gather(self) -> None:
+        """Brings gradients back and applies everything asked for."""
+        self._raise_failure()
+        self._phase.fetch()
+
+    def flush(self) -> None:
+        """Applies every update asked for; gradients that wait for step() stay under way."""
+        if self._machinery is not None and not self._closed and self._failure is None:
+            self._machinery.updates.wait_all()
+
+    def regrouped(self) -> None:
+        """A parameter group was added: the tasks may be others now."""
+        self._restart()
+
+    # ── the model's hooks ──
+
+    def _list_parameters(self) -> None:
+        everything = list(self.model.named_parameters())
+        self._named = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
+        self._frozen = [parameter for _, parameter in everything if not parameter.requires_grad]
+
+    def _watch_model(self) -> None:
+        flush = Hook(self.flush)
+        for module in self.model.modules():
+            self._hooks.append(module.register_state_dict_pre_hook(flush))
+            self._hooks.append(module.register_load_state_dict_pre_hook(flush))
+        # The root's come first among its own, so that a forward pass has begun when the others see it.
+        self._hooks.append(before_forward(self.model, self._begin_forward))
+        names = {module: name for name, module in self.model.named_modules()}
+        for module, parameters in entrances(self.model):
+            keys, name = tuple(id(parameter) for parameter in parameters), names.get(module) or "(root)"
+            self._hooks.append(before_forward(module, lambda keys=keys, name=name: self._enter(keys, name)))
+        self._hooks.append(after_forward(self.model, self._end_forward))
+        hide_from_compiler()
+
+    def _observe(self) -> None:
+        """Begins, or begins again, with steps that are watched."""
+        parameters = [parameter for _, parameter in self._named]
+        self._observation = Observation(len(parameters), stopwatch({self._device}))
+        self._warmup = Warmup(parameters, self._group, self._observation)
+        self._step_over = False
+        task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
+        for attachment in self._attachments:
+            attachment.assign(task_of)
+        guards.watching.update(dict.fromkeys(task_of, self._use))
+        self._task_of = task_of
+        for task, parameter in enumerate(parameters):
+            hook = parameter.register_post_accumulate_grad_hook(lambda _, task=task: self._gradient(task))
+            self._gradient_hooks.append(hook)
+
+    def _enter(self, keys: Sequence[int], name: str) -> None:
+        """A module that owns the parameters with these ids begins its forward pass."""
+        asked = self._trace.now() if self._trace is not None else 0
+        if guards.blocked or guards.watching:
+            for key in keys:
+                guards.touch(key)
+        if self._trace is not None:
+            self._trace.enter(name, asked)
+
+    def _use(self, key: int) -> None:
+        self._observation.use(self._task_of[key])
+
+    def _begin_forward(self) -> None:
+        if self._failure is not None:
+            self._raise_failure()
+        trains = torch.is_grad_enabled()
+        if trains and self._machinery is None:
+            self._step_ends()
+            if any(parameter.requires_grad for parameter in self._frozen):
+                self._restart()
+            self._observation.begin_forward()
+        elif trains and self._frozen and any(parameter.requires_grad for parameter in self._frozen):
+            self._restart()
+        if self._buffers is not None:
+            self._buffers.forward_begins(trains and self._syncs)
+        if trains:
+            self._syncs_now = self._syncs
+        if self._trace is not None and trains:
+            self._trace.begin_forward()
+
+    def _end_forward(self) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._machinery is None:
+            self._observation.end_forward()
+        else:
+            # What the forward pass did not ask for must not be written any more while gradients are made from it.
+            self._machinery.updates.wait_all()
+        if self._trace is not None:
+            self._trace.end_forward()
+
+    def _gradient(self, task: int) -> None:
+        if self._failure is not None:
+            self._raise_failure()
+        if self._trace is not None:
+            self._trace.gradient(task)
+        if self._machinery is None:
+            self._step_ends()
+        self._phase.gradient(task, self._syncs_now)
+
+    # ── from watching to scheduling, and back ──
+
+    @property
+    def _phase(self) -> Scheduled | Warmup:
+        return self._warmup if self._machinery is None else self._machinery.scheduled
+
+    @property
+    def _leader(self) -> Leader | None:
+        exchange = self._machinery.exchange if self._machinery else None
+        return exchange if isinstance(exchange, Leader) else None
+
+    def _step_ends(self) -> None:
+        """After the last optimizer of a watched step: the next forward pass, or gradient, tells."""
+        if not self._step_over:
+            return
+        self._step_over = False
+        self._observation.end_step()
+        if self._observation.steps >= self._options.warmup:
+            self._schedule_from_now()
+
+    def _schedule_from_now(self) -> None:
+        self._warmup.fetch()
+        self._stop_watching()
+        parameters = [parameter for _, parameter in self._named]
+        dtype = wire_dtype(self._options.compression)
+        seen = setup.slowest(self._sideband, self._observation.observed())
+        gradients = Gradients(parameters, seen.order, dtype.itemsize if dtype else None)
+        sizes = [gradients.size(task) for task in range(len(parameters))]
+        names = [name for name, _ in self._named]
+        where = f"{self.ranks} ranks of {self._device.type}"
+        self.workload = workload_of(seen, names, sizes, type(self.model).__name__, where)
+        self.cost = self._sideband.cost()
+        job = Job.of(self.workload, self.cost)
+        self._schedule = self._choose(self.workload, self.cost)
+        self._bound = bound_of(self.workload, job) if self.ranks > 1 else None
+        around = Surroundings(
+            self._group, self._sideband, self._device, self._options, self._origin, self._fail, self._raise_failure
+        )
+        self._machinery = assemble(around, parameters, gradients, seen, self.workload, job, self._schedule)
+
+    def _choose(self, workload: Workload, cost: Cost) -> Spec:
+        """Rank 0's choice of knobs, on all ranks."""
+        text = b""
+        if self.rank == 0:
+            chosen = setup.choose_knobs(self._options.schedule, workload, cost, self.ranks)
+            text = msgspec.json.encode((chosen.name, dict(chosen.knobs)))
+        name, knobs = msgspec.json.decode(self._sideband.share(text), type=tuple[str, dict[str, float]])
+        return Spec(name, knobs)
+
+    def _restart(self) -> None:
+        """Other parameters take part from now on: watch again, then schedule again. Collective."""
+        self.gather()
+        self._stop_scheduling()
+        self._stop_watching()
+        self._list_parameters()
+        self._observe()
+
+    def _stop_scheduling(self, reason: str | None = None) -> None:
+        remove_all(self._gradient_hooks)
+        self._gradient_hooks.clear()
+        if self._machinery is not None:
+            self._machinery.close(reason)
+            self._machinery = None
+
+    def _stop_watching(self) -> None:
+        for key in self._task_of:
+            guards.watching.pop(key, None)
+
+    # ── ends ──
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure is the one that is told, on every later call."""
+        if self._failure is None and not self._closed:
+            self._failure = error
+            logger.error("rank %d: %s", self.rank, error)
+        if self._machinery is not None:
+            self._machinery.updates.wake()
+
+    def _raise_failure(self) -> None:
+        error = self._failure
+        if error is None:
+            return
+        waiting = self._machinery.updates.pending() if self._machinery else []
+        about = f" (rank {self.rank} waits for task {waiting[0]!r})" if waiting else ""
+        text = f"{error}{about}" if isinstance(error, ForetrainError) else f"communication failed: {error!r}{about}"
+        kind = type(error) if isinstance(error, ForetrainError) else ForetrainError
+        raise (StallError(text, ()) if kind is StallError else kind(text)) from error
+
+    def _part(self) -> None:
+        """Gives the groups back when every rank is done with them; a rank that does not come keeps nobody waiting."""
+        try:
+            work = dist.barrier(group=self._side_group, async_op=True)
+            if work is not None:
+                work.wait(timedelta(seconds=self._options.timeout))
+        except RuntimeError as error:
+            logger.debug("rank %d: not all ranks closed: %s", self.rank, error)
+            return
+        for group in (self._group, self._side_group):
+            dist.destroy_process_group(group)
+
+    def _abandon(self, reason: str | None = None) -> None:
+        """Ends threads and connections, and lets go of model and optimizers, without waiting for anything."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_scheduling(reason)
+        for attachment in self._attachments:
+            attachment.close()
+        remove_all(self._hooks)
+        self._stop_watching()
+        for key in self._task_of:
+            guards.held.pop(key, None)
+        guards.remove()
+        sys.setswitchinterval(self._switch)
+
+
+def _close_late(reference: weakref.ref[Attached]) -> None:
+    """At exit: everything ends, and the other ranks are told if it is in the middle of a step."""
+    attached = reference()
+    if attached is not None:
+        busy = attached._machinery is not None and attached._machinery.updates.pending()
+        attached._abandon("it exits in the middle of a step" if busy else None)
