@@ -62,8 +62,8 @@ LATE = tuple(name for name in ("issuing", "arriving", "updating") if hasattr(Cud
 """The streams that are made late."""
 _ROUNDING = 1e-9
 """What sums of two passes may differ by in double precision: attach may add them here, DDP adds them everywhere."""
-_SPIN = 2_000_000
-"""Clock cycles that a late stream spins, about a millisecond."""
+_SPIN = 500_000
+"""Clock cycles that a late stream spins, about 0.3 ms."""
 _LIMIT = timedelta(seconds=120)
 _DEATH_SIGNAL = 1
 
@@ -119,28 +119,47 @@ class Subject:
     data: Sequence[tuple[Tensor, Tensor]]
 
 
-def subjects(device: torch.device, rank: int, small: bool = False) -> dict[str, Subject]:
-    """What is trained; ``small`` is for machines without a GPU."""
-    walks = batches(2 if small else 32, rank)
-    text = [tuple(part.to(device) for part in next(walks)) for _ in range(4)]
+@dataclass(frozen=True)
+class Size:
+    """Width, depth and sequences per batch of the transformer; width, batch and side of the residual network."""
+
+    width: int
+    depth: int
+    sequences: int
+    channels: int
+    pictures: int
+    side: int
+
+
+TINY = Size(64, 2, 2, 8, 4, 8)
+"""For trying this file without a GPU."""
+SMALL = Size(256, 4, 16, 32, 32, 32)
+"""4 and 3 million parameters: to compare, and for gloo, which takes the way through the host's memory."""
+WHOLE = Size(512, 8, 64, 64, 64, 32)
+"""26 and 11 million."""
+
+
+def subjects(device: torch.device, rank: int, size: Size) -> dict[str, Subject]:
+    """What is trained."""
+    walks = batches(size.sequences, rank)
     seeded = torch.Generator().manual_seed(rank)
-    count, side = (4, 8) if small else (64, 32)
+    shape, count = (size.pictures, 3, size.side, size.side), 4
+    text = [next(walks) for _ in range(count)]
     pictures = [
-        (torch.randn(count, 3, side, side, generator=seeded), torch.randint(100, (count,), generator=seeded))
-        for _ in range(4)
+        (torch.randn(shape, generator=seeded), torch.randint(100, shape[:1], generator=seeded)) for _ in range(count)
     ]
+
+    def moved(data: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        return [(inputs.to(device), labels.to(device)) for inputs, labels in data]
 
     def residual() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return Pictures(8 if small else 64).to(device)
+            return Pictures(size.channels).to(device)
 
     return {
-        "transformer": Subject(
-            lambda: transformer(0, 64 if small else 512, 2 if small else 8).to(device),
-            [(tokens, targets) for tokens, targets in text],
-        ),
-        "resnet": Subject(residual, [(x.to(device), y.to(device)) for x, y in pictures]),
+        "transformer": Subject(lambda: transformer(0, size.width, size.depth).to(device), moved(text)),
+        "resnet": Subject(residual, moved(pictures)),
     }
 
 
@@ -215,7 +234,7 @@ def nothing() -> None:
 
 @contextmanager
 def late(method: str) -> Iterator[None]:
-    """Everything that the runtime puts on the stream entered by ``CudaStreams.<method>`` comes a millisecond late."""
+    """Everything that the runtime puts on the stream entered by ``CudaStreams.<method>`` comes 0.3 ms late."""
     original = getattr(CudaStreams, method)
 
     @contextmanager
@@ -266,7 +285,7 @@ def checked(subject: Subject, spins: bool, twice: bool) -> dict[str, dict[str, f
 
     Args:
         subject: what is trained.
-        spins: whether to make the runtime's streams late, too.
+        spins: whether to make the runtime's streams late, too, under the first schedule.
         twice: whether to train with two backward passes per step, too; for subjects whose data are no floats.
     """
     found: dict[str, dict[str, float]] = {}
@@ -276,7 +295,7 @@ def checked(subject: Subject, spins: bool, twice: bool) -> dict[str, dict[str, f
         if passes > 1:
             allowed = max(allowed, _ROUNDING)
         for way in SCHEDULES if passes == 1 else SCHEDULES[:1]:
-            for method in (None, *LATE) if spins else (None,):
+            for method in (None, *LATE) if spins and way == SCHEDULES[0] else (None,):
                 with late(method) if method else nullcontext():
                     gap = difference(trained(subject, way, passes), expected)
                 words = [way, *(["two passes"] if passes > 1 else []), *([f"late in {method}"] if method else [])]
@@ -301,10 +320,12 @@ def timed(subject: Subject, ways: Sequence[str], steps: int, wait: Callable[[], 
     return {way: {"step_s": one.times, "cpu_s": one.cpu} for way, one in cases.items()}
 
 
-def live(rank: int, backend: str, ranks: int, port: int, steps: int, path: str, device: str = "cuda:0") -> None:
-    """A rank's life; rank 0 writes what was found to ``path``."""
+def live(
+    rank: int, backend: str, ranks: int, port: int, steps: int, sizes: tuple[Size, Size], path: str, on: str
+) -> None:
+    """A rank's life on device ``on``; compares and times subjects of ``sizes``; rank 0 writes to ``path``."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    place = torch.device(device)
+    place = torch.device(on)
     cuda = place.type == "cuda"
     wait: Callable[[], None] = partial(torch.cuda.synchronize, place) if cuda else nothing
     if cuda:
@@ -315,12 +336,13 @@ def live(rank: int, backend: str, ranks: int, port: int, steps: int, path: str, 
     store = TCPStore("127.0.0.1", port, ranks, False, _LIMIT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_LIMIT)
     found: dict[str, Any] = {}
+    compared, run = (subjects(place, rank, size) for size in sizes)
     ways = (*(("plain",) if ranks == 1 else ()), "ddp", *SCHEDULES)
     with sdpa_kernel(SDPBackend.MATH):
-        for name, subject in subjects(place, rank, small=not cuda).items():
+        for name, subject in compared.items():
             tokens = name == "transformer"
             same = checked(subject, spins=cuda and tokens, twice=tokens)
-            found[name] = {"same": same, "time": timed(subject, ways, steps, wait)}
+            found[name] = {"same": same, "time": timed(run[name], ways, steps, wait)}
             if rank == 0:
                 Path(path).write_text(json.dumps(found))
     dist.barrier()
@@ -330,8 +352,8 @@ def live(rank: int, backend: str, ranks: int, port: int, steps: int, path: str, 
 # ---------------------------------------------------------------- all ranks
 
 
-def job(backend: str, ranks: int, steps: int, device: str = "cuda:0") -> dict[str, Any]:
-    """Runs one job to its end: what rank 0 found."""
+def job(backend: str, ranks: int, steps: int, sizes: tuple[Size, Size], on: str = "cuda:0") -> dict[str, Any]:
+    """Runs one job to its end: what rank 0 found comparing and timing subjects of these ``sizes``."""
     store = TCPStore("127.0.0.1", 0, ranks, True, _LIMIT, wait_for_workers=False)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks)}
     # Read when a rank first touches CUDA or gloo, which is after this.
@@ -339,7 +361,7 @@ def job(backend: str, ranks: int, steps: int, device: str = "cuda:0") -> dict[st
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        spawn(live, (backend, ranks, store.port, steps, str(path), device), nprocs=ranks, daemon=True)
+        spawn(live, (backend, ranks, store.port, steps, sizes, str(path), on), nprocs=ranks, daemon=True)
         return json.loads(path.read_text())
 
 
@@ -386,8 +408,8 @@ def main() -> None:
     values: dict[str, float] = {"skipped": 0}
     details: dict[str, Any] = {}
     for backend, ranks in JOBS:
-        steps = (10 if backend == "nccl" else 1) if arguments.quick else (30 if backend == "nccl" else 5)
-        details[backend] = job(backend, ranks, steps)
+        sizes = (SMALL, SMALL if arguments.quick and backend == "gloo" else WHOLE)
+        details[backend] = job(backend, ranks, 3 if arguments.quick else 10, sizes)
         values |= show(backend, ranks, details[backend])
     checks = [one for found in details.values() for both in found.values() for one in both["same"].values()]
     values["bitwise"] = sum(not one["difference"] for one in checks) / len(checks)

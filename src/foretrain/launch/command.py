@@ -56,6 +56,9 @@ def launch(
         os.environ[SECRET] = secret
     elif run.parse_min_max_nnodes(job.nnodes)[1] == 1:
         os.environ[SECRET] = secrets.token_hex(_SECRET_BYTES)
+    # A job that is started again over the store of the one before reads the addresses of ranks that are gone
+    # (pytorch#135712): with stock DDP on gloo every second restart failed.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
         # With one node and no rendezvous named it takes a free port of its own, as with --standalone.
         run.run(job)

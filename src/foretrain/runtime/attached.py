@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import sys
 import time
@@ -24,12 +25,13 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from foretrain.engine import Decision
-from foretrain.errors import ConfigError, ForetrainError, StallError
+from foretrain.errors import ConfigError, ForetrainError
 from foretrain.network import Cluster
 from foretrain.runtime import guards, setup
 from foretrain.runtime.assembly import Machinery, Surroundings, assemble
 from foretrain.runtime.buffers import Buffers, share_all
 from foretrain.runtime.compression import wire_dtype
+from foretrain.runtime.exchange import remade
 from foretrain.runtime.gradients import Gradients
 from foretrain.runtime.hooks import (
     Handle,
@@ -62,6 +64,10 @@ _SWITCH = 0.0005
 """Seconds a thread may keep the interpreter from another; Python's own 5 ms are longer than most messages take."""
 
 
+_taken: set[int] = set()
+"""Ids of all parameters that are attached."""
+
+
 class Attached:
     """A scheduled model. Use as a context manager, or call `close`; both apply everything that is under way.
 
@@ -86,6 +92,11 @@ class Attached:
         self._closed = False
         self._syncs = self._syncs_now = True
         self._machinery: Machinery | None = None
+        self._past_steps = 0
+        self._past_log: tuple[Decision, ...] = ()
+        self._past_timeline = Timeline()
+        self._unseen: list[int] = []
+        """Ids of parameters that no module is seen to use, though gradients come for them."""
         self._hooks: list[Handle] = []
         self._gradient_hooks: list[Handle] = []
         self._origin = time.perf_counter_ns()
@@ -98,6 +109,7 @@ class Attached:
         self._list_parameters()
         setup.agree_on_model(self._sideband, self._named, msgspec.structs.asdict(options) | {"interface": ""})
         share_all(model, self._side_group, options.broadcast_buffers)
+        self._take()
         guards.install()
         self._switch = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch, _SWITCH))
@@ -127,13 +139,13 @@ class Attached:
     @property
     def steps(self) -> int:
         """Scheduled rounds begun."""
-        return self._machinery.scheduled.rounds if self._machinery else 0
+        return self._machinery.scheduled.rounds if self._machinery else self._past_steps
 
     @property
     def log(self) -> tuple[Decision, ...]:
         """The latest decisions, on rank 0; elsewhere, and under "replay", nothing."""
         leader = self._leader
-        return leader.log if leader else ()
+        return leader.log if leader else self._past_log
 
     @property
     def timeline(self) -> Timeline:
@@ -141,7 +153,7 @@ class Attached:
         if self._trace is None:
             raise ConfigError("trace", False, "kept no timeline", "attach(..., trace=True)")
         if self.workload is None or self._machinery is None:
-            return Timeline()
+            return self._past_timeline
         return self._trace.timeline(self.workload, self._machinery.carrier.records, self._machinery.updates.applied)
 
     @property
@@ -241,6 +253,13 @@ class Attached:
         self._named = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
         self._frozen = [parameter for _, parameter in everything if not parameter.requires_grad]
 
+    def _take(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) in _taken:
+                raise ConfigError("model", name, "is attached already", "close() the other attachment first")
+        self._own = {id(parameter) for parameter in self.model.parameters()}
+        _taken.update(self._own)
+
     def _watch_model(self) -> None:
         flush = Hook(self.flush)
         for module in self.model.modules():
@@ -293,6 +312,8 @@ class Attached:
             self._observation.begin_forward()
         elif trains and self._frozen and any(parameter.requires_grad for parameter in self._frozen):
             self._restart()
+        for key in self._unseen:
+            guards.touch(key)
         if self._buffers is not None:
             self._buffers.forward_begins(trains and self._syncs)
         if trains:
@@ -343,6 +364,7 @@ class Attached:
     def _schedule_from_now(self) -> None:
         self._warmup.fetch()
         self._stop_watching()
+        self._unseen = [id(self._named[task][1]) for task in self._observation.unseen()]
         parameters = [parameter for _, parameter in self._named]
         dtype = wire_dtype(self._options.compression)
         seen = setup.slowest(self._sideband, self._observation.observed())
@@ -381,6 +403,9 @@ class Attached:
         remove_all(self._gradient_hooks)
         self._gradient_hooks.clear()
         if self._machinery is not None:
+            self._past_steps, self._past_log = self.steps, self.log
+            if self._trace is not None:
+                self._past_timeline = self.timeline
             self._machinery.close(reason)
             self._machinery = None
 
@@ -406,7 +431,7 @@ class Attached:
         about = f" (rank {self.rank} waits for task {waiting[0]!r})" if waiting else ""
         text = f"{error}{about}" if isinstance(error, ForetrainError) else f"communication failed: {error!r}{about}"
         kind = type(error) if isinstance(error, ForetrainError) else ForetrainError
-        raise (StallError(text, ()) if kind is StallError else kind(text)) from error
+        raise remade(kind, text) from error
 
     def _part(self) -> None:
         """Gives the groups back when every rank is done with them; a rank that does not come keeps nobody waiting."""
@@ -425,6 +450,8 @@ class Attached:
         if self._closed:
             return
         self._closed = True
+        if self._failure is not None or reason is not None:
+            _keep_for_ever(self._group, self._side_group)
         self._stop_scheduling(reason)
         for attachment in self._attachments:
             attachment.close()
@@ -432,8 +459,19 @@ class Attached:
         self._stop_watching()
         for key in self._task_of:
             guards.held.pop(key, None)
+        _taken.difference_update(self._own)
         guards.remove()
         sys.setswitchinterval(self._switch)
+
+
+def _keep_for_ever(*groups: dist.ProcessGroup) -> None:
+    """Keeps ``groups`` from being destroyed when Python ends.
+
+    gloo's destructor waits for its threads, and they wait for a rank that may be stopped, for as long as a collective
+    may take. A process that has failed must end now.
+    """
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _close_late(reference: weakref.ref[Attached]) -> None:

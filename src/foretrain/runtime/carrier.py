@@ -12,13 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from foretrain.errors import ScheduleError
+from foretrain.errors import PeerLost, ScheduleError
 from foretrain.runtime.compression import Rounding
 from foretrain.runtime.gradients import Gradients, Run
 from foretrain.runtime.streams import HostStreams
@@ -29,6 +30,12 @@ from foretrain.tasks import Chunk, Piece, Task
 # completing thread. NCCL's wait() only makes the current stream wait, so there a chunk *lands* right after it is
 # issued: whatever uses it is enqueued behind it in the update stream. Its credit still returns when an event behind it
 # has been reached, for which the completing thread waits.
+
+
+_LOOK = 1.0
+"""Seconds between two looks of a thread that waits for a collective."""
+_VERDICT = 2.0
+"""Seconds that a failed collective waits for a better explanation."""
 
 
 class Order(NamedTuple):
@@ -97,6 +104,7 @@ class Carrier:
         self._under_way: deque[Order] = deque()
         self._queue: SimpleQueue[Sent | None] = SimpleQueue()
         self._enqueues = dist.get_backend(group) == "nccl"
+        self._closing = threading.Event()
         self.sequence = 0
         self.records: list[Record] = []
         self._keep = keep
@@ -140,9 +148,10 @@ class Carrier:
 
     def close(self) -> None:
         """Ends the thread. What is under way is waited for only if it is already complete."""
+        self._closing.set()
         self._queue.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(1.0)
+            self._thread.join(3 * _LOOK)
 
     def _issue(self, order: Order) -> list[tuple[dist.Work, Callable[[], None] | None]]:
         chunk = order.chunk
@@ -212,7 +221,19 @@ class Carrier:
             while (sent := self._queue.get()) is not None:
                 self._complete(sent)
         except BaseException as error:
-            self._failed(error)
+            # A rank that is gone ends its collectives and its link: the link knows which rank it is.
+            if not self._closing.wait(_VERDICT):
+                self._failed(PeerLost(f"a collective failed: {error}; {self.last()}"))
+
+    def _await(self, work: dist.Work) -> None:
+        """Waits for ``work``, and looks up now and then: a thread must not be inside of gloo when Python ends."""
+        while True:
+            try:
+                work.wait(timedelta(seconds=_LOOK))
+                return
+            except RuntimeError:
+                if work.is_completed() or self._closing.is_set():
+                    raise
 
     def _complete(self, sent: Sent) -> None:
         if self._enqueues:
@@ -221,7 +242,7 @@ class Carrier:
         else:
             with torch.no_grad(), self._streams.updating():
                 for work, finish in sent.works:
-                    work.wait()
+                    self._await(work)
                     if finish:
                         finish()
         if self._keep:

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, get_args
 
-from foretrain.errors import ForetrainError, PeerLost, StallError
+from foretrain.errors import Disagreement, ForetrainError, PeerLost, StallError
 from foretrain.runtime.carrier import Order
 from foretrain.tasks import Chunk, Op, Piece, Task
 
 _PIECE = struct.Struct("<IQQ")
 _UNUSED = 1 << 31
+_ERRORS: tuple[type[ForetrainError], ...] = (PeerLost, StallError, Disagreement)
 _OPS: tuple[Op, ...] = get_args(Op)
 
 
@@ -36,7 +37,7 @@ class Kind(IntEnum):
     ALIVE = 4
     """The sender still runs."""
     FAIL = 5
-    """The job is over; flag: 1 for a stall; body: why, as text."""
+    """The job is over; flag: the kind of error; body: why, as text."""
     CHECK = 6
     """value: step; body: sequence and hash of all orders so far."""
     BYE = 7
@@ -85,15 +86,22 @@ def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> Orde
 
 def pack_failure(error: BaseException) -> tuple[int, bytes]:
     """Flag and body of a FAIL message."""
-    return int(isinstance(error, StallError)), str(error).encode()[:60_000]
+    return _ERRORS.index(type(error)) if type(error) in _ERRORS else 0, str(error).encode()[:60_000]
 
 
 def unpack_failure(flag: int, body: bytes) -> ForetrainError:
     """The error in a FAIL message."""
-    text = body.decode(errors="replace")
-    return StallError(text, ()) if flag else PeerLost(text)
+    return remade(_ERRORS[min(flag, len(_ERRORS) - 1)], body.decode(errors="replace"))
 
 
-def accumulated_differently(who: str) -> str:
-    """The message for ranks of which some run backward() again before step() and others do not."""
-    return f"{who} others do not: backward() must run equally often before step() on all ranks, or under no_sync()"
+def remade(kind: type[ForetrainError], text: str) -> ForetrainError:
+    """An error of ``kind`` that says ``text``."""
+    return StallError(text, ()) if issubclass(kind, StallError) else kind(text)
+
+
+def accumulated_differently(step: int, who: str) -> Disagreement:
+    """The error for ranks of which some run backward() again before step() and others do not."""
+    return Disagreement(
+        f"in round {step} backward() ran again before step() on some ranks and not on others ({who}); "
+        "run it equally often on all ranks, or all but the last under no_sync()"
+    )

@@ -39,6 +39,8 @@ class Follower:
         self._tasks, self._carrier, self._link, self._failed = tasks, carrier, link, failed
         self._silence, self._check_every = silence, check_every
         self._closing = self._left = False
+        self._total = sum(task.size for task in tasks)
+        self._ordered = 0
         self._step = -1
         self._thread = threading.Thread(target=self._run, name="foretrain-follower", daemon=True)
         self._thread.start()
@@ -96,12 +98,16 @@ class Follower:
             for message in messages:
                 if message.kind == Kind.ORDER:
                     order = unpack(message.value, message.flag, message.body, self._tasks)
+                    if order.chunk.op != "reduce_scatter":
+                        self._ordered += order.chunk.size
                     self._carrier.start(order, _nothing)
                 elif message.kind == Kind.FAIL:
                     raise unpack_failure(message.flag, message.body)
                 elif message.kind == Kind.BYE:
-                    # All it had to order is ordered; what is under way here completes without it.
+                    # What is under way here completes without it, but nothing more will be ordered.
                     self._left = True
+                    if self._ordered < (self._step + 1) * self._total:
+                        raise PeerLost(self._about("closed its attachment before all of this step was ordered"))
                     return
 
     def _about(self, what: str) -> str:

@@ -139,8 +139,11 @@ class Leader:
         unused = frozenset(piece.task for piece in chunk.pieces if not used[piece.task])
         order = Order(self._carrier.sequence, chunk, unused)
         flag, body = pack(order)
-        for link in self._links.values():
-            link.send(Kind.ORDER, flag, order.sequence, body)
+        for rank, link in list(self._links.items()):
+            try:
+                link.send(Kind.ORDER, flag, order.sequence, body)
+            except LinkError as error:
+                self._lose(rank, str(error))
         self._carrier.start(order, lambda order: self._post(0, order, done))
 
     # ── the loop ──
@@ -217,7 +220,7 @@ class Leader:
 
     def _open_at(self, rank: int, step: int, again: bool) -> None:
         if self._again.setdefault(step, again) != again:
-            raise Disagreement(accumulated_differently(f"in round {step} rank {rank} and"))
+            raise accumulated_differently(step, f"rank {rank} {'did' if again else 'did not'}")
         self._step_of[rank] = step
         self._opened[step] = self._opened.get(step, 0) | 1 << rank
         self._moved = time.monotonic()

@@ -125,8 +125,13 @@ class Observation:
             fires=[max([s.fires.get(task, 0) for s in self._steps] + [1]) for task in range(self._count)],
         )
 
+    def unseen(self) -> list[int]:
+        """Tasks that had a gradient and were never seen in use: from the beginning of the forward pass they may be."""
+        used = set().union(*(step.used for step in self._steps))
+        return sorted(set().union(*(step.gradients for step in self._steps)) - used)
+
     def _uses(self, steps: Sequence[_Times]) -> tuple[list[Time], list[int]]:
-        found: dict[int, Time] = {}
+        found: dict[int, Time] = dict.fromkeys(self.unseen(), 0)
         for task in range(self._count):
             times = [s.uses[task] for s in steps if task in s.uses]
             if times:

@@ -114,7 +114,7 @@ class Replayer:
         dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group)
         *somewhere, some_again, some_not = mask.tolist()
         if some_again and some_not:
-            raise Disagreement(accumulated_differently(f"in round {self._steps} some ranks add to the last sums and"))
+            raise accumulated_differently(self._steps, f"this rank {'did' if again else 'did not'}")
         with self._changed:
             self._changed.wait_for(lambda: self._closing or len(self._arrived) == len(unused))
             arrived, self._arrived = self._arrived, []
