@@ -25,10 +25,14 @@ def test_a_cpu_gets_streams_that_do_nothing() -> None:
 def test_on_a_cpu_nothing_is_handed_over() -> None:
     host = HostStreams()
     host.ready(0)
+    host.landed([0, 1], host.arrived())
     host.updated([0, 1])
     host.acquire([0, 1])
     host.acquire_all()
     assert host.arrived() is None
+    assert host.asked([]) is None
+    assert host.at_home()
+    assert not host.enqueues
 
 
 def test_on_a_cpu_work_runs_where_it_is_called() -> None:
@@ -36,14 +40,16 @@ def test_on_a_cpu_work_runs_where_it_is_called() -> None:
     gradient, parameter = torch.ones(4), torch.zeros(4)
     with host.issuing([0]):
         gradient.mul_(2)
-    with host.updating():
+    with host.arriving():
+        gradient.mul_(2)
+    with host.updating([0], None):
         parameter.sub_(gradient)
-    assert parameter.tolist() == [-2.0] * 4
+    assert parameter.tolist() == [-4.0] * 4
 
 
 def test_a_context_can_be_entered_again_and_lets_errors_through() -> None:
     host = HostStreams()
-    for enter in (lambda: host.issuing([]), host.updating):
+    for enter in (lambda: host.issuing([]), host.arriving, lambda: host.updating([], None)):
         with enter(), enter():
             pass
         with pytest.raises(KeyError), enter():
@@ -71,9 +77,11 @@ def test_a_gpu_gets_streams_of_its_own(device: torch.device) -> None:
     model = torch.cuda.current_stream(device)
     with found.issuing([]):
         issue = torch.cuda.current_stream(device)
-    with found.updating():
+    with found.arriving():
+        arrival = torch.cuda.current_stream(device)
+    with found.updating([0], None):
         update = torch.cuda.current_stream(device)
-    assert len({model, issue, update}) == 3
+    assert len({model, issue, arrival, update}) == 4
     assert torch.cuda.current_stream(device) == model
 
 
@@ -111,7 +119,7 @@ def test_whoever_acquires_a_task_sees_its_update(device: torch.device) -> None:
     found = CudaStreams(device, 2)
     parameter = torch.zeros(_SIZE, device=device)
     torch.cuda.synchronize(device)
-    with found.updating():
+    with found.updating([0, 1], found.asked([])):
         _late(lambda: parameter.fill_(1))
         found.updated([0, 1])
     found.acquire([1])
@@ -130,7 +138,7 @@ def test_acquire_all_covers_what_arrived_without_an_update(device: torch.device)
     found = CudaStreams(device, 1)
     gradient = torch.zeros(_SIZE, device=device)
     torch.cuda.synchronize(device)
-    with found.updating():
+    with found.arriving():
         _late(lambda: gradient.fill_(1))
     found.acquire_all()
     seen = gradient.clone()
@@ -143,10 +151,59 @@ def test_the_mark_of_an_arrival_is_reached_behind_it(device: torch.device) -> No
     found = CudaStreams(device, 1)
     gradient = torch.zeros(_SIZE, device=device)
     torch.cuda.synchronize(device)
-    with found.updating():
+    with found.arriving():
         _late(lambda: gradient.fill_(1))
     mark = found.arrived()
     assert mark is not None
     assert not mark.query()
     mark.synchronize()
     assert gradient.eq(1).all()
+
+
+@needs_cuda
+def test_whoever_acquires_a_task_sees_its_sum_though_nothing_was_updated(device: torch.device) -> None:
+    found = CudaStreams(device, 1)
+    gradient = torch.zeros(_SIZE, device=device)
+    torch.cuda.synchronize(device)
+    with found.arriving():
+        _late(lambda: gradient.fill_(1))
+    found.landed([0], found.arrived())
+    found.acquire([0])
+    seen = gradient.clone()
+    torch.cuda.synchronize(device)
+    assert seen.eq(1).all()
+
+
+@needs_cuda
+def test_an_update_follows_its_sum_and_what_was_read_before_step(device: torch.device) -> None:
+    found = CudaStreams(device, 1)
+    gradient, parameter = torch.zeros(_SIZE, device=device), torch.zeros(_SIZE, device=device)
+    torch.cuda.synchronize(device)
+    with found.arriving():
+        _late(lambda: gradient.fill_(1))
+    found.landed([0], found.arrived())
+    torch.cuda._sleep(_LATE * 2)
+    before = parameter.clone()
+    with found.updating([0], found.asked([])):
+        parameter.sub_(gradient)
+        found.updated([0])
+    found.acquire([0])
+    after = parameter.clone()
+    torch.cuda.synchronize(device)
+    assert before.eq(0).all()
+    assert after.eq(-1).all()
+
+
+@needs_cuda
+def test_an_arrival_waits_for_no_update(device: torch.device) -> None:
+    found = CudaStreams(device, 1)
+    torch.cuda._sleep(_LATE * 10)
+    asked = found.asked([])
+    assert asked is not None
+    with found.updating([0], asked):
+        found.updated([0])
+    mark = found.arrived()
+    assert mark is not None
+    mark.synchronize()
+    assert not asked.query()
+    torch.cuda.synchronize(device)

@@ -25,7 +25,7 @@ from foretrain.runtime.options import Options
 from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
-from foretrain.runtime.streams import streams
+from foretrain.runtime.streams import enqueues, streams
 from foretrain.runtime.updates import Updates
 from foretrain.schedule import Job, Spec
 from foretrain.workload.step import Workload
@@ -113,13 +113,14 @@ def assemble(
     exchange: Exchange
     if links is None:
         order = setup.replayed_order(schedule, workload, job.cost, sideband.ranks)
-        device = around.device if dist.get_backend(around.group) == "nccl" else torch.device("cpu")
+        device = around.device if enqueues(around.group, around.device) else torch.device("cpu")
         exchange = replayer = Replayer(
             order,
             len(parameters),
             carrier,
             around.group,
             device,
+            device_streams,
             updates.landed,
             around.failed,
             options.check_every,

@@ -102,7 +102,7 @@ class Attached:
         self._origin = time.perf_counter_ns()
         self._trace = Trace(self._origin) if options.trace else None
         self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
-        self._group, self._side_group = setup.dedicated_groups(group, options.patience)
+        self._group, self._side_group = setup.dedicated_groups(group, options.patience, self._device)
         self._sideband = Sideband(self._side_group, self._device)
         self._buffers = Buffers(model, self._side_group) if options.broadcast_buffers else None
         self._named: list[tuple[str, nn.Parameter]] = []

@@ -22,14 +22,14 @@ import torch.distributed as dist
 from foretrain.errors import PeerLost, ScheduleError
 from foretrain.runtime.compression import Rounding
 from foretrain.runtime.gradients import Gradients, Run
-from foretrain.runtime.streams import HostStreams
+from foretrain.runtime.streams import HostStreams, enqueues
 from foretrain.tasks import Chunk, Piece, Task
 
 # Note [Two arrivals]
 # On a CPU backend (gloo) a work's wait() returns when the sum is there: landing and completion are one moment, in the
 # completing thread. NCCL's wait() only makes the current stream wait, so there a chunk *lands* right after it is
-# issued: whatever uses it is enqueued behind it in the update stream. Its credit still returns when an event behind it
-# has been reached, for which the completing thread waits.
+# issued: whatever uses it is enqueued behind it, through the arrival stream. Its credit still returns when an event
+# behind it has been reached, for which the completing thread waits.
 
 
 _LOOK = 1.0
@@ -103,7 +103,7 @@ class Carrier:
         self._digest = hashlib.blake2b(digest_size=16)
         self._under_way: deque[Order] = deque()
         self._queue: SimpleQueue[Sent | None] = SimpleQueue()
-        self._enqueues = dist.get_backend(group) == "nccl"
+        self._enqueues = enqueues(group, gradients.flat[0].device)
         self._closing = threading.Event()
         self.sequence = 0
         self.records: list[Record] = []
@@ -120,17 +120,14 @@ class Carrier:
         self._note(chunk)
         self._under_way.append(order)
         issued = time.perf_counter_ns()
-        used = [piece.task for piece in chunk.pieces if piece.task not in order.unused]
+        # A reduce-scatter sends what nobody uses as well; see `_scatter`.
+        whole = chunk.op != "all_reduce"
+        used = [piece.task for piece in chunk.pieces if whole or piece.task not in order.unused]
         with torch.no_grad(), self._streams.issuing(used):
             works = self._issue(order)
         event = None
         if self._enqueues:
-            with torch.no_grad(), self._streams.updating():
-                for work, finish in works:
-                    work.wait()
-                    if finish:
-                        finish()
-                event = self._streams.arrived()
+            event = self._arrive(order, works)
             self._land(order)
         self._queue.put(Sent(order, works, done, issued, event))
 
@@ -240,17 +237,27 @@ class Carrier:
             if sent.event is not None:
                 sent.event.synchronize()
         else:
-            with torch.no_grad(), self._streams.updating():
-                for work, finish in sent.works:
-                    self._await(work)
-                    if finish:
-                        finish()
+            self._arrive(sent.order, sent.works)
         if self._keep:
             self.records.append(Record(sent.order.chunk, sent.issued, time.perf_counter_ns()))
         self._under_way.popleft()
         sent.done(sent.order)
         if not self._enqueues:
             self._land(sent.order)
+
+    def _arrive(
+        self, order: Order, works: list[tuple[dist.Work, Callable[[], None] | None]]
+    ) -> torch.cuda.Event | None:
+        """Waits, the stream or the host, and unpacks."""
+        with torch.no_grad(), self._streams.arriving():
+            for work, finish in works:
+                # NCCL's returns at once, and with a limit would block and then give the communicator up.
+                work.wait() if self._enqueues else self._await(work)
+                if finish:
+                    finish()
+            mark = self._streams.arrived()
+        self._streams.landed((piece.task for piece in order.chunk.pieces), mark)
+        return mark
 
     def _land(self, order: Order) -> None:
         if order.chunk.op == "reduce_scatter":

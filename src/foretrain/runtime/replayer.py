@@ -1,7 +1,7 @@
 """Static replay: the same order of chunks in every step, agreed on once. For where ranks cannot talk beside the job.
 
-It needs no messages, but it waits for the next chunk of the list even when another is ready everywhere, which costs up
-to a third where one rank is slower (docs/runtime.md has measurements).
+It needs no messages, but it waits for the next chunk of the list even when another is ready everywhere: where one rank
+is slower than another the link idles meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from foretrain.errors import Disagreement
 from foretrain.runtime.carrier import Carrier, Order
 from foretrain.runtime.exchange import accumulated_differently
+from foretrain.runtime.streams import HostStreams
 from foretrain.tasks import Chunk
 
 
@@ -30,6 +31,7 @@ class Replayer:
         carrier: issues them.
         group: for the agreement; the carrier's own group, used between its orders.
         device: of the model, where ``group`` can reduce.
+        streams: of the model's device; agreements go the way of collectives, never that of the model.
         landed: told each task and whether any rank used it.
         failed: told once what ended the job.
         check_every: steps between two hashes; 0 never.
@@ -42,12 +44,13 @@ class Replayer:
         carrier: Carrier,
         group: dist.ProcessGroup,
         device: torch.device,
+        streams: HostStreams,
         landed: Callable[[int, bool], None],
         failed: Callable[[BaseException], None],
         check_every: int,
     ) -> None:
         self._chunks, self._count, self._carrier = chunks, count, carrier
-        self._group, self._device = group, device
+        self._group, self._device, self._streams = group, device, streams
         self._give, self._failed, self._check_every = landed, failed, check_every
         self._changed = threading.Condition()
         # How often each task was ready and landed; what was said of it, for this step and one a rank may be ahead.
@@ -110,9 +113,10 @@ class Replayer:
         used = self._used[self._steps & 1]
         unused = [task for task in range(self._count) if not used[task]]
         again = self._again[self._steps & 1]
-        mask = torch.tensor([*used, again, not again], dtype=torch.uint8, device=self._device)
-        dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group)
-        *somewhere, some_again, some_not = mask.tolist()
+        with self._streams.issuing(()):
+            mask = torch.tensor([*used, again, not again], dtype=torch.uint8, device=self._device)
+            dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group)
+            *somewhere, some_again, some_not = mask.tolist()
         if some_again and some_not:
             raise accumulated_differently(self._steps, f"this rank {'did' if again else 'did not'}")
         with self._changed:
@@ -128,6 +132,10 @@ class Replayer:
         return all(self._seen[task] > self._steps for task in tasks)
 
     def _check(self) -> None:
+        with self._streams.issuing(()):
+            self._compare()
+
+    def _compare(self) -> None:
         own = torch.tensor(list(self._carrier.digest), dtype=torch.uint8, device=self._device)
         all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(all_of_them, own, group=self._group)

@@ -245,7 +245,8 @@ class Scheduled:
             return False
         self._stepped.add(place)
         groups = tuple(snapshot(group) for group in optimizer.param_groups)
-        self._updates.want(Update(optimizer, groups, tasks, self.rounds - 1))
+        asked = self._streams.asked(v for group in groups for v in group.values() if isinstance(v, torch.Tensor))
+        self._updates.want(Update(optimizer, groups, tasks, self.rounds - 1, asked))
         return True
 
     def _other_gradients(self, tasks: dict[int, int]) -> bool:

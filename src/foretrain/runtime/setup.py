@@ -37,34 +37,37 @@ _CONNECT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
 
 
-def dedicated_groups(group: dist.ProcessGroup | None, patience: float) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+def dedicated_groups(
+    group: dist.ProcessGroup | None, patience: float, device: torch.device
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Two groups of the same ranks and backend that nobody else uses: one for gradients, one for everything else.
 
     Collectives of one group must be issued in one order; the model's own collectives and ours have none in common.
     """
-    backend, patient = dist.get_backend(group), timedelta(seconds=patience)
+    # get_backend says "undefined" where init_process_group was left to choose.
+    backend, patient = dist.get_backend_config(group), timedelta(seconds=patience)
     if group is None or dist.get_world_size(group) == dist.get_world_size():
         made = [dist.new_group(timeout=patient, backend=backend) for _ in range(2)]
     else:
-        made = [_subgroup(group, backend, patient) for _ in range(2)]
+        made = [_subgroup(group, backend, patient, device) for _ in range(2)]
     first, second = made
     assert isinstance(first, dist.ProcessGroup)
     assert isinstance(second, dist.ProcessGroup)
     return first, second
 
 
-def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta) -> dist.ProcessGroup:
+def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta, device: torch.device) -> dist.ProcessGroup:
     """Another group of the ranks of ``group``, made by them alone.
 
     ``new_group(use_local_synchronization=True)`` would name it after how many groups a process has, which differs
     between processes that are in different ones, and again after one was destroyed. Here its first rank numbers it.
     """
     ranks, store = dist.get_process_group_ranks(group), c10d._get_default_store()
-    sideband = Sideband(group, torch.device("cuda") if backend == "nccl" else torch.device("cpu"))
+    sideband = Sideband(group, device)
     number = str(store.add("foretrain/groups", 1)) if sideband.rank == 0 else ""
     name = f"foretrain-{sideband.share(number.encode()).decode()}"
     made, _ = c10d._new_process_group_helper(
-        len(ranks), sideband.rank, ranks, c10d.Backend(backend), store, c10d.GroupName(name), timeout=patience
+        len(ranks), sideband.rank, ranks, backend, store, c10d.GroupName(name), timeout=patience
     )
     assert isinstance(made, dist.ProcessGroup)
     c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from foretrain.errors import Disagreement
+from foretrain.runtime.streams import enqueues
 from foretrain.schedule import Cost
 from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
 
@@ -30,7 +31,7 @@ class Sideband:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = group
-        self._device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+        self._device = device if enqueues(group, device) else torch.device("cpu")
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
 

@@ -53,12 +53,13 @@ def why_not_separable(optimizer: optim.Optimizer) -> str | None:
 
 
 class Update(NamedTuple):
-    """One call of step(): the optimizer's class and state, and each task's hyper-parameters."""
+    """One call of step(): the optimizer's class and state, each task's hyper-parameters, and the device's mark."""
 
     optimizer: optim.Optimizer
     groups: tuple[dict[str, Any], ...]
     group_of: dict[int, int]
     step: int
+    asked: torch.cuda.Event | None
 
 
 class Applied(NamedTuple):
@@ -137,10 +138,9 @@ class Updates:
 
     def want(self, update: Update) -> None:
         """Applies ``update`` to every task of its groups as it lands."""
-        for task in update.group_of:
-            guards.blocked[id(self._parameters[task])] = self.wait
         with self._changed:
             for task in update.group_of:
+                guards.blocked[id(self._parameters[task])] = self.wait
                 self._wanted[task] = update
                 if self._landed[task]:
                     heappush(self._due, self._tasks[task].first_use)
@@ -152,7 +152,10 @@ class Updates:
 
     def wait(self, key: int) -> None:
         """Returns when the parameter with id ``key`` is updated."""
-        self.wait_for((self._task_of[key],))
+        task = self._task_of[key]
+        self.wait_for((task,))
+        if self._streams.enqueues:
+            self._unblock((task,))
 
     def wait_for(self, tasks: Iterable[int]) -> None:
         """Returns when the parameters of ``tasks`` are updated, for the current stream too."""
@@ -171,6 +174,8 @@ class Updates:
         """Returns when everything has landed and everything wanted is updated."""
         self._wait(lambda: not self._under_way and not self._wanted)
         self._streams.acquire_all()
+        if self._streams.enqueues and guards.blocked:
+            self._unblock(range(len(self._tasks)))
 
     def pending(self) -> list[str]:
         """Names of tasks that have not landed, the most urgent first."""
@@ -183,8 +188,19 @@ class Updates:
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
+        # The buffers' memory may be used again by the caller's stream: not before what is under way is through.
+        self._streams.acquire_all()
         for parameter in self._parameters:
             guards.blocked.pop(id(parameter), None)
+
+    def _unblock(self, tasks: Iterable[int]) -> None:
+        """Nobody need wait for ``tasks`` again, now that the stream of step() does; see `HostStreams.enqueues`."""
+        if threading.current_thread() is self._thread or not self._streams.at_home():
+            return
+        with self._changed:
+            for task in tasks:
+                if task not in self._wanted:
+                    guards.blocked.pop(id(self._parameters[task]), None)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         if not ready():
@@ -231,7 +247,7 @@ class Updates:
         if used:
             for task in used:
                 views[id(self._parameters[task])] = self._views[task]
-            with self._streams.updating():
+            with self._streams.updating(used, update.asked):
                 narrowed(update, [(task, self._parameters[task]) for task in used])
                 self._streams.updated(used)
             views.clear()
@@ -240,7 +256,8 @@ class Updates:
         with self._changed:
             for task in batch:
                 del self._wanted[task]
-                guards.blocked.pop(id(self._parameters[task]), None)
+                if not self._streams.enqueues:
+                    guards.blocked.pop(id(self._parameters[task]), None)
             self._changed.notify_all()
 
 

@@ -21,7 +21,7 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
-_LONG = 16
+_LONG = 128
 """A measurement lasts at least this many times an operation's start-up."""
 
 
@@ -35,7 +35,7 @@ class Monitor:
         cost: the model.
         share: quantile of bandwidth to promise, e.g. 0.1.
         window: measurements kept.
-        span: how long one measurement must last at least, by the model; by default 16 times the smallest operation.
+        span: how long one measurement must last at least, by the model; by default 128 times the smallest operation.
 
     # Note [Several pipes]
     Where chunks cross several pipes, one behind a smaller one arrives late though the link was not slow: it had to
