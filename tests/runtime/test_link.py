@@ -469,6 +469,7 @@ def test_any_bytes_thrown_at_the_listener_are_refused_and_the_good_get_in(throws
                 stranger.sendall(data)
                 stranger.shutdown(socket.SHUT_WR)
         wait_for(lambda: listener.refused == len(throws))
+        assert listener.refused == len(throws)
 
 
 # Whom a rank believes

@@ -131,6 +131,8 @@ def test_whoever_acquires_a_task_sees_its_update(device: torch.device) -> None:
 @needs_cuda
 def test_a_task_that_was_never_updated_can_be_acquired(device: torch.device) -> None:
     CudaStreams(device, 2).acquire([0, 1])
+    torch.cuda.synchronize(device)
+    assert torch.cuda.current_stream(device).query()
 
 
 @needs_cuda

@@ -63,7 +63,7 @@ def install() -> None:
             _replace(nn.Parameter, "__reduce_ex__", _after_update(nn.Parameter.__reduce_ex__))
             _replace(nn.Module, "__getattr__", _guarded_getattr(nn.Module.__getattr__))
             _replace(nn.Module, "named_parameters", _guarded_enumeration(nn.Module.named_parameters))
-            _replace(nn.Module, "zero_grad", _module_zero_grad(nn.Module.zero_grad))
+            _replace(nn.Module, "zero_grad", _module_zero_grad)
             _replace(torch.optim.Optimizer, "zero_grad", _optimizer_zero_grad(torch.optim.Optimizer.zero_grad))
 
 
@@ -147,15 +147,12 @@ def _whole(pairs: Iterator[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, nn.
         yield name, parameter
 
 
-def _module_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
-    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-        # No call of parameters() here: its guard would wait for updates that clearing gradients does not need.
-        for module in self.modules():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    _clear(parameter, set_to_none)
-
-    return zero_grad
+def _module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+    # Not through parameters(): its guard would wait for updates that clearing gradients does not need.
+    for module in self.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                _clear(parameter, set_to_none)
 
 
 def _clear(parameter: nn.Parameter, set_to_none: bool) -> None:
