@@ -60,7 +60,10 @@ def test_nothing_is_under_way_when_a_block_begins(overhead, knobs):
     sent_early = 0
     for _ in range(60):
         workload = stepwise(rng)
-        plan = Spec("prophet", {"partition": rng.randint(1024, 20_000), "credit": rng.randint(1024, 40_000), **knobs})
+        plan = Spec(
+            "prophet",
+            {"partition": rng.randint(1024, 20_000), "credit": rng.randint(1024, 40_000), "ahead": 0.0, **knobs},
+        )
         watched, run, _ = replay(workload, place, plan, steps=5)
         job = job_on(workload, place)
         groups = blocks(job.releases, 2.0)
@@ -74,12 +77,29 @@ def test_nothing_is_under_way_when_a_block_begins(overhead, knobs):
     assert sent_early > 60 * 1000  # and yet the backward phase is used
 
 
+@pytest.mark.parametrize("ahead", [0.0, 1.0, 2.5])
+def test_what_is_under_way_when_a_block_begins_drains_within_so_many_start_ups(ahead):
+    rng = random.Random(int(10 * ahead))
+    used = 0
+    for _ in range(60):
+        workload = stepwise(rng)
+        knobs = {"partition": rng.randint(1024, 20_000), "ahead": ahead, "profile": 3}
+        releases = [gradient.release for gradient in workload.gradients]
+        trainer = Trainer(workload, Spec("prophet", knobs), overhead=200)
+        for _ in range(5):
+            sent = trainer.step(releases)
+        count = len(blocks(releases, 2.0))
+        assert late(trainer.job, releases, sent) <= count * ahead * 200
+        used = max(used, late(trainer.job, releases, sent) / count)
+    assert used > 0 or not ahead
+
+
 def test_nothing_is_under_way_when_a_block_is_complete():
     """The time from its first to its last gradient is filled by the same rule."""
     rng = random.Random(1)
     for _ in range(100):
         workload = stepwise(rng)
-        watched, _, _ = replay(workload, EXACT, Spec("prophet", {"partition": 4096}), steps=5)
+        watched, _, _ = replay(workload, EXACT, Spec("prophet", {"partition": 4096, "ahead": 0.0}), steps=5)
         job = job_on(workload, EXACT)
         coming = [set(group) for group in blocks(job.releases, 2.0)]
         for task, under_way in under_way_at_readiness(watched, 4):
@@ -113,7 +133,7 @@ def test_the_longest_prefix_that_fits_goes_the_most_urgent_first():
     place = dataclasses.replace(EXACT, overhead=100)
 
     def sent(**knobs):
-        run = simulate(workload, place, Spec("prophet", {"factor": 0.0, **knobs}), steps=1)
+        run = simulate(workload, place, Spec("prophet", {"factor": 0.0, "ahead": 0.0, **knobs}), steps=1)
         step = len(run.begins) - 2
         return [
             (
@@ -243,7 +263,7 @@ def test_lasting_new_release_times_are_adopted():
     rng = random.Random(5)
     for _ in range(40):
         workload = stepwise(rng)
-        plan = Spec("prophet", {"partition": 4096, "profile": 3})
+        plan = Spec("prophet", {"partition": 4096, "profile": 3, "ahead": 0.0})
         old = [gradient.release for gradient in workload.gradients]
         new = [release // 2 for release in old] if rng.random() < 0.5 else [2 * release for release in old]
         trainer, fresh = Trainer(workload, plan), Trainer(workload, plan)
@@ -262,7 +282,7 @@ def test_one_odd_step_changes_nothing():
     for _ in range(40):
         workload = stepwise(rng)
         old = [gradient.release for gradient in workload.gradients]
-        trainer = Trainer(workload, Spec("prophet", {"partition": 4096, "profile": 3}))
+        trainer = Trainer(workload, Spec("prophet", {"partition": 4096, "profile": 3, "ahead": 0.0}))
         for _ in range(5):
             steady = trainer.step(old)
         trainer.step([3 * release for release in old])
@@ -277,7 +297,7 @@ def test_a_lasting_new_bandwidth_is_adopted(slowness):
     for _ in range(15):
         workload = stepwise(rng)
         releases = [gradient.release for gradient in workload.gradients]
-        trainer = Trainer(workload, Spec("prophet", {"partition": 1024, "profile": 3}), overhead=10)
+        trainer = Trainer(workload, Spec("prophet", {"partition": 1024, "profile": 3, "ahead": 0.0}), overhead=10)
         for _ in range(5):
             before = trainer.step(releases)
         assert late(trainer.job, releases, before) == 0

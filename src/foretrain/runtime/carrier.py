@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions
 
 from foretrain.errors import PeerLost, ScheduleError
 from foretrain.runtime.compression import Rounding
@@ -30,6 +31,11 @@ from foretrain.tasks import Chunk, Piece, Task
 # completing thread. NCCL's wait() only makes the current stream wait, so there a chunk *lands* right after it is
 # issued: whatever uses it is enqueued behind it, through the arrival stream. Its credit still returns when an event
 # behind it has been reached, for which the completing thread waits.
+
+# Note [Slices that are no neighbours]
+# A chunk that fuses a small gradient with the rest of a larger one is two slices of the flat buffer. Copying them
+# together, and the sum apart, cost 0.6 ms per megabyte on the threads that decide; gloo's coalesced all-reduce copies
+# as much on threads of its own, 0.1 ms, and NCCL's does not copy at all. The sums are the same bits.
 
 
 _LOOK = 1.0
@@ -160,22 +166,23 @@ class Carrier:
         return [self._reduce(runs) for runs in self._by_buffer(pieces)]
 
     def _reduce(self, runs: list[Run]) -> tuple[dist.Work, Callable[[], None] | None]:
-        """All-reduces ``runs`` of one buffer as one operation, in place where they are one slice."""
+        """All-reduces ``runs`` of one buffer as one operation; see Note [Slices that are no neighbours]."""
         slices = [self._gradients.slice(run) for run in runs]
-        if len(runs) == 1 and self._rounding is None:
-            work = dist.all_reduce(slices[0], group=self._group, async_op=True)
-            assert work is not None
-            return work, None
-        payload = self._pack(runs, slices)
-        work = dist.all_reduce(payload, group=self._group, async_op=True)
-        assert work is not None
-        return work, lambda: _unpack(payload, slices)
+        if self._rounding is None:
+            return self._all_reduce(slices), None
+        sent = [self._rounding.round(run, values) for run, values in zip(runs, slices, strict=True)]
+        return self._all_reduce(sent), lambda: _copy(sent, slices)
 
-    def _pack(self, runs: list[Run], slices: list[torch.Tensor]) -> torch.Tensor:
+    def _all_reduce(self, tensors: list[torch.Tensor]) -> dist.Work:
+        # The group's own methods: those of torch.distributed look the group up and log, 30 µs for each operation.
+        if len(tensors) == 1:
+            return self._group.allreduce(tensors, AllreduceOptions())
+        return self._group.allreduce_coalesced(tensors, AllreduceCoalescedOptions())
+
+    def _pack(self, runs: list[Run]) -> torch.Tensor:
+        slices = [self._gradients.slice(run) for run in runs]
         if self._rounding is not None:
             slices = [self._rounding.round(run, values) for run, values in zip(runs, slices, strict=True)]
-        if len(slices) == 1 and self._rounding is not None:
-            return slices[0]
         return torch.cat(slices)
 
     def _scatter(self, chunk: Chunk) -> list[tuple[dist.Work, Callable[[], None] | None]]:
@@ -183,7 +190,7 @@ class Carrier:
         count = dist.get_world_size(self._group)
         works, shards = [], []
         for runs in self._by_buffer(chunk.pieces):
-            payload = self._pack(runs, [self._gradients.slice(run) for run in runs])
+            payload = self._pack(runs)
             padded = torch.nn.functional.pad(payload, (0, -len(payload) % count))
             shard = padded.new_empty(len(padded) // count)
             work = dist.reduce_scatter_single(shard, padded, group=self._group, async_op=True)
@@ -286,3 +293,8 @@ def _unpack(payload: torch.Tensor, slices: Sequence[torch.Tensor]) -> None:
     for place in slices:
         place.copy_(payload.narrow(0, start, len(place)))
         start += len(place)
+
+
+def _copy(values: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
+    for value, place in zip(values, places, strict=True):
+        place.copy_(value)

@@ -102,8 +102,14 @@ class Leader:
         self._post(Kind.OPEN, step, again)
 
     def ready(self, task: int, used: bool) -> None:
-        """``task`` is ready here."""
-        self._post(Kind.READY, task, used)
+        """``task`` is ready here.
+
+        The thread is woken only if it was the last rank to be: it changes its mask before it empties its inbox, and
+        here the inbox is filled before the mask is looked at, so that one of the two sees the other.
+        """
+        self._inbox.append((Kind.READY, task, used))
+        if any(masks[task] | 1 == self._everyone for masks in self._masks):
+            self._ring()
 
     def retune(self, spec: Spec) -> None:
         """Runs ``spec`` from the next step on: no rank but this one decides, so the step is agreed."""
@@ -150,6 +156,9 @@ class Leader:
 
     def _post(self, kind: int, value: Any, extra: Any) -> None:
         self._inbox.append((kind, value, extra))
+        self._ring()
+
+    def _ring(self) -> None:
         if self._sleeping:
             self._sleeping = False
             with contextlib.suppress(OSError):

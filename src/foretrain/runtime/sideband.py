@@ -21,7 +21,7 @@ _SMALL, _LARGE = 4 << 10, 1 << 20
 """Bytes of the operations that are timed."""
 _LONG = 150e6
 """Nanoseconds that a series of large operations shall take."""
-_HAND_OVER: Time = 50 * MICROSECOND
+_HAND_OVER: Time = 100 * MICROSECOND
 _TURN: Time = 500 * MICROSECOND
 """From the end of an operation to the start of the one that waited for its credit: three threads, two processes."""
 

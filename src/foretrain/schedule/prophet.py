@@ -19,7 +19,11 @@ Departures, each because the simulator shows the gap to T* shrink:
   for the rest of every interval.
 - ``fuse`` (1 by default, 0 is the paper, more fuses more): small gradients share an operation, in the backward phase
   up to a partition, in the forward phase while the data takes less than ``fuse`` × θ, so that nobody waits long.
-- when a block is late, one partition after the other is sent until it comes, instead of idling.
+- ``ahead`` (2 by default, 0 is the paper): what is sent may drain that many start-ups, and the latency, after the
+  next block is due. A real operation is handed over, and starts up, before its first byte moves; a link that was empty
+  when the next block came idled for as long, at each of some twenty blocks: 5 % of ResNet-50 over 2 Gb/s.
+- when a block is late, and by a low quantile most are, small chunks are sent until it comes, instead of idling; a whole
+  partition would make the block wait.
 - every acknowledgement corrects when the link will be free. On a real link, whose bandwidth is a low quantile and so
   nearly always better than promised, the link would else idle for the difference, at each of some twenty blocks: on
   ResNet-50 over 1 Gb/s that was 11 % of the iteration.
@@ -54,6 +58,7 @@ class Prophet:
         Knob("profile", 3, 1, 1000, "count", tunable=False),
         Knob("cut", 1, 0, 1, "count", tunable=False),
         Knob("fuse", 1.0, 0.0, 1e6, "factor", grid=(0.0, 1.0, 4.0, 16.0, 64.0)),
+        Knob("ahead", 2.0, 0.0, 1e6, "factor", tunable=False),
     )
     barrier: bool = False
 
@@ -68,6 +73,7 @@ class Prophet:
         profile: int,
         cut: int,
         fuse: float,
+        ahead: float,
     ) -> None:
         self.warmup = self._profile = profile
         self._job = job
@@ -76,6 +82,9 @@ class Prophet:
         self._cut, self._fuse = bool(cut), fuse > 0
         # Below this many bytes an operation costs more than what it carries.
         self._grain = min(partition, job.cost.breakeven)
+        self._ahead = int(ahead * job.cost.startup) + (job.cost.latency if ahead else 0)
+        # What is sent while a late block may come at any moment: worth its operation, and no more.
+        self._quantum = min(partition, max(4 * self._grain, partition // 8)) if cut else partition
         self._enough = min(partition, int(fuse * self._grain))
         self._order = job.by_urgency
         self._profiling = Window(job.tasks, [[i] for i in self._order], partition, credit)
@@ -151,16 +160,16 @@ class Prophet:
         return self._fill(now, self._deadline - now)[1:]
 
     def _late(self, now: Time) -> Sequence[Action]:
-        """The interval is over. If what should have come by now has not, send one more partition and look again."""
+        """The interval is over. If what should have come by now has not, send a little more and look again."""
         if self._deadline is None or now < self._deadline or not self._coming or not self._queue:
             return ()
         actions: list[Action] = []
-        if self._monitor.free_at <= now:
-            chunk = self._gather(self._partition, self._partition)
+        if self._monitor.free_at - self._ahead <= now:
+            chunk = self._gather(self._quantum, self._quantum)
             assert chunk is not None
             actions.append(Start(chunk))
             self._send(actions, now)
-        self._deadline = max(now + 1, self._monitor.free_at)
+        self._deadline = max(now + 1, self._monitor.free_at - self._ahead)
         return [*actions, WakeAt(self._deadline)]
 
     def _fill(self, now: Time, interval: Time) -> list[Action]:
@@ -168,7 +177,7 @@ class Prophet:
         self._deadline = now + interval
         actions: list[Action] = [WakeAt(self._deadline)]
         while self._queue:
-            room = self._deadline - max(now, self._monitor.free_at)
+            room = self._deadline + self._ahead - max(now, self._monitor.free_at)
             chunk = self._gather(self._monitor.fits(room), self._partition)
             if chunk is None:
                 break

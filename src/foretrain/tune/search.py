@@ -22,6 +22,9 @@ _ENOUGH = 2e-4
 """A gap to T* that is not worth another evaluation, and a gain that is not worth moving away for."""
 
 _CAREFUL = 0.01
+_FLIGHTS = 3
+"""Partitions in a careful window. Collectives under way together share the link instead of queueing for it, so two end
+at nearly the same moment, and the link idles until what they make room for is ordered; a third one bridges that."""
 
 
 def tune(
@@ -44,7 +47,7 @@ def tune(
     if not free:
         return plan
     search = _Search(workload, place, plan, evaluations, _CAREFUL if careful else _ENOUGH)
-    analytic = _analytic(plan, free, workload, job_on(workload, place))
+    analytic = _analytic(plan, free, workload, job_on(workload, place), _FLIGHTS if careful else 2)
     best = search.better(analytic, plan) if careful else search.better(plan, analytic)
     for stride in _STRIDES:
         moved = True
@@ -87,15 +90,16 @@ class _Search:
         return self._known[key]
 
 
-def _analytic(plan: Spec, free: list[Knob], workload: Workload, job: Job) -> Spec:
+def _analytic(plan: Spec, free: list[Knob], workload: Workload, job: Job, flights: int) -> Spec:
     """δ0 = sqrt(S·θ/κ) and W = max(2δ0, RTT/κ), the minimum of the overhead bound in `foretrain.schedule.bounds`.
 
+    W is more ``flights`` of δ0 where these are not 2.
     Partitions below the break-even point, and chunks below four of them, are worth fusing.
     """
     kappa = job.cost.per_byte / (1 << COST_SHIFT)
     partition = math.sqrt(workload.size * max(1, job.cost.overhead) / max(kappa, 1e-9))
     partition = max(partition, job.cost.breakeven)
-    credit = max(2 * partition, job.cost.latency / max(kappa, 1e-9))
+    credit = max(flights * partition, job.cost.latency / max(kappa, 1e-9))
     guesses = {"partition": partition, "slice": partition, "credit": credit, "fuse": 4.0}
     chosen = {
         k.name: guesses[k.name] if k.grid else _round(guesses[k.name], k, workload) for k in free if k.name in guesses
