@@ -21,7 +21,7 @@ _SMALLEST = 16_000
 _ENOUGH = 2e-4
 """A gap to T* that is not worth another evaluation, and a gain that is not worth moving away for."""
 
-_CAREFUL = 0.01
+_CAREFUL = 0.005
 _FLIGHTS = 3
 """Partitions in a careful window. Collectives under way together share the link instead of queueing for it, so two end
 at nearly the same moment, and the link idles until what they make room for is ordered; a third one bridges that."""
@@ -39,7 +39,7 @@ def tune(
 
     Knobs that ``schedule`` sets are kept; the others are searched with at most ``evaluations`` simulations.
     The result is never worse than the defaults, unless ``careful``: then it stays at the analytic starting point, small
-    partitions under a small window, until 1 % is to be won. In the simulator 0.02 % is real; on a real link noise takes
+    partitions under a small window, until 0.5 % is to be won. In the simulator 0.02 % is real; on a real link noise takes
     away more, and from large partitions, which promise as much, it takes most.
     """
     place, plan = cluster(where), spec(schedule)
