@@ -62,7 +62,13 @@ def test_nothing_is_under_way_when_a_block_begins(overhead, knobs):
         workload = stepwise(rng)
         plan = Spec(
             "prophet",
-            {"partition": rng.randint(1024, 20_000), "credit": rng.randint(1024, 40_000), "ahead": 0.0, **knobs},
+            {
+                "partition": rng.randint(1024, 20_000),
+                "credit": rng.randint(1024, 40_000),
+                "ahead": 0.0,
+                "strict": 1e6,
+                **knobs,
+            },
         )
         watched, run, _ = replay(workload, place, plan, steps=5)
         job = job_on(workload, place)
@@ -83,7 +89,7 @@ def test_what_is_under_way_when_a_block_begins_drains_within_so_many_start_ups(a
     used = 0
     for _ in range(60):
         workload = stepwise(rng)
-        knobs = {"partition": rng.randint(1024, 20_000), "ahead": ahead, "profile": 3}
+        knobs = {"partition": rng.randint(1024, 20_000), "ahead": ahead, "strict": 1e6, "profile": 3}
         releases = [gradient.release for gradient in workload.gradients]
         trainer = Trainer(workload, Spec("prophet", knobs), overhead=200)
         for _ in range(5):
@@ -94,12 +100,28 @@ def test_what_is_under_way_when_a_block_begins_drains_within_so_many_start_ups(a
     assert used > 0 or not ahead
 
 
+def test_before_the_end_comes_near_it_is_bytescheduler():
+    """Nothing can begin before the last block has come, so until a full window would be in its way the window rules."""
+    rng = random.Random(12)
+    for _ in range(40):
+        workload = stepwise(rng)
+        knobs = {"partition": rng.randint(1024, 20_000), "credit": rng.randint(1024, 40_000)}
+        releases = [gradient.release for gradient in workload.gradients]
+        prophet, window = (Trainer(workload, Spec(n, knobs | {"fuse": 0.0})) for n in ("prophet", "bytescheduler"))
+        for _ in range(5):
+            ours, theirs = prophet.step(releases), window.step(releases)
+        strict = max(releases) - prophet.job.cost.time(knobs["credit"])
+        assert [one for one in ours if one[0] < strict] == [one for one in theirs if one[0] < strict]
+
+
 def test_nothing_is_under_way_when_a_block_is_complete():
     """The time from its first to its last gradient is filled by the same rule."""
     rng = random.Random(1)
     for _ in range(100):
         workload = stepwise(rng)
-        watched, _, _ = replay(workload, EXACT, Spec("prophet", {"partition": 4096, "ahead": 0.0}), steps=5)
+        watched, _, _ = replay(
+            workload, EXACT, Spec("prophet", {"partition": 4096, "ahead": 0.0, "strict": 1e6}), steps=5
+        )
         job = job_on(workload, EXACT)
         coming = [set(group) for group in blocks(job.releases, 2.0)]
         for task, under_way in under_way_at_readiness(watched, 4):
@@ -133,7 +155,7 @@ def test_the_longest_prefix_that_fits_goes_the_most_urgent_first():
     place = dataclasses.replace(EXACT, overhead=100)
 
     def sent(**knobs):
-        run = simulate(workload, place, Spec("prophet", {"factor": 0.0, "ahead": 0.0, **knobs}), steps=1)
+        run = simulate(workload, place, Spec("prophet", {"factor": 0.0, "ahead": 0.0, "strict": 1e6, **knobs}), steps=1)
         step = len(run.begins) - 2
         return [
             (
@@ -263,7 +285,7 @@ def test_lasting_new_release_times_are_adopted():
     rng = random.Random(5)
     for _ in range(40):
         workload = stepwise(rng)
-        plan = Spec("prophet", {"partition": 4096, "profile": 3, "ahead": 0.0})
+        plan = Spec("prophet", {"partition": 4096, "profile": 3, "ahead": 0.0, "strict": 1e6})
         old = [gradient.release for gradient in workload.gradients]
         new = [release // 2 for release in old] if rng.random() < 0.5 else [2 * release for release in old]
         trainer, fresh = Trainer(workload, plan), Trainer(workload, plan)
@@ -282,7 +304,7 @@ def test_one_odd_step_changes_nothing():
     for _ in range(40):
         workload = stepwise(rng)
         old = [gradient.release for gradient in workload.gradients]
-        trainer = Trainer(workload, Spec("prophet", {"partition": 4096, "profile": 3, "ahead": 0.0}))
+        trainer = Trainer(workload, Spec("prophet", {"partition": 4096, "profile": 3, "ahead": 0.0, "strict": 1e6}))
         for _ in range(5):
             steady = trainer.step(old)
         trainer.step([3 * release for release in old])
@@ -297,7 +319,9 @@ def test_a_lasting_new_bandwidth_is_adopted(slowness):
     for _ in range(15):
         workload = stepwise(rng)
         releases = [gradient.release for gradient in workload.gradients]
-        trainer = Trainer(workload, Spec("prophet", {"partition": 1024, "profile": 3, "ahead": 0.0}), overhead=10)
+        trainer = Trainer(
+            workload, Spec("prophet", {"partition": 1024, "profile": 3, "ahead": 0.0, "strict": 1e6}), overhead=10
+        )
         for _ in range(5):
             before = trainer.step(releases)
         assert late(trainer.job, releases, before) == 0
@@ -315,10 +339,10 @@ def test_a_lasting_new_bandwidth_is_adopted(slowness):
 
 
 def test_a_late_block_does_not_idle_the_link_for_ever():
-    """When what should have come has not, a partition's time more is sent, again and again."""
+    """When what should have come has not, a little more is sent, again and again."""
     workload = layered((1, 1), (10_000, 10_000), (100, 60_000))
     releases = [gradient.release for gradient in workload.gradients]
-    trainer = Trainer(workload, Spec("prophet", {"partition": 1024, "profile": 3, "factor": 0.5}))
+    trainer = Trainer(workload, Spec("prophet", {"partition": 1024, "profile": 3, "factor": 0.5, "strict": 1e6}))
     for _ in range(4):
         trainer.step(releases)
     decisions = trainer.step([100_000, releases[1]])

@@ -87,3 +87,13 @@ def test_it_stops_at_the_optimum(monkeypatch):
 
 def test_the_same_search_gives_the_same_knobs():
     assert str(tune(DEEP, SLOW, "prophet")) == str(tune(DEEP, SLOW, "prophet"))
+
+
+@pytest.mark.parametrize("knobs", [{}, {"partition": 100_000}, {"credit": 400_000}])
+def test_a_careful_window_holds_three_partitions_unless_it_is_set(knobs):
+    for name in ("bytescheduler", "prophet"):
+        found = tune(DEEP, SLOW, Spec(name, knobs), careful=True)
+        if "credit" in knobs:
+            assert found.knobs["credit"] == knobs["credit"]
+        else:
+            assert found.settings["credit"] >= 2.9 * found.settings["partition"]

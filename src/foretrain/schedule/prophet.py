@@ -22,6 +22,9 @@ Departures, each because the simulator shows the gap to T* shrink:
 - ``ahead`` (2 by default, 0 is the paper): what is sent may drain that many start-ups, and the latency, after the
   next block is due. A real operation is handed over, and starts up, before its first byte moves; a link that was empty
   when the next block came idled for as long, at each of some twenty blocks: 5 % of ResNet-50 over 2 Gb/s.
+- ``strict`` (1 by default, more is stricter, 1e6 the paper): only blocks that come within so many times what a full
+  window takes to drain before the end of the backward pass are waited for; until then, as after it, the window rules.
+  No layer can begin before the last block has come, so what is in the way of an earlier one delays nothing.
 - when a block is late, and by a low quantile most are, small chunks are sent until it comes, instead of idling; a whole
   partition would make the block wait.
 - every acknowledgement corrects when the link will be free. On a real link, whose bandwidth is a low quantile and so
@@ -59,6 +62,7 @@ class Prophet:
         Knob("cut", 1, 0, 1, "count", tunable=False),
         Knob("fuse", 1.0, 0.0, 1e6, "factor", grid=(0.0, 1.0, 4.0, 16.0, 64.0)),
         Knob("ahead", 2.0, 0.0, 1e6, "factor", tunable=False),
+        Knob("strict", 1.0, 0.0, 1e6, "factor", tunable=False),
     )
     barrier: bool = False
 
@@ -74,6 +78,7 @@ class Prophet:
         cut: int,
         fuse: float,
         ahead: float,
+        strict: float,
     ) -> None:
         self.warmup = self._profile = profile
         self._job = job
@@ -86,6 +91,8 @@ class Prophet:
         # What is sent while a late block may come at any moment: worth its operation, and no more.
         self._quantum = min(partition, max(4 * self._grain, partition // 8)) if cut else partition
         self._enough = min(partition, int(fuse * self._grain))
+        self._strict = int(min(strict * job.cost.time(credit), 1 << 62))
+        self._strict_from: Time = 0
         self._order = job.by_urgency
         self._profiling = Window(job.tasks, [[i] for i in self._order], partition, credit)
         self._arrivals = Arrivals(len(job.tasks), profile)
@@ -98,7 +105,7 @@ class Prophet:
         self._queue: list[int] = []
         self._left = [0] * len(job.tasks)
         self._deadline: Time | None = None
-        self._under_way = 0
+        self._under_way = self._flying = self._queued = 0
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
         """Profiles at first; then fills interval after interval."""
@@ -109,6 +116,7 @@ class Prophet:
         elif type(event) is Done:
             self._monitor.done(now)
             self._under_way -= event.chunk.size
+            self._flying -= 1
         if self._blocks is None:
             starts = self._profiling.handle(event)
             self._send(starts, now)
@@ -118,7 +126,7 @@ class Prophet:
         if type(event) is Wake:
             return self._late(now)
         if type(event) is Done:
-            return self._refill(now) if self._coming else self._forward(now)
+            return self._advance(now)
         return ()
 
     def _begin(self, now: Time) -> None:
@@ -128,6 +136,7 @@ class Prophet:
         if self._blocks:
             self._missing = list(self._blocks.sizes)
             self._coming = len(self._blocks.of)
+            self._strict_from = now + max(self._adopted) - self._strict
         self._deadline = None
 
     def _renew(self) -> None:
@@ -144,25 +153,28 @@ class Prophet:
         block = found.of[task]
         heappush(self._queue, self._job.tasks[task].first_use)
         self._left[task] = self._job.tasks[task].size
+        self._queued += self._left[task]
         first = self._missing[block] == found.sizes[block]
         self._missing[block] -= 1
         self._coming -= 1
-        if not self._coming:
-            return self._forward(now)
         if not self._missing[block] and block < len(found.intervals):
-            return self._fill(now, found.intervals[block])
-        return self._fill(now, found.durations[block]) if first else self._refill(now)
+            self._deadline = now + found.intervals[block]
+        elif first:
+            self._deadline = now + found.durations[block]
+        else:
+            return self._advance(now)
+        return [WakeAt(self._deadline), *self._advance(now)]
 
-    def _refill(self, now: Time) -> Sequence[Action]:
-        """The link is ahead of its estimate, or something came inside of a block: the rest of the interval is used."""
-        if self._deadline is None or not self._queue or now >= self._deadline:
-            return ()
-        return self._fill(now, self._deadline - now)[1:]
+    def _advance(self, now: Time) -> list[Action]:
+        """Starts what may be under way now."""
+        return self._fill(now) if self._coming and now >= self._strict_from else self._window(now)
 
     def _late(self, now: Time) -> Sequence[Action]:
         """The interval is over. If what should have come by now has not, send a little more and look again."""
         if self._deadline is None or now < self._deadline or not self._coming or not self._queue:
             return ()
+        if now < self._strict_from:
+            return self._window(now)
         actions: list[Action] = []
         if self._monitor.free_at - self._ahead <= now:
             chunk = self._gather(self._quantum, self._quantum)
@@ -172,11 +184,10 @@ class Prophet:
         self._deadline = max(now + 1, self._monitor.free_at - self._ahead)
         return [*actions, WakeAt(self._deadline)]
 
-    def _fill(self, now: Time, interval: Time) -> list[Action]:
-        """Starts what drains within ``interval`` from now."""
-        self._deadline = now + interval
-        actions: list[Action] = [WakeAt(self._deadline)]
-        while self._queue:
+    def _fill(self, now: Time) -> list[Action]:
+        """Starts what drains before the interval in hand ends."""
+        actions: list[Action] = []
+        while self._queue and self._deadline is not None and now < self._deadline:
             room = self._deadline + self._ahead - max(now, self._monitor.free_at)
             chunk = self._gather(self._monitor.fits(room), self._partition)
             if chunk is None:
@@ -185,10 +196,10 @@ class Prophet:
             self._send(actions[-1:], now)
         return actions
 
-    def _forward(self, now: Time) -> list[Action]:
-        """Everything has arrived: strict priority while credit lasts."""
+    def _window(self, now: Time) -> list[Action]:
+        """Strict priority while credit lasts. Behind two chunks little is held back, for company may come."""
         actions: list[Action] = []
-        while self._queue and self._under_way < self._credit:
+        while self._queue and self._under_way < self._credit and (self._flying < 2 or self._queued >= self._enough):
             chunk = self._gather(self._partition, self._enough)
             assert chunk is not None
             actions.append(Start(chunk))
@@ -213,6 +224,7 @@ class Prophet:
             size += take
             if take == left:
                 heappop(self._queue)
+        self._queued -= size
         return Chunk("all_reduce", tuple(pieces), size) if pieces else None
 
     def _send(self, actions: Sequence[Action], now: Time) -> None:
@@ -220,3 +232,4 @@ class Prophet:
             if type(action) is Start:
                 self._monitor.start(now, action.chunk.size)
                 self._under_way += action.chunk.size
+                self._flying += 1

@@ -21,7 +21,7 @@ _SMALLEST = 16_000
 _ENOUGH = 2e-4
 """A gap to T* that is not worth another evaluation, and a gain that is not worth moving away for."""
 
-_CAREFUL = 0.005
+_CAREFUL = 0.01
 _FLIGHTS = 3
 """Partitions in a careful window. Collectives under way together share the link instead of queueing for it, so two end
 at nearly the same moment, and the link idles until what they make room for is ordered; a third one bridges that."""
@@ -39,8 +39,8 @@ def tune(
 
     Knobs that ``schedule`` sets are kept; the others are searched with at most ``evaluations`` simulations.
     The result is never worse than the defaults, unless ``careful``: then it stays at the analytic starting point, small
-    partitions under a small window, until 0.5 % is to be won. In the simulator 0.02 % is real; on a real link noise takes
-    away more, and from large partitions, which promise as much, it takes most.
+    partitions, three of them under way, and moves away from it only where 1 % is to be won. In the simulator 0.02 % is
+    real; on a real link noise takes away more, and from large partitions, which promise as much, it takes most.
     """
     place, plan = cluster(where), spec(schedule)
     free = [knob for knob in POLICIES[plan.name].knobs if knob.tunable and knob.name not in plan.knobs]
@@ -54,7 +54,8 @@ def tune(
         while moved and not search.over:
             moved = False
             for knob in free:
-                for candidate in _neighbours(best, knob, stride, workload):
+                near = _neighbours(best, knob, stride, workload)
+                for candidate in map(_roomy, near) if careful and "credit" not in plan.knobs else near:
                     if search.better(best, candidate) is candidate:
                         best, moved = candidate, True
                         break
@@ -115,6 +116,14 @@ def _neighbours(plan: Spec, knob: Knob, stride: float, workload: Workload) -> li
     else:
         near = [_round(value * factor, knob, workload) for factor in (stride, 1 / stride)]
     return [Spec(plan.name, {**plan.knobs, knob.name: new}) for new in near if new != value]
+
+
+def _roomy(plan: Spec) -> Spec:
+    """``plan`` with a window of at least `_FLIGHTS` partitions."""
+    known = plan.settings
+    if "credit" not in known or "partition" not in known or known["credit"] >= _FLIGHTS * known["partition"]:
+        return plan
+    return Spec(plan.name, {**plan.knobs, "credit": _FLIGHTS * known["partition"]})
 
 
 def _round(value: float, knob: Knob, workload: Workload) -> float:
