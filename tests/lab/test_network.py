@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.lab import Lab, LabError, labs, network, remove
+from foretrain.lab import Lab, LabError, labs, network, processes, remove
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_what_ignores_sigterm_is_killed(name):
     with subprocess.Popen(lab.command(1, [sys.executable, "-c", deaf]), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"deaf\n"
-        network.end(lambda: network.processes(name), patience=0.2)
+        processes.end(lambda: network.processes(name), patience=0.2)
         assert process.wait() == -9
     assert inside(lab) == []
 
@@ -366,7 +366,7 @@ def test_ctrl_c_waits_until_the_tidying_is_done():
     done = []
 
     def tidy() -> None:
-        with network.uninterrupted():
+        with processes.uninterrupted():
             signal.raise_signal(signal.SIGINT)
             done.append("tidied")
 

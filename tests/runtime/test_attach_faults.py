@@ -118,6 +118,14 @@ def assert_told(errors, victim):
             assert re.search(r"task '[\w.]+'|step \d+", line), line
 
 
+def assert_named(errors, victim):
+    """Every other rank's error is one of foretrain's, and says who was lost."""
+    for rank, error in enumerate(errors):
+        if rank != victim:
+            line = last_line(error)
+            assert re.match(rf"foretrain\.errors\.PeerLost.*\brank {victim}\b", line), error
+
+
 FAULTS = [killed, stopped, raises, raises_in_forward, raises_in_backward, interrupted, leaves, cut_off]
 
 
@@ -137,17 +145,17 @@ def test_every_rank_ends_and_says_whom_it_lost(job, fault, victim):
         assert last_line(errors[victim]) == "KeyboardInterrupt"
 
 
-@pytest.mark.parametrize("fault", [killed, stopped, raises], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("fault", [killed, stopped, raises, leaves], ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("when", [0, 1])
-def test_every_rank_ends_although_scheduling_has_not_begun(job, fault, when):
-    errors = ends(job, fault, 1, when, patience=TIMEOUT)
-    assert all(errors)
+def test_every_rank_ends_although_scheduling_has_not_begun(job, fault, victim, when):
+    assert_named(ends(job, fault, victim, when), victim)
 
 
+@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("fault", [killed, stopped, raises], ids=lambda fault: fault.__name__)
-def test_every_rank_ends_although_nobody_coordinates(job, fault):
-    errors = ends(job, fault, 1, agreement="replay", patience=TIMEOUT)
-    assert all(errors)
+def test_every_rank_ends_although_nobody_coordinates(job, fault, victim):
+    assert_named(ends(job, fault, victim, agreement="replay"), victim)
 
 
 # ---------------------------------------------------------------- waiting, and what ends it

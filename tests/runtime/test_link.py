@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError, ForetrainError
-from foretrain.runtime import link as module
-from foretrain.runtime.link import BODY_LIMIT, Link, LinkError, Listener, Message, connect, local_address
+from foretrain.runtime import handshake as module
+from foretrain.runtime.address import local_address
+from foretrain.runtime.handshake import Listener, connect
+from foretrain.runtime.link import BODY_LIMIT, Link, LinkError, Message
 
 SECRET = bytes(range(32))
 OTHER = bytes(range(1, 33))

@@ -70,3 +70,15 @@ def check_writable(**paths: Path | None) -> None:
             raise ConfigError(field, str(path), "is in a folder that does not exist", "make the folder first")
         if path.is_dir():
             raise ConfigError(field, str(path), "is a folder", "name a file")
+
+
+def split(text: str) -> list[str]:
+    """Splits ``"ddp,bytescheduler(partition=1MB, credit=4MB)"`` at the commas outside brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]

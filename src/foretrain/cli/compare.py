@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_writable
+from foretrain.cli.arguments import Scenario, check_writable, split
 
 
 def compare(
@@ -43,7 +43,7 @@ def compare(
 
     check_writable(html=html, trace=trace, json=json)
     workload, place = scenario.read()
-    names = tuple(name for text in schedules for name in _split(text)) or ALL_SCHEDULES
+    names = tuple(name for text in schedules for name in split(text)) or ALL_SCHEDULES
     keep = html is not None or trace is not None
     with _progress("comparing") as progress:
         table = compare_all(workload, place, names, tuned=tune, trace=keep, progress=progress)
@@ -77,18 +77,6 @@ def _write(table: object, html: Path | None, trace: Path | None, json: Path | No
     if json:
         write_atomically(json, msgspec.json.format(msgspec.json.encode(table.to_dict()), indent=2))
         yield json
-
-
-def _split(text: str) -> list[str]:
-    """Splits ``"ddp,bytescheduler(partition=1MB, credit=4MB)"`` at the commas outside brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import check_writable
+from foretrain.cli.arguments import check_writable, split
 
 if TYPE_CHECKING:
     from foretrain.lab.result import LabResult, Progress
@@ -57,7 +57,6 @@ def compare(
     """
     from rich.console import Console
 
-    from foretrain.cli.compare import _split
     from foretrain.lab.compare import SCHEDULES, share
     from foretrain.lab.compare import compare as compare_all
     from foretrain.report.lab import lab_summary
@@ -72,7 +71,7 @@ def compare(
             name=name,
             progress=progress,
             compute=compute,
-            schedules=tuple(part for text in schedules for part in _split(text)) or SCHEDULES,
+            schedules=tuple(part for text in schedules for part in split(text)) or SCHEDULES,
             ratio=ratio,
             step_time=parse_time(step_time, "step-time") if step_time else None,
             iterations=iterations,

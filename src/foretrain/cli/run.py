@@ -30,6 +30,7 @@ class Options:
         nproc: processes on this node, or auto, cpu or gpu; torchrun's --nproc-per-node.
         compression: what gradients are sent as, whatever the script asks for.
         timeout: how long a rank may be silent before the others give it up.
+        patience: how long all ranks may live and nothing move before they give up.
         secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
         module: the script is a module's name, as with python -m.
     """
@@ -38,6 +39,7 @@ class Options:
     nproc: str | None = None
     compression: Compression | None = None
     timeout: str = "60s"
+    patience: str = "30min"
     secret_file: Path | None = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
@@ -62,19 +64,25 @@ def run_command(arguments: Sequence[str]) -> None:
     _start(options, torchrun, script)
 
 
+def _wait(field: str, text: str) -> float:
+    """Seconds."""
+    time = parse_time(text, field)
+    if time <= 0:
+        raise ConfigError(field, text, "is no time to wait", "write e.g. 60s")
+    return time / SECOND
+
+
 def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> None:
     module, script = options.module, list(script)
     if script[:1] == ["-m"]:
         module, script = True, script[1:]
     if not script:
         raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
-    timeout = parse_time(options.timeout, "timeout")
-    if timeout <= 0:
-        raise ConfigError("timeout", options.timeout, "is no time to wait", "write e.g. 60s")
+    timeout, patience = _wait("timeout", options.timeout), _wait("patience", options.patience)
     from foretrain.launch.command import launch
 
     processes = ["--nproc-per-node", options.nproc] if options.nproc else []
-    settings = Settings(options.schedule, options.compression, timeout / SECOND)
+    settings = Settings(options.schedule, options.compression, timeout, patience)
     status = launch(script, settings, torchrun=[*processes, *torchrun], module=module, secret_file=options.secret_file)
     if status:
         sys.exit(status)

@@ -31,7 +31,8 @@ from pathlib import Path
 from types import TracebackType
 
 from foretrain.errors import ConfigError
-from foretrain.lab.network import Host, Lab, LabError, Process, end, processes, uninterrupted
+from foretrain.lab.network import Host, Lab, LabError, processes
+from foretrain.lab.processes import Process, end, uninterrupted
 
 PATIENCE = 3.0
 """Seconds from SIGTERM to SIGKILL."""

@@ -22,21 +22,19 @@ import logging
 import math
 import os
 import re
-import select
 import shutil
-import signal
 import socket
 import subprocess
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from foretrain.errors import ConfigError, ForetrainError
+from foretrain.lab.processes import Process, end, inside, uninterrupted
 from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, parse_time
 
 Congestion: TypeAlias = Literal["cubic", "bbr", "reno"]
@@ -46,7 +44,6 @@ QUEUE: Time = 8 * MILLISECOND
 MTU = 9000
 MOST_HOSTS = 64
 _BRIDGE = "ftbr"
-_NAMESPACES = Path("/run/netns")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 # Above a GSO packet (64 KiB), or tbf would cut each into segments and the CPU would become the bottleneck.
 _LEAST_BURST = 96 * 2**10
@@ -68,16 +65,6 @@ class Host:
     namespace: str
     interface: str
     address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that lives inside a lab."""
-
-    pid: int
-    command: str
-    host: int | None
-    """None is the switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,77 +248,8 @@ def remove(name: str = "lab", *, kill: bool = False) -> tuple[Process, ...]:
 
 
 def processes(name: str) -> tuple[Process, ...]:
-    """The processes inside a lab, by pid: one walk through /proc."""
-    inodes: dict[tuple[int, int], int | None] = {}
-    for namespace in _namespaces(name):
-        with contextlib.suppress(OSError):
-            found = (_NAMESPACES / namespace).stat()
-            inodes[found.st_dev, found.st_ino] = _index(namespace)
-    alive: list[Process] = []
-    for entry in os.scandir("/proc") if inodes else ():
-        if entry.name.isdigit():
-            # A process may end between any two looks at it.
-            with contextlib.suppress(OSError):
-                seen = os.stat(f"{entry.path}/ns/net")
-                if (seen.st_dev, seen.st_ino) in inodes:
-                    words = Path(entry.path, "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
-                    command = words.decode(errors="replace")
-                    alive.append(Process(int(entry.name), command, inodes[seen.st_dev, seen.st_ino]))
-    return tuple(sorted(alive, key=lambda process: process.pid))
-
-
-def end(find: Callable[[], Iterable[Process]], patience: float = 3.0) -> None:
-    """Ends the processes that ``find`` names: SIGTERM, and after ``patience`` seconds SIGKILL.
-
-    Each is held by a pidfd that is opened before ``find`` confirms it by a second look, so that a pid which the
-    system gave to somebody else meanwhile is never signalled.
-    """
-    # What forked between two looks is found by the next round; what survives three, no signal can end.
-    for _ in range(3):
-        if not (found := tuple(find())):
-            return
-        held: dict[int, int] = {}
-        try:
-            for process in found:
-                with contextlib.suppress(ProcessLookupError):
-                    held[process.pid] = os.pidfd_open(process.pid)
-            waiting = {held[process.pid] for process in find() if process.pid in held}
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                for descriptor in waiting:
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(descriptor, number)
-                waiting = _not_ended(waiting, patience)
-        finally:
-            for descriptor in held.values():
-                os.close(descriptor)
-
-
-def _not_ended(descriptors: set[int], patience: float) -> set[int]:
-    waiting, deadline = set(descriptors), time.monotonic() + patience
-    poll = select.poll()
-    for descriptor in waiting:
-        poll.register(descriptor, select.POLLIN)
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for descriptor, _ in poll.poll(math.ceil(left * 1000)):
-            poll.unregister(descriptor)
-            waiting.discard(descriptor)
-    return waiting
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Holds a Ctrl-C back until the block is done, so that tidying up is never half done. Main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-    if pressed:
-        signal.raise_signal(signal.SIGINT)
+    """The processes inside a lab, by pid."""
+    return inside({namespace: _index(namespace) for namespace in _namespaces(name)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,26 +11,22 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 import foretrain as ft
 from foretrain.errors import ForetrainError
+from foretrain.lab.baseline import TracedDdp, complete, ddp
 from foretrain.lab.calibrate import calibrate
-from foretrain.lab.paced import Clock, paced
 from foretrain.lab.result import (
     Calibrated,
     Case,
@@ -43,7 +39,7 @@ from foretrain.lab.result import (
     Timed,
     Traced,
 )
-from foretrain.lab.transformer import batches, transformer
+from foretrain.lab.training import PacedTraining, RealTraining, Trainable
 from foretrain.schedule import Job
 from foretrain.timeline import Span
 from foretrain.units import Time
@@ -53,115 +49,6 @@ _RATE = 0.01
 """Learning rate of plain SGD: the optimizer that costs a CPU least, because on an accelerator it costs nothing."""
 _BATCH = 8
 _TRACED = 3
-
-
-class Trainable(Protocol):
-    """A model with its data: what one iteration runs forward.
-
-    Attributes:
-        clock: notes when backward passes begin.
-    """
-
-    clock: Clock
-
-    @property
-    def model(self) -> nn.Module:
-        """Its parameters are exchanged."""
-        ...
-
-    def loss(self, module: nn.Module) -> Tensor:
-        """The loss of the next batch, through ``module``, which is `model` or what wraps it."""
-        ...
-
-    def trace(self) -> list[Span]:
-        """From now on, what is computed when, on the lane ``"gpu"``; ps of the performance counter."""
-        ...
-
-
-class PacedTraining:
-    """A paced model; see `foretrain.lab.paced`."""
-
-    def __init__(self, experiment: Experiment, workload: Workload, rank: int) -> None:
-        last = rank == dist.get_world_size() - 1
-        slower = experiment.straggler if last else 0.0
-        seed = 1000 * experiment.seed + rank
-        self.clock = Clock(slower=slower, jitter=experiment.jitter, seed=seed)
-        self.model = paced(workload, self.clock)
-        self._input = torch.zeros(1)
-
-    def loss(self, module: nn.Module) -> Tensor:
-        """One number."""
-        return module(self._input).sum()
-
-    def trace(self) -> list[Span]:
-        """What the accelerator computes in its own time."""
-        self.clock.begins.clear()
-        self.clock.spans = []
-        return self.clock.spans
-
-
-class RealTraining:
-    """The small transformer on this host's CPU."""
-
-    def __init__(self, experiment: Experiment, batch: int, rank: int) -> None:
-        self.clock = Clock()
-        self.model = transformer(experiment.seed)
-        self._batches = batches(batch, rank, experiment.seed)
-
-    def loss(self, module: nn.Module) -> Tensor:
-        """Cross-entropy."""
-        tokens, targets = next(self._batches)
-        loss = module(tokens, targets)
-        self.clock.sync()
-        self.clock.turn()
-        return loss
-
-    def trace(self) -> list[Span]:
-        """From a layer's call to the next one's, and from one gradient to the next."""
-        spans: list[Span] = []
-        self.clock.begins.clear()
-        now = _Now(spans, self.clock)
-        for name, module in self.model.named_modules():
-            if next(module.parameters(recurse=False), None) is not None:
-                module.register_forward_pre_hook(partial(now.called, name))
-        self.model.register_forward_hook(now.left)
-        for name, parameter in self.model.named_parameters():
-            parameter.register_post_accumulate_grad_hook(partial(now.released, name))
-        return spans
-
-
-class _Now:
-    """What a real model computes now: hooks that note it."""
-
-    def __init__(self, spans: list[Span], clock: Clock) -> None:
-        self._spans = spans
-        self._clock = clock
-        self._open: tuple[str, Time] | None = None
-        self._step = -1
-        self._last: Time = 0
-
-    def called(self, name: str, *_: object) -> None:
-        """A layer's forward begins, and the one before it is over."""
-        now = time.perf_counter_ns() * 1000
-        self._close(now)
-        self._open = (name, now)
-
-    def left(self, *_: object) -> None:
-        """The forward pass is over."""
-        self._close(time.perf_counter_ns() * 1000)
-
-    def released(self, name: str, *_: object) -> None:
-        """A gradient is complete."""
-        now, step = time.perf_counter_ns() * 1000, len(self._clock.begins) - 1
-        began = self._last if step == self._step else self._clock.begins[-1]
-        self._spans.append(Span("gpu", "backward", name, step, began, now))
-        self._last, self._step = now, step
-
-    def _close(self, now: Time) -> None:
-        if self._open:
-            name, began = self._open
-            self._spans.append(Span("gpu", "forward", name, len(self._clock.begins) - 1, began, now))
-        self._open = None
 
 
 def main(path: str) -> None:
@@ -265,8 +152,8 @@ class _Worker:
                 later = begins[0] - attached.begins[first]
                 spans = [_moved(span, later) for span in attached.timeline if span.kind not in ("forward", "backward")]
             else:
-                assert isinstance(module, _TracedDdp)
-                spans = _complete(module.spans, computed, begins)
+                assert isinstance(module, TracedDdp)
+                spans = complete(module.spans, computed, begins)
             spans = computed + spans
         origin, end = begins[0], begins[-1]
         kept = (_moved(span, -origin) for span in spans if span.end > origin and span.start < end)
@@ -304,8 +191,8 @@ class _Worker:
                 yield all_three
         else:
             step = _step(torch.optim.SGD(training.model.parameters(), lr=_RATE))
-            module = _ddp(training.model, case, traced)
-            yield module, module.noted(step) if isinstance(module, _TracedDdp) else step, None
+            module = ddp(training.model, case, traced)
+            yield module, module.noted(step) if isinstance(module, TracedDdp) else step, None
         dist.barrier()
 
     @contextmanager
@@ -372,79 +259,6 @@ def _step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 def _moved(span: Span, by: Time) -> Span:
     return span._replace(start=span.start + by, end=span.end + by)
-
-
-# Stock DDP.
-
-
-def _ddp(model: nn.Module, case: Case, traced: bool) -> nn.Module:
-    # Gradients as views of buckets spare DDP a copy; the baseline is meant to be strong.
-    kind = _TracedDdp if traced else DistributedDataParallel
-    size = case.bucket / (1 << 20) if case.bucket else None
-    wrapped = kind(model, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=size)
-    if isinstance(wrapped, _TracedDdp):
-        wrapped.trace(case.kind == "ddp_fp16")
-    elif case.kind == "ddp_fp16":
-        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return wrapped
-
-
-class _TracedDdp(DistributedDataParallel):
-    """DDP that notes when each bucket was under way, and when the optimizer ran.
-
-    Attributes:
-        spans: on the lanes ``"wire"`` and ``"gpu"``; ps of the performance counter.
-    """
-
-    def trace(self, half: bool) -> None:
-        """Begins to note, with DDP's own hooks underneath."""
-        self.spans: list[Span] = []
-        hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-
-        # Not annotated: DDP compares annotations with the types themselves, and here they are text.
-        def traced(state, bucket):
-            began = time.perf_counter_ns() * 1000
-            first, *more = [names[parameter] for parameter in bucket.parameters()]
-            name = f"{first} +{len(more)}" if more else first
-            size = bucket.buffer().nbytes // (2 if half else 1)
-
-            def done(future: torch.futures.Future[Tensor]) -> Tensor:
-                self.spans.append(Span("wire", "communication", name, 0, began, time.perf_counter_ns() * 1000, size))
-                return future.value()
-
-            return hook(state, bucket).then(done)
-
-        self.register_comm_hook(None, traced)
-
-    def noted(self, step: Callable[[], None]) -> Callable[[], None]:
-        """``step`` that also notes when it ran."""
-
-        def both() -> None:
-            began = time.perf_counter_ns() * 1000
-            step()
-            self.spans.append(Span("gpu", "update", "all", 0, began, time.perf_counter_ns() * 1000))
-
-        return both
-
-
-def _complete(noted: Sequence[Span], computed: Sequence[Span], begins: Sequence[Time]) -> list[Span]:
-    """``noted`` with its steps, and with the waiting at the barrier: from the last computation to the optimizer.
-
-    A bucket is drawn from when the one before it was through: the link carries one after the other.
-    """
-    spans = []
-    free: Time = 0
-    for span in sorted(noted, key=lambda span: span.end):
-        step = bisect_right(begins, span.start) - 1
-        if span.kind == "communication":
-            spans.append(span._replace(step=step, start=max(free, span.start)))
-            free = span.end
-        else:
-            spans.append(span._replace(step=step))
-            ended = max((one.end for one in computed if one.end <= span.start), default=span.start)
-            spans.append(Span("gpu", "wait", "barrier", step, ended, span.start))
-    return spans
 
 
 if __name__ == "__main__":

@@ -23,13 +23,16 @@ class Settings:
         schedule: a policy with its knobs, as `foretrain.schedule.policies.spec` reads it.
         compression: what gradients are sent as; None leaves it to the script.
         timeout: seconds after which a silent rank counts as lost.
+        patience: seconds after which work that does not move counts as stuck.
     """
 
     schedule: str = "bytescheduler"
     compression: Compression | None = None
     timeout: float = 60.0
+    patience: float = 1800.0
 
     def arguments(self) -> list[str]:
         """The options of `foretrain.launch.worker` that say the same."""
         compression = ["--compression", self.compression] if self.compression else []
-        return ["--schedule", self.schedule, *compression, "--timeout", repr(self.timeout)]
+        waits = ["--timeout", repr(self.timeout), "--patience", repr(self.patience)]
+        return ["--schedule", self.schedule, *compression, *waits]

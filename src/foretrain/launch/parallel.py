@@ -195,6 +195,7 @@ class ScheduledDataParallel(DistributedDataParallel):
             compression=settings.compression or self._role.compression,
             broadcast_buffers=self.forward_sync_buffers,
             timeout=settings.timeout,
+            patience=settings.patience,
         )
         self._role.optimizers = list(map(weakref.ref, optimizers))
 

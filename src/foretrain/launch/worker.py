@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     from foretrain.launch.takeover import Takeover
 
-    settings = Settings(options.schedule, options.compression, options.timeout)
+    settings = Settings(options.schedule, options.compression, options.timeout, options.patience)
     sys.excepthook = told_as_its_own
     _end_with_torchrun()
     with Takeover(settings):
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedule", default=Settings().schedule)
     parser.add_argument("--compression", choices=get_args(Compression))
     parser.add_argument("--timeout", type=float, default=Settings().timeout)
+    parser.add_argument("--patience", type=float, default=Settings().patience)
     parser.add_argument("-m", "--module", action="store_true")
     # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
     parser.add_argument("script", nargs=argparse.REMAINDER)

@@ -1,13 +1,9 @@
-"""What the lab measured: a table for a terminal, a page, and a trace of the real run beside its forecast.
-
-The page has the look and the script of `foretrain.report.page`, whose template it takes them from.
-"""
+"""What the lab measured: a table for a terminal, a page, and a trace of the real run beside its forecast."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -15,12 +11,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-import foretrain
-from foretrain.errors import MissingExtra
 from foretrain.files import write_atomically
 from foretrain.lab.result import LabResult, Measurement
+from foretrain.report.document import Card, document
 from foretrain.report.lanes import lanes
-from foretrain.report.page import Card
 from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, canvas
 from foretrain.report.table import describe
 from foretrain.report.trace import write_trace
@@ -184,15 +178,6 @@ def lab_trace(result: LabResult, path: str | os.PathLike[str]) -> None:
 
 def render(result: LabResult) -> str:
     """The page as text."""
-    try:
-        import jinja2
-    except ModuleNotFoundError as error:
-        raise MissingExtra("jinja2", "report", "an HTML page") from error
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise MissingExtra("plotly", "report", "an HTML page") from error
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     runs = [run for one in _ranked(result) for run in one.runs]
     opening = _opening(result)
     shown = [run for run in runs if run.schedule in opening] or runs[:2]
@@ -200,7 +185,9 @@ def render(result: LabResult) -> str:
     if runs:
         figures["lanes"] = lanes(runs, shown=shown, names=[run.schedule.name for run in runs])
     good = result.best is not None and result.speedup(result.best) >= _WORTH
-    return environment.from_string(_template("lab.html")).render(
+    return document(
+        "lab.html",
+        figures,
         result=result,
         good=good,
         verdict=verdict(result),
@@ -210,11 +197,6 @@ def render(result: LabResult) -> str:
         cards=cards(result),
         rows=rows(result),
         chips=[(run.schedule.name, any(run is one for one in shown)) for run in runs],
-        figures={name: _json(figure) for name, figure in figures.items()},
-        style=_between(_template("page.html"), "<style>", "</style>"),
-        script=_between(_template("page.html"), '<script>\n"use strict";', "</script>"),
-        plotlyjs=get_plotlyjs(),
-        version=foretrain.__version__,
     )
 
 
@@ -328,19 +310,3 @@ def _opening(result: LabResult) -> set[Spec | Written]:
     """What to show at first: the baseline and the best, each beside its forecast."""
     chosen = [one for one in (result.baseline, result.best) if one is not None]
     return {run.schedule for one in chosen for run in one.runs}
-
-
-def _template(name: str) -> str:
-    return (resources.files("foretrain.report") / name).read_text(encoding="utf-8")
-
-
-def _between(text: str, start: str, end: str) -> str:
-    """What stands between the first ``start`` and the next ``end``."""
-    return text.partition(start)[2].partition(end)[0]
-
-
-def _json(figure: go.Figure) -> str:
-    """A figure that cannot end the script element it is written into."""
-    text = figure.to_json()
-    assert text is not None
-    return text.replace("<", "\\u003c")

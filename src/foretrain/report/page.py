@@ -1,22 +1,16 @@
-"""The page: one HTML file that needs neither network nor server, to read, zoom and pass on.
-
-plotly.js is written into it once; every figure is JSON that the page draws when it is scrolled to. The template,
-``page.html`` beside this module, holds all words and all style.
-"""
+"""The page of a comparison: one HTML file to read, zoom and pass on. Its words are in ``page.html`` beside it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING
 
-import foretrain
 from foretrain.comparison import Comparison, fastest
-from foretrain.errors import MissingExtra
 from foretrain.files import write_atomically
 from foretrain.report.curves import bars, curves
+from foretrain.report.document import Card, document
 from foretrain.report.lanes import lanes
 from foretrain.report.staircase import staircase
 from foretrain.report.table import describe, labels, optimum, ranking, rows
@@ -29,15 +23,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 """Schedules whose lanes are shown at first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One key number: its label, the number, and a line that explains it."""
-
-    label: str
-    value: str
-    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +41,12 @@ def page(comparison: Comparison, path: str | os.PathLike[str]) -> None:
 
 def render(comparison: Comparison) -> str:
     """The page as text; the same comparison gives the same text."""
-    try:
-        import jinja2
-    except ModuleNotFoundError as error:
-        raise MissingExtra("jinja2", "report", "an HTML page") from error
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise MissingExtra("plotly", "report", "an HTML page") from error
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string((resources.files("foretrain.report") / "page.html").read_text(encoding="utf-8"))
     drawn = [run for run in ranking(comparison) if len(run.timeline)]
-    return template.render(
+    return document(
+        "page.html",
+        _figures(comparison, drawn),
         comparison=comparison,
+        good=comparison.advice.worth_it,
         workload=describe(comparison.workload),
         verdict=comparison.advice.verdict,
         reasons=comparison.advice.reasons[:1].upper() + comparison.advice.reasons[1:] + ".",
@@ -76,12 +54,9 @@ def render(comparison: Comparison) -> str:
         parts=parts(comparison.bound),
         rows=rows(comparison),
         optimum=optimum(comparison),
-        figures={name: _json(figure) for name, figure in _figures(comparison, drawn).items()},
         drawn=_names(comparison, drawn),
         shown=[any(run is one for one in _opening(comparison, drawn)) for run in drawn],
         policies={run.schedule.name: _about(run) for run in ranking(comparison)},
-        plotlyjs=get_plotlyjs(),
-        version=foretrain.__version__,
     )
 
 
@@ -160,10 +135,3 @@ def _about(run: Run) -> str:
     """What a policy does: the first paragraph of its module's documentation, without the name in front."""
     text = (sys.modules[POLICIES[run.schedule.name].__module__].__doc__ or "").partition("\n\n")[0]
     return " ".join(text.partition(": ")[2].split())
-
-
-def _json(figure: go.Figure) -> str:
-    """A figure that cannot end the script element it is written into."""
-    text = figure.to_json()
-    assert text is not None
-    return text.replace("<", "\\u003c")

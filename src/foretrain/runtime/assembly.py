@@ -5,8 +5,7 @@ Scheduled (training thread) ──▶ Exchange ──▶ Carrier ──▶ Updat
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from foretrain.runtime.exchange import Exchange
 from foretrain.runtime.follower import Follower
 from foretrain.runtime.gradients import Gradients
 from foretrain.runtime.leader import Leader
+from foretrain.runtime.link import Link
 from foretrain.runtime.observation import Observed
 from foretrain.runtime.options import Options
 from foretrain.runtime.replayer import Replayer
@@ -29,8 +29,6 @@ from foretrain.runtime.streams import enqueues, streams
 from foretrain.runtime.updates import Updates
 from foretrain.schedule import Job, Spec
 from foretrain.workload.step import Workload
-
-logger = logging.getLogger("foretrain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +79,9 @@ def assemble(
     workload: Workload,
     job: Job,
     schedule: Spec,
+    links: Mapping[int, Link] | None,
 ) -> Machinery:
-    """Starts everything. Collective: all ranks connect here, or all replay.
+    """Starts everything, on all ranks alike.
 
     Args:
         around: what all parts share.
@@ -92,13 +91,9 @@ def assemble(
         workload: the same as a workload.
         job: the same as a job on the measured network.
         schedule: policy and knobs.
+        links: to the coordinator, or from it to all; None replays.
     """
     options, sideband = around.options, around.sideband
-    links = None
-    if options.agreement == "coordinator":
-        links = setup.connect_ranks(sideband, options.interface)
-        if links is None:
-            logger.warning("the coordinator cannot be reached by all ranks: a fixed order is replayed instead")
     device_streams = streams(around.device, len(parameters))
     updates = Updates(
         parameters, gradients.views, job.tasks, device_streams, around.failed, around.check, options.trace

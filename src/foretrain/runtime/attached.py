@@ -46,6 +46,7 @@ from foretrain.runtime.leader import Leader
 from foretrain.runtime.observation import Observation, workload_of
 from foretrain.runtime.optimizers import Attachment
 from foretrain.runtime.options import Options
+from foretrain.runtime.pulse import Pulse
 from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
@@ -103,19 +104,27 @@ class Attached:
         self._trace = Trace(self._origin) if options.trace else None
         self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
         self._group, self._side_group = setup.dedicated_groups(group, options.patience, self._device)
-        self._sideband = Sideband(self._side_group, self._device)
-        self._buffers = Buffers(model, self._side_group) if options.broadcast_buffers else None
+        self._sideband = Sideband(self._side_group, self._device, self._together)
+        self._buffers = Buffers(model, self._side_group, self._together) if options.broadcast_buffers else None
+        self._pulse: Pulse | None = None
         self._named: list[tuple[str, nn.Parameter]] = []
         self._list_parameters()
         setup.agree_on_model(self._sideband, self._named, msgspec.structs.asdict(options) | {"interface": ""})
-        share_all(model, self._side_group, options.broadcast_buffers)
+        self._attachments: list[Attachment] = []
+        self._task_of: dict[int, int] = {}
         self._take()
         guards.install()
         self._switch = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch, _SWITCH))
-        self._attachments = [Attachment(place, optimizer, self) for place, optimizer in enumerate(optimizers)]
-        self._watch_model()
-        self._observe()
+        try:
+            self._connect()
+            share_all(model, self._side_group, options.broadcast_buffers, self._together)
+            self._attachments += [Attachment(place, optimizer, self) for place, optimizer in enumerate(optimizers)]
+            self._watch_model()
+            self._observe()
+        except BaseException as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
         atexit.register(_close_late, weakref.ref(self))
 
     # ── for people ──
@@ -278,7 +287,7 @@ class Attached:
         """Begins, or begins again, with steps that are watched."""
         parameters = [parameter for _, parameter in self._named]
         self._observation = Observation(len(parameters), stopwatch({self._device}))
-        self._warmup = Warmup(parameters, self._group, self._observation)
+        self._warmup = Warmup(parameters, self._group, self._observation, self._together)
         self._step_over = False
         task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
         for attachment in self._attachments:
@@ -343,6 +352,20 @@ class Attached:
 
     # ── from watching to scheduling, and back ──
 
+    def _doing(self) -> str:
+        return self._machinery.carrier.last() if self._machinery else "the first steps are being watched"
+
+    def _connect(self) -> None:
+        """Who is lost is noticed from here on."""
+        links = setup.connect_ranks(self._sideband, self._options.interface) if self.ranks > 1 else {}
+        if links is not None:
+            self._pulse = Pulse(links, self._options.timeout, self._fail, self._doing)
+        elif self.rank == 0:
+            logger.warning(
+                "the coordinator cannot be reached by all ranks: a fixed order is replayed instead, and a rank that is "
+                "lost shows only as a failed collective"
+            )
+
     @property
     def _phase(self) -> Scheduled | Warmup:
         return self._warmup if self._machinery is None else self._machinery.scheduled
@@ -380,7 +403,12 @@ class Attached:
         around = Surroundings(
             self._group, self._sideband, self._device, self._options, self._origin, self._fail, self._raise_failure
         )
-        self._machinery = assemble(around, parameters, gradients, seen, self.workload, job, self._schedule)
+        links = None
+        if self._pulse is not None and self._options.agreement == "coordinator":
+            links, self._pulse = self._pulse.release(), None
+            # Nobody may speak on a link on which a pulse still listens.
+            self._sideband.everywhere(True)
+        self._machinery = assemble(around, parameters, gradients, seen, self.workload, job, self._schedule, links)
 
     def _choose(self, workload: Workload, cost: Cost) -> Spec:
         """Rank 0's choice of knobs, on all ranks."""
@@ -397,6 +425,8 @@ class Attached:
         self._stop_scheduling()
         self._stop_watching()
         self._list_parameters()
+        if self._pulse is None:
+            self._connect()
         self._observe()
 
     def _stop_scheduling(self, reason: str | None = None) -> None:
@@ -433,6 +463,12 @@ class Attached:
         kind = type(error) if isinstance(error, ForetrainError) else ForetrainError
         raise remade(kind, text) from error
 
+    def _together(self) -> None:
+        """For whoever waits for all ranks: raises what keeps them from coming."""
+        self._raise_failure()
+        if self._pulse is not None:
+            self._pulse.miss()
+
     def _part(self) -> None:
         """Gives the groups back when every rank is done with them; a rank that does not come keeps nobody waiting."""
         try:
@@ -452,6 +488,8 @@ class Attached:
         self._closed = True
         if self._failure is not None or reason is not None:
             _keep_for_ever(self._group, self._side_group)
+        if self._pulse is not None:
+            self._pulse.close(reason)
         self._stop_scheduling(reason)
         for attachment in self._attachments:
             attachment.close()
@@ -475,8 +513,10 @@ def _keep_for_ever(*groups: dist.ProcessGroup) -> None:
 
 
 def _close_late(reference: weakref.ref[Attached]) -> None:
-    """At exit: everything ends, and the other ranks are told if it is in the middle of a step."""
+    """At exit: everything ends, and the other ranks are told why if it is not the end of the training."""
     attached = reference()
     if attached is not None:
         busy = attached._machinery is not None and attached._machinery.updates.pending()
-        attached._abandon("it exits in the middle of a step" if busy else None)
+        error = attached._failure or getattr(sys, "last_value", None)
+        reason = f"{type(error).__name__}: {error}" if error else None
+        attached._abandon(reason or ("it exits in the middle of a step" if busy else None))

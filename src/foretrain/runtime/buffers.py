@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-_broadcast = dist._broadcast_coalesced  # pyright: ignore[reportPrivateImportUsage] DDP's own
+from foretrain.runtime.streams import enqueues
+from foretrain.runtime.waiting import finish
+
 _BUCKET = 250 << 20
 """Bytes per broadcast, DistributedDataParallel's."""
 
 
 class Buffers:
-    """The buffers of ``model``, shared over ``group``, which nobody else uses while a forward pass begins."""
+    """The buffers of ``model``, shared over ``group``, which nobody else uses while a forward pass begins.
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
-        self._model, self._group = model, group
+    ``check`` raises what has ended the job, if anything has.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, check: Callable[[], None]) -> None:
+        self._model, self._group, self._check = model, group, check
         self._due = True
 
     def forward_begins(self, synchronizes: bool) -> None:
@@ -30,16 +38,39 @@ class Buffers:
 
     def share(self) -> None:
         """Broadcasts now."""
-        buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
-        if buffers:
-            with torch.no_grad():
-                _broadcast(self._group, buffers, _BUCKET, 0)
+        _broadcast((buffer for buffer in self._model.buffers() if buffer.numel()), self._group, self._check)
 
 
-def share_all(model: nn.Module, group: dist.ProcessGroup, buffers: bool) -> None:
+def share_all(model: nn.Module, group: dist.ProcessGroup, buffers: bool, check: Callable[[], None]) -> None:
     """Rank 0's parameters, and its buffers where ``buffers``, on all ranks: how training begins."""
     tensors = [parameter.detach() for parameter in model.parameters()]
     tensors += [buffer for buffer in model.buffers() if buffer.numel()] if buffers else []
-    if tensors and dist.get_world_size(group) > 1:
-        with torch.no_grad():
-            _broadcast(group, tensors, _BUCKET, 0)
+    if dist.get_world_size(group) > 1:
+        _broadcast(tensors, group, check)
+
+
+def _broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, check: Callable[[], None]) -> None:
+    """The first rank's ``tensors``, on all ranks, a bucket after the other."""
+    with torch.no_grad():
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            work = dist.broadcast(flat, group=group, group_src=0, async_op=True)
+            finish(work, check, enqueues=enqueues(group, flat.device))
+            start = 0
+            for tensor in bucket:
+                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+                start += tensor.numel()
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of one dtype on one device, up to `_BUCKET` bytes together, the same on all ranks."""
+    alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    sizes: Counter[tuple[torch.device, torch.dtype]] = Counter()
+    for tensor in tensors:
+        kind = (tensor.device, tensor.dtype)
+        alike.setdefault(kind, []).append(tensor)
+        sizes[kind] += tensor.nbytes
+        if sizes[kind] >= _BUCKET:
+            yield alike.pop(kind)
+            del sizes[kind]
+    yield from alike.values()

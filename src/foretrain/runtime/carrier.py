@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from foretrain.errors import PeerLost, ScheduleError
 from foretrain.runtime.compression import Rounding
 from foretrain.runtime.gradients import Gradients, Run
 from foretrain.runtime.streams import HostStreams, enqueues
+from foretrain.runtime.waiting import LOOK, VERDICT, finish
 from foretrain.tasks import Chunk, Piece, Task
 
 # Note [Two arrivals]
@@ -36,12 +36,6 @@ from foretrain.tasks import Chunk, Piece, Task
 # A chunk that fuses a small gradient with the rest of a larger one is two slices of the flat buffer. Copying them
 # together, and the sum apart, cost 0.6 ms per megabyte on the threads that decide; gloo's coalesced all-reduce copies
 # as much on threads of its own, 0.1 ms, and NCCL's does not copy at all. The sums are the same bits.
-
-
-_LOOK = 1.0
-"""Seconds between two looks of a thread that waits for a collective."""
-_VERDICT = 2.0
-"""Seconds that a failed collective waits for a better explanation."""
 
 
 class Order(NamedTuple):
@@ -154,7 +148,7 @@ class Carrier:
         self._closing.set()
         self._queue.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(3 * _LOOK)
+            self._thread.join(3 * LOOK)
 
     def _issue(self, order: Order) -> list[tuple[dist.Work, Callable[[], None] | None]]:
         chunk = order.chunk
@@ -226,18 +220,12 @@ class Carrier:
                 self._complete(sent)
         except BaseException as error:
             # A rank that is gone ends its collectives and its link: the link knows which rank it is.
-            if not self._closing.wait(_VERDICT):
-                self._failed(PeerLost(f"a collective failed: {error}; {self.last()}"))
+            if not self._closing.wait(VERDICT):
+                self._failed(PeerLost(f"{error}; {self.last()}"))
 
-    def _await(self, work: dist.Work) -> None:
-        """Waits for ``work``, and looks up now and then: a thread must not be inside of gloo when Python ends."""
-        while True:
-            try:
-                work.wait(timedelta(seconds=_LOOK))
-                return
-            except RuntimeError:
-                if work.is_completed() or self._closing.is_set():
-                    raise
+    def _go_on(self) -> None:
+        if self._closing.is_set():
+            raise PeerLost("this rank closes its attachment")
 
     def _complete(self, sent: Sent) -> None:
         if self._enqueues:
@@ -257,11 +245,10 @@ class Carrier:
     ) -> torch.cuda.Event | None:
         """Waits, the stream or the host, and unpacks."""
         with torch.no_grad(), self._streams.arriving():
-            for work, finish in works:
-                # NCCL's returns at once, and with a limit would block and then give the communicator up.
-                work.wait() if self._enqueues else self._await(work)
-                if finish:
-                    finish()
+            for work, unpack in works:
+                finish(work, self._go_on, enqueues=self._enqueues, verdict=0)
+                if unpack:
+                    unpack()
             mark = self._streams.arrived()
         self._streams.landed((piece.task for piece in order.chunk.pieces), mark)
         return mark

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from foretrain.errors import Disagreement
+from foretrain.errors import Disagreement, PeerLost
 from foretrain.runtime.carrier import Carrier, Order
 from foretrain.runtime.exchange import accumulated_differently
-from foretrain.runtime.streams import HostStreams
+from foretrain.runtime.streams import HostStreams, enqueues
+from foretrain.runtime.waiting import finish
 from foretrain.tasks import Chunk
 
 
@@ -115,7 +116,7 @@ class Replayer:
         again = self._again[self._steps & 1]
         with self._streams.issuing(()):
             mask = torch.tensor([*used, again, not again], dtype=torch.uint8, device=self._device)
-            dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group)
+            self._wait(dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group, async_op=True))
             *somewhere, some_again, some_not = mask.tolist()
         if some_again and some_not:
             raise accumulated_differently(self._steps, f"this rank {'did' if again else 'did not'}")
@@ -128,6 +129,13 @@ class Replayer:
             self._give(task, bool(somewhere[task]))
         return not self._closing
 
+    def _wait(self, work: dist.Work | None) -> None:
+        finish(work, self._go_on, enqueues=enqueues(self._group, self._device))
+
+    def _go_on(self) -> None:
+        if self._closing:
+            raise PeerLost("this rank closes its attachment")
+
     def _all_ready(self, tasks: set[int]) -> bool:
         return all(self._seen[task] > self._steps for task in tasks)
 
@@ -138,7 +146,7 @@ class Replayer:
     def _compare(self) -> None:
         own = torch.tensor(list(self._carrier.digest), dtype=torch.uint8, device=self._device)
         all_of_them = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(all_of_them, own, group=self._group)
+        self._wait(dist.all_gather(all_of_them, own, group=self._group, async_op=True))
         for rank, other in enumerate(all_of_them):
             if not torch.equal(own, other):
                 raise Disagreement(f"rank {rank} has issued other collectives than this rank; {self._carrier.last()}")

@@ -17,7 +17,9 @@ from torch import nn
 
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster
-from foretrain.runtime.link import Link, LinkError, Listener, connect, local_address
+from foretrain.runtime.address import local_address
+from foretrain.runtime.handshake import Listener, connect
+from foretrain.runtime.link import Link, LinkError
 from foretrain.runtime.observation import Observed
 from foretrain.runtime.sideband import Sideband
 from foretrain.schedule import POLICIES, Cost, Spec, spec

@@ -6,7 +6,7 @@ Everything here is collective and blocks; it is for setting up, not for every st
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from foretrain.errors import Disagreement
 from foretrain.runtime.streams import enqueues
+from foretrain.runtime.waiting import finish
 from foretrain.schedule import Cost
 from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
 
@@ -27,29 +28,32 @@ _TURN: Time = 500 * MICROSECOND
 
 
 class Sideband:
-    """The ranks of ``group``, for tensors on ``device``."""
+    """The ranks of ``group``, for tensors on ``device``; ``check`` raises what has ended the job, if anything has."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group = group
-        self._device = device if enqueues(group, device) else torch.device("cpu")
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._group, self._check = group, check
+        self._enqueues = enqueues(group, device)
+        self._device = device if self._enqueues else torch.device("cpu")
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
 
     def share(self, data: bytes | None) -> bytes:
         """Rank 0's ``data``, on all ranks."""
         length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
-        dist.broadcast(length, group=self._group, group_src=0)
+        self._wait(dist.broadcast(length, group=self._group, group_src=0, async_op=True))
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
         if self.rank == 0 and data:
             payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(payload, group=self._group, group_src=0)
+        self._wait(dist.broadcast(payload, group=self._group, group_src=0, async_op=True))
         return bytes(payload.cpu().tolist())
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
         """Every rank's ``values``, as long on one as on the other."""
         own = torch.tensor(list(values), dtype=torch.int64, device=self._device)
         all_of_them = [torch.empty_like(own) for _ in range(self.ranks)]
-        dist.all_gather(all_of_them, own, group=self._group)
+        self._wait(dist.all_gather(all_of_them, own, group=self._group, async_op=True))
         return [other.tolist() for other in all_of_them]
 
     def everywhere(self, value: bool) -> bool:
@@ -93,20 +97,23 @@ class Sideband:
     def _series(self, size: int, count: int, depth: int) -> float:
         """Nanoseconds per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` under way."""
         buffers = [torch.zeros(size // 4, device=self._device) for _ in range(depth)]
-        dist.barrier(group=self._group)
+        self.everywhere(True)
         self._finish()
         began = time.perf_counter_ns()
         works: list[dist.Work] = []
         for k in range(count):
             if k >= depth:
-                works[k - depth].wait()
+                self._wait(works[k - depth])
             work = dist.all_reduce(buffers[k % depth], group=self._group, async_op=True)
             assert work is not None
             works.append(work)
         for work in works[-depth:]:
-            work.wait()
+            self._wait(work)
         self._finish()
         return (time.perf_counter_ns() - began) / count
+
+    def _wait(self, work: dist.Work | None) -> None:
+        finish(work, self._check, enqueues=self._enqueues)
 
     def _finish(self) -> None:
         if self._device.type == "cuda":

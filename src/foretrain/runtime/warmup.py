@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,8 @@ from foretrain.errors import ConfigError
 from foretrain.runtime import guards
 from foretrain.runtime.gradients import Gradients
 from foretrain.runtime.observation import Observation
+from foretrain.runtime.streams import enqueues
+from foretrain.runtime.waiting import finish
 
 _SLICE = 25 << 20
 """Bytes per operation, DDP's bucket."""
@@ -24,10 +26,17 @@ class Warmup:
         parameters: indexed by task.
         group: to reduce over.
         observation: told of every gradient.
+        check: raises what has ended the job, if anything has.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, observation: Observation) -> None:
-        self._parameters, self._group, self._observation = parameters, group, observation
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: dist.ProcessGroup,
+        observation: Observation,
+        check: Callable[[], None],
+    ) -> None:
+        self._parameters, self._group, self._observation, self._check = parameters, group, observation, check
         self._task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
         self._gradients = Gradients(parameters, range(len(parameters)))
         self._share = 1.0 / dist.get_world_size(group)
@@ -71,13 +80,17 @@ class Warmup:
                     torch.mul(gradient, self._share, out=view)
             mask = torch.zeros(len(self._parameters), dtype=torch.uint8, device=self._parameters[0].device)
             mask[list(used)] = 1
-            dist.all_reduce(mask, dist.ReduceOp.MAX, group=self._group)
+            self._reduce(mask, dist.ReduceOp.MAX)
             for flat in self._gradients.flat:
                 step = max(1, _SLICE // flat.element_size())
                 for start in range(0, len(flat), step):
-                    dist.all_reduce(flat[start : start + step], group=self._group)
+                    self._reduce(flat[start : start + step], dist.ReduceOp.SUM)
             for task in mask.nonzero().flatten().tolist():
                 guards.set_raw_grad(self._parameters[task], self._gradients.views[task])
+
+    def _reduce(self, values: torch.Tensor, kind: dist.ReduceOp.RedOpType) -> None:
+        work = dist.all_reduce(values, kind, group=self._group, async_op=True)
+        finish(work, self._check, enqueues=enqueues(self._group, values.device))
 
     def step(self) -> bool:
         """Whether the update is deferred: never here."""

@@ -1,0 +1,61 @@
+"""Waiting for collectives without being at their mercy: gloo gives up on a stopped rank only after half an hour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from foretrain.errors import PeerLost
+
+LOOK = 1.0
+"""Seconds between two looks. A thread must not be inside of gloo for longer when Python ends, either."""
+VERDICT = 2.0
+"""Seconds that a failed collective waits for a better explanation: the links know which rank it was."""
+
+
+def finish(work: dist.Work | None, check: Callable[[], None], *, enqueues: bool, verdict: float = VERDICT) -> None:
+    """Waits for ``work``; ``check`` is called now and then and may raise to give it up.
+
+    Args:
+        work: what an asynchronous collective returned.
+        check: raises what has ended the job, if anything has.
+        enqueues: whether waiting is the stream's, as with NCCL: it returns at once, and with a limit it would block
+            and then give the communicator up.
+        verdict: seconds for which ``check`` may still explain a failure.
+
+    Raises:
+        PeerLost: the collective failed, and nothing explained it.
+    """
+    if work is None:
+        return
+    if enqueues:
+        work.wait()
+        return
+    while not _done(work):
+        check()
+        if work.is_completed() and (problem := _problem(work)):
+            deadline = time.monotonic() + verdict
+            while time.monotonic() < deadline:
+                time.sleep(0.05)
+                check()
+            raise PeerLost(f"a collective failed: {problem}")
+
+
+def _done(work: dist.Work) -> bool:
+    try:
+        work.wait(timedelta(seconds=LOOK))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _problem(work: dist.Work) -> str:
+    """What a completed ``work`` failed of; nothing if it came through after all."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""
