@@ -34,18 +34,20 @@ def started(monkeypatch, tmp_path):
 
 
 def test_what_is_whose(started):
-    options = "--nproc 2 --schedule p3(slice=1MB) --compression fp16 --timeout 5s"
+    options = "--nproc 2 --schedule p3(slice=1MB) --compression fp16 --timeout 5s --patience 1min"
     torchruns = "--nnodes 1 --max-restarts=3 -t 3 --rdzv_id a"
     main(f"run {options} {torchruns} -- train.py -- --schedule x -m".split())
     (job,) = started
     assert (job.nproc_per_node, job.nnodes, job.max_restarts, job.tee, job.rdzv_id) == ("2", "1", 3, "3", "a")
     assert (job.module, job.training_script) == (True, WORKER)
-    ours = ["--schedule", "p3(slice=1MB)", "--compression", "fp16", "--timeout", "5.0"]
+    ours = ["--schedule", "p3(slice=1MB)", "--compression", "fp16", "--timeout", "5.0", "--patience", "60.0"]
     theirs = ["train.py", "--", "--schedule", "x", "-m"]
     assert job.training_script_args == [*ours, *theirs]
 
     heard = worker.parser().parse_args(job.training_script_args)
-    assert Settings(heard.schedule, heard.compression, heard.timeout) == Settings("p3(slice=1MB)", "fp16", 5.0)
+    assert Settings(heard.schedule, heard.compression, heard.timeout, heard.patience) == Settings(
+        "p3(slice=1MB)", "fp16", 5.0, 60.0
+    )
     assert (heard.module, heard.script) == (False, theirs)
 
 
@@ -117,6 +119,7 @@ def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, mess
         ("run --schedule p3(credit=1MB) -- train.py", "schedule p3: knob: 'credit' is unknown"),
         ("run --timeout 60 -- train.py", "timeout: '60' is not a time; write e.g."),
         ("run --timeout 0s -- train.py", "timeout: '0s' is no time to wait"),
+        ("run --patience 0s -- train.py", "patience: '0s' is no time to wait"),
         ("run --bogus 3 -- train.py", "options: '--bogus 3' is refused by torchrun (unrecognized arguments: --bogus)"),
         ("run oops -- train.py", "options: 'oops' is refused by torchrun (it takes 'oops' for the script)"),
         ("run --no-python -- train.py", "'--no-python' leaves nothing to take over; leave it out, or use torchrun"),

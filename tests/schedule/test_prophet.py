@@ -107,7 +107,8 @@ def test_before_the_end_comes_near_it_is_bytescheduler():
         workload = stepwise(rng)
         knobs = {"partition": rng.randint(1024, 20_000), "credit": rng.randint(1024, 40_000)}
         releases = [gradient.release for gradient in workload.gradients]
-        prophet, window = (Trainer(workload, Spec(n, knobs | {"fuse": 0.0})) for n in ("prophet", "bytescheduler"))
+        prophet = Trainer(workload, Spec("prophet", knobs | {"fuse": 0.0, "strict": 1.0}))
+        window = Trainer(workload, Spec("bytescheduler", knobs))
         for _ in range(5):
             ours, theirs = prophet.step(releases), window.step(releases)
         strict = max(releases) - prophet.job.cost.time(knobs["credit"])

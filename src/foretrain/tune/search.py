@@ -101,7 +101,7 @@ def _analytic(plan: Spec, free: list[Knob], workload: Workload, job: Job, flight
     partition = math.sqrt(workload.size * max(1, job.cost.overhead) / max(kappa, 1e-9))
     partition = max(partition, job.cost.breakeven)
     credit = max(flights * partition, job.cost.latency / max(kappa, 1e-9))
-    guesses = {"partition": partition, "slice": partition, "credit": credit, "fuse": 4.0}
+    guesses = {"partition": partition, "slice": partition, "credit": credit, "fuse": 4.0, "strict": 1.0}
     chosen = {
         k.name: guesses[k.name] if k.grid else _round(guesses[k.name], k, workload) for k in free if k.name in guesses
     }
