@@ -80,30 +80,33 @@ def quick() -> list[Cell]:
 
 
 def full() -> list[Cell]:
-    """The grid: every ratio for ResNet-50 on 2 and 4 hosts, skew, other models.
+    """The grid: every ratio for ResNet-50 on 2 and 4 hosts, skew, other models. What matters most comes first.
 
     4 hosts have half the rate of 2, because all of them share this machine's cores, and a packet costs the same.
-    Fewer bytes are sent where a step would else take many seconds. What matters most comes first.
+    Fewer bytes are sent where a step would else take many seconds.
     """
     common = {"iterations": 16, "rounds": 2, "warmup": 2, "buckets": FEW}
     both, alone = {**common, "schedules": (OURS, "prophet")}, {**common, "schedules": (OURS,)}
-    places = ((2, "2Gbps", 1.0), (4, "1Gbps", 0.5))
-    cells = [Cell("resnet50", hosts, rate, {**both, "ratio": 1.0, "buckets": BUCKETS}) for hosts, rate, _ in places]
-    cells.append(Cell("vgg16", 2, "2Gbps", {**both, "ratio": 1.0}))
+    places = ((2, "1Gbps", 1.0), (4, "500Mbps", 0.5))
+    cells = [
+        Cell("resnet50", hosts, rate, {**both, "ratio": 1.0, "size": size, "buckets": BUCKETS})
+        for hosts, rate, size in places
+    ]
+    cells.append(Cell("vgg16", 2, "1Gbps", {**both, "ratio": 1.0, "size": 0.25}))
+    cells.append(Cell("resnet50", 2, "1Gbps", {**alone, "ratio": 1.0, "straggler": 0.2}))
     cells.append(Cell(TRANSFORMER, 2, "1Gbps", {**both, "ratio": 1.0, "buckets": BUCKETS[:3]}))
-    for skew in ({"straggler": 0.2}, {"straggler": 0.05}, {"jitter": 0.3}):
+    cells += [Cell(model, 2, "1Gbps", {**alone, "ratio": 1.0, "size": 0.25}) for model in ("bert_base", "gpt2")]
+    for hosts, rate, size in places:
         cells += [
-            Cell("resnet50", hosts, rate, {**alone, "ratio": 1.0, "size": size, **skew}) for hosts, rate, size in places
+            Cell("resnet50", hosts, rate, {**alone, "ratio": x, "size": size * min(1.0, 2 * x) / 2})
+            for x in sorted(RATIOS, reverse=True)
+            if x != 1
         ]
-    for x in RATIOS:
-        if x != 1:
-            cells += [
-                Cell("resnet50", hosts, rate, {**alone, "ratio": x, "size": size * min(1.0, 2 * x)})
-                for hosts, rate, size in places
-            ]
+        skews = ({"straggler": 0.05}, {"jitter": 0.3}, *([{"straggler": 0.2}] if hosts > 2 else []))
+        cells += [Cell("resnet50", hosts, rate, {**alone, "ratio": 1.0, "size": size / 2, **skew}) for skew in skews]
     for model in ("vgg16", "bert_base", "gpt2"):
-        cells += [Cell(model, 2, "2Gbps", {**alone, "ratio": x, "size": 0.25}) for x in (1.0, 0.5, 2.0)]
-        cells.append(Cell(model, 4, "1Gbps", {**alone, "ratio": 1.0, "size": 0.125}))
+        cells += [Cell(model, 2, "1Gbps", {**alone, "ratio": x, "size": 0.125}) for x in (0.5, 2.0)]
+        cells.append(Cell(model, 4, "500Mbps", {**alone, "ratio": 1.0, "size": 0.0625}))
     return cells
 
 
