@@ -184,13 +184,13 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(job):
     assert ranks.exits(PATIENCE) == [0] * SIZE
 
 
-def slow_but_alive(seconds):
+def slow_but_alive(seconds, when):
     """A rank that computes for longer than the timeout is not lost: it says that it is alive."""
     model = mlp()
     optimizer = sgd(model)
     with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=seconds / 3):
         for step in range(MIDDLE + 2):
-            if step == MIDDLE and dist.get_rank() == 1:
+            if step == when and dist.get_rank() == 1:
                 time.sleep(seconds)
             objective(model(batch(step))).backward()
             optimizer.step()
@@ -198,8 +198,9 @@ def slow_but_alive(seconds):
     return step + 1
 
 
-def test_a_rank_that_is_only_slow_is_not_lost(job):
-    assert job(2)(slow_but_alive, 3.0) == [MIDDLE + 2] * 2
+@pytest.mark.parametrize("when", [0, 1, MIDDLE])
+def test_a_rank_that_is_only_slow_is_not_lost(job, when):
+    assert job(2)(slow_but_alive, 3.0, when) == [MIDDLE + 2] * 2
 
 
 def never_steps(patience):

@@ -1,5 +1,7 @@
 """Every schedule, agreement, group and compression trains the same; knobs that change under way change what is sent."""
 
+from unittest import mock
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,7 +10,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from foretrain.errors import ConfigError  # noqa: E402
-from foretrain.runtime import attach  # noqa: E402
+from foretrain.runtime import attach, carrier  # noqa: E402
 from foretrain.schedule import POLICIES  # noqa: E402
 from tests.runtime.models import (  # noqa: E402
     SMALL,
@@ -81,6 +83,18 @@ def test_chunks_smaller_than_a_number(ranks):
 @pytest.mark.parametrize("schedule", ["bytescheduler", "prophet", "dear"])
 def test_knobs_left_open_are_set_by_simulation(ranks, schedule):
     assert_same(ranks, plain, schedule=schedule)
+
+
+def copying(side):
+    with mock.patch.object(carrier, "coalesces", return_value=False):
+        return plain(side)
+
+
+@pytest.mark.parametrize("schedule", ["bytescheduler(partition=4KiB, credit=8KiB, fuse=4)", "prophet"])
+@pytest.mark.parametrize("compression", [None, "bf16"])
+def test_where_several_tensors_cannot_be_reduced_at_once_they_are_copied_together(ranks, schedule, compression):
+    tolerance = 0.0 if compression is None else 0.05
+    assert_same(ranks, copying, schedule=schedule, compression=compression, tolerance=tolerance)
 
 
 def test_the_hash_of_all_orders_may_be_compared_in_every_step(ranks):

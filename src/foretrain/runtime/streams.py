@@ -167,6 +167,11 @@ def streams(device: torch.device, count: int) -> HostStreams:
     return CudaStreams(device, count) if device.type == "cuda" else HostStreams()
 
 
+def coalesces(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether one all-reduce of ``group`` can take several tensors on ``device``: not gloo's on a GPU."""
+    return device.type == "cpu" or enqueues(group, device)
+
+
 def enqueues(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether the wait() of a collective of ``group`` on ``device`` makes streams wait, and not the host: NCCL's.
 
