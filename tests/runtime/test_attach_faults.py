@@ -372,7 +372,8 @@ def test_a_restarted_job_ends_like_an_uninterrupted_one(ranks, tmp_path):
         timeout=180,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    assert re.findall(r"begun at (\d+)", ran.stdout) in (["7", "7"], ["8", "8"])  # rank 0 may be one step behind
+    # Rank 1 dies once step 6 is reduced everywhere: rank 0 has written "6" by then, and "7" and "8" if it was quick.
+    assert re.findall(r"begun at (\d+)", ran.stdout) in (["6", "6"], ["7", "7"], ["8", "8"])
     saved = torch.load(checkpoint)
     model, optimizer = ranks(uninterrupted, 14)[0]
     assert saved["step"] == 14
