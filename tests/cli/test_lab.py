@@ -4,8 +4,10 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -124,3 +126,17 @@ def test_without_the_tools_it_says_what_to_install(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             main(["lab", command])
         assert "apt-get install iproute2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_compare_takes_its_lab_down_when_it_is_told_to_end(name, number, status):
+    command = [sys.executable, "-m", "foretrain", "lab", "compare", "resnet50", "--name", name]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while name not in labs():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == status
+    assert name not in labs()

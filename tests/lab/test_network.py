@@ -362,17 +362,22 @@ def test_what_ignores_sigterm_is_killed(name):
     assert inside(lab) == []
 
 
-def test_ctrl_c_waits_until_the_tidying_is_done():
+def test_signals_wait_until_the_tidying_is_done():
     done = []
 
-    def tidy() -> None:
+    def tidy(number: signal.Signals) -> None:
         with processes.uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            done.append("tidied")
+            signal.raise_signal(number)
+            done.append(number)
 
     with pytest.raises(KeyboardInterrupt):
-        tidy()
-    assert done == ["tidied"]
+        tidy(signal.SIGINT)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: done.append("terminated"))
+    try:
+        tidy(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done == [signal.SIGINT, signal.SIGTERM, "terminated"]
 
 
 def test_labs_with_a_common_beginning_are_apart(name):

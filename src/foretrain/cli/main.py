@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -22,7 +25,7 @@ _DESCRIPTION = "Forecast and speed up distributed DNN training."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point. Exits with 0, 2 for a wrong input, 130 when interrupted."""
+    """The entry point. Exits with 0, 2 for a wrong input, 130 when interrupted, 143 when terminated."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         sys.stdout.write(f"foretrain {__version__}\n")
@@ -35,12 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if arguments[:1] == ["run"]:
             run_command(arguments[1:])
             return
-        app.cli(
-            args=arguments or ["--help"],
-            prog="foretrain",
-            description=_DESCRIPTION,
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+        with _terminable():
+            app.cli(
+                args=arguments or ["--help"],
+                prog="foretrain",
+                description=_DESCRIPTION,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
     except ForetrainError as error:
         sys.stderr.write(f"foretrain: {error}\n")
         sys.exit(2)
@@ -50,3 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         # The reader of our output, e.g. head, has seen enough.
         sys.stderr.close()
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that what a command has built is taken down."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminated(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

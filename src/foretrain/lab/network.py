@@ -106,8 +106,8 @@ class Status:
 class Lab:
     """A lab that exists. Made by `up`, found by `find`; as a context manager it is removed at the end of the block.
 
-    Exceptions and Ctrl-C end the block too. SIGTERM and SIGKILL do not: what they leave is taken over by the next `up`
-    of that name, or removed by `remove`.
+    Exceptions and Ctrl-C end the block too, and SIGTERM where the ``foretrain`` command runs. SIGKILL does not: what it
+    leaves is taken over by the next `up` of that name, or removed by `remove`.
 
     Attributes:
         name: what distinguishes it from other labs on this machine.

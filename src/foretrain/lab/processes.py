@@ -1,4 +1,4 @@
-"""What runs inside a lab: found by its network namespace, ended by pidfd; and Ctrl-C held back while that goes on."""
+"""What runs inside a lab: found by its network namespace, ended by pidfd; and signals held back while that goes on."""
 
 from __future__ import annotations
 
@@ -86,15 +86,19 @@ def _not_ended(descriptors: set[int], patience: float) -> set[int]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Holds a Ctrl-C back until the block is done, so that tidying up is never half done. Main thread only."""
+    """Holds Ctrl-C and SIGTERM back until the block is done: tidying up is never half done. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-    if pressed:
-        signal.raise_signal(signal.SIGINT)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
