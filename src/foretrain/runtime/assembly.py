@@ -135,6 +135,7 @@ def assemble(
     else:
         exchange = Follower(
             job.tasks,
+            job.cost.breakeven // 4,
             carrier,
             links[0],
             silence=options.timeout,

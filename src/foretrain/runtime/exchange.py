@@ -1,17 +1,21 @@
 """What the ranks tell each other, so that all issue the same collectives in the same order.
 
-    every rank   OPEN step, READY task (used or not)  ──▶  rank 0: the leader, whose engine runs the policy on what is
+    every rank   OPEN step, READY tasks (used or not) ──▶  rank 0: the leader, whose engine runs the policy on what is
     every rank   ◀── ORDER sequence, pieces, unused        ready *everywhere*; each rank issues orders as they come
 
 Without agreement gloo sums tensors that do not belong together, silently, and NCCL hangs (both were seen). An order
 that rank 0 gave from its own readiness alone would idle the link whenever another rank is slower: head-of-line
-blocking. So only what is ready everywhere is ordered, for 12 bytes per task and rank.
+blocking. So only what is ready everywhere is ordered.
+
+Note [Small tasks wait for company]. A message costs the sender a system call on the training thread and the leader a
+wake-up, whatever it says. Two thirds of a ResNet's tensors are norms and biases of a few hundred bytes, which nobody
+waits for in particular: a follower tells of them with the next task that is worth it, or when the pass is over.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Protocol, get_args
 
@@ -20,7 +24,9 @@ from foretrain.runtime.carrier import Order
 from foretrain.tasks import Chunk, Op, Piece, Task
 
 _PIECE = struct.Struct("<IQQ")
-_UNUSED = 1 << 31
+_WORD = struct.Struct("<I")
+_MARK = 1 << 31
+"""The highest bit of a task's word: in a READY that the sender has a gradient for it, in an ORDER that nobody has."""
 _ERRORS: tuple[type[ForetrainError], ...] = (PeerLost, StallError, Disagreement)
 _OPS: tuple[Op, ...] = get_args(Op)
 
@@ -31,7 +37,7 @@ class Kind(IntEnum):
     OPEN = 1
     """value: the round whose first gradient exists on the sender; flag: whether it adds to the one before."""
     READY = 2
-    """value: task; flag: whether the sender has a gradient for it."""
+    """body: tasks, each as `ready_word`."""
     ORDER = 3
     """value: sequence; flag: operation; body: pieces."""
     ALIVE = 4
@@ -55,6 +61,10 @@ class Exchange(Protocol):
         """``task`` may be sent; ``used`` says whether this rank has a gradient for it, or zeros."""
         ...
 
+    def flush(self) -> None:
+        """Nothing more is ready for now: what was held back for company goes out."""
+        ...
+
     def close(self, reason: str | None = None) -> None:
         """Ends threads and connections; ``reason`` where work is given up, for the other ranks. Idempotent."""
         ...
@@ -63,7 +73,7 @@ class Exchange(Protocol):
 def pack(order: Order) -> tuple[int, bytes]:
     """Flag and body of the ORDER message of ``order``."""
     body = b"".join(
-        _PIECE.pack(p.task | (_UNUSED if p.task in order.unused else 0), p.offset, p.size) for p in order.chunk.pieces
+        _PIECE.pack(p.task | (_MARK if p.task in order.unused else 0), p.offset, p.size) for p in order.chunk.pieces
     )
     return _OPS.index(order.chunk.op), body
 
@@ -74,14 +84,30 @@ def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> Orde
         raise ForetrainError(f"order {sequence} does not read: operation {flag}, {len(body)} bytes of pieces")
     pieces, unused = [], set()
     for word, offset, size in _PIECE.iter_unpack(body):
-        task = word & ~_UNUSED
+        task = word & ~_MARK
         if task >= len(tasks) or offset + size > tasks[task].size or not size:
             raise ForetrainError(f"order {sequence} names bytes [{offset}, {offset + size}) of task {task}")
         pieces.append(Piece(task, offset, size))
-        if word & _UNUSED:
+        if word & _MARK:
             unused.add(task)
     chunk = Chunk(_OPS[flag], tuple(pieces), sum(piece.size for piece in pieces))
     return Order(sequence, chunk, frozenset(unused))
+
+
+def ready_word(task: int, used: bool) -> int:
+    """``task`` in a READY message, whose highest bit says that the sender has a gradient for it."""
+    return task | _MARK if used else task
+
+
+def pack_ready(words: Sequence[int]) -> bytes:
+    """The body of a READY message."""
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+def unpack_ready(body: bytes) -> Iterator[tuple[int, bool]]:
+    """Its tasks, in the order in which they became ready, and whether the sender has a gradient for each."""
+    for (word,) in _WORD.iter_unpack(body):
+        yield word & ~_MARK, word >= _MARK
 
 
 def pack_failure(error: BaseException) -> tuple[int, bytes]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from foretrain.errors import PeerLost
 from foretrain.runtime.carrier import Carrier, Order
-from foretrain.runtime.exchange import Kind, unpack, unpack_failure
+from foretrain.runtime.exchange import Kind, pack_ready, ready_word, unpack, unpack_failure
 from foretrain.runtime.link import Link, LinkError
 from foretrain.tasks import Task
 
@@ -19,6 +19,7 @@ class Follower:
 
     Args:
         tasks: indexed by task.
+        small: bytes below which a task waits for company; see Note [Small tasks wait for company].
         carrier: issues this rank's collectives.
         link: to rank 0.
         silence: seconds after which a leader that says nothing is taken for lost.
@@ -29,6 +30,7 @@ class Follower:
     def __init__(
         self,
         tasks: Sequence[Task],
+        small: int,
         carrier: Carrier,
         link: Link,
         *,
@@ -38,6 +40,8 @@ class Follower:
     ) -> None:
         self._tasks, self._carrier, self._link, self._failed = tasks, carrier, link, failed
         self._silence, self._check_every = silence, check_every
+        self._small = [task.size < small for task in tasks]
+        self._ready: list[int] = []
         self._closing = self._left = False
         self._total = sum(task.size for task in tasks)
         self._ordered = 0
@@ -56,8 +60,16 @@ class Follower:
         self._send(Kind.OPEN, again, step)
 
     def ready(self, task: int, used: bool) -> None:
-        """Tells the leader that ``task`` is ready."""
-        self._send(Kind.READY, used, task)
+        """Tells the leader that ``task`` is ready, and what has waited for it."""
+        self._ready.append(ready_word(task, used))
+        if not self._small[task]:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tells the leader what has waited."""
+        if self._ready:
+            self._send(Kind.READY, 0, 0, pack_ready(self._ready))
+            self._ready.clear()
 
     def close(self, reason: str | None = None) -> None:
         """Says goodbye, or why it gives up, and ends the thread."""

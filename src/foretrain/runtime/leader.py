@@ -19,7 +19,7 @@ from typing import Any
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement, PeerLost, StallError
 from foretrain.runtime.carrier import Carrier, Order
-from foretrain.runtime.exchange import Kind, accumulated_differently, pack, pack_failure
+from foretrain.runtime.exchange import Kind, accumulated_differently, pack, pack_failure, unpack_ready
 from foretrain.runtime.link import Link, LinkError
 from foretrain.schedule import Job, Spec
 from foretrain.tasks import Chunk, Ready, StepBegin
@@ -27,6 +27,8 @@ from foretrain.units import NANOSECOND, Time
 
 _KEEP = 200_000
 """Decisions to remember."""
+_COMPLETE, _OWN_READY = -1, -2
+"""Kinds in the inbox that are no messages: a chunk has completed here, a task is ready here."""
 _FAREWELL = 2.0
 """Seconds to wait for the others' goodbye."""
 
@@ -107,9 +109,12 @@ class Leader:
         The thread is woken only if it was the last rank to be: it changes its mask before it empties its inbox, and
         here the inbox is filled before the mask is looked at, so that one of the two sees the other.
         """
-        self._inbox.append((Kind.READY, task, used))
+        self._inbox.append((_OWN_READY, task, used))
         if any(masks[task] | 1 == self._everyone for masks in self._masks):
             self._ring()
+
+    def flush(self) -> None:
+        """Nothing is held back here: what is ready costs no message."""
 
     def retune(self, spec: Spec) -> None:
         """Runs ``spec`` from the next step on: no rank but this one decides, so the step is agreed."""
@@ -150,7 +155,7 @@ class Leader:
                 link.send(Kind.ORDER, flag, order.sequence, body)
             except LinkError as error:
                 self._lose(rank, str(error))
-        self._carrier.start(order, lambda order: self._post(0, order, done))
+        self._carrier.start(order, lambda order: self._post(_COMPLETE, order, done))
 
     # ── the loop ──
 
@@ -214,8 +219,11 @@ class Leader:
 
     def _take(self, rank: int, kind: int, value: Any, extra: Any) -> None:
         if kind == Kind.READY:
-            self._ready_at(rank, value, bool(extra))
-        elif kind == 0:
+            for task, used in unpack_ready(extra):
+                self._ready_at(rank, task, used)
+        elif kind == _OWN_READY:
+            self._ready_at(rank, value, extra)
+        elif kind == _COMPLETE:
             self._moved = time.monotonic()
             extra(value.chunk)
         elif kind == Kind.OPEN:

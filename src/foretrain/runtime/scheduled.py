@@ -205,6 +205,7 @@ class Scheduled:
         for task, sent in enumerate(self._sent):
             if not sent:
                 self._complete(task)
+        self._exchange.flush()
         self._open = False
         self._sent = [False] * len(self._sent)
         self._fired = [0] * len(self._fired)
