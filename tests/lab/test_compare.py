@@ -17,6 +17,7 @@ from rich.console import Console
 from foretrain.errors import ConfigError, ForetrainError
 from foretrain.lab.calibrate import fit, nominal
 from foretrain.lab.compare import OnLine, attached, conduct, experiment, share
+from foretrain.lab.losses import losses
 from foretrain.lab.result import (
     Calibrated,
     Case,
@@ -202,6 +203,32 @@ def test_forecasts_are_the_virtual_worlds_with_measured_costs(result: LabResult)
     assert ours.bound == bound(workload, dataclasses.replace(ours.cluster, overhead=0, latency=0))
     assert half.bound.link == pytest.approx(ours.bound.link / 2, rel=1e-6)
     assert half.forecast.iteration_time < ours.forecast.iteration_time
+
+
+def test_losses_add_up_to_the_distance_to_the_optimum(result: LabResult):
+    for one in result.measured:
+        assert one.losses is not None
+        assert sum(dataclasses.astuple(one.losses)) == pytest.approx(one.gap, abs=1e-9)
+
+
+@pytest.mark.parametrize("change", ["link", "policy", "operations", "unforeseen"])
+def test_each_loss_has_its_own_cause(change: str):
+    workload = zoo("resnet50", batch=32)
+    called = Cluster(4, up=RATE, down=RATE, latency=0, overhead=0)
+    where = called
+    if change == "link":
+        where = dataclasses.replace(where, up=0.9 * RATE, down=0.9 * RATE)
+    if change == "operations":
+        where = dataclasses.replace(where, overhead=MILLISECOND)
+    schedule = "ddp" if change == "policy" else "largest_tail_first"
+    forecast = simulate(workload, where, schedule, trace=False).iteration_time
+    found = losses(
+        workload, where, schedule,
+        optimum=bound(workload, called).time, forecast=forecast, measured=forecast + (change == "unforeseen") * SECOND,
+    )  # fmt: skip
+    lost = dataclasses.asdict(found)
+    assert lost.pop(change) > 0.01
+    assert lost == pytest.approx(dict.fromkeys(lost, 0.0), abs=1e-6)
 
 
 def test_a_result_is_plain_numbers(result: LabResult):

@@ -14,6 +14,7 @@ import msgspec
 
 from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.lab.calibrate import fit, nominal
+from foretrain.lab.losses import losses
 from foretrain.lab.result import (
     Calibrated,
     Case,
@@ -34,7 +35,7 @@ from foretrain.schedule import spec
 from foretrain.schedule.bounds import Bound
 from foretrain.timeline import Timeline
 from foretrain.units import SECOND, Time, parse_rate
-from foretrain.virtual import Run, bound, simulate
+from foretrain.virtual import bound, simulate
 from foretrain.workload import Gradient, Workload, zoo
 
 TRANSFORMER = "transformer"
@@ -271,16 +272,22 @@ def _measurement(plan: Plan, case: Case, workload: Workload, place: Cluster, hea
     schedule = spec(timed[-1].schedule) if timed and timed[-1].schedule else case.plan
     where = (timed[-1].cluster if timed else None) or place
     traces = [message for message in heard if isinstance(message, Traced)]
-    return Measurement(
+    measurement = Measurement(
         case=case,
         schedule=schedule,
         rounds=tuple(message.times for message in timed),
         cluster=where,
         bound=_optimum(plan, case, workload),
-        forecast=_forecast(case, workload, where, str(schedule), bool(traces)) if timed else None,
         trace=Trace(traces[-1].begins, Timeline(traces[-1].spans)) if traces else None,
         problem=next((message.problem for message in heard if isinstance(message, Refused)), ""),
     )
+    if not timed:
+        return measurement
+    sent, links = _virtual(case, workload, where)
+    forecast = simulate(sent, links, schedule, trace=bool(traces))
+    optimum, found = measurement.bound.time, forecast.iteration_time
+    lost = losses(sent, links, schedule, optimum=optimum, forecast=found, measured=measurement.time)
+    return dataclasses.replace(measurement, forecast=forecast, losses=lost)
 
 
 def _sent(case: Case, workload: Workload) -> Workload:
@@ -300,10 +307,9 @@ def _optimum(plan: Plan, case: Case, workload: Workload) -> Bound:
     return bound(_sent(case, workload), nominal_links)
 
 
-def _forecast(case: Case, workload: Workload, where: Cluster, schedule: str, traced: bool) -> Run:
-    """In the virtual world."""
+def _virtual(case: Case, workload: Workload, where: Cluster) -> tuple[Workload, Cluster]:
+    """What the case sends, and over what, in the virtual world."""
     if case.kind == "ddp_fp16":
         # Its buckets are cut by the full size and sent in half the bits: the same as links of twice the rate.
-        where = dataclasses.replace(where, up=2 * where.up, down=2 * where.down)
-        return simulate(workload, where, schedule, trace=traced)
-    return simulate(_sent(case, workload), where, schedule, trace=traced)
+        return workload, dataclasses.replace(where, up=2 * where.up, down=2 * where.down)
+    return _sent(case, workload), where

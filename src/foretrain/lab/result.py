@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from foretrain.lab.losses import Losses
 from foretrain.network import Cluster
 from foretrain.schedule import Bound, Spec, spec
 from foretrain.schedule.script import Written
@@ -200,6 +201,7 @@ class Measurement:
         cluster: what its operations cost, for the forecast.
         bound: T* of what it sends on the nominal links.
         forecast: the same in the virtual world; None where it was refused.
+        losses: what the distance to T* consists of; None where it was refused.
         trace: a part of the real run, if asked for.
         problem: why there is no measurement; empty where there is.
     """
@@ -210,6 +212,7 @@ class Measurement:
     cluster: Cluster
     bound: Bound
     forecast: Run | None = None
+    losses: Losses | None = None
     trace: Trace | None = None
     problem: str = ""
 
@@ -369,5 +372,6 @@ class LabResult:
             "gap": one.gap,
             "forecast": to_seconds(one.forecast.iteration_time) if one.forecast else None,
             "forecast_error": one.error,
+            "losses": dataclasses.asdict(one.losses) if one.losses else None,
             "cluster": str(one.cluster),
         }

@@ -100,10 +100,23 @@ def reasons(result: LabResult) -> str:
     parts = []
     if result.best:
         parts.append(f"that is {result.best.gap:.1%} above the optimum, {format_time(result.best.bound.time)}")
+        parts += _losses(result.best)
     errors = [abs(one.error) for one in result.measured if one.error is not None]
     if errors:
         parts.append(f"forecasts were off by {median(errors):.1%} in the median and {max(errors):.1%} at most")
     return "; ".join(parts)
+
+
+def _losses(one: Measurement) -> list[str]:
+    """What the distance to the optimum consists of, in points of per cent."""
+    if one.losses is None:
+        return []
+    lost = one.losses
+    return [
+        f"of these, {100 * lost.link:.1f} points go to links that carry less than they are called, "
+        f"{100 * lost.policy:.1f} to order and partitions, {100 * lost.operations:.1f} to agreement and start of "
+        f"operations, {100 * lost.unforeseen:.1f} to what was not forecast"
+    ]
 
 
 @dataclass(frozen=True, slots=True)
