@@ -2,7 +2,8 @@
 
 One thread runs every callback, so that an engine needs no lock; one more paces the pipe, a link that carries one chunk
 at a time for as long as it would take. It is the smallest world with real concurrency: what a policy decides in it must
-be what it decides in the virtual one. torch.distributed takes the pipe's place later, behind the same three methods.
+be what it decides in the virtual one. `foretrain.runtime.leader` is the world of a real job, with torch.distributed in
+the pipe's place.
 """
 
 from __future__ import annotations
