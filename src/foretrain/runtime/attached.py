@@ -52,7 +52,7 @@ from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.trace import Trace
 from foretrain.runtime.warmup import Warmup
-from foretrain.schedule import Bound, Cost, Job, Spec
+from foretrain.schedule import Bound, Cost, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
 from foretrain.timeline import Timeline
 from foretrain.units import Time
@@ -196,7 +196,7 @@ class Attached:
             raise ConfigError("knob", knob, "cannot change yet", "wait for the first scheduled step")
         if self._machinery is None or isinstance(self._machinery.exchange, Replayer):
             raise ConfigError("knob", knob, "is fixed where the order is replayed", "attach with the coordinator")
-        changed = setup.wanted(f"{self.schedule.name}({knob}={value})")
+        changed = spec(f"{self.schedule.name}({knob}={value})")
         if leader := self._leader:
             leader.retune(Spec(changed.name, {**self.schedule.settings, **changed.knobs}))
 

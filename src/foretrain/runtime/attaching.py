@@ -14,12 +14,11 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from foretrain.errors import ConfigError, unknown
-from foretrain.runtime import setup
 from foretrain.runtime.attached import Attached
 from foretrain.runtime.compression import wire_dtype
 from foretrain.runtime.optimizers import check
 from foretrain.runtime.options import Agreement, Options
-from foretrain.schedule import Spec
+from foretrain.schedule import Spec, spec
 from foretrain.units import parse_time, to_seconds
 
 logger = logging.getLogger("foretrain")
@@ -75,7 +74,7 @@ def attach(
         raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
     refuse_wrapped(model)
     options = Options(
-        setup.wanted(schedule),
+        spec(schedule),
         compression,
         agreement,
         broadcast_buffers,

@@ -22,7 +22,7 @@ from foretrain.runtime.handshake import Listener, connect
 from foretrain.runtime.link import Link, LinkError
 from foretrain.runtime.observation import Observed
 from foretrain.runtime.sideband import Sideband
-from foretrain.schedule import POLICIES, Cost, Spec, spec
+from foretrain.schedule import POLICIES, Cost, Spec
 from foretrain.tasks import Chunk
 from foretrain.tune import tune
 from foretrain.units import COST_SHIFT, SECOND
@@ -189,11 +189,6 @@ def replayed_order(schedule: Spec, workload: Workload, cost: Cost, ranks: int) -
     run = simulate(workload, cluster_of(cost, max(2, ranks)), schedule, trace=False)
     last = len(run.begins) - 2
     return [decision.chunk for decision in run.log if decision.step == last]
-
-
-def wanted(schedule: str | Spec) -> Spec:
-    """The policy asked for."""
-    return spec(schedule)
 
 
 def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
