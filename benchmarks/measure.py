@@ -64,11 +64,20 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def finish(arguments: argparse.Namespace, name: str, values: Mapping[str, float], details: Any = None) -> None:
-    """Writes the JSON where asked for and prints the RESULT line, the last one."""
+def finish(
+    arguments: argparse.Namespace,
+    name: str,
+    values: Mapping[str, float],
+    details: Any = None,
+    *,
+    seed: int | None = None,
+) -> None:
+    """Writes the JSON where asked for and prints the RESULT line, the last one.
+
+    ``seed`` is that of everything random; None where nothing is: what is measured varies all the same.
+    """
     if arguments.json:
-        record = {"name": name, "machine": machine(), "seed": "none: deterministic", "values": dict(values)}
-        record["details"] = details
+        record = {"name": name, "machine": machine(), "seed": seed, "values": dict(values), "details": details}
         arguments.json.write_text(json.dumps(record, indent=2) + "\n")
     print(f"\n{machine()}")
     print(f"RESULT name={name} " + " ".join(f"{key}={value:.6g}" for key, value in values.items()))
