@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 from foretrain.runtime import attach  # noqa: E402
 from foretrain.runtime.carrier import Carrier  # noqa: E402
@@ -38,6 +39,13 @@ FAR = 2000
 
 def killed(model):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_beside_workers(model):
+    """The loader's worker, forked with copies of all descriptors, lives on until it looks for its parent: 5 s."""
+    workers = iter(DataLoader(range(8), num_workers=1, multiprocessing_context="fork"))
+    next(workers)
+    killed(model)
 
 
 def stopped(model):
@@ -98,7 +106,7 @@ def ends(job, fault, victim, when=MIDDLE, **options):
     )
     for rank, code in enumerate(ranks.exits(PATIENCE, without)):
         if rank not in without:
-            expected = -signal.SIGKILL if rank == victim and fault is killed else 0
+            expected = -signal.SIGKILL if rank == victim and fault in (killed, killed_beside_workers) else 0
             assert code == expected, f"rank {rank}: {outcomes[rank].error}\n{ranks.wrote(rank)}"
     return [outcome.error for outcome in outcomes]
 
@@ -150,6 +158,15 @@ def test_every_rank_ends_and_says_whom_it_lost(job, fault, victim):
 @pytest.mark.parametrize("when", [0, 1])
 def test_every_rank_ends_although_scheduling_has_not_begun(job, fault, victim, when):
     assert_named(ends(job, fault, victim, when), victim)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
+def test_a_killed_rank_is_gone_although_its_workers_live_on(job, agreement, victim):
+    errors = ends(job, killed_beside_workers, victim, agreement=agreement)
+    assert_named(errors, victim)
+    for error in errors:
+        assert "silent" not in error
 
 
 @pytest.mark.parametrize("victim", [0, 1])

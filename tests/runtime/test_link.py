@@ -290,6 +290,23 @@ def test_a_selector_says_when_to_read():
         assert selector.select(0) == []
 
 
+def test_a_forked_child_has_no_part_in_a_link():
+    with linked() as (ours, theirs), beside(ours.receive, PATIENCE) as received:
+        child = os.fork()
+        if not child:
+            # Its copies of the locks may be held by a thread that only the parent has.
+            ours.close()
+            try:
+                theirs.send(1)
+            except LinkError as error:
+                told = "belongs to the process that was forked" in str(error)
+                os._exit(0 if told and ours.fileno() == theirs.fileno() == -1 else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        theirs.send(1)
+        assert received.result() == [Message(1, 0, 0, b"")]
+
+
 # Who is let in
 
 

@@ -10,10 +10,12 @@ blocking with SO_RCVTIMEO and SO_SNDTIMEO, so that a wait, however long, is one 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
 import time
+import weakref
 from types import TracebackType
 
 import msgspec
@@ -29,6 +31,10 @@ _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 _HEADER_SIZE = _HEADER.size
 _TIMEVAL = struct.Struct("@ll")
 _READ_SIZE = 1 << 16
+
+
+_open: weakref.WeakSet[Link] = weakref.WeakSet()
+"""All links of this process."""
 
 
 class LinkError(ForetrainError):
@@ -85,6 +91,7 @@ class Link:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout / 2))  # twice, see _send_rest
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(None))
+        _open.add(self)
 
     def __enter__(self) -> Link:
         return self
@@ -169,6 +176,13 @@ class Link:
         with self._receiving, self._sending:  # See Note [Closing from another thread].
             self._socket.close()
 
+    def _leave(self) -> None:
+        """In a forked child: gives up the copy of the descriptor; the link itself stays the parent's."""
+        self._fault = "it belongs to the process that was forked"
+        # A thread that does not exist here may hold them.
+        self._sending, self._receiving = threading.RLock(), threading.RLock()
+        self._socket.close()
+
     def _send_rest(self, data: bytes, sent: int) -> None:
         """Go on after a send that waited its half of the timeout: the peer may have stopped at its very beginning."""
         rest = memoryview(data)
@@ -247,3 +261,13 @@ def _timeval(seconds: float | None) -> bytes:
     if seconds is None or seconds > 1e9:
         return _TIMEVAL.pack(0, 0)
     return _TIMEVAL.pack(*divmod(max(1, round(seconds * 1e6)), 1_000_000))
+
+
+# Note [Forked children]. A connection ends when its last descriptor is closed. The workers of a DataLoader are forked
+# with copies of all of them and outlive a rank that is killed by seconds, for which its peers would believe it alive.
+def _leave_all() -> None:
+    for link in _open:
+        link._leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
