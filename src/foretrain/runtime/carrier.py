@@ -164,13 +164,10 @@ class Carrier:
     def _reduce(self, runs: list[Run]) -> tuple[dist.Work, Callable[[], None] | None]:
         """All-reduces ``runs`` of one buffer as one operation; see Note [Slices that are no neighbours]."""
         slices = [self._gradients.slice(run) for run in runs]
-        sent = slices
-        if self._rounding is not None:
-            sent = [self._rounding.round(run, values) for run, values in zip(runs, slices, strict=True)]
+        sent = self._rounded(runs, slices)
         if len(sent) > 1 and not self._coalesces:
             together = torch.cat(sent)
-            sent = list(together.split([len(values) for values in sent]))
-            return self._all_reduce([together]), lambda: _copy(sent, slices)
+            return self._all_reduce([together]), lambda: _copy(_cut(together, slices), slices)
         return self._all_reduce(sent), None if sent is slices else lambda: _copy(sent, slices)
 
     def _all_reduce(self, tensors: list[torch.Tensor]) -> dist.Work:
@@ -179,18 +176,18 @@ class Carrier:
             return self._group.allreduce(tensors, AllreduceOptions())
         return self._group.allreduce_coalesced(tensors, AllreduceCoalescedOptions())
 
-    def _pack(self, runs: list[Run]) -> torch.Tensor:
-        slices = [self._gradients.slice(run) for run in runs]
-        if self._rounding is not None:
-            slices = [self._rounding.round(run, values) for run, values in zip(runs, slices, strict=True)]
-        return torch.cat(slices)
+    def _rounded(self, runs: list[Run], slices: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What is sent for ``slices``, which are those of ``runs``: themselves where nothing is compressed."""
+        if self._rounding is None:
+            return slices
+        return [self._rounding.round(run, values) for run, values in zip(runs, slices, strict=True)]
 
     def _scatter(self, chunk: Chunk) -> list[tuple[dist.Work, Callable[[], None] | None]]:
         """Reduces each buffer's part so that every rank keeps one Nth of the sum until it is gathered."""
         count = dist.get_world_size(self._group)
         works, shards = [], []
         for runs in self._by_buffer(chunk.pieces):
-            payload = self._pack(runs)
+            payload = torch.cat(self._rounded(runs, [self._gradients.slice(run) for run in runs]))
             padded = torch.nn.functional.pad(payload, (0, -len(payload) % count))
             shard = padded.new_empty(len(padded) // count)
             work = dist.reduce_scatter_single(shard, padded, group=self._group, async_op=True)
@@ -211,7 +208,7 @@ class Carrier:
             whole = shard.new_empty(len(shard) * dist.get_world_size(self._group))
             slices = [self._gradients.slice(run) for run in runs]
             work = dist.all_gather_single(whole, shard, group=self._group, async_op=True)
-            works.append((work, lambda whole=whole, slices=slices, shard=shard: _unpack(whole, slices)))
+            works.append((work, lambda whole=whole, slices=slices, shard=shard: _copy(_cut(whole, slices), slices)))
         return works
 
     def _by_buffer(self, pieces: Sequence[Piece]) -> list[list[Run]]:
@@ -282,11 +279,10 @@ def describe(chunk: Chunk, tasks: Sequence[Task]) -> str:
     return f"{chunk.op} of task {tasks[first.task].name!r}{more}, {chunk.size} bytes"
 
 
-def _unpack(payload: torch.Tensor, slices: Sequence[torch.Tensor]) -> None:
-    start = 0
-    for place in slices:
-        place.copy_(payload.narrow(0, start, len(place)))
-        start += len(place)
+def _cut(payload: torch.Tensor, places: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The parts of ``payload`` that belong to ``places``, one after the other; padding behind them is left out."""
+    sizes = [len(place) for place in places]
+    return payload[: sum(sizes)].split(sizes)
 
 
 def _copy(values: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
