@@ -31,7 +31,9 @@ from pathlib import Path
 from types import TracebackType
 
 from foretrain.errors import ConfigError
-from foretrain.lab.network import Host, Lab, LabError, processes
+from foretrain.lab.host import Host
+from foretrain.lab.kernel import LabError
+from foretrain.lab.network import Lab, processes
 from foretrain.lab.processes import Process, end, uninterrupted
 
 PATIENCE = 3.0

@@ -1,0 +1,80 @@
+"""The kernel's side of a lab: what is told to it, and what it says, by ``ip`` and ``tc`` of iproute2."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import ForetrainError
+
+
+class LabError(ForetrainError):
+    """A lab cannot be built, found or used; says what to type instead."""
+
+
+def require() -> None:
+    """LabError where this process cannot make network namespaces."""
+    if os.geteuid() != 0:
+        raise LabError("a lab needs root, because it makes network namespaces; put sudo before the command")
+    for name in ("ip", "tc"):
+        tool(name)
+
+
+def tool(name: str) -> str:
+    """The path of a command of iproute2; LabError where there is none."""
+    if (path := shutil.which(name)) is None:
+        raise LabError(
+            f"a lab needs the command {name!r}, which is not on the PATH; install iproute2: "
+            "apt-get install iproute2, or dnf install iproute iproute-tc"
+        )
+    return path
+
+
+def run(*command: str, lines: Sequence[str] = ()) -> str:
+    """The output of ``ip`` or ``tc``; ``lines`` go to its ``-batch -``. LabError when it fails."""
+    done = subprocess.run(
+        [*command, "-batch", "-"] if lines else command,
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        check=False,
+        process_group=0,  # Ctrl-C is for us alone: it shall not kill a half done batch beneath us
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        remedy = ""
+        if "not permitted" in said or "denied" in said:
+            remedy = "; inside a container, start that with --privileged, or --cap-add SYS_ADMIN --cap-add NET_ADMIN"
+        raise LabError(f"'{' '.join([Path(command[0]).name, *command[1:]])}' failed: {said}{remedy}")
+    return done.stdout
+
+
+def _ask(*command: str) -> list[dict[str, Any]]:
+    return json.loads(run(*command) or "[]")
+
+
+def namespaces() -> list[str]:
+    """The names of all network namespaces."""
+    return [entry["name"] for entry in _ask(tool("ip"), "-j", "netns", "list")]
+
+
+def links(namespace: str) -> dict[str, dict[str, Any]]:
+    """Interfaces with addresses and counters, by name."""
+    found = _ask(tool("ip"), "-j", "-s", "-n", namespace, "address", "show")
+    return {link["ifname"]: link for link in found if "ifname" in link}
+
+
+def shapers(namespace: str) -> dict[str, dict[str, Any]]:
+    """Root token buckets, by interface. Raw (-r), because otherwise tc leaves out the limit."""
+    found = _ask(tool("tc"), "-j", "-r", "-s", "-n", namespace, "qdisc", "show")
+    return {entry["dev"]: entry for entry in found if entry.get("kind") == "tbf" and entry.get("root")}
+
+
+def routes(namespace: str, interface: str) -> list[dict[str, Any]]:
+    """What goes out by ``interface``."""
+    return _ask(tool("ip"), "-j", "-n", namespace, "route", "show", "dev", interface)
