@@ -2,31 +2,15 @@
 
 import json
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from foretrain.cli import main
-from foretrain.lab import labs, remove
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    if os.geteuid() != 0:
-        pytest.skip("a lab needs root")
-    if not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("a lab needs iproute2")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us make network namespaces")
-    name = f"t{secrets.token_hex(5)}"
-    yield name
-    remove(name, kill=True)
+from foretrain.lab import labs
 
 
 def lab(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,36 +2,20 @@
 
 import importlib
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.lab import Lab, LabError, LaunchError, labs, launch, network, remove
+from foretrain.lab import Lab, LabError, LaunchError, labs, launch, network
 
 # The package's attribute of this name is the function.
 MODULE = importlib.import_module("foretrain.lab.launch")
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    if os.geteuid() != 0:
-        pytest.skip("a lab needs root")
-    if not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("a lab needs iproute2")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us make network namespaces")
-    name = f"t{secrets.token_hex(5)}"
-    yield name
-    remove(name, kill=True)
 
 
 @pytest.fixture

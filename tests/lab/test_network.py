@@ -4,33 +4,16 @@ import hashlib
 import json
 import logging
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, labs, network, processes, remove
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """A name for a lab of one's own, which is gone after the test whatever happens."""
-    if os.geteuid() != 0:
-        pytest.skip("a lab needs root")
-    if not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("a lab needs iproute2")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us make network namespaces")
-    name = f"t{secrets.token_hex(5)}"
-    yield name
-    remove(name, kill=True)
 
 
 def ip(*arguments: str) -> list[dict]:
