@@ -70,6 +70,23 @@ def _late(write: Callable[[], object]) -> None:
     write()
 
 
+def _arriving_late(device: torch.device) -> tuple[CudaStreams, torch.Tensor]:
+    """Streams of one task, and its gradient: zeros, until ones arrive late."""
+    found = CudaStreams(device, 1)
+    gradient = torch.zeros(_SIZE, device=device)
+    torch.cuda.synchronize(device)
+    with found.arriving():
+        _late(lambda: gradient.fill_(1))
+    return found, gradient
+
+
+def _seen(values: torch.Tensor) -> torch.Tensor:
+    """What the current stream reads from ``values``."""
+    seen = values.clone()
+    torch.cuda.synchronize(values.device)
+    return seen
+
+
 @needs_cuda
 def test_a_gpu_gets_streams_of_its_own(device: torch.device) -> None:
     found = streams(device, 1)
@@ -123,9 +140,7 @@ def test_whoever_acquires_a_task_sees_its_update(device: torch.device) -> None:
         _late(lambda: parameter.fill_(1))
         found.updated([0, 1])
     found.acquire([1])
-    seen = parameter.clone()
-    torch.cuda.synchronize(device)
-    assert seen.eq(1).all()
+    assert _seen(parameter).eq(1).all()
 
 
 @needs_cuda
@@ -137,24 +152,14 @@ def test_a_task_that_was_never_updated_can_be_acquired(device: torch.device) -> 
 
 @needs_cuda
 def test_acquire_all_covers_what_arrived_without_an_update(device: torch.device) -> None:
-    found = CudaStreams(device, 1)
-    gradient = torch.zeros(_SIZE, device=device)
-    torch.cuda.synchronize(device)
-    with found.arriving():
-        _late(lambda: gradient.fill_(1))
+    found, gradient = _arriving_late(device)
     found.acquire_all()
-    seen = gradient.clone()
-    torch.cuda.synchronize(device)
-    assert seen.eq(1).all()
+    assert _seen(gradient).eq(1).all()
 
 
 @needs_cuda
 def test_the_mark_of_an_arrival_is_reached_behind_it(device: torch.device) -> None:
-    found = CudaStreams(device, 1)
-    gradient = torch.zeros(_SIZE, device=device)
-    torch.cuda.synchronize(device)
-    with found.arriving():
-        _late(lambda: gradient.fill_(1))
+    found, gradient = _arriving_late(device)
     mark = found.arrived()
     assert mark is not None
     assert not mark.query()
@@ -164,25 +169,16 @@ def test_the_mark_of_an_arrival_is_reached_behind_it(device: torch.device) -> No
 
 @needs_cuda
 def test_whoever_acquires_a_task_sees_its_sum_though_nothing_was_updated(device: torch.device) -> None:
-    found = CudaStreams(device, 1)
-    gradient = torch.zeros(_SIZE, device=device)
-    torch.cuda.synchronize(device)
-    with found.arriving():
-        _late(lambda: gradient.fill_(1))
+    found, gradient = _arriving_late(device)
     found.landed([0], found.arrived())
     found.acquire([0])
-    seen = gradient.clone()
-    torch.cuda.synchronize(device)
-    assert seen.eq(1).all()
+    assert _seen(gradient).eq(1).all()
 
 
 @needs_cuda
 def test_an_update_follows_its_sum_and_what_was_read_before_step(device: torch.device) -> None:
-    found = CudaStreams(device, 1)
-    gradient, parameter = torch.zeros(_SIZE, device=device), torch.zeros(_SIZE, device=device)
-    torch.cuda.synchronize(device)
-    with found.arriving():
-        _late(lambda: gradient.fill_(1))
+    parameter = torch.zeros(_SIZE, device=device)
+    found, gradient = _arriving_late(device)
     found.landed([0], found.arrived())
     torch.cuda._sleep(_LATE * 2)
     before = parameter.clone()
@@ -190,8 +186,7 @@ def test_an_update_follows_its_sum_and_what_was_read_before_step(device: torch.d
         parameter.sub_(gradient)
         found.updated([0])
     found.acquire([0])
-    after = parameter.clone()
-    torch.cuda.synchronize(device)
+    after = _seen(parameter)
     assert before.eq(0).all()
     assert after.eq(-1).all()
 

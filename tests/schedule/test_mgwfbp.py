@@ -53,13 +53,17 @@ def algorithm_1(releases, sizes, cost):
     return groups
 
 
-def test_it_is_algorithm_1():
-    rng = random.Random(1)
-    for _ in range(5000):
+def models(seed, number):
+    """Small ones at random: when gradients are released, their sizes, what an operation costs."""
+    rng = random.Random(seed)
+    for _ in range(number):
         count = rng.randint(1, 12)
         releases = sorted(rng.randint(0, 300) for _ in range(count))
-        sizes = [rng.randint(1, 80) for _ in range(count)]
-        cost = Cost(rng.choice((0, 1, 20, 100)), BYTE)
+        yield releases, [rng.randint(1, 80) for _ in range(count)], Cost(rng.choice((0, 1, 20, 100)), BYTE)
+
+
+def test_it_is_algorithm_1():
+    for releases, sizes, cost in models(1, 5000):
         assert [list(group) for group in merge(releases, sizes, cost)] == algorithm_1(releases, sizes, cost)
 
 
@@ -87,13 +91,8 @@ def finish(groups, releases, sizes, cost):
 
 
 def test_merging_never_ends_later_than_not_merging():
-    rng = random.Random(2)
-    for _ in range(3000):
-        count = rng.randint(1, 12)
-        releases = sorted(rng.randint(0, 300) for _ in range(count))
-        sizes = [rng.randint(1, 80) for _ in range(count)]
-        cost = Cost(rng.choice((0, 1, 20, 100)), BYTE)
-        apart = [[i] for i in range(count)]
+    for releases, sizes, cost in models(2, 3000):
+        apart = [[i] for i in range(len(sizes))]
         assert finish(merge(releases, sizes, cost), releases, sizes, cost) <= finish(apart, releases, sizes, cost)
 
 
