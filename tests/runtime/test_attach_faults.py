@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
+from foretrain.errors import ForetrainError  # noqa: E402
 from foretrain.runtime import attach  # noqa: E402
 from foretrain.runtime.carrier import Carrier  # noqa: E402
 from foretrain.runtime.link import Link  # noqa: E402
@@ -323,6 +324,33 @@ def threads_after_failure():
 def test_no_thread_outlives_a_failure(job):
     outcomes = job(SIZE).outcomes(threads_after_failure, timeout=3 * PATIENCE, grace=PATIENCE)
     assert [outcome.value for rank, outcome in enumerate(outcomes) if rank != 1] == [[], []]
+
+
+def given_up(how):
+    """On which device how many groups were aborted, each time; gloo's then are not, see test_waiting."""
+    seen = []
+    module = sys.modules["foretrain.runtime.attached"]
+    module.abort = lambda device, *groups: seen.append((device.type, len(set(groups))))
+    model = mlp()
+    optimizer = sgd(model)
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    with contextlib.suppress(ForetrainError, ZeroDivisionError), attached:
+        for step in range(2 * MIDDLE):
+            if step == MIDDLE and dist.get_rank() == 1:
+                how(model)
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+def nothing(model):
+    pass
+
+
+@pytest.mark.parametrize(("how", "expected"), [(raises, [("cpu", 2)]), (nothing, [])], ids=["raises", "nothing"])
+def test_what_is_under_way_is_given_up_once_and_only_after_a_fault(job, how, expected):
+    assert job(SIZE)(given_up, how) == [expected] * SIZE
 
 
 # ---------------------------------------------------------------- restarts

@@ -51,6 +51,7 @@ from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.trace import Trace
+from foretrain.runtime.waiting import abort
 from foretrain.runtime.warmup import Warmup
 from foretrain.schedule import Bound, Cost, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
@@ -450,6 +451,8 @@ class Attached:
         if self._failure is None and not self._closed:
             self._failure = error
             logger.error("rank %d: %s", self.rank, error)
+            # At once, and not when the training thread comes by: it may be waiting for the device.
+            abort(self._device, self._group, self._side_group)
         if self._machinery is not None:
             self._machinery.updates.wake()
 
@@ -491,6 +494,9 @@ class Attached:
         if self._pulse is not None:
             self._pulse.close(reason)
         self._stop_scheduling(reason)
+        if self._failure is None and reason is not None:
+            # After the others have been told: a broken communicator says less.
+            abort(self._device, self._group, self._side_group)
         for attachment in self._attachments:
             attachment.close()
         remove_all(self._hooks)

@@ -30,7 +30,8 @@ from foretrain.tasks import Chunk, Piece, Task
 # On a CPU backend (gloo) a work's wait() returns when the sum is there: landing and completion are one moment, in the
 # completing thread. NCCL's wait() only makes the current stream wait, so there a chunk *lands* right after it is
 # issued: whatever uses it is enqueued behind it, through the arrival stream. Its credit still returns when an event
-# behind it has been reached, for which the completing thread waits.
+# behind it has been reached, for which the completing thread waits. It blocks for that: the host is far ahead of the
+# device, and looking again and again would take the interpreter from the model. `waiting.abort` ends such a wait.
 
 # Note [Slices that are no neighbours]
 # A chunk that fuses a small gradient with the rest of a larger one is two slices of the flat buffer. Copying them

@@ -1,14 +1,24 @@
-"""Waiting for collectives without being at their mercy: gloo gives up on a stopped rank only after half an hour."""
+"""Waiting for collectives without being at their mercy, and giving them up.
+
+gloo gives up on a stopped rank only after half an hour: whoever waits for it looks around meanwhile. For NCCL only the
+device waits, and its kernels spin for ever when a peer is gone: they must be aborted.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from foretrain.errors import PeerLost
+from foretrain.runtime.streams import enqueues
+
+logger = logging.getLogger("foretrain")
 
 LOOK = 1.0
 """Seconds between two looks. A thread must not be inside of gloo for longer when Python ends, either."""
@@ -42,6 +52,25 @@ def finish(work: dist.Work | None, check: Callable[[], None], *, enqueues: bool,
                 time.sleep(0.05)
                 check()
             raise PeerLost(f"a collective failed: {problem}")
+
+
+def abort(device: torch.device, *groups: dist.ProcessGroup) -> None:
+    """Frees ``device`` from what NCCL's ``groups`` have enqueued there; lets gloo's be. Returns at once.
+
+    Streams go on, and every thread that waits for an event or the device with them; what the operations were to write
+    is anything. Each group is aborted by a thread of its own, which nobody waits for: a kernel of one may stand behind
+    that of another, and NCCL itself may be stuck.
+    """
+    for group in groups:
+        if enqueues(group, device):
+            threading.Thread(target=_abort, args=(device, group), name="foretrain-abort", daemon=True).start()
+
+
+def _abort(device: torch.device, group: dist.ProcessGroup) -> None:
+    try:
+        group._get_backend(device).abort()
+    except RuntimeError as error:
+        logger.debug("a communicator could not be aborted: %s", error)
 
 
 def _done(work: dist.Work) -> bool:
