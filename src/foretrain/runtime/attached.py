@@ -111,6 +111,7 @@ class Attached:
         self._named: list[tuple[str, nn.Parameter]] = []
         self._list_parameters()
         setup.agree_on_model(self._sideband, self._named, msgspec.structs.asdict(options) | {"interface": ""})
+        setup.refuse_blocking_waits(self._sideband)
         self._attachments: list[Attachment] = []
         self._task_of: dict[int, int] = {}
         self._take()

@@ -35,6 +35,9 @@ SECRET = "FORETRAIN_SECRET"
 """Environment variable with the job's secret, in hexadecimal, where a launcher hands one out."""
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address that is nobody's (RFC 5737): the way to it is the default route."""
+_BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+_TRUE = ("1", "t", "true", "y", "yes")
+"""What PyTorch takes for true in the environment."""
 _CONNECT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
 
@@ -83,6 +86,20 @@ def agree_on_model(
     sideband.must_agree("setting", list(settings), [_hash(f"{key}={value}") for key, value in settings.items()])
     described = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named]
     sideband.must_agree("parameter", described, [_hash(text) for text in described])
+
+
+def refuse_blocking_waits(sideband: Sideband) -> None:
+    """ConfigError, on all ranks alike, where NCCL's waits hold the host on one of them.
+
+    The threads that order operations wait for collectives on behalf of their streams. Held there, they would neither
+    hear other ranks nor say that this one is alive.
+    """
+    set_here = next((name for name in _BLOCKING if os.environ.get(name, "").lower() in _TRUE), None)
+    if sideband.enqueues and not sideband.everywhere(set_here is None):
+        name = set_here or _BLOCKING[0]
+        value = os.environ.get(name, "set on another rank")
+        remedy = "unset it on all ranks; a rank that is lost is noticed without it, after `timeout`"
+        raise ConfigError(name, value, "makes the host wait for every collective of NCCL", remedy)
 
 
 def _hash(text: str) -> int:

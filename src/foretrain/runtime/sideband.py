@@ -28,14 +28,20 @@ _TURN: Time = 500 * MICROSECOND
 
 
 class Sideband:
-    """The ranks of ``group``, for tensors on ``device``; ``check`` raises what has ended the job, if anything has."""
+    """The ranks of ``group``, for tensors on ``device``; ``check`` raises what has ended the job, if anything has.
+
+    Attributes:
+        rank: this process's in the group.
+        ranks: N.
+        enqueues: whether the wait for a collective is the device's, as with NCCL.
+    """
 
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, check: Callable[[], None] = lambda: None
     ) -> None:
         self._group, self._check = group, check
-        self._enqueues = enqueues(group, device)
-        self._device = device if self._enqueues else torch.device("cpu")
+        self.enqueues = enqueues(group, device)
+        self._device = device if self.enqueues else torch.device("cpu")
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
 
@@ -113,7 +119,7 @@ class Sideband:
         return (time.perf_counter_ns() - began) / count
 
     def _wait(self, work: dist.Work | None) -> None:
-        finish(work, self._check, enqueues=self._enqueues)
+        finish(work, self._check, enqueues=self.enqueues)
 
     def _finish(self) -> None:
         if self._device.type == "cuda":
