@@ -64,8 +64,8 @@ def taken(script: Callable[[], nn.Module], settings: Settings, refuse: str | Non
     assert nn.parallel.DistributedDataParallel is distributed.DistributedDataParallel is STOCK
     told.said = said.getvalue()
     for made in all_made:
-        names = {"schedule", "compression", "broadcast_buffers", "timeout"}
-        told.attached.append({name: made.options[name] for name in names})
+        told.attached.append({name: made.options[name] for name in ("schedule", "compression", "timeout")})
+        told.attached[-1]["shared"] = made.shared
         told.attached[-1]["optimizers"] = [type(optimizer).__name__ for optimizer in made.optimizers]
         told.events.append(made.events)
     return told
@@ -173,6 +173,26 @@ def own_hook() -> nn.Module:
     model = wrapped()
     model.register_comm_hook(None, summing)
     return trained(model)
+
+
+def evaluating() -> nn.Module:
+    """All ranks evaluate through the wrapper, and rank 0 alone the module inside, while the others wait."""
+    model = wrapped()
+    optimizer = sgd(model)
+    seen: list[Tensor] = []
+    for batch in batches(STEPS):
+        step(model, optimizer, batch)
+        with torch.no_grad():
+            if dist.get_rank() == 0:
+                model.module.eval()
+                seen.append(model.module(batch))
+                model.module.train()
+            dist.barrier()
+            seen.append(model(batch))  # in training mode: BatchNorm's statistics move
+        with model.no_sync():
+            model(batch)
+        seen += [buffer.float() for buffer in model.buffers()]
+    return nn.ParameterList([nn.Parameter(each.clone()) for each in seen])
 
 
 def no_optimizer() -> nn.Module:

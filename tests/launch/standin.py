@@ -27,15 +27,14 @@ class Standin:
         self.module, self.optimizers, self.options = module, optimizers, options
         self.schedule, self.bound = spec(options["schedule"]), SimpleNamespace(time=10**9)
         self.events: list[str] = []
-        self._syncing = True
+        self._syncing, self.shared = True, 0
         self._hooks = [p.register_post_accumulate_grad_hook(self._reduce) for p in module.parameters()]
-        self._hooks += [module.register_forward_pre_hook(self._buffers)]
         Standin.made.append(self)
 
-    def _buffers(self, *_):
-        if self.options["broadcast_buffers"]:
-            for buffer in self.module.buffers():
-                dist.broadcast(buffer, 0, group=self.options["group"])
+    def share_buffers(self):
+        self.shared += 1
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, 0, group=self.options["group"])
 
     def _reduce(self, parameter):
         if self._syncing:

@@ -27,23 +27,23 @@ def compared(ranks, script, settings=USUAL, refuse=None):
 
 
 @pytest.mark.parametrize(
-    ("script", "optimizers", "broadcast_buffers"),
+    ("script", "optimizers", "shared"),
     [
-        (jobs.plain, [["SGD"]], True),
-        (jobs.accumulating, [["AdamW"]], False),
-        (jobs.flagged, [["SGD"]], True),
-        (jobs.static, [["SGD"]], True),
-        (jobs.adversaries, [["SGD"], ["SGD"]], True),
-        (jobs.replaced_optimizer, [["SGD"]], True),
-        (jobs.copies, [["SGD"], ["SGD"]], True),
+        (jobs.plain, [["SGD"]], [jobs.STEPS - 1]),  # before the first step by the look before training
+        (jobs.accumulating, [["AdamW"]], [0]),
+        (jobs.flagged, [["SGD"]], [jobs.STEPS]),
+        (jobs.static, [["SGD"]], [jobs.STEPS]),
+        (jobs.adversaries, [["SGD"], ["SGD"]], [0, 0]),
+        (jobs.replaced_optimizer, [["SGD"]], [jobs.STEPS]),
+        (jobs.copies, [["SGD"], ["SGD"]], [jobs.STEPS, jobs.STEPS]),
     ],
 )
-def test_taken_over(ranks, script, optimizers, broadcast_buffers):
+def test_taken_over(ranks, script, optimizers, shared):
     for told in compared(ranks, script, Settings("p3", None, 7.0)):
         assert [each["optimizers"] for each in told.attached] == optimizers
+        assert [each["shared"] for each in told.attached] == shared
         for each in told.attached:
             assert (each["schedule"], each["timeout"], each["compression"]) == ("p3", 7.0, None)
-            assert each["broadcast_buffers"] is broadcast_buffers
         assert all(events[-1] == "close" and events.count("close") == 1 for events in told.events)
 
 
@@ -164,6 +164,7 @@ def test_after_an_exception_nothing_is_waited_for(ranks):
         jobs.accumulating,
         jobs.flagged,
         jobs.adversaries,
+        jobs.evaluating,
         jobs.partly,
         jobs.copied_later,
         jobs.many,

@@ -310,6 +310,35 @@ def test_batch_normalization_when_nobody_reads(ranks):
     assert_same(ranks, plain, normalized)
 
 
+class Scaled(nn.Module):
+    """Saves a buffer for its backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp(2)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def twice(side):
+    """Buffers are shared before the second forward pass, and the backward pass needs those of the first."""
+    model = Scaled()
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS):
+        loss = objective(net(batch(step))) + objective(net(batch(step + 100)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_a_buffer_that_the_backward_pass_needs(ranks):
+    assert_same(ranks, twice)
+
+
 # ---------------------------------------------------------------- training loops that are not one forward, one backward
 
 

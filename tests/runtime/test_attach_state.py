@@ -7,9 +7,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
-from tests.runtime.models import STEPS, assert_same, batch, differences, mlp, objective, sgd  # noqa: E402
+from tests.runtime.models import (  # noqa: E402
+    STEPS,
+    WIDTH,
+    Attached,
+    assert_same,
+    batch,
+    differences,
+    mlp,
+    objective,
+    sgd,
+)
 
 
 def saved(value):
@@ -202,9 +213,14 @@ def test_evaluation_between_steps(ranks, how):
     assert_same(ranks, evaluated, how)
 
 
-def evaluated_alone(side):
-    """Only rank 0 evaluates, and more than once."""
-    model = mlp()
+def normalized():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def evaluated_alone(side, make):
+    """Only rank 0 evaluates, and more than once, while the others wait for it."""
+    model = make()
     optimizer = sgd(model)
     net = side.wrap(model, optimizer)
     for step in range(STEPS):
@@ -217,11 +233,36 @@ def evaluated_alone(side):
             with torch.no_grad():
                 yield model(batch(step + 100)), model(batch(step + 200))
             model.train()
+        torch.distributed.barrier()
         yield loss
 
 
-def test_one_rank_alone_evaluates(ranks):
-    assert_same(ranks, evaluated_alone)
+@pytest.mark.parametrize("make", [mlp, normalized])
+def test_one_rank_alone_evaluates(ranks, make):
+    assert_same(ranks, evaluated_alone, make)
+
+
+def evaluated_by_all(side):
+    """All ranks evaluate on rank 0's buffers: DDP's forward pass shares them, `attach` does where it is asked to."""
+    model = normalized()
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS):
+        loss = objective(net(batch(step)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        net.eval()
+        if isinstance(side, Attached):
+            side.handles[0].share_buffers()
+        with torch.no_grad():
+            yield net(batch(step + 100))
+        net.train()
+        yield loss, list(model.buffers())
+
+
+def test_all_ranks_evaluate_with_shared_buffers(ranks):
+    assert_same(ranks, evaluated_by_all)
 
 
 def averaged(side, how):

@@ -105,13 +105,23 @@ class ScheduledDataParallel(DistributedDataParallel):
             self._before_training()
         if self._role.reducer is None:
             return super().forward(*inputs, **kwargs)
-        if self._record.attached is None and self._check_sync_bufs_pre_fwd():
-            self._sync_buffers()  # an evaluation before any training; a runtime does this itself
-            self.require_forward_param_sync = False
+        if self._check_sync_bufs_pre_fwd():
+            self._share_buffers()
         if self.device_ids:
             device = torch.device(self.device_type, self.device_ids[0])
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
-        return self.module(*inputs, **kwargs)
+        output = self.module(*inputs, **kwargs)
+        # As PyTorch's own forward leaves it: whether the next one shares buffers.
+        self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+        return output
+
+    @torch.compiler.disable(recursive=True)
+    def _share_buffers(self) -> None:
+        attached = self._record.attached
+        if attached is None:
+            self._sync_buffers()
+        else:
+            attached.share_buffers()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """PyTorch's fp16, bf16 and plain hooks become the schedule's compression; any other needs the reducer."""
@@ -193,7 +203,8 @@ class ScheduledDataParallel(DistributedDataParallel):
             schedule=settings.schedule,
             group=None if self.process_group is dist.group.WORLD else self.process_group,
             compression=settings.compression or self._role.compression,
-            broadcast_buffers=self.forward_sync_buffers,
+            # Where PyTorch does it, when the wrapper is called: `model.module(x)` must not wait for other ranks.
+            broadcast_buffers=False,
             timeout=settings.timeout,
             patience=settings.patience,
         )

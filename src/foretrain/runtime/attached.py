@@ -106,7 +106,7 @@ class Attached:
         self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
         self._group, self._side_group = setup.dedicated_groups(group, options.patience, self._device)
         self._sideband = Sideband(self._side_group, self._device, self._together)
-        self._buffers = Buffers(model, self._side_group, self._together) if options.broadcast_buffers else None
+        self._buffers = Buffers(model, self._side_group, self._together)
         self._pulse: Pulse | None = None
         self._named: list[tuple[str, nn.Parameter]] = []
         self._list_parameters()
@@ -188,6 +188,11 @@ class Attached:
         """Waits until every gradient is summed and in ``.grad``, and every update asked for is applied."""
         self._raise_failure()
         self.gather()
+
+    def share_buffers(self) -> None:
+        """Rank 0's buffers, on all ranks, now: what all need for the same evaluation. Collective."""
+        self._raise_failure()
+        self._buffers.share()
 
     def set(self, knob: str, value: float | str) -> None:
         """Changes a knob of the policy from the next step on, on all ranks at once. Rank 0's call counts.
@@ -325,9 +330,9 @@ class Attached:
             self._restart()
         for key in self._unseen:
             guards.touch(key)
-        if self._buffers is not None:
-            self._buffers.forward_begins(trains and self._syncs)
         if trains:
+            if self._options.broadcast_buffers:
+                self._buffers.forward_begins(self._syncs)
             self._syncs_now = self._syncs
         if self._trace is not None and trains:
             self._trace.begin_forward()

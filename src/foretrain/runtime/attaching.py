@@ -52,7 +52,8 @@ def attach(
         group: None is the default group. Collectives run on groups of their own.
         compression: None, "fp16" or "bf16": what is sent, with error feedback.
         agreement: "coordinator" orders what is ready on all ranks; "replay" repeats one fixed order, without messages.
-        broadcast_buffers: whether buffers are rank 0's before each forward pass, as DDP does it.
+        broadcast_buffers: whether buffers are rank 0's before each forward pass with gradients enabled. An evaluation
+            never communicates; see `Attached.share_buffers`.
         warmup: steps to watch before scheduling begins, at least 1.
         timeout: seconds, or e.g. "30s", after which a rank that says nothing counts as lost.
         patience: seconds after which a collective, or work that does not move, counts as stuck.

@@ -1,4 +1,9 @@
-"""BatchNorm's statistics and other buffers: rank 0's, on all ranks, before each forward pass, as DDP does it."""
+"""BatchNorm's statistics and other buffers: rank 0's, on all ranks, before each training forward pass.
+
+DistributedDataParallel shares them when its *wrapper* is called, with gradients or without, and an evaluation on one
+rank escapes by calling the model inside. Here the model itself is called, so only training communicates: an evaluation
+on rank 0 alone must wait for nobody.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ _BUCKET = 250 << 20
 class Buffers:
     """The buffers of ``model``, shared over ``group``, which nobody else uses while a forward pass begins.
 
-    ``check`` raises what has ended the job, if anything has.
+    ``check`` raises what has ended the job, if anything has. All methods are collective.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, check: Callable[[], None]) -> None:
@@ -27,18 +32,22 @@ class Buffers:
         self._due = True
 
     def forward_begins(self, synchronizes: bool) -> None:
-        """Broadcasts if the last forward pass was one of a synchronised training step, or none was.
+        """For a forward pass that trains: broadcasts if the last one was of a synchronised step, or there was none.
 
         ``synchronizes`` says whether this one is. Sources: DistributedDataParallel's ``_pre_forward`` and its flag
         ``require_forward_param_sync``.
         """
-        if self._due and dist.get_world_size(self._group) > 1:
+        if self._due:
             self.share()
         self._due = synchronizes
 
     def share(self) -> None:
         """Broadcasts now."""
-        _broadcast((buffer for buffer in self._model.buffers() if buffer.numel()), self._group, self._check)
+        buffers = tuple(buffer for buffer in self._model.buffers() if buffer.numel())
+        if buffers and dist.get_world_size(self._group) > 1:
+            # A backward pass may still need what an earlier forward pass saved of them; DDP does not forbid that.
+            with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffers):
+                _broadcast(buffers, self._group, self._check)
 
 
 def share_all(model: nn.Module, group: dist.ProcessGroup, buffers: bool, check: Callable[[], None]) -> None:
