@@ -183,6 +183,13 @@ def test_the_same_bits_by_a_real_schedule(ranks, script):
     assert said[1] == ""
 
 
+def test_a_secret_on_one_node_alone_leaves_all_ranks_with_the_stock_one(ranks):
+    (alone, taken), (_, other) = ranks(jobs.both_really, jobs.secret_on_one, USUAL)
+    assert taken.parameters == other.parameters == alone.parameters
+    reason = re.match(STOCK, taken.said.splitlines()[0])[2]
+    assert reason.startswith("FORETRAIN_SECRET: '(hidden)' is set on rank 0 and not on rank 1; give all nodes the same")
+
+
 def test_fp16_by_a_real_schedule(ranks):
     for alone, taken in ranks(jobs.both_really, jobs.fp16, USUAL):
         for theirs, ours in zip(alone.parameters, taken.parameters, strict=True):

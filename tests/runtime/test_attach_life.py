@@ -149,8 +149,11 @@ def test_a_sparse_gradient_is_refused_when_it_is_seen(ranks):
 def attached_twice(same_optimizer):
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, SMALL), pytest.raises(ConfigError) as caught:
-        attach(model, optimizer if same_optimizer else sgd(model), SMALL)
+    with attach(model, optimizer, SMALL):
+        groups = len(dist.distributed_c10d._world.pg_map)
+        with pytest.raises(ConfigError) as caught:
+            attach(model, optimizer if same_optimizer else sgd(model), SMALL)
+        assert len(dist.distributed_c10d._world.pg_map) == groups
     return str(caught.value)
 
 
@@ -185,8 +188,14 @@ def differing(what):
     if odd and what == "compression":
         options["compression"] = "fp16"
     model = nn.ModuleDict(layers)
+    model.add_module("fixed", nn.Linear(4, 5 if odd and what == "shape of a frozen one" else 4).requires_grad_(False))
+    model.register_buffer("seen", torch.zeros(5 if odd and what == "shape of a buffer" else 4))
+    if odd and what == "buffer":
+        model.register_buffer("more", torch.zeros(3))
+    groups = len(dist.distributed_c10d._world.pg_map)
     with pytest.raises(Disagreement) as caught:
         attach(model, sgd(model), **options)
+    assert len(dist.distributed_c10d._world.pg_map) == groups
     return str(caught.value)
 
 
@@ -196,7 +205,10 @@ DIFFERENCES = {
     "order": "weight",
     "name": "second|other",
     "type": "second.weight",
-    "frozen": "parameter",
+    "frozen": "second.weight",
+    "shape of a frozen one": "fixed.weight",
+    "shape of a buffer": "buffer 'seen",
+    "buffer": "buffers",
     "schedule": "schedule",
     "compression": "compression",
 }
@@ -207,6 +219,22 @@ def test_ranks_that_differ_are_told_in_what(ranks, what):
     for message in ranks(differing, what):
         assert any(name in message for name in DIFFERENCES[what].split("|")), message
         assert "rank" in message
+
+
+def differing_freely():
+    """Each rank keeps what it likes of what concerns nobody else."""
+    odd = dist.get_rank() == 1
+    model = mlp()
+    model.register_buffer("seen", torch.zeros(5 if odd else 4))
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, broadcast_buffers=False, trace=odd) as attached:
+        steps(model, optimizer)
+        attached.synchronize()
+        return bool(attached.begins)
+
+
+def test_ranks_may_differ_in_what_is_not_shared(ranks):
+    assert ranks(differing_freely) == [False, True]
 
 
 # ---------------------------------------------------------------- the beginning

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from foretrain.engine import Decision
-from foretrain.errors import ConfigError, ForetrainError
+from foretrain.errors import ConfigError, Disagreement, ForetrainError
 from foretrain.network import Cluster
 from foretrain.runtime import guards, setup
 from foretrain.runtime.assembly import Machinery, Surroundings, assemble
@@ -104,26 +104,33 @@ class Attached:
         self._origin = time.perf_counter_ns()
         self._trace = Trace(self._origin) if options.trace else None
         self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
+        self._own = {id(parameter) for parameter in model.parameters()}
+        self._refuse_taken()
         self._group, self._side_group = setup.dedicated_groups(group, options.patience, self._device)
         self._sideband = Sideband(self._side_group, self._device, self._together)
         self._buffers = Buffers(model, self._side_group, self._together)
         self._pulse: Pulse | None = None
         self._named: list[tuple[str, nn.Parameter]] = []
-        self._list_parameters()
-        setup.agree_on_model(self._sideband, self._named, msgspec.structs.asdict(options) | {"interface": ""})
-        setup.refuse_blocking_waits(self._sideband)
         self._attachments: list[Attachment] = []
         self._task_of: dict[int, int] = {}
-        self._take()
+        _taken.update(self._own)
         guards.install()
         self._switch = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch, _SWITCH))
         try:
+            self._list_parameters()
+            setup.agree_on_model(self._sideband, model, options)
+            setup.refuse_blocking_waits(self._sideband)
             self._connect()
             share_all(model, self._side_group, options.broadcast_buffers, self._together)
             self._attachments += [Attachment(place, optimizer, self) for place, optimizer in enumerate(optimizers)]
             self._watch_model()
             self._observe()
+        except (ConfigError, Disagreement):
+            # Raised by all ranks alike: nobody is waited for in vain.
+            self._abandon()
+            self._part()
+            raise
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
@@ -269,12 +276,10 @@ class Attached:
         self._named = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
         self._frozen = [parameter for _, parameter in everything if not parameter.requires_grad]
 
-    def _take(self) -> None:
+    def _refuse_taken(self) -> None:
         for name, parameter in self.model.named_parameters():
             if id(parameter) in _taken:
                 raise ConfigError("model", name, "is attached already", "close() the other attachment first")
-        self._own = {id(parameter) for parameter in self.model.parameters()}
-        _taken.update(self._own)
 
     def _watch_model(self) -> None:
         flush = Hook(self.flush)

@@ -330,4 +330,8 @@ def _mac(secret: bytes, role: bytes, rank: int, client: bytes, server: bytes) ->
 
 def _check_secret(secret: bytes) -> None:
     if len(secret) < SECRET_SIZE:
-        raise ConfigError("secret", f"{len(secret)} bytes", "is too short", f"use at least {SECRET_SIZE} random bytes")
+        remedy = (
+            f"use at least {SECRET_SIZE} random bytes, e.g. FORETRAIN_SECRET or --secret-file of: "
+            f"openssl rand -hex {SECRET_SIZE}"
+        )
+        raise ConfigError("secret", f"{len(secret)} bytes", "is too short", remedy)

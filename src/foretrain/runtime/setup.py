@@ -7,9 +7,10 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -18,9 +19,10 @@ from torch import nn
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster
 from foretrain.runtime.address import local_address
-from foretrain.runtime.handshake import Listener, connect
+from foretrain.runtime.handshake import SECRET_SIZE, Listener, connect
 from foretrain.runtime.link import Link, LinkError
 from foretrain.runtime.observation import Observed
+from foretrain.runtime.options import Options
 from foretrain.runtime.sideband import Sideband
 from foretrain.schedule import POLICIES, Cost, Spec
 from foretrain.tasks import Chunk
@@ -33,6 +35,10 @@ logger = logging.getLogger("foretrain")
 
 SECRET = "FORETRAIN_SECRET"
 """Environment variable with the job's secret, in hexadecimal, where a launcher hands one out."""
+_ONE_SECRET = (
+    f"give all nodes the same {SECRET} (or foretrain run --secret-file), made with: openssl rand -hex {SECRET_SIZE}; "
+    "or give it to none, and rank 0 makes one"
+)
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address that is nobody's (RFC 5737): the way to it is the default route."""
 _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
@@ -79,13 +85,19 @@ def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta, devic
     return made
 
 
-def agree_on_model(
-    sideband: Sideband, named: Sequence[tuple[str, nn.Parameter]], settings: Mapping[str, object]
-) -> None:
-    """Raises Disagreement, on all ranks, where parameters or settings differ."""
+_OWN = ("interface", "trace")
+"""Settings in which ranks may differ."""
+
+
+def agree_on_model(sideband: Sideband, model: nn.Module, options: Options) -> None:
+    """Raises Disagreement, on all ranks, where settings, parameters or buffers that are shared differ."""
+    settings = {key: value for key, value in msgspec.structs.asdict(options).items() if key not in _OWN}
     sideband.must_agree("setting", list(settings), [_hash(f"{key}={value}") for key, value in settings.items()])
-    described = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named]
-    sideband.must_agree("parameter", described, [_hash(text) for text in described])
+    parameters = [(name, p, "" if p.requires_grad else " frozen") for name, p in model.named_parameters()]
+    buffers = [(name, buffer, "") for name, buffer in model.named_buffers() if options.broadcast_buffers]
+    for what, tensors in (("parameter", parameters), ("buffer", buffers)):
+        described = [f"{name} {tuple(tensor.shape)} {tensor.dtype}{frozen}" for name, tensor, frozen in tensors]
+        sideband.must_agree(what, described, [_hash(text) for text in described])
 
 
 def refuse_blocking_waits(sideband: Sideband) -> None:
@@ -111,27 +123,37 @@ def connect_ranks(sideband: Sideband, interface: str | None) -> dict[int, Link] 
 
     Rank 0 listens on one address of one interface. The secret is the launcher's, or one that rank 0 makes and hands out
     over the process group.
+
+    Raises:
+        ConfigError: on all ranks alike, where a rank's secret is wrong or another, or rank 0 cannot listen.
     """
     links: dict[int, Link] = {}
-    listener = None
+    listener = problem = None
     several = len({row[0] for row in sideband.gather([_hash(platform.node())])}) > 1
+    given = _common_secret(sideband)
+    secret = given or secrets.token_bytes(SECRET_SIZE)
+    if sideband.rank == 0:
+        try:
+            listener = _listen(_own_address(interface, several), secret, sideband.ranks)
+        except ConfigError as error:
+            problem = error
     try:
-        if sideband.rank == 0:
-            secret = _secret() or secrets.token_bytes(32)
-            listener = Listener(_own_address(interface, several), secret, expected=range(1, sideband.ranks))
+        sideband.raise_alike(problem)
+        if listener is not None:
             host, port = listener.address
-            sideband.share(f"{host} {port} {'' if _secret() else secret.hex()}".encode())
-            links = listener.accept(_CONNECT)
-            complete = len(links) == sideband.ranks - 1
+            sideband.share(f"{host} {port} {'' if given else secret.hex()}".encode())
         else:
-            host, port, given = sideband.share(None).decode().split(" ")
-            secret = _secret() or bytes.fromhex(given)
-            try:
+            host, port, made = sideband.share(None).decode().split(" ")
+            secret = given or bytes.fromhex(made)
+        try:
+            if listener is not None:
+                links = listener.accept(_CONNECT)
+            else:
                 links[0] = connect((host, int(port)), secret, sideband.rank, _CONNECT)
-                complete = True
-            except LinkError as error:
-                logger.warning("rank %d cannot reach the coordinator: %s", sideband.rank, error)
-                complete = False
+            complete = listener is None or len(links) == sideband.ranks - 1
+        except LinkError as error:
+            logger.warning("rank %d cannot connect: %s", sideband.rank, error)
+            complete = False
         if sideband.everywhere(complete):
             return links
     finally:
@@ -150,16 +172,45 @@ def _own_address(interface: str | None, several: bool) -> str:
     return found
 
 
+def _listen(host: str, secret: bytes, ranks: int) -> Listener:
+    try:
+        return Listener(host, secret, expected=range(1, ranks))
+    except ConfigError as error:
+        remedy = "name another: attach(..., interface='eth0'), or GLOO_SOCKET_IFNAME"
+        raise ConfigError("interface", host, error.problem, remedy) from error
+
+
+def _common_secret(sideband: Sideband) -> bytes | None:
+    """The secret that a launcher gave to all ranks; None where it gave none."""
+    secret = problem = None
+    try:
+        secret = _secret()
+    except ConfigError as error:
+        problem = error
+    sideband.raise_alike(problem)
+    # Of 32 random bytes: who sees 8 bytes of their hash learns no more than from the handshake.
+    marks = [row[0] for row in sideband.gather([_hash(f"secret {secret.hex()}") if secret else 0])]
+    for rank, mark in enumerate(marks):
+        if mark != marks[0]:
+            having, missing = (0, rank) if marks[0] else (rank, 0)
+            what = f"is another on rank {rank} than on rank 0"
+            if not (mark and marks[0]):
+                what = f"is set on rank {having} and not on rank {missing}"
+            raise ConfigError(SECRET, "(hidden)", what, _ONE_SECRET)
+    return secret
+
+
 def _secret() -> bytes | None:
     text = os.environ.get(SECRET)
     if not text:
         return None
     try:
-        return bytes.fromhex(text)
+        secret = bytes.fromhex(text)
     except ValueError:
-        raise ConfigError(
-            SECRET, "(hidden)", "is not hexadecimal", "write e.g. the output of: openssl rand -hex 32"
-        ) from None
+        raise ConfigError(SECRET, "(hidden)", "is not hexadecimal", _ONE_SECRET) from None
+    if len(secret) < SECRET_SIZE:
+        raise ConfigError(SECRET, "(hidden)", f"has {len(secret)} bytes, fewer than {SECRET_SIZE}", _ONE_SECRET)
+    return secret
 
 
 def _master() -> tuple[str, int] | None:

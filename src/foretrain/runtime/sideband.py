@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from foretrain.errors import Disagreement
+from foretrain.errors import ConfigError, Disagreement
 from foretrain.runtime.streams import enqueues
 from foretrain.runtime.waiting import finish
 from foretrain.schedule import Cost
@@ -45,14 +46,14 @@ class Sideband:
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
 
-    def share(self, data: bytes | None) -> bytes:
-        """Rank 0's ``data``, on all ranks."""
+    def share(self, data: bytes | None, source: int = 0) -> bytes:
+        """The ``data`` of rank ``source``, on all ranks."""
         length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
-        self._wait(dist.broadcast(length, group=self._group, group_src=0, async_op=True))
+        self._wait(dist.broadcast(length, group=self._group, group_src=source, async_op=True))
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
-        if self.rank == 0 and data:
+        if self.rank == source and data:
             payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self._wait(dist.broadcast(payload, group=self._group, group_src=0, async_op=True))
+        self._wait(dist.broadcast(payload, group=self._group, group_src=source, async_op=True))
         return bytes(payload.cpu().tolist())
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
@@ -65,6 +66,19 @@ class Sideband:
     def everywhere(self, value: bool) -> bool:
         """Whether ``value`` is true on all ranks."""
         return all(row[0] for row in self.gather([int(value)]))
+
+    def raise_alike(self, error: ConfigError | None) -> None:
+        """Raises the ``error`` of the first rank that has one on all ranks, and says which rank that is.
+
+        Whoever raised alone would leave the others waiting in their next collective.
+        """
+        failing = [rank for rank, (failed,) in enumerate(self.gather([int(error is not None)])) if failed]
+        if not failing:
+            return
+        told = (error.field, str(error.value), error.problem, error.remedy) if error is not None else ()
+        text = self.share(msgspec.json.encode(told), failing[0])
+        field, value, problem, remedy = msgspec.json.decode(text, type=tuple[str, str, str, str])
+        raise ConfigError(field, value, f"{problem} (on rank {failing[0]})", remedy)
 
     def must_agree(self, what: str, names: Sequence[str], hashes: Sequence[int]) -> None:
         """Raises Disagreement, on every rank alike, naming the first of ``names`` whose hash differs."""
