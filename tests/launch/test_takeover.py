@@ -151,6 +151,10 @@ def test_models_that_are_gone_end_and_the_summary_stays_short(ranks):
     assert lines[2] == "foretrain: and 2 models more"
 
 
+def test_models_that_are_gone_but_for_a_cycle_end_on_all_ranks_alike(ranks):
+    assert ranks(jobs.collected) == [[0, 1, 2], [0, 1, 2]]
+
+
 def test_after_an_exception_nothing_is_waited_for(ranks):
     (said, events), _ = ranks(jobs.dropped)
     assert said.startswith("foretrain: Sequential under bytescheduler: 8 steps")

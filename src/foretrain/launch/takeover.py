@@ -176,6 +176,8 @@ class Takeover:
 
     def enter(self, wrapper: ScheduledDataParallel) -> Record:
         """Notes a model. All ranks make one at the same place, so models that are gone end here and not by chance."""
+        if any(record.attached is not None for record in self._records):
+            gc.collect()  # what a cycle keeps would be gone on some ranks and not on others, and ending is collective
         for record in self._records:
             if record.wrapper() is None and record.attached is not None:
                 record.end()
