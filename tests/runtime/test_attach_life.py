@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 from foretrain.errors import ConfigError, Disagreement, PeerLost  # noqa: E402
-from foretrain.runtime import attach  # noqa: E402
+from foretrain.runtime import assembly, attach  # noqa: E402
 from tests.runtime.models import (  # noqa: E402
     SMALL,
     STEPS,
@@ -94,6 +94,16 @@ def sparse():
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def complex_valued():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.complex64))
+    return model, sgd(model)
+
+
+def without_elements():
+    model = nn.Linear(0, 4, bias=False)
+    return model, sgd(model)
+
+
 REFUSED = [
     (wrapped, {}, "DistributedDataParallel"),
     (wrapped_inside, {}, "DistributedDataParallel"),
@@ -108,6 +118,12 @@ REFUSED = [
     (None, {"agreement": "replays"}, "replay"),
     (None, {"warmup": 0}, "warmup"),
     (None, {"timeout": -1.0}, "timeout"),
+    (None, {"check_every": -1}, "check_every"),
+    (None, {"check_every": 2.5}, "check_every"),
+    (None, {"broadcast_buffers": "no"}, "broadcast_buffers"),
+    (None, {"trace": 1}, "trace"),
+    (complex_valued, {}, "'1.weight' is complex"),
+    (without_elements, {}, "no parameter that requires a gradient"),
 ]
 
 
@@ -400,6 +416,39 @@ def interrupted_inside():
 
 def test_an_exception_leaves_the_context_without_waiting(ranks):
     assert ranks(interrupted_inside) == [[], []]
+
+
+def broken_off(agreement):
+    """On rank 0 the last part of what a schedule needs cannot be made."""
+    if dist.get_rank() == 0:
+        assembly.Scheduled = lambda *_: 1 // 0
+    model = mlp()
+    optimizer = sgd(model)
+    threads = set(threading.enumerate())
+    with pytest.raises((ZeroDivisionError, PeerLost)) as caught, attach(model, optimizer, SMALL, agreement=agreement):
+        steps(model, optimizer)
+    return caught.type.__name__, [thread.name for thread in set(threading.enumerate()) - threads]
+
+
+@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
+def test_a_schedule_that_cannot_begin_leaves_no_thread(job, agreement):
+    assert job(2)(broken_off, agreement) == [("ZeroDivisionError", []), ("PeerLost", [])]
+
+
+def attached_in_turn(first_goes_first):
+    """Two models, attached one after the other; how long a thread may keep the interpreter in between."""
+    intervals = [sys.getswitchinterval()]
+    handles = [attach(model, sgd(model), SMALL) for model in (mlp(1), mlp(1))]
+    for handle in handles if first_goes_first else handles[::-1]:
+        intervals.append(sys.getswitchinterval())
+        handle.close()
+    return [*intervals, sys.getswitchinterval()]
+
+
+@pytest.mark.parametrize("first_goes_first", [True, False])
+def test_the_last_of_several_gives_the_interpreter_back(ranks, first_goes_first):
+    for before, two, one, none in ranks(attached_in_turn, first_goes_first):
+        assert two == one < before == none
 
 
 def scheduler_made_inside():

@@ -177,7 +177,20 @@ class Odd(nn.Module):
         return self.layers(x)
 
 
-SHAPES = [Reversed, Owner, Functional, Listed, Inner, Attention, Recurrent, Transformer, Strided, Twice, Odd]
+class Empty(nn.Module):
+    """Parameters without elements, trained and frozen, one of them the only one of its type."""
+
+    def __init__(self):
+        super().__init__()
+        self.nothing, self.inner = nn.Linear(0, WIDTH, bias=False), mlp(3)
+        self.pruned = nn.Parameter(torch.empty(0, dtype=torch.float64))
+        self.fixed = nn.Parameter(torch.empty(3, 0), requires_grad=False)
+
+    def forward(self, x):
+        return self.inner(x) + self.nothing(x[:, :0]) + self.pruned.sum().float() + self.fixed.sum()
+
+
+SHAPES = [Reversed, Owner, Functional, Listed, Inner, Attention, Recurrent, Transformer, Strided, Twice, Odd, Empty]
 
 
 def shape(side, model_class):

@@ -6,7 +6,9 @@ Scheduled (training thread) ──▶ Exchange ──▶ Carrier ──▶ Updat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -95,52 +97,70 @@ def assemble(
     """
     options, sideband = around.options, around.sideband
     device_streams = streams(around.device, len(parameters))
-    updates = Updates(
-        parameters, gradients.views, job.tasks, device_streams, around.failed, around.check, options.trace
-    )
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
-    # Replay learns only at the end of a step which tasks nobody used, and so passes landings on itself.
-    landed = updates.landed if links is not None else lambda task, used: replayer.landed(task, used)
-    carrier = Carrier(
-        gradients, job.tasks, around.group, device_streams, rounding, landed, around.failed, options.trace
-    )
-    exchange: Exchange
-    if links is None:
-        order = setup.replayed_order(schedule, workload, job.cost, sideband.ranks)
-        device = around.device if enqueues(around.group, around.device) else torch.device("cpu")
-        exchange = replayer = Replayer(
-            order,
-            len(parameters),
-            carrier,
-            around.group,
-            device,
-            device_streams,
-            updates.landed,
-            around.failed,
-            options.check_every,
+    # Until all of it stands: what has begun ends if the rest cannot begin.
+    with ExitStack() as begun:
+        for link in (links or {}).values():
+            begun.callback(link.close)
+        updates = Updates(
+            parameters, gradients.views, job.tasks, device_streams, around.failed, around.check, options.trace
         )
-    elif sideband.rank == 0:
-        exchange = Leader(
-            job,
-            schedule,
-            carrier,
-            links,
-            silence=options.timeout,
-            patience=options.patience,
-            check_every=options.check_every,
-            failed=around.failed,
-            origin=around.origin,
-        )
-    else:
-        exchange = Follower(
+        begun.callback(updates.close)
+        carry = partial(
+            Carrier,
+            gradients,
             job.tasks,
-            job.cost.breakeven // 4,
-            carrier,
-            links[0],
-            silence=options.timeout,
-            check_every=options.check_every,
+            around.group,
+            device_streams,
+            rounding,
             failed=around.failed,
+            keep=options.trace,
         )
-    scheduled = Scheduled(parameters, gradients, seen.fires, exchange, updates, device_streams, sideband.ranks)
+        exchange: Exchange
+        if links is None:
+            order = setup.replayed_order(schedule, workload, job.cost, sideband.ranks)
+            device = around.device if enqueues(around.group, around.device) else torch.device("cpu")
+            exchange = replayer = Replayer(
+                order,
+                len(parameters),
+                around.group,
+                device,
+                device_streams,
+                updates.landed,
+                around.failed,
+                options.check_every,
+            )
+            # Replay learns only at the end of a step which tasks nobody used, and so passes landings on itself.
+            carrier = carry(landed=replayer.landed)
+            begun.callback(carrier.close)
+            replayer.start(carrier)
+        else:
+            carrier = carry(landed=updates.landed)
+            begun.callback(carrier.close)
+            if sideband.rank == 0:
+                exchange = Leader(
+                    job,
+                    schedule,
+                    carrier,
+                    links,
+                    silence=options.timeout,
+                    patience=options.patience,
+                    check_every=options.check_every,
+                    failed=around.failed,
+                    origin=around.origin,
+                )
+            else:
+                exchange = Follower(
+                    job.tasks,
+                    job.cost.breakeven // 4,
+                    carrier,
+                    links[0],
+                    silence=options.timeout,
+                    check_every=options.check_every,
+                    failed=around.failed,
+                )
+        begun.callback(exchange.close, "its schedule could not begin")
+        scheduled = Scheduled(parameters, gradients, seen.fires, exchange, updates, device_streams, sideband.ranks)
+        begun.pop_all()
     return Machinery(scheduled, exchange, carrier, updates)

@@ -62,10 +62,6 @@ from foretrain.workload.stopwatch import stopwatch
 
 logger = logging.getLogger("foretrain")
 
-_SWITCH = 0.0005
-"""Seconds a thread may keep the interpreter from another; Python's own 5 ms are longer than most messages take."""
-
-
 _taken: set[int] = set()
 """Ids of all parameters that are attached."""
 
@@ -115,8 +111,6 @@ class Attached:
         self._task_of: dict[int, int] = {}
         _taken.update(self._own)
         guards.install()
-        self._switch = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch, _SWITCH))
         try:
             self._list_parameters()
             setup.agree_on_model(self._sideband, model, options)
@@ -273,7 +267,8 @@ class Attached:
 
     def _list_parameters(self) -> None:
         everything = list(self.model.named_parameters())
-        self._named = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
+        # What has no elements has nothing to send, and an order of bytes has no place for it.
+        self._named = [(name, p) for name, p in everything if p.requires_grad and p.numel()]
         self._frozen = [parameter for _, parameter in everything if not parameter.requires_grad]
 
     def _refuse_taken(self) -> None:
@@ -516,7 +511,6 @@ class Attached:
             guards.held.pop(key, None)
         _taken.difference_update(self._own)
         guards.remove()
-        sys.setswitchinterval(self._switch)
 
 
 def _keep_for_ever(*groups: dist.ProcessGroup) -> None:

@@ -73,6 +73,11 @@ def attach(
         raise unknown("agreement", agreement, ("coordinator", "replay"))
     if not isinstance(warmup, int) or warmup < 1:
         raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
+    if not isinstance(check_every, int) or isinstance(check_every, bool) or check_every < 0:
+        raise ConfigError("check_every", check_every, "is not a number of steps", "write e.g. 50, or 0 for never")
+    for field, flag in (("broadcast_buffers", broadcast_buffers), ("trace", trace)):
+        if not isinstance(flag, bool):
+            raise ConfigError(field, flag, "is neither True nor False", "write one of them")
     refuse_wrapped(model)
     options = Options(
         spec(schedule),
@@ -91,7 +96,7 @@ def attach(
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """ConfigError for a model whose gradients somebody else already reduces, and for one without any."""
+    """ConfigError for a model whose gradients somebody else reduces, cannot be sent as they are, or do not exist."""
     if not isinstance(model, nn.Module):
         raise ConfigError("model", type(model).__name__, "is no torch.nn.Module", "hand in the model")
     for name, module in model.named_modules():
@@ -100,7 +105,11 @@ def refuse_wrapped(model: nn.Module) -> None:
             if wrapper in kinds:
                 remedy = "attach the plain model: foretrain takes the wrapper's place"
                 raise ConfigError("model", name or type(module).__name__, f"is wrapped in {wrapper}", remedy)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            remedy = "keep real and imaginary part (torch.view_as_real), or train it with DistributedDataParallel"
+            raise ConfigError("model", name, f"is complex ({parameter.dtype})", remedy)
+    if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
         raise ConfigError("model", type(model).__name__, "has no parameter that requires a gradient", "unfreeze some")
 
 

@@ -52,7 +52,7 @@ class Buffers:
 
 def share_all(model: nn.Module, group: dist.ProcessGroup, buffers: bool, check: Callable[[], None]) -> None:
     """Rank 0's parameters, and its buffers where ``buffers``, on all ranks: how training begins."""
-    tensors = [parameter.detach() for parameter in model.parameters()]
+    tensors = [parameter.detach() for parameter in model.parameters() if parameter.numel()]
     tensors += [buffer for buffer in model.buffers() if buffer.numel()] if buffers else []
     if dist.get_world_size(group) > 1:
         _broadcast(tensors, group, check)

@@ -13,6 +13,7 @@ from before and read between ``step()`` and the next forward pass: `Attached.syn
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -47,17 +48,24 @@ raw_grad: Callable[[torch.Tensor], torch.Tensor | None] = _GRAD.__get__
 """``.grad`` as the C++ side sees it, without asking."""
 set_raw_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = _GRAD.__set__
 
+_SWITCH = 0.0005
+"""Seconds a thread may keep the interpreter from another; Python's own 5 ms are longer than most messages take."""
+
 _lock = threading.Lock()
 _users = 0
+_switch = 0.0
+"""What the interpreter had before."""
 _originals: list[tuple[type, str, Any]] = []
 
 
 def install() -> None:
-    """Puts the guards in place; counts its callers."""
-    global _users
+    """Puts the guards in place, and lets threads change more often; counts its callers."""
+    global _users, _switch
     with _lock:
         _users += 1
         if _users == 1:
+            _switch = sys.getswitchinterval()
+            sys.setswitchinterval(min(_switch, _SWITCH))
             _replace(nn.Parameter, "grad", property(_get_grad, _set_grad, _delete_grad))
             _replace(nn.Parameter, "__deepcopy__", _after_update(nn.Parameter.__deepcopy__))
             _replace(nn.Parameter, "__reduce_ex__", _after_update(nn.Parameter.__reduce_ex__))
@@ -68,10 +76,12 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Takes the guards away when the last caller of `install` has gone."""
+    """Undoes what `install` did when the last of its callers has gone."""
     global _users
     with _lock:
         _users -= 1
+        if not _users:
+            sys.setswitchinterval(_switch)
         while not _users and _originals:
             owner, name, original = _originals.pop()
             if original is None:

@@ -80,7 +80,7 @@ class Attachment:
             parameter
             for group in self.optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) not in task_of
+            if id(parameter) not in task_of and parameter.numel()
         ]
         self.tasks = {
             task_of[id(parameter)]: place

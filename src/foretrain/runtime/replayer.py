@@ -21,7 +21,7 @@ from foretrain.tasks import Chunk
 
 
 class Replayer:
-    """Issues ``chunks`` in their order, each when this rank is ready for it.
+    """Issues ``chunks`` in their order, each when this rank is ready for it, once it has a carrier: see `start`.
 
     After the last chunk of a step the ranks agree on which tasks nobody used (one byte per task), and from time to
     time on the hash of their orders.
@@ -29,7 +29,6 @@ class Replayer:
     Args:
         chunks: one step's, the same on every rank.
         count: tasks.
-        carrier: issues them.
         group: for the agreement; the carrier's own group, used between its orders.
         device: of the model, where ``group`` can reduce.
         streams: of the model's device; agreements go the way of collectives, never that of the model.
@@ -42,7 +41,6 @@ class Replayer:
         self,
         chunks: Sequence[Chunk],
         count: int,
-        carrier: Carrier,
         group: dist.ProcessGroup,
         device: torch.device,
         streams: HostStreams,
@@ -50,7 +48,8 @@ class Replayer:
         failed: Callable[[BaseException], None],
         check_every: int,
     ) -> None:
-        self._chunks, self._count, self._carrier = chunks, count, carrier
+        self._chunks, self._count = chunks, count
+        self._carrier: Carrier
         self._group, self._device, self._streams = group, device, streams
         self._give, self._failed, self._check_every = landed, failed, check_every
         self._changed = threading.Condition()
@@ -63,6 +62,10 @@ class Replayer:
         self._steps = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="foretrain-replayer", daemon=True)
+
+    def start(self, carrier: Carrier) -> None:
+        """Begins; ``carrier`` issues the chunks, and its landings come to `landed`."""
+        self._carrier = carrier
         self._thread.start()
 
     def open(self, step: int, again: bool) -> None:
