@@ -7,10 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.runtime.models import (  # noqa: E402
     STEPS,
+    WARMUP,
     WIDTH,
+    Attached,
     assert_same,
     batch,
     mlp,
@@ -47,6 +50,44 @@ def test_accumulation_with_no_sync(ranks, parts):
 
 def test_accumulation_without_no_sync(ranks):
     assert_same(ranks, accumulating, 2, False, tolerance=ROUNDING)
+
+
+class Coder(nn.Module):
+    """Trained by its methods."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = mlp(2), mlp(2)
+
+    def encode(self, x):
+        return checkpoint(self.encoder, x, use_reentrant=False)
+
+    def forward(self, x):
+        return self.decoder(self.encode(x).tanh())
+
+
+def in_parts(side):
+    """DDP has to be called as a whole, with `attach` nobody calls the model itself."""
+    torch.manual_seed(0)
+    model = Coder()
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS):
+        for part in range(3):
+            with side.no_sync() if part < 2 else contextlib.nullcontext():
+                x = batch(3 * step + part)
+                y = model.decoder(model.encode(x).tanh()) if isinstance(side, Attached) else net(x)
+                loss = objective(y)
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_accumulation_with_no_sync_where_only_parts_of_the_model_are_called(ranks):
+    seen = assert_same(ranks, in_parts)
+    once = sum(parameter.nbytes for parameter in Coder().parameters())
+    assert sum(seen[0].sizes[0]) == (STEPS - WARMUP) * once
 
 
 def uneven(side):

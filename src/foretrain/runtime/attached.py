@@ -307,6 +307,10 @@ class Attached:
 
     def _enter(self, keys: Sequence[int], name: str) -> None:
         """A module that owns the parameters with these ids begins its forward pass."""
+        # The model may be trained by its parts alone: then none but they say whether the backward pass synchronises.
+        # What is computed once more for a backward pass (checkpointing) says nothing: it belongs to an earlier one.
+        if self._syncs_now is not self._syncs and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
+            self._syncs_now = self._syncs
         asked = self._trace.now() if self._trace is not None else 0
         if guards.blocked or guards.watching:
             for key in keys:
