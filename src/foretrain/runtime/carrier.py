@@ -120,7 +120,7 @@ class Carrier:
             raise ScheduleError(f"order {order.sequence} came where {self.sequence} was due")
         self.sequence += 1
         chunk = order.chunk
-        self._note(chunk)
+        self._digest.update(spelled(order))
         self._under_way.append(order)
         issued = time.perf_counter_ns()
         # A reduce-scatter sends what nobody uses as well; see `_scatter`.
@@ -136,7 +136,7 @@ class Carrier:
 
     @property
     def digest(self) -> bytes:
-        """A hash of all orders issued so far: their sequence, names and bytes. Equal on all ranks."""
+        """A hash of all orders issued so far: names and bytes, and which of these are sent. Equal on all ranks."""
         return self._digest.digest()
 
     def last(self) -> str:
@@ -267,10 +267,16 @@ class Carrier:
                 self._left[piece.task] = self._tasks[piece.task].size
                 self._landed(piece.task, piece.task not in order.unused)
 
-    def _note(self, chunk: Chunk) -> None:
-        """Adds ``chunk`` to the hash. Names and sizes of tasks were compared once; their numbers stand for them."""
-        numbers = [n for piece in chunk.pieces for n in (piece.task, piece.offset, piece.size)]
-        self._digest.update(chunk.op.encode() + struct.pack(f"<{len(numbers)}q", *numbers))
+
+def spelled(order: Order) -> bytes:
+    """What all ranks must have in common of ``order``, for a hash.
+
+    Names and sizes of tasks were compared once; their numbers stand for them.
+    """
+    numbers = [
+        n for piece in order.chunk.pieces for n in (piece.task, piece.offset, piece.size, piece.task in order.unused)
+    ]
+    return order.chunk.op.encode() + struct.pack(f"<{len(numbers)}q", *numbers)
 
 
 def describe(chunk: Chunk, tasks: Sequence[Task]) -> str:
