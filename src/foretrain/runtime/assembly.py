@@ -123,13 +123,14 @@ def assemble(
             device = around.device if enqueues(around.group, around.device) else torch.device("cpu")
             exchange = replayer = Replayer(
                 order,
-                len(parameters),
+                job.tasks,
                 around.group,
                 device,
                 device_streams,
                 updates.landed,
                 around.failed,
                 options.check_every,
+                options.patience,
             )
             # Replay learns only at the end of a step which tasks nobody used, and so passes landings on itself.
             carrier = carry(landed=replayer.landed)
