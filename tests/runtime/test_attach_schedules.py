@@ -199,6 +199,7 @@ def test_a_knob_changes_what_is_sent_from_one_step_to_the_next(ranks, callers):
     assert change % 16 == 0  # four pieces of each of four weights: whole steps
     assert set(sizes[:change]) == {1024}
     assert set(sizes[change:]) == {2048}
+    assert {schedule for rank in seen for schedule in rank.schedules} == {"p3(slice=2KiB)"}
 
 
 def refused_knobs(agreement):

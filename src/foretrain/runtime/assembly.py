@@ -155,6 +155,7 @@ def assemble(
                 exchange = Follower(
                     job.tasks,
                     job.cost.breakeven // 4,
+                    schedule,
                     carrier,
                     links[0],
                     silence=options.timeout,

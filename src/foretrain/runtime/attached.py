@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn, optim
@@ -31,7 +30,8 @@ from foretrain.runtime import guards, setup
 from foretrain.runtime.assembly import Machinery, Surroundings, assemble
 from foretrain.runtime.buffers import Buffers, share_all
 from foretrain.runtime.compression import wire_dtype
-from foretrain.runtime.exchange import remade
+from foretrain.runtime.exchange import pack_spec, remade, unpack_spec
+from foretrain.runtime.follower import Follower
 from foretrain.runtime.gradients import Gradients
 from foretrain.runtime.hooks import (
     Handle,
@@ -135,8 +135,8 @@ class Attached:
     @property
     def schedule(self) -> Spec | None:
         """The policy and knobs in force; None while the first steps are observed."""
-        leader = self._leader
-        return leader.spec if leader else self._schedule
+        exchange = self._machinery.exchange if self._machinery else None
+        return exchange.spec if isinstance(exchange, Leader | Follower) else self._schedule
 
     @property
     def bound(self) -> Bound | None:
@@ -426,9 +426,8 @@ class Attached:
         text = b""
         if self.rank == 0:
             chosen = setup.choose_knobs(self._options.schedule, workload, cost, self.ranks)
-            text = msgspec.json.encode((chosen.name, dict(chosen.knobs)))
-        name, knobs = msgspec.json.decode(self._sideband.share(text), type=tuple[str, dict[str, float]])
-        return Spec(name, knobs)
+            text = pack_spec(chosen)
+        return unpack_spec(self._sideband.share(text))
 
     def _restart(self) -> None:
         """Other parameters take part from now on: watch again, then schedule again. Collective."""
@@ -444,7 +443,7 @@ class Attached:
         remove_all(self._gradient_hooks)
         self._gradient_hooks.clear()
         if self._machinery is not None:
-            self._past_steps, self._past_log = self.steps, self.log
+            self._past_steps, self._past_log, self._schedule = self.steps, self.log, self.schedule
             if self._trace is not None:
                 self._past_timeline = self.timeline
             self._machinery.close(reason)

@@ -19,8 +19,11 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Protocol, get_args
 
+import msgspec
+
 from foretrain.errors import Disagreement, ForetrainError, PeerLost, StallError
 from foretrain.runtime.carrier import Order
+from foretrain.schedule import Spec
 from foretrain.tasks import Chunk, Op, Piece, Task
 
 _PIECE = struct.Struct("<IQQ")
@@ -48,6 +51,8 @@ class Kind(IntEnum):
     """value: step; body: sequence and hash of all orders so far."""
     BYE = 7
     """The sender closes, and means to."""
+    KNOBS = 8
+    """value: the step from which on they are in force; body: policy and knobs, JSON."""
 
 
 class Exchange(Protocol):
@@ -108,6 +113,19 @@ def unpack_ready(body: bytes) -> Iterator[tuple[int, bool]]:
     """Its tasks, in the order in which they became ready, and whether the sender has a gradient for each."""
     for (word,) in _WORD.iter_unpack(body):
         yield word & ~_MARK, word >= _MARK
+
+
+def pack_spec(spec: Spec) -> bytes:
+    """Body of a KNOBS message."""
+    return msgspec.json.encode((spec.name, dict(spec.knobs)))
+
+
+def unpack_spec(body: bytes) -> Spec:
+    """The policy and knobs in a message; ForetrainError where it does not read."""
+    try:
+        return Spec(*msgspec.json.decode(body, type=tuple[str, dict[str, float]]))
+    except msgspec.MsgspecError as error:
+        raise ForetrainError(f"policy and knobs do not read: {error}") from None
 
 
 def pack_failure(error: BaseException) -> tuple[int, bytes]:

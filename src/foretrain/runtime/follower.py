@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from foretrain.errors import PeerLost
 from foretrain.runtime.carrier import Carrier, Order
-from foretrain.runtime.exchange import Kind, pack_ready, ready_word, unpack, unpack_failure
+from foretrain.runtime.exchange import Kind, pack_ready, ready_word, unpack, unpack_failure, unpack_spec
 from foretrain.runtime.link import Link, LinkError
+from foretrain.schedule import Spec
 from foretrain.tasks import Task
 
 
@@ -20,6 +21,7 @@ class Follower:
     Args:
         tasks: indexed by task.
         small: bytes below which a task waits for company; see Note [Small tasks wait for company].
+        spec: the policy that the leader begins with.
         carrier: issues this rank's collectives.
         link: to rank 0.
         silence: seconds after which a leader that says nothing is taken for lost.
@@ -31,6 +33,7 @@ class Follower:
         self,
         tasks: Sequence[Task],
         small: int,
+        spec: Spec,
         carrier: Carrier,
         link: Link,
         *,
@@ -42,6 +45,7 @@ class Follower:
         self._silence, self._check_every = silence, check_every
         self._small = [task.size < small for task in tasks]
         self._ready: list[int] = []
+        self.spec = spec
         self._closing = self._left = False
         self._total = sum(task.size for task in tasks)
         self._ordered = 0
@@ -113,6 +117,8 @@ class Follower:
                     if order.chunk.op != "reduce_scatter":
                         self._ordered += order.chunk.size
                     self._carrier.start(order, _nothing)
+                elif message.kind == Kind.KNOBS:
+                    self.spec = unpack_spec(message.body)
                 elif message.kind == Kind.FAIL:
                     raise unpack_failure(message.flag, message.body)
                 elif message.kind == Kind.BYE:

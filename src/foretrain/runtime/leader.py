@@ -19,16 +19,23 @@ from typing import Any
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement, PeerLost, StallError
 from foretrain.runtime.carrier import Carrier, Order
-from foretrain.runtime.exchange import Kind, accumulated_differently, pack, pack_failure, unpack_ready
+from foretrain.runtime.exchange import (
+    Kind,
+    accumulated_differently,
+    pack,
+    pack_failure,
+    pack_spec,
+    unpack_ready,
+)
 from foretrain.runtime.link import Link, LinkError
 from foretrain.schedule import Job, Spec
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import NANOSECOND, Time
 
-_KEEP = 200_000
-"""Decisions to remember."""
 _COMPLETE, _OWN_READY = -1, -2
 """Kinds in the inbox that are no messages: a chunk has completed here, a task is ready here."""
+_KEEP = 4096
+"""Decisions to remember: for people, some steps are enough."""
 _FAREWELL = 2.0
 """Seconds to wait for the others' goodbye."""
 
@@ -257,6 +264,7 @@ class Leader:
             self._compare(0, step, self._carrier.sequence.to_bytes(8, "little") + self._carrier.digest)
         if self._wanted is not None:
             self.spec, self._wanted = self._wanted, None
+            self._tell_knobs()
             self._engine = self._make_engine()
         other = step + 1 & 1
         self._masks[other][:] = [0] * len(self._job.tasks)
@@ -265,6 +273,14 @@ class Leader:
         early, self._early = self._early, []
         for task in early:
             self._engine.post(Ready(task))
+
+    def _tell_knobs(self) -> None:
+        body = pack_spec(self.spec)
+        for rank, link in list(self._links.items()):
+            try:
+                link.send(Kind.KNOBS, 0, self._step, body)
+            except LinkError as error:
+                self._lose(rank, str(error))
 
     def _make_engine(self) -> Engine:
         return Engine(self.spec.build(self._job), self, self._job.tasks, self._landed, self._log)
