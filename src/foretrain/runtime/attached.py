@@ -257,7 +257,7 @@ class Attached:
     def flush(self) -> None:
         """Applies every update asked for; gradients that wait for step() stay under way."""
         if self._machinery is not None and not self._closed and self._failure is None:
-            self._machinery.updates.wait_all()
+            self._machinery.updates.wait_wanted()
 
     def regrouped(self) -> None:
         """A parameter group was added: the tasks may be others now."""
@@ -348,7 +348,7 @@ class Attached:
             self._observation.end_forward()
         else:
             # What the forward pass did not ask for must not be written any more while gradients are made from it.
-            self._machinery.updates.wait_all()
+            self._machinery.updates.wait_wanted()
         if self._trace is not None:
             self._trace.end_forward()
 

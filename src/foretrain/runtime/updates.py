@@ -172,7 +172,15 @@ class Updates:
 
     def wait_all(self) -> None:
         """Returns when everything has landed and everything wanted is updated."""
-        self._wait(lambda: not self._under_way and not self._wanted)
+        self._wait(lambda: not self._under_way)
+        self.wait_wanted()
+
+    def wait_wanted(self) -> None:
+        """Returns when everything wanted is updated; gradients that no step() has asked for may be under way.
+
+        Other ranks may complete those at their step(), before which they may wait for this rank.
+        """
+        self._wait(lambda: not self._wanted)
         self._streams.acquire_all()
         if self._streams.enqueues and guards.blocked:
             self._unblock(range(len(self._tasks)))
