@@ -285,6 +285,25 @@ def test_ranks_that_run_different_numbers_of_backward_passes_are_told(job):
         ), outcome.error
 
 
+def looks_in_between():
+    """Rank 0 alone reads gradients between the two passes of each step: it would need the others' there and then."""
+    model = mlp()
+    optimizer = sgd(model)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    for step in range(FAR):
+        objective(model(batch(step))).backward()
+        if dist.get_rank() == 0 and step > MIDDLE:
+            assert model[0].weight.grad is not None
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_rank_that_reads_gradients_between_passes_alone_is_told(job):
+    for outcome in job(2).outcomes(looks_in_between, timeout=3 * PATIENCE, grace=PATIENCE):
+        assert re.search(r"Disagreement.*read \.grad in between on all ranks or on none", outcome.error), outcome.error
+
+
 def issues_otherwise(agreement):
     """Rank 1 has issued something that the others have not: its hash differs from then on."""
     model = mlp()

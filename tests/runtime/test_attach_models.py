@@ -1,11 +1,13 @@
 """Models of every shape: whatever order, reuse, absence or recomputation does to gradients, they end as DDP's."""
 
+import contextlib
 import copy
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -14,6 +16,7 @@ from tests.runtime.models import (  # noqa: E402
     CHOICES,
     STEPS,
     WIDTH,
+    Branches,
     assert_same,
     batch,
     branching,
@@ -280,6 +283,103 @@ def test_activation_checkpointing(ranks, reentrant, shared):
 @pytest.mark.parametrize("how", CHOICES)
 def test_branches_that_are_not_taken(ranks, how, reads, to_none):
     assert_same(ranks, branching, how, reads, to_none)
+
+
+ROUNDING = 1e-5
+"""Relative; several backward passes are summed here once, and by DDP after each, in another order."""
+
+
+def accumulating(side, how, passes, clears):
+    """Branches, in as many backward passes per step as ``passes`` says in turn; cleared every ``clears`` steps."""
+    torch.manual_seed(0)
+    model = Branches()
+    optimizer = sgd(model, lr=0.03)
+    net = side.wrap(model, optimizer, find_unused_parameters=True)
+    turn = 0
+    for step in range(STEPS + 1):
+        for _ in range(passes[step % len(passes)]):
+            loss = objective(net(batch(turn), CHOICES[how](turn, dist.get_rank())))
+            loss.backward()
+            turn += 1
+        optimizer.step()
+        yield loss, [p.grad is None for p in model.parameters()] if step % 3 == 2 else None
+        if step % clears == clears - 1:
+            optimizer.zero_grad()
+
+
+ACCUMULATIONS = {"two passes": ((2,), 1), "one, three, two passes": ((1, 3, 2), 1), "cleared every second": ((1,), 2)}
+
+
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
+@pytest.mark.parametrize("how", CHOICES)
+def test_branches_when_gradients_accumulate(ranks, how, accumulation):
+    tolerance = ROUNDING if "passes" in accumulation else 0.0
+    assert_same(ranks, accumulating, how, *ACCUMULATIONS[accumulation], tolerance=tolerance)
+
+
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
+def test_branches_when_gradients_accumulate_and_the_order_is_replayed(ranks, accumulation):
+    how = "another each step on each rank"
+    assert_same(ranks, accumulating, how, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, agreement="replay")
+
+
+class Often(Checkpointed):
+    """One block, checkpointed as often as the step says: its gradients come once for each."""
+
+    def __init__(self):
+        super().__init__(True, True)
+
+    def forward(self, x, times):
+        x = self.first(x)
+        for _ in range(times):
+            x = checkpoint(self.blocks[0], x, use_reentrant=True)
+        return self.last(x)
+
+
+def repeated(side, passes):
+    """DDP has no such models, but what it does with each pass, or all of them, can be done by hand."""
+    model = seeded(Often)
+    optimizer = sgd(model, lr=0.03)
+    ours = hasattr(side, "options")
+    net = side.wrap(model, optimizer) if ours else model
+    side.models, side.optimizers = [model], [optimizer]
+    for step in range(STEPS + 2):
+        for part in range(passes):
+            loss = objective(net(batch(passes * step + part), (2, 3, 1)[step // 4]))
+            loss.backward()
+        if not ours:
+            for parameter in model.parameters():
+                parameter.grad /= dist.get_world_size()
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_block_checkpointed_sometimes_more_and_sometimes_less_often(ranks, passes):
+    assert_same(ranks, repeated, passes, tolerance=ROUNDING)
+
+
+def locally_in_between(side, how):
+    """A pass under no_sync between two that are not, each through other branches."""
+    torch.manual_seed(0)
+    model = Branches()
+    optimizer = sgd(model, lr=0.03)
+    net = side.wrap(model, optimizer, find_unused_parameters=True)
+    for step in range(STEPS):
+        for part in range(3):
+            with side.no_sync() if part == 1 else contextlib.nullcontext():
+                loss = objective(net(batch(3 * step + part), CHOICES[how](3 * step + part, dist.get_rank())))
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+@pytest.mark.parametrize("how", CHOICES)
+def test_branches_and_a_local_pass_in_between(ranks, how):
+    assert_same(ranks, locally_in_between, how, tolerance=ROUNDING)
 
 
 # ---------------------------------------------------------------- frozen layers and buffers

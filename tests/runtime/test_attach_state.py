@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
@@ -14,6 +15,7 @@ from tests.runtime.models import (  # noqa: E402
     STEPS,
     WIDTH,
     Attached,
+    Branches,
     assert_same,
     batch,
     differences,
@@ -129,6 +131,60 @@ def on_rank_zero(side):
 
 def test_one_rank_writes_checkpoints(ranks):
     assert_same(ranks, on_rank_zero)
+
+
+def branches():
+    torch.manual_seed(0)
+    return Branches()
+
+
+def on_rank_zero_behind_backward(side, look):
+    """Between backward() and step() rank 0 alone looks, and then all meet; each rank uses another branch."""
+    model = branches()
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer, find_unused_parameters=True)
+    for step in range(STEPS):
+        loss = objective(net(batch(step), [(step + dist.get_rank()) % 3]))
+        loss.backward()
+        if dist.get_rank() == 0:
+            yield SEEN_EARLY[look](model)
+        dist.barrier()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+SEEN_EARLY = {
+    "at the state": lambda model: model.state_dict(),
+    "at gradients": lambda model: [p.grad for p in model.parameters()],
+}
+
+
+@pytest.mark.parametrize("look", SEEN_EARLY)
+@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
+def test_one_rank_looks_while_the_others_wait_for_it(ranks, look, agreement):
+    assert_same(ranks, on_rank_zero_behind_backward, look, agreement=agreement)
+
+
+def between_passes(side):
+    """Rank 0 alone reads its state between two passes of a step, the first of which may not have been sent."""
+    model = branches()
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer, find_unused_parameters=True)
+    for step in range(STEPS):
+        for part in range(2):
+            loss = objective(net(batch(2 * step + part), [(step + part + dist.get_rank()) % 3]))
+            loss.backward()
+            if dist.get_rank() == 0:
+                yield model.state_dict()
+            dist.barrier()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_one_rank_writes_a_checkpoint_between_two_passes(ranks):
+    assert_same(ranks, between_passes, tolerance=1e-5)
 
 
 def rewound(side, moment, what):

@@ -163,6 +163,8 @@ def assemble(
                     failed=around.failed,
                 )
         begun.callback(exchange.close, "its schedule could not begin")
-        scheduled = Scheduled(parameters, gradients, seen.fires, exchange, updates, device_streams, sideband.ranks)
+        scheduled = Scheduled(
+            parameters, gradients, seen.fires, seen.passes, exchange, updates, device_streams, sideband.ranks
+        )
         begun.pop_all()
     return Machinery(scheduled, exchange, carrier, updates)

@@ -1,6 +1,6 @@
 """Attached: a model whose communication is scheduled, and the two phases of its life.
 
-    watching      everything is reduced at step(), and observed              `Warmup`, `Observation`
+    watching      everything is reduced after backward(), and observed             `Warmup`, `Observation`
     scheduling    hooks → Exchange → Carrier → Updates → the next forward    `Machinery`
 
 Hooks of the model and calls of its optimizers arrive here and go on to the phase in hand.
@@ -177,8 +177,10 @@ class Attached:
     def no_sync(self) -> Iterator[None]:
         """Inside, gradients accumulate here and are not sent; use it for all but the last of several backward passes.
 
-        As with DistributedDataParallel, forward and backward pass both belong inside.
+        As with DistributedDataParallel, forward and backward pass both belong inside, and all ranks enter alike.
         """
+        if self._machinery is not None:
+            self._machinery.scheduled.finish()
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -248,6 +250,8 @@ class Attached:
         if self._machinery is None:
             self._observation.updated(took)
             self._step_over = True
+        else:
+            self._machinery.scheduled.stepped()
 
     def gather(self) -> None:
         """Brings gradients back and applies everything asked for."""

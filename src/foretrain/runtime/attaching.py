@@ -1,6 +1,6 @@
 """attach: a model and its optimizer, and from then on their communication is scheduled.
 
-warm-up steps      everything is reduced at step() and watched: order of use, times, costs      `Warmup`
+warm-up steps      everything is reduced after backward() and watched: order of use, times, costs      `Warmup`
 one agreement      the slowest rank's times, the measured network, knobs at their best           `setup`
 scheduled steps    hooks → Exchange → Carrier → Updates → the next forward pass                  `Scheduled`
 """

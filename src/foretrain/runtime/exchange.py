@@ -144,8 +144,9 @@ def remade(kind: type[ForetrainError], text: str) -> ForetrainError:
 
 
 def accumulated_differently(step: int, who: str) -> Disagreement:
-    """The error for ranks of which some run backward() again before step() and others do not."""
+    """The error for ranks of which some run backward() again before step() and others do not, or look in between."""
     return Disagreement(
         f"in round {step} backward() ran again before step() on some ranks and not on others ({who}); "
-        "run it equally often on all ranks, or all but the last under no_sync()"
+        "run it equally often on all ranks, or all but the last under no_sync(), "
+        "and read .grad in between on all ranks or on none"
     )

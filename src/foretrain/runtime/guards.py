@@ -16,10 +16,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.graph import _engine_run_backward as _run_backward
 
 
 class Holder(Protocol):
@@ -42,6 +44,10 @@ updating: dict[int, dict[int, torch.Tensor]] = {}
 """Per thread that runs an optimizer in the background: the gradients it shall see, by id of the parameter."""
 watching: dict[int, Callable[[int], None]] = {}
 """Per id of a parameter whose first use is being observed: called with the id on every use."""
+passes = 0
+"""Backward passes begun. One that runs inside of another, as under reentrant checkpointing, is a part of that."""
+pass_ends: list[Callable[[], None]] = []
+"""Called when the backward pass under way is over, in the thread that called backward(); not if it fails."""
 
 _GRAD: Any = torch._C.TensorBase.grad
 raw_grad: Callable[[torch.Tensor], torch.Tensor | None] = _GRAD.__get__
@@ -55,7 +61,7 @@ _lock = threading.Lock()
 _users = 0
 _switch = 0.0
 """What the interpreter had before."""
-_originals: list[tuple[type, str, Any]] = []
+_originals: list[tuple[type | ModuleType, str, Any]] = []
 
 
 def install() -> None:
@@ -73,6 +79,8 @@ def install() -> None:
             _replace(nn.Module, "named_parameters", _guarded_enumeration(nn.Module.named_parameters))
             _replace(nn.Module, "zero_grad", _module_zero_grad)
             _replace(torch.optim.Optimizer, "zero_grad", _optimizer_zero_grad(torch.optim.Optimizer.zero_grad))
+            # Not `backward`, which scripts may have imported by its name.
+            _replace(torch.autograd, "_engine_run_backward", _counted(_run_backward))
 
 
 def remove() -> None:
@@ -90,7 +98,7 @@ def remove() -> None:
                 setattr(owner, name, original)
 
 
-def _replace(owner: type, name: str, new: Any) -> None:
+def _replace(owner: type | ModuleType, name: str, new: Any) -> None:
     _originals.append((owner, name, vars(owner).get(name)))
     setattr(owner, name, new)
 
@@ -139,6 +147,23 @@ def touch(key: int) -> None:
         wait(key)
     if (watch := watching.get(key)) is not None:
         watch(key)
+
+
+def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run_backward(*args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
+        if not accumulate_grad or torch._C._current_graph_task_id() >= 0:
+            return original(*args, accumulate_grad=accumulate_grad, **kwargs)
+        global passes
+        passes += 1
+        try:
+            result = original(*args, accumulate_grad=accumulate_grad, **kwargs)
+            for end in pass_ends:
+                end()
+            return result
+        finally:
+            pass_ends.clear()
+
+    return run_backward
 
 
 def _guarded_enumeration(original: Callable[..., Any]) -> Callable[..., Any]:

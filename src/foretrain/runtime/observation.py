@@ -7,6 +7,7 @@ with, and so that every run can say how far it is from its optimum.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -30,7 +31,8 @@ class Observed(msgspec.Struct, frozen=True):
             pass for those that had none.
         backward: length of the backward pass.
         update: length of one whole optimizer step.
-        fires: per task, how often its gradient was accumulated before step().
+        fires: per task, how often its gradient was accumulated in one backward pass, at most.
+        passes: backward passes before step().
     """
 
     order: list[int]
@@ -40,6 +42,7 @@ class Observed(msgspec.Struct, frozen=True):
     backward: Time
     update: Time
     fires: list[int]
+    passes: int
 
     @property
     def compute(self) -> Time:
@@ -53,7 +56,8 @@ class _Step:
     """(task, mark) of each first use; -1 begins and -2 ends the forward pass."""
     used: set[int] = field(default_factory=set)
     gradients: dict[int, Any] = field(default_factory=dict)
-    fires: dict[int, int] = field(default_factory=dict)
+    fires: dict[int, Counter[int]] = field(default_factory=dict)
+    """Per backward pass, how often each task's gradient was accumulated."""
     update: Time = 0
 
 
@@ -93,11 +97,11 @@ class Observation:
             self._step.used.add(task)
             self._step.forward.append((task, self._watch.mark()))
 
-    def gradient(self, task: int) -> None:
-        """A gradient was accumulated."""
+    def gradient(self, task: int, number: int) -> None:
+        """A gradient was accumulated in the backward pass of this number."""
         self._step.gradients.pop(task, None)
         self._step.gradients[task] = self._watch.mark()
-        self._step.fires[task] = self._step.fires.get(task, 0) + 1
+        self._step.fires.setdefault(number, Counter())[task] += 1
 
     def updated(self, took: Time) -> None:
         """An optimizer took ``took``."""
@@ -122,7 +126,8 @@ class Observation:
             releases=releases,
             backward=max([int(median(s.backward for s in steps)), *releases]),
             update=int(median(s.update for s in steps)),
-            fires=[max([s.fires.get(task, 0) for s in self._steps] + [1]) for task in range(self._count)],
+            fires=[max([p[task] for s in self._steps for p in s.fires.values()] + [1]) for task in range(self._count)],
+            passes=max(1, len(self._steps[-1].fires)),
         )
 
     def unseen(self) -> list[int]:
@@ -155,7 +160,7 @@ class Observation:
         end = max(end, *uses.values(), begin) if uses else end
         after = len(step.forward)
         releases = {task: max(0, times[after + k] - end) for k, task in enumerate(step.gradients)}
-        return _Times(uses, end - begin, releases, max(releases.values(), default=0), step.update, step.fires)
+        return _Times(uses, end - begin, releases, max(releases.values(), default=0), step.update)
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,6 @@ class _Times:
     releases: dict[int, Time]
     backward: Time
     update: Time
-    fires: dict[int, int]
 
 
 def workload_of(seen: Observed, names: Sequence[str], sizes: Sequence[int], model: str, place: str) -> Workload:

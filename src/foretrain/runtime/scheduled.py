@@ -1,12 +1,19 @@
 """The training thread's side of a scheduled step: gradients go out, and come back when somebody asks.
 
     hook: gradient i complete ──▶ flat buffer, × 1/N ──▶ READY          .grad is empty, and `guards.held` knows why
-    step(): what did not come is unused here; the optimizer's updates are wanted, and happen as sums land
+    end of the pass: what did not come is unused here
+    step(): the optimizer's updates are wanted, and happen as sums land
     .grad read before step(): all of it is fetched; step() is then the optimizer's own, at once
 
 A *round* is one exchange of every task, once. A training step is one round, unless gradients are accumulated again
 after they were sent; then it is two, and the second adds to the sums of the first, as DistributedDataParallel does
 when backward() is called twice without no_sync.
+
+# Note [Rounds and passes]
+Which rounds there are must not depend on what one rank alone sees, such as which branches it takes. All ranks run the
+same number of backward passes per step, so these decide. As many as the last step had are expected again; all but the
+last of them only accumulate; in the last each gradient is sent as soon as it is complete, and at its end the rest. Then
+every further pass is one more round. A step with fewer passes sends at step(), and the next one expects so many.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ class Held(IntEnum):
     SUM = 1
     """The sum that is, or will be, in the buffer is the gradient."""
     ABSENT = 2
-    """This rank had none. If another had one, the sum is the gradient; else ``.grad`` is what it is."""
+    """This rank had none that was new. If another had one, the sum is the gradient; else ``.grad`` is what it is."""
 
 
 class Scheduled:
@@ -43,7 +50,8 @@ class Scheduled:
     Args:
         parameters: indexed by task.
         gradients: their flat buffers.
-        expected: per task, how often its gradient accumulates before it is complete.
+        fires: per task, how often its gradient accumulates in one backward pass before it is complete.
+        passes: backward passes per step, to begin with; see Note [Rounds and passes].
         exchange: told what is ready.
         updates: does what is deferred.
         streams: of the model's device.
@@ -54,26 +62,34 @@ class Scheduled:
         self,
         parameters: Sequence[nn.Parameter],
         gradients: Gradients,
-        expected: Sequence[int],
+        fires: Sequence[int],
+        passes: int,
         exchange: Exchange,
         updates: Updates,
         streams: HostStreams,
         ranks: int,
     ) -> None:
         self._parameters, self._views = parameters, gradients.views
-        self._expected = list(expected)
+        self._expected, self._passes = list(fires), passes
         self._exchange, self._updates, self._streams = exchange, updates, streams
         self._share = 1.0 / ranks
         self._task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
         self._everything: dict[int, guards.Holder] = {id(parameter): self for parameter in parameters}
         count = len(parameters)
         self.rounds = 0
-        self._open = False
+        self._open = self._sends = False
+        self._fresh = False
+        """Whether a round has begun since gradients were last asked for."""
+        self._again = False
+        """Whether it has since the last step."""
+        self._pass = -1
+        self._passed = 0
+        """Passes since gradients were last asked for."""
         self._fired = [0] * count
         self._sent = [False] * count
         self._held = [Held.NO] * count
         self._local: set[int] = set()
-        """Accumulated under no_sync since they were last cleared."""
+        """Accumulated here, and not sent, since they were last cleared."""
         self._dropped: set[int] = set()
         """Cleared since the round began, after they were sent."""
         self._zeros: set[int] = set()
@@ -85,24 +101,43 @@ class Scheduled:
     def gradient(self, task: int, synchronizes: bool) -> None:
         """A gradient was accumulated into ``.grad``."""
         if not synchronizes:
+            self._finish()
             self._local.add(task)
             self._recall(task)
             return
-        if not self._open:
-            self._begin(again=False)
+        if not self._open or self._pass != guards.passes:
+            self._begin_pass()
         elif self._sent[task]:
+            # More often in one pass than ever before.
+            self._expected[task] = self._fired[task] + 1
             self._finish()
-            self._begin(again=True)
+            self._begin()
         self._fired[task] += 1
-        if self._fired[task] >= self._expected[task]:
+        if self._sends and self._fired[task] >= self._expected[task]:
             self._send(task)
 
-    def _begin(self, again: bool) -> None:
-        self._open = True
+    def _begin_pass(self) -> None:
+        if self._open and self._sends:
+            # The pass before did not come to its end.
+            self._finish()
+        elif self._open:
+            self._local.update(task for task, times in enumerate(self._fired) if times)
+        self._pass = guards.passes
+        self._passed += 1
+        self._fired = [0] * len(self._fired)
+        if not self._open:
+            self._begin()
+        self._sends = self._passed >= self._passes
+        if self._sends:
+            guards.pass_ends.append(self._finish)
+
+    def _begin(self) -> None:
+        self._open = self._fresh = True
         self._stepped.clear()
         self._dropped.clear()
         guards.held.update(self._everything)
-        self._exchange.open(self.rounds, again)
+        self._exchange.open(self.rounds, self._again)
+        self._again = True
         self.rounds += 1
 
     def _send(self, task: int) -> None:
@@ -110,7 +145,6 @@ class Scheduled:
         with torch.no_grad():
             self._contribute(task)
         guards.set_raw_grad(self._parameters[task], None)
-        self._dropped.discard(task)
         self._hand_over(task, Held.SUM)
 
     def _hand_over(self, task: int, held: Held) -> None:
@@ -118,6 +152,7 @@ class Scheduled:
         self._held[task] = held
         self._zeros.discard(task)
         self._local.discard(task)
+        self._dropped.discard(task)
         self._updates.sent(task)
         self._streams.ready(task)
         self._exchange.ready(task, held is Held.SUM)
@@ -154,7 +189,8 @@ class Scheduled:
 
     def fetch(self) -> None:
         """Brings all gradients back into ``.grad``, summed, and applies every update asked for."""
-        self._finish()
+        self.finish()
+        self._fresh = False
         self._updates.wait_all()
         for task, held in enumerate(self._held):
             if held is not Held.NO:
@@ -198,8 +234,14 @@ class Scheduled:
         guards.held.pop(id(self._parameters[task]), None)
         guards.set_raw_grad(self._parameters[task], torch.zeros_like(self._parameters[task]))
 
+    def finish(self) -> None:
+        """There will be no further pass before gradients are asked for, or more is added to them locally."""
+        self._finish()
+        if self._passed:
+            self._passes, self._passed = self._passed, 0
+
     def _finish(self) -> None:
-        """The backward pass is over: what has not come is unused here."""
+        """The round is over: what has not come is unused here."""
         if not self._open:
             return
         for task, sent in enumerate(self._sent):
@@ -208,25 +250,28 @@ class Scheduled:
         self._exchange.flush()
         self._open = False
         self._sent = [False] * len(self._sent)
-        self._fired = [0] * len(self._fired)
 
     def _complete(self, task: int) -> None:
         gradient = guards.raw_grad(self._parameters[task])
         if gradient is not None and (self._fired[task] or task in self._local):
-            if self._fired[task]:
-                # It comes less often than it used to. If it comes more often again, that is one more round.
-                self._expected[task] = self._fired[task]
             self._send(task)
             return
         self._updates.wait_free(task)
         view = self._views[task]
-        if self._is_sum(task) or (gradient is not None and gradient.data_ptr() == view.data_ptr()):
-            # Never cleared and unused now: the old sum stays, unless another rank sends a new one.
-            guards.set_raw_grad(self._parameters[task], view.clone())
+        if self._is_sum(task):
+            gradient = view
         if task in self._zeros:
             self._put_zeros(task)
         with torch.no_grad():
-            view.zero_()
+            if gradient is None:
+                view.zero_()
+            else:
+                # Never cleared and unused now: the old sum stays, unless another rank sends a new one. That is to be
+                # added to the old, of which this rank sends its part.
+                refuse_sparse(gradient)
+                if gradient.data_ptr() == view.data_ptr():
+                    guards.set_raw_grad(self._parameters[task], view.clone())
+                torch.mul(gradient, self._share, out=view)
         self._hand_over(task, Held.ABSENT)
 
     # ── step ──
@@ -239,16 +284,22 @@ class Scheduled:
             optimizer: it.
             tasks: its tasks, each with the index of its parameter group.
         """
-        fresh = self._open or (bool(self._stepped) and place not in self._stepped)
-        self._finish()
+        fresh = self._fresh or (bool(self._stepped) and place not in self._stepped)
+        self.finish()
+        self._fresh = False
         if not fresh or self._other_gradients(tasks):
             self.fetch()
             return False
         self._stepped.add(place)
+        self.stepped()
         groups = tuple(snapshot(group) for group in optimizer.param_groups)
         asked = self._streams.asked(v for group in groups for v in group.values() if isinstance(v, torch.Tensor))
         self._updates.want(Update(optimizer, groups, tasks, self.rounds - 1, asked))
         return True
+
+    def stepped(self) -> None:
+        """An optimizer's step was done, or is wanted: the next round is the first of another."""
+        self._again = False
 
     def _other_gradients(self, tasks: dict[int, int]) -> bool:
         """Whether not all gradients of ``tasks`` are in the buffers: some were cleared, kept, or put there by hand."""

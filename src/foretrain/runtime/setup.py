@@ -219,20 +219,26 @@ def _master() -> tuple[str, int] | None:
 
 
 def slowest(sideband: Sideband, seen: Observed) -> Observed:
-    """The observation of the rank that computes longest, on all ranks: the others will wait for it."""
+    """The observation of the rank that computes longest, on all ranks: the others will wait for it.
+
+    How often a gradient comes in one pass is the most that any rank has seen.
+    """
     computes = [row[0] for row in sideband.gather([seen.compute])]
     place = computes.index(max(computes))
     count = len(seen.order)
-    numbers = [*seen.order, *seen.uses, seen.forward, *seen.releases, seen.backward, seen.update, *seen.fires]
-    row = sideband.gather(numbers)[place]
+    times = [seen.forward, seen.backward, seen.update]
+    rows = sideband.gather([*seen.fires, *seen.order, *seen.uses, *seen.releases, *times, seen.passes])
+    _, order, uses, releases = (rows[place][k * count : (k + 1) * count] for k in range(4))
+    forward, backward, update, passes = rows[place][4 * count :]
     return Observed(
-        order=row[:count],
-        uses=row[count : 2 * count],
-        forward=row[2 * count],
-        releases=row[2 * count + 1 : 3 * count + 1],
-        backward=row[3 * count + 1],
-        update=row[3 * count + 2],
-        fires=row[3 * count + 3 :],
+        order=order,
+        uses=uses,
+        forward=forward,
+        releases=releases,
+        backward=backward,
+        update=update,
+        fires=[max(fires) for fires in zip(*(row[:count] for row in rows), strict=True)],
+        passes=passes,
     )
 
 

@@ -1,4 +1,4 @@
-"""The first steps: everything is reduced at once when it is asked for, and watched."""
+"""The first steps: everything is reduced at once, at the end of each backward pass, and watched."""
 
 from __future__ import annotations
 
@@ -46,9 +46,12 @@ class Warmup:
     def gradient(self, task: int, synchronizes: bool) -> None:
         """A gradient was accumulated into ``.grad``."""
         if synchronizes:
+            if not self._fired:
+                # At the end of the pass, when all ranks come to it: a rank may read gradients alone.
+                guards.pass_ends.append(self.fetch)
             self._fired.add(task)
             guards.held[id(self._parameters[task])] = self
-            self._observation.gradient(task)
+            self._observation.gradient(task, guards.passes)
         else:
             self._local.add(task)
 
@@ -72,12 +75,15 @@ class Warmup:
         self._local.clear()
         with torch.no_grad():
             for task, view in enumerate(self._gradients.views):
-                gradient = guards.raw_grad(self._parameters[task]) if task in used else None
+                gradient = guards.raw_grad(self._parameters[task])
                 if gradient is None:
                     view.zero_()
-                else:
-                    refuse_sparse(gradient)
-                    torch.mul(gradient, self._share, out=view)
+                    continue
+                refuse_sparse(gradient)
+                if task not in used and gradient.data_ptr() == view.data_ptr():
+                    # The old sum stays, unless another rank sends a new one; then this rank's part of it is in there.
+                    guards.set_raw_grad(self._parameters[task], gradient.clone())
+                torch.mul(gradient, self._share, out=view)
             mask = torch.zeros(len(self._parameters), dtype=torch.uint8, device=self._parameters[0].device)
             mask[list(used)] = 1
             self._reduce(mask, dist.ReduceOp.MAX)
