@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
@@ -338,6 +339,34 @@ def test_what_was_observed_decided_and_done_can_be_read(ranks):
         assert sum(decision.chunk.size for decision in log) == (0 if rank else whole)
         assert {("wire", "communication"), ("optimizer", "update"), ("gpu", "forward"), ("gpu", "backward")} <= lanes
         assert sent == whole
+
+
+def remembered(clears):
+    """Whether the buffer of the watched steps is gone once there is a schedule, and what .grad is around that."""
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP) as attached:
+        storages = [StorageWeakRef(flat.untyped_storage()) for flat in attached._warmup._gradients.flat]
+        for step in range(WARMUP):
+            if clears:
+                optimizer.zero_grad()
+            objective(model(batch(step))).backward()
+            optimizer.step()
+        before = [p.grad.clone() for p in model.parameters()]
+        output = model(batch(WARMUP))
+        after = [p.grad.clone() for p in model.parameters()]
+        gone = [storage.expired() for storage in storages]
+        objective(output).backward()
+        optimizer.step()
+        return attached.schedule is not None, gone, [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_the_buffer_of_the_watched_steps_is_freed_and_gradients_are_kept(ranks, clears):
+    for scheduled, gone, same in ranks(remembered, clears):
+        assert scheduled
+        assert all(gone)
+        assert all(same)
 
 
 # ---------------------------------------------------------------- the end

@@ -89,6 +89,7 @@ class Attached:
         self._failure: BaseException | None = None
         self._closed = False
         self._syncs = self._syncs_now = True
+        self._warmup: Warmup | None = None
         self._machinery: Machinery | None = None
         self._past_steps = 0
         self._past_log: tuple[Decision, ...] = ()
@@ -242,7 +243,7 @@ class Attached:
         self._raise_failure()
         if self._machinery is not None:
             return self._machinery.scheduled.step(place, optimizer, tasks)
-        self._warmup.fetch()
+        self.gather()
         return False
 
     def stepped(self, took: Time) -> None:
@@ -256,7 +257,8 @@ class Attached:
     def gather(self) -> None:
         """Brings gradients back and applies everything asked for."""
         self._raise_failure()
-        self._phase.fetch()
+        if (phase := self._phase) is not None:
+            phase.fetch()
 
     def flush(self) -> None:
         """Applies every update asked for; gradients that wait for step() stay under way."""
@@ -363,7 +365,8 @@ class Attached:
             self._trace.gradient(task)
         if self._machinery is None:
             self._step_ends()
-        self._phase.gradient(task, self._syncs_now)
+        if (phase := self._phase) is not None:
+            phase.gradient(task, self._syncs_now)
 
     # ── from watching to scheduling, and back ──
 
@@ -382,7 +385,7 @@ class Attached:
             )
 
     @property
-    def _phase(self) -> Scheduled | Warmup:
+    def _phase(self) -> Scheduled | Warmup | None:
         return self._warmup if self._machinery is None else self._machinery.scheduled
 
     @property
@@ -400,7 +403,7 @@ class Attached:
             self._schedule_from_now()
 
     def _schedule_from_now(self) -> None:
-        self._warmup.fetch()
+        self.gather()
         self._stop_watching()
         self._unseen = [id(self._named[task][1]) for task in self._observation.unseen()]
         parameters = [parameter for _, parameter in self._named]
@@ -424,6 +427,9 @@ class Attached:
             # Nobody may speak on a link on which a pulse still listens.
             self._sideband.everywhere(True)
         self._machinery = assemble(around, parameters, gradients, seen, self.workload, job, self._schedule, links)
+        if self._warmup is not None:
+            self._warmup.hand_over(gradients.views)
+            self._warmup = None
 
     def _choose(self, workload: Workload, cost: Cost) -> Spec:
         """Rank 0's choice of knobs, on all ranks."""

@@ -98,10 +98,13 @@ class Warmup:
         work = dist.all_reduce(values, kind, group=self._group, async_op=True)
         finish(work, self._check, enqueues=enqueues(self._group, values.device))
 
-    def step(self) -> bool:
-        """Whether the update is deferred: never here."""
-        self.fetch()
-        return False
+    def hand_over(self, views: Sequence[torch.Tensor]) -> None:
+        """Moves sums that are in ``.grad`` into ``views``, per task, so that nothing needs this buffer any more."""
+        with torch.no_grad():
+            for parameter, own, view in zip(self._parameters, self._gradients.views, views, strict=True):
+                gradient = guards.raw_grad(parameter)
+                if gradient is not None and gradient.data_ptr() == own.data_ptr():
+                    guards.set_raw_grad(parameter, view.copy_(gradient))
 
 
 def refuse_sparse(gradient: torch.Tensor) -> None:
