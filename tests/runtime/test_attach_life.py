@@ -515,7 +515,7 @@ def again_and_again(side):
 
 
 def test_attached_again_after_close(ranks):
-    assert_same(ranks, again_and_again, barrier=True)
+    assert_same(ranks, again_and_again)
 
 
 def used_after_close():

@@ -1,12 +1,30 @@
 """Deferred updates are those of the optimizer itself, with the settings of their own step."""
 
+import time
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
+from torch.optim.optimizer import (  # noqa: E402
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from tests.runtime.models import STEPS, assert_same, batch, mlp, objective, sgd, trainable  # noqa: E402
+from foretrain.runtime import attach  # noqa: E402
+from tests.runtime.models import (  # noqa: E402
+    SMALL,
+    STEPS,
+    WARMUP,
+    assert_same,
+    batch,
+    mlp,
+    objective,
+    sgd,
+    trainable,
+)
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -55,7 +73,7 @@ def test_every_optimizer_in_every_implementation(ranks, make, options):
     ],
 )
 def test_the_other_optimizers_defer_or_fall_back_but_are_never_wrong(ranks, make):
-    assert_same(ranks, optimized, make, {"lr": 0.01}, said="", barrier=True)
+    assert_same(ranks, optimized, make, {"lr": 0.01})
 
 
 def test_maximizing(ranks):
@@ -233,7 +251,48 @@ def with_closure(side):
 
 
 def test_a_closure(ranks):
-    assert_same(ranks, with_closure, said="", barrier=True)
+    assert_same(ranks, with_closure)
+
+
+def evaluating(make, count):
+    """Whether rank 0 orders everything after each evaluation's backward pass, though nobody has asked for it yet."""
+    model = mlp(depth=2)
+    optimizer = make(model)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    overlapped = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = objective(model(batch(0)))
+        loss.backward()
+        if attached.schedule is not None:
+            sent = attached.steps * size
+            overlapped.append(dist.get_rank() > 0 or soon(lambda: sum(d.chunk.size for d in attached.log) == sent))
+            dist.barrier()
+        return loss
+
+    with attach(model, optimizer, SMALL, warmup=WARMUP) as attached:
+        for _ in range(WARMUP + count):
+            optimizer.step(closure)
+    return overlapped
+
+
+def soon(condition):
+    """Whether it becomes true."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return condition()
+
+
+def three_evaluations(model):
+    return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+
+@pytest.mark.parametrize(("make", "evaluations"), [(sgd, 1), (three_evaluations, 3)])
+def test_gradients_of_a_closure_are_sent_during_its_backward_pass(ranks, make, evaluations):
+    for overlapped in ranks(evaluating, make, 3):
+        assert overlapped == [True] * 3 * evaluations
 
 
 def hooked(side):
@@ -260,7 +319,7 @@ def hooked(side):
 
 
 def test_hooks_of_the_optimizer_run_once_a_step_and_see_what_they_expect(ranks):
-    assert_same(ranks, hooked, said="", barrier=True)
+    assert_same(ranks, hooked, said="step hooks")
 
 
 def idle(side):
@@ -299,6 +358,56 @@ def test_a_backward_pass_without_a_step_changes_nothing(ranks):
     assert_same(ranks, skipping)
 
 
+def hooked_globally(side):
+    """Hooks of all optimizers, as profilers and trackers register them: they count steps and look at whole ones."""
+    model = mlp()
+    optimizer = sgd(model)
+    calls = []
+
+    def look(optimizer, args, kwargs):
+        calls.append([p.sum().item() for group in optimizer.param_groups for p in group["params"]])
+
+    net = side.wrap(model, optimizer)
+    handles = []
+    for step in range(STEPS + 4):
+        loss = objective(net(batch(step)))
+        loss.backward()
+        if step == 4:
+            handles += [register_optimizer_step_pre_hook(look), register_optimizer_step_post_hook(look)]
+        if step == 8:
+            for handle in handles:
+                handle.remove()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+    yield calls
+
+
+def test_hooks_of_all_optimizers_run_once_a_step_and_see_whole_ones(ranks):
+    assert_same(ranks, hooked_globally, said="every optimizer")
+
+
+def deferred_around_a_hook():
+    """Steps whose updates were deferred; the hook is there in steps 4 and 5."""
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, trace=True) as attached:
+        for step in range(STEPS):
+            objective(model(batch(step))).backward()
+            if step == 4:
+                handle = register_optimizer_step_post_hook(lambda *_: None)
+            if step == 6:
+                handle.remove()
+            optimizer.step()
+            optimizer.zero_grad()
+        attached.synchronize()
+        return sorted({WARMUP + batch.step for batch in attached._machinery.updates.applied})
+
+
+def test_steps_are_deferred_again_when_the_hooks_are_gone(ranks):
+    assert ranks(deferred_around_a_hook) == [[2, 3, 6, 7]] * 2
+
+
 # ---------------------------------------------------------------- what cannot be deferred
 
 
@@ -330,7 +439,7 @@ class Signs(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("make", [Trust, Signs])
 def test_an_unknown_optimizer_falls_back_to_the_barrier_and_says_so(ranks, make):
-    assert_same(ranks, optimized, make, {"lr": 0.01}, said=make.__name__, barrier=True)
+    assert_same(ranks, optimized, make, {"lr": 0.01}, said=make.__name__)
 
 
 def lbfgs(side):
@@ -350,7 +459,7 @@ def lbfgs(side):
 
 
 def test_lbfgs_falls_back_to_the_barrier_and_says_so(ranks):
-    assert_same(ranks, lbfgs, said="LBFGS", barrier=True)
+    assert_same(ranks, lbfgs, said="LBFGS")
 
 
 def beside(side):

@@ -32,7 +32,7 @@ class Observed(msgspec.Struct, frozen=True):
         backward: length of the backward pass.
         update: length of one whole optimizer step.
         fires: per task, how often its gradient was accumulated in one backward pass, at most.
-        passes: backward passes before step().
+        passes: backward passes before gradients were summed.
     """
 
     order: list[int]
@@ -58,6 +58,8 @@ class _Step:
     gradients: dict[int, Any] = field(default_factory=dict)
     fires: dict[int, Counter[int]] = field(default_factory=dict)
     """Per backward pass, how often each task's gradient was accumulated."""
+    passes: int = 1
+    """Backward passes before gradients were summed, the last time they were."""
     update: Time = 0
 
 
@@ -73,6 +75,8 @@ class Observation:
         self._count, self._watch = count, watch
         self._steps: list[_Step] = []
         self._step = _Step()
+        self._recent: set[int] = set()
+        """Backward passes since gradients were last summed."""
         self._inside = False
 
     @property
@@ -102,6 +106,13 @@ class Observation:
         self._step.gradients.pop(task, None)
         self._step.gradients[task] = self._watch.mark()
         self._step.fires.setdefault(number, Counter())[task] += 1
+        self._recent.add(number)
+
+    def reduced(self) -> None:
+        """Gradients were summed. What comes again before step(), as a closure does, is another round."""
+        if self._recent:
+            self._step.passes = len(self._recent)
+            self._recent.clear()
 
     def updated(self, took: Time) -> None:
         """An optimizer took ``took``."""
@@ -127,7 +138,7 @@ class Observation:
             backward=max([int(median(s.backward for s in steps)), *releases]),
             update=int(median(s.update for s in steps)),
             fires=[max([p[task] for s in self._steps for p in s.fires.values()] + [1]) for task in range(self._count)],
-            passes=max(1, len(self._steps[-1].fires)),
+            passes=self._steps[-1].passes,
         )
 
     def unseen(self) -> list[int]:

@@ -58,14 +58,15 @@ class Attachment:
         self.tasks: dict[int, int] = {}
         self._strangers: list[torch.Tensor] = []
         """Parameters of the optimizer that are none of the model's: stepped together with the others."""
-        self._barrier = False
+        self._reasons: set[str] = set()
+        """Why not to defer, as far as it was said."""
         self._before = {name: vars(optimizer).get(name) for name in ("step", "add_param_group")}
         self._step: Callable[..., Any] = optimizer.step
         self._add: Callable[..., None] = optimizer.add_param_group
         self._closed = False
         reason = why_not_separable(optimizer)
         if reason:
-            self._fall_back(reason)
+            self._say(reason)
         optimizer.step = types.MethodType(_method(self.step, self._step), optimizer)  # pyright: ignore
         optimizer.add_param_group = types.MethodType(_method(self.add, self._add), optimizer)
         flush = Hook(owner.flush)
@@ -96,15 +97,29 @@ class Attachment:
         self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] what schedulers look for
         if closure is not None or options:
             self._owner.gather()
-            return self._step(closure, **options)
-        if not self._barrier and (reason := why_not_separable(self.optimizer)):
-            self._fall_back(reason)
-        if self._barrier or any(parameter.grad is not None for parameter in self._strangers):
+            return self._whole(closure, options)
+        reason = why_not_separable(self.optimizer)
+        if reason and reason not in self._reasons:
+            self._say(reason)
+        if reason or any(parameter.grad is not None for parameter in self._strangers):
             self._owner.gather()
         elif self._owner.defer(self._place, self.optimizer, self.tasks):
             return None
+        return self._whole(None, {})
+
+    def _whole(self, closure: Callable[[], Any] | None, options: dict[str, Any]) -> Any:
+        """The optimizer's own step, at once; each evaluation of ``closure`` ends with all gradients summed."""
         began = perf_counter_ns()
-        result = self._step()
+
+        def evaluate() -> Any:
+            nonlocal began
+            assert closure is not None
+            value = closure()
+            self._owner.gather()
+            began = perf_counter_ns()
+            return value
+
+        result = self._step(**options) if closure is None else self._step(evaluate, **options)
         self._owner.stepped((perf_counter_ns() - began) * NANOSECOND)
         return result
 
@@ -129,8 +144,8 @@ class Attachment:
             else:
                 setattr(self.optimizer, name, before)
 
-    def _fall_back(self, reason: str) -> None:
-        self._barrier = True
+    def _say(self, reason: str) -> None:
+        self._reasons.add(reason)
         logger.warning("%s: its steps wait for all gradients (communication still overlaps the backward pass)", reason)
 
 

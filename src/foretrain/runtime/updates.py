@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from foretrain.errors import ForetrainError
 from foretrain.runtime import guards
@@ -47,6 +48,8 @@ def why_not_separable(optimizer: optim.Optimizer) -> str | None:
         return f"{kind} is not known to update each parameter by itself"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"this {kind} has step hooks that expect one whole step"
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return f"this {kind}, as every optimizer, has step hooks that expect one whole step"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"this {kind} is differentiable"
     return None

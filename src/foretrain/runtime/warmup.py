@@ -73,6 +73,7 @@ class Warmup:
             guards.held.pop(id(self._parameters[task]), None)
         self._fired.clear()
         self._local.clear()
+        self._observation.reduced()
         with torch.no_grad():
             for task, view in enumerate(self._gradients.views):
                 gradient = guards.raw_grad(self._parameters[task])
