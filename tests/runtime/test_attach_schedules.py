@@ -1,5 +1,7 @@
 """Every schedule, agreement, group and compression trains the same; knobs that change under way change what is sent."""
 
+import sys
+import time
 from unittest import mock
 
 import pytest
@@ -284,3 +286,75 @@ def test_what_rounding_took_in_one_step_is_sent_in_the_next(ranks, kind):
 def test_compressed_training_of_many_kinds_is_the_same_on_all_ranks(three):
     assert_same(three, branching, "another each step on each rank", True, compression="bf16", tolerance=0.05)
     assert_same(three, plain, compression="fp16", schedule="dear(group=4KiB)", tolerance=0.01)
+
+
+# ---------------------------------------------------------------- barriers
+
+
+def around_a_late_gradient(schedule):
+    """Per update and per forward pass of rank 0, once scheduled: how many gradients were still to come.
+
+    In each of these steps rank 1's last gradient, that of the first layer, is held back; where ``schedule`` has no
+    barrier, until rank 0 has updated something.
+    """
+    model = mlp()
+    optimizer = sgd(model)
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    seen = {"update": [], "forward": []}
+    barrier = POLICIES[schedule.partition("(")[0]].barrier
+
+    def to_come(what):
+        if attached.schedule is not None:
+            seen[what].append(len(attached._machinery.updates.pending()))
+            store.set(f"{schedule} {attached.steps} {what}", "")
+
+    def late(gradient):
+        if attached.schedule is not None and rank == 1:
+            time.sleep(0.02)
+            while not barrier and not store.check([f"{schedule} {attached.steps} update"]):
+                time.sleep(0.001)
+
+    def updating(*args, **options):
+        if rank == 0:
+            to_come("update")
+        return sgd_of_torch(*args, **options)
+
+    home = sys.modules["torch.optim.sgd"]
+    sgd_of_torch = home.sgd
+    model[0].weight.register_hook(late)
+    with mock.patch.object(home, "sgd", updating), attach(model, optimizer, schedule, warmup=2) as attached:
+        for _ in range(STEPS):
+            model.zero_grad()
+            if rank == 0:
+                to_come("forward")
+            objective(model(batch(0))).backward()
+            optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if POLICIES[s.partition("(")[0]].barrier])
+def test_under_a_barrier_nothing_is_updated_before_everything_has_landed(ranks, schedule):
+    seen = ranks(around_a_late_gradient, schedule)[0]
+    assert seen["update"] == [0] * (STEPS - 2)
+    assert set(seen["forward"]) == {0}
+
+
+def test_without_a_barrier_what_has_landed_is_updated(ranks):
+    seen = ranks(around_a_late_gradient, SMALL)[0]
+    assert any(seen["update"])
+    assert len(seen["update"]) > STEPS - 2
+
+
+def test_whole_steps_are_drawn_as_the_simulator_draws_them(ranks):
+    assert all(count == STEPS - 2 for count in ranks(drawn))
+
+
+def drawn():
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, "fifo", warmup=2, trace=True) as attached:
+        for step in range(STEPS):
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return sum((span.lane, span.kind, span.name) == ("gpu", "update", "all") for span in attached.timeline)

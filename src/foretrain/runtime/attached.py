@@ -53,7 +53,7 @@ from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.trace import Trace
 from foretrain.runtime.waiting import abort
 from foretrain.runtime.warmup import Warmup
-from foretrain.schedule import Bound, Cost, Job, Spec, spec
+from foretrain.schedule import POLICIES, Bound, Cost, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
 from foretrain.timeline import Timeline
 from foretrain.units import Time
@@ -85,6 +85,7 @@ class Attached:
         self.workload: Workload | None = None
         self.cost: Cost | None = None
         self._schedule: Spec | None = None
+        self._barrier = False
         self._bound: Bound | None = None
         self._failure: BaseException | None = None
         self._closed = False
@@ -241,7 +242,7 @@ class Attached:
     def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
         """Defers a step; False where it must be done now, all gradients being back."""
         self._raise_failure()
-        if self._machinery is not None:
+        if self._machinery is not None and not self._barrier:
             return self._machinery.scheduled.step(place, optimizer, tasks)
         self.gather()
         return False
@@ -251,8 +252,10 @@ class Attached:
         if self._machinery is None:
             self._observation.updated(took)
             self._step_over = True
-        else:
-            self._machinery.scheduled.stepped()
+            return
+        self._machinery.scheduled.stepped()
+        if self._trace is not None:
+            self._trace.update(took)
 
     def gather(self) -> None:
         """Brings gradients back and applies everything asked for."""
@@ -417,6 +420,7 @@ class Attached:
         self.cost = self._sideband.cost()
         job = Job.of(self.workload, self.cost)
         self._schedule = self._choose(self.workload, self.cost)
+        self._barrier = POLICIES[self._schedule.name].barrier
         self._bound = bound_of(self.workload, job) if self.ranks > 1 else None
         around = Surroundings(
             self._group, self._sideband, self._device, self._options, self._origin, self._fail, self._raise_failure

@@ -38,6 +38,7 @@ class Trace:
         self._forwards: list[list[_Entry]] = []
         self._gradients: list[list[tuple[int, Time]]] = []
         self._entries: list[_Entry] = []
+        self._updates: list[tuple[Time, Time]] = []
 
     def now(self) -> Time:
         """Picoseconds since the origin."""
@@ -63,6 +64,10 @@ class Trace:
         if self._gradients:
             self._gradients[-1].append((task, self.now()))
 
+    def update(self, took: Time) -> None:
+        """A whole optimizer step, which took ``took`` ps, has ended."""
+        self._updates.append((self.now() - took, self.now()))
+
     def timeline(self, workload: Workload, sent: Sequence[Record], applied: Sequence[Applied]) -> Timeline:
         """Everything so far as spans: lanes "gpu", "optimizer" and "wire".
 
@@ -87,6 +92,8 @@ class Trace:
                 if when > before:
                     yield Span("gpu", "backward", layers[task], step, before, when)
                 before = max(before, when)
+        for start, end in self._updates:
+            yield Span("gpu", "update", "all", bisect_right(self.begins, start) - 1, start, end)
 
     def _sent(self, names: Sequence[str], sent: Sequence[Record]) -> Iterator[Span]:
         free: Time = 0
