@@ -3,6 +3,9 @@
 import contextlib
 import copy
 import gc
+import hashlib
+import os
+import subprocess
 import sys
 import threading
 import weakref
@@ -31,6 +34,7 @@ from tests.runtime.models import (  # noqa: E402
     objective,
     sgd,
 )
+from tests.runtime.ranks import QUIET, ROOT  # noqa: E402
 
 
 def steps(model, optimizer, count=STEPS, first=0):
@@ -388,6 +392,7 @@ def footprint(model, optimizer):
     }
     hooks = {key: len(value) for key, value in vars(optimizer).items() if key.endswith("hooks")}
     own = sorted(key for key, value in vars(optimizer).items() if callable(value))
+    own += [type(group["params"]) for group in optimizer.param_groups]
     classes = [dict(vars(c)) for c in (nn.Parameter, nn.Module, torch.Tensor, torch.optim.Optimizer, type(optimizer))]
     return [modules, plain, parameters, hooks, own, type(optimizer), classes, sys.getswitchinterval()]
 
@@ -546,3 +551,107 @@ def forgotten():
 
 def test_nothing_is_kept_alive(ranks):
     assert ranks(forgotten) == [[True, True]] * 2
+
+
+# ---------------------------------------------------------------- ends without close()
+
+SCRIPT = """
+import atexit, hashlib, os, sys, time
+import torch
+import torch.distributed as dist
+from torch.distributed import destroy_process_group
+from foretrain.runtime import attach
+from tests.runtime.models import SMALL, batch, mlp, objective, sgd
+
+def digest():
+    data = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    sys.stdout.write(hashlib.sha256(data).hexdigest() + "\\n")
+    sys.stdout.flush()
+
+def late(gradient):
+    if step == steps - 1 and dist.get_rank() == 1:
+        time.sleep(0.5)
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+steps, how = int(sys.argv[1]), sys.argv[2]
+model = mlp()
+optimizer = sgd(model)
+atexit.register(digest)
+attached = attach(model, optimizer, SMALL, warmup=2)
+model[0].weight.register_hook(late)
+for step in range(steps):
+    optimizer.zero_grad()
+    objective(model(batch(step))).backward()
+    if how != "unfinished" or step < steps - 1:
+        optimizer.step()
+if how == "destroys":
+    destroy_process_group()
+"""
+
+
+def launched(folder, *words):
+    """What each rank of the script printed; torchrun and all ranks end with 0."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), *words]
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert "PeerLost" not in ran.stderr
+    return ran.stdout.split()
+
+
+def stock(count):
+    """What the script prints, under DistributedDataParallel."""
+    model = mlp()
+    optimizer = sgd(model)
+    net = DistributedDataParallel(model)
+    for step in range(count):
+        optimizer.zero_grad()
+        objective(net(batch(step))).backward()
+        optimizer.step()
+    data = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("how", ["ends", "destroys", "unfinished"])
+def test_a_script_that_does_not_close_has_made_its_last_step(ranks, tmp_path, how):
+    assert launched(tmp_path, "9", how) == ranks(stock, 8 if how == "unfinished" else 9)
+
+
+def groups_gone(how):
+    """What is left after destroy_process_group, and whether close() still works; each rank's parameters."""
+    model = mlp()
+    optimizer = sgd(model)
+    unseen = dist.destroy_process_group
+    group = dist.new_group([0, 1])
+    threads = set(threading.enumerate())
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, group=group)
+    steps(model, optimizer)
+    if how == "other":
+        dist.destroy_process_group(dist.new_group([0, 1]))
+        steps(model, optimizer, 2, STEPS)
+        dist.destroy_process_group(group)
+    elif how == "raising":
+        with contextlib.suppress(ZeroDivisionError, PeerLost):
+            try:
+                objective(model(batch(STEPS))).backward()
+                raise ZeroDivisionError
+            finally:
+                dist.destroy_process_group(group)
+    else:
+        (unseen if "unseen" in how else dist.destroy_process_group)(None if "all" in how else group)
+    left = [thread.name for thread in set(threading.enumerate()) - threads]
+    attached.close()
+    return left, dist.destroy_process_group is unseen, [value.tolist() for value in values(model)]
+
+
+@pytest.mark.parametrize("how", ["group", "all", "other", "raising", "unseen", "all unseen"])
+def test_groups_that_are_destroyed_first(job, how):
+    first, second = job(2)(groups_gone, how)
+    for left, restored, _ in (first, second):
+        assert (left == []) == ("unseen" not in how)
+        assert restored
+    if how != "raising":
+        assert first[2] == second[2]

@@ -8,13 +8,11 @@ Hooks of the model and calls of its optimizers arrive here and go on to the phas
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import logging
-import sys
+import math
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -24,9 +22,9 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from foretrain.engine import Decision
-from foretrain.errors import ConfigError, Disagreement, ForetrainError
+from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network import Cluster
-from foretrain.runtime import guards, setup
+from foretrain.runtime import ending, guards, setup
 from foretrain.runtime.assembly import Machinery, Surroundings, assemble
 from foretrain.runtime.buffers import Buffers, share_all
 from foretrain.runtime.compression import wire_dtype
@@ -89,6 +87,8 @@ class Attached:
         self._bound: Bound | None = None
         self._failure: BaseException | None = None
         self._closed = False
+        self._until = math.inf
+        """When waiting for the other ranks ends, of the monotonic clock."""
         self._syncs = self._syncs_now = True
         self._warmup: Warmup | None = None
         self._machinery: Machinery | None = None
@@ -104,6 +104,7 @@ class Attached:
         self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
         self._own = {id(parameter) for parameter in model.parameters()}
         self._refuse_taken()
+        self._parent = group
         self._group, self._side_group = setup.dedicated_groups(group, options.patience, self._device)
         self._sideband = Sideband(self._side_group, self._device, self._together)
         self._buffers = Buffers(model, self._side_group, self._together)
@@ -130,7 +131,7 @@ class Attached:
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
-        atexit.register(_close_late, weakref.ref(self))
+        ending.enter(self)
 
     # ── for people ──
 
@@ -236,6 +237,29 @@ class Attached:
         self._abandon()
         if self._failure is None:
             self._part()
+
+    # ── the ends of others, see `ending` ──
+
+    def within(self, group: dist.ProcessGroup | None) -> bool:
+        """Whether the model trains in ``group``; None is all of them."""
+        return group is None or group in (dist.group.WORLD, self._parent)
+
+    def leave(self, error: BaseException | None) -> None:
+        """At exit: like `close`, but for at most ``timeout``; the others are told where it is no end of training."""
+        error = self._failure or error
+        reason = f"{type(error).__name__}: {error}" if error else None
+        if self._machinery is not None and self._machinery.scheduled.partly_sent:
+            reason = reason or "it exits in the middle of a step"
+        if reason or self._machinery is None:
+            self._abandon(reason)
+            if self._failure is None and reason is None:
+                self._part()
+            return
+        self._until = time.monotonic() + self._options.timeout
+        try:
+            self.close()
+        except ForetrainError as lost:
+            logger.error("rank %d: its last update is lost: %s", self.rank, lost)
 
     # ── from the optimizers ──
 
@@ -376,11 +400,15 @@ class Attached:
     def _doing(self) -> str:
         return self._machinery.carrier.last() if self._machinery else "the first steps are being watched"
 
+    def _begun(self) -> int:
+        machinery = self._machinery
+        return machinery.scheduled.rounds if machinery else 0
+
     def _connect(self) -> None:
         """Who is lost is noticed from here on."""
         links = setup.connect_ranks(self._sideband, self._options.interface) if self.ranks > 1 else {}
         if links is not None:
-            self._pulse = Pulse(links, self._options.timeout, self._fail, self._doing)
+            self._pulse = Pulse(links, self._options.timeout, self._fail, self._doing, self._begun)
         elif self.rank == 0:
             logger.warning(
                 "the coordinator cannot be reached by all ranks: a fixed order is replayed instead, and a rank that is "
@@ -482,6 +510,9 @@ class Attached:
     def _raise_failure(self) -> None:
         error = self._failure
         if error is None:
+            if time.monotonic() > self._until:
+                waited = f"{self._options.timeout:g} s after rank {self.rank} came to its end"
+                raise PeerLost(f"the other ranks have not summed its last gradients {waited}")
             return
         waiting = self._machinery.updates.pending() if self._machinery else []
         about = f" (rank {self.rank} waits for task {waiting[0]!r})" if waiting else ""
@@ -501,11 +532,12 @@ class Attached:
             work = dist.barrier(group=self._side_group, async_op=True)
             if work is not None:
                 work.wait(timedelta(seconds=self._options.timeout))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             logger.debug("rank %d: not all ranks closed: %s", self.rank, error)
             return
-        for group in (self._group, self._side_group):
-            dist.destroy_process_group(group)
+        with contextlib.suppress(ValueError):  # the script has destroyed all groups already
+            for group in (self._group, self._side_group):
+                dist.destroy_process_group(group)
 
     def _abandon(self, reason: str | None = None) -> None:
         """Ends threads and connections, and lets go of model and optimizers, without waiting for anything."""
@@ -528,6 +560,7 @@ class Attached:
             guards.held.pop(key, None)
         _taken.difference_update(self._own)
         guards.remove()
+        ending.left(self)
 
 
 def _keep_for_ever(*groups: dist.ProcessGroup) -> None:
@@ -538,13 +571,3 @@ def _keep_for_ever(*groups: dist.ProcessGroup) -> None:
     """
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-
-def _close_late(reference: weakref.ref[Attached]) -> None:
-    """At exit: everything ends, and the other ranks are told why if it is not the end of the training."""
-    attached = reference()
-    if attached is not None:
-        busy = attached._machinery is not None and attached._machinery.updates.pending()
-        error = attached._failure or getattr(sys, "last_value", None)
-        reason = f"{type(error).__name__}: {error}" if error else None
-        attached._abandon(reason or ("it exits in the middle of a step" if busy else None))

@@ -50,7 +50,7 @@ class Kind(IntEnum):
     CHECK = 6
     """value: step; body: sequence and hash of all orders so far."""
     BYE = 7
-    """The sender closes, and means to."""
+    """The sender closes, and means to; value, where there is no leader: how many rounds it took part in."""
     KNOBS = 8
     """value: the step from which on they are in force; body: policy and knobs, JSON."""
 

@@ -26,6 +26,7 @@ class Pulse:
         silence: seconds after which a rank that says nothing is taken for lost.
         failed: told once what ended the job.
         doing: what this rank does meanwhile, for messages.
+        begun: how many scheduled rounds this rank has begun.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class Pulse:
         silence: float,
         failed: Callable[[BaseException], None],
         doing: Callable[[], str],
+        begun: Callable[[], int],
     ) -> None:
         self._links, self._silence, self._failed, self._doing = dict(links), silence, failed, doing
+        self._begun = begun
         self._heard = dict.fromkeys(self._links, time.monotonic())
-        self.left: set[int] = set()
-        """Ranks that have closed their attachment, which is no fault while nobody needs them."""
+        self.left: dict[int, int] = {}
+        """The rounds of ranks that have closed their attachment, which is no fault while nobody needs them."""
         self._said = -silence
         self._stopping = False
         self._bell, self._ear = socket.socketpair()
@@ -60,7 +63,7 @@ class Pulse:
         for link in self._links.values():
             if not reason:
                 with contextlib.suppress(LinkError):
-                    link.send(Kind.BYE)
+                    link.send(Kind.BYE, 0, self._begun())
             link.close()
         self._links.clear()
 
@@ -119,12 +122,15 @@ class Pulse:
                 error = unpack_failure(message.flag, message.body)
                 raise error if rank == 0 else self._lost(rank, f"gave up: {error}")
             if message.kind == Kind.BYE:
-                self.left.add(rank)
+                self.left[rank] = message.value
                 return True
         return False
 
     def _look(self) -> None:
-        """Raises for a rank that is silent."""
+        """Raises for a rank that is silent, or has left before a round that this one has begun."""
+        for rank, rounds in self.left.items():
+            if rounds < self._begun():
+                raise self._lost(rank, f"closed its attachment before round {rounds}, which others begin")
         now = time.monotonic()
         for rank, heard in self._heard.items():
             if rank not in self.left and now - heard > self._silence:

@@ -240,6 +240,11 @@ class Scheduled:
         if self._passed:
             self._passes, self._passed = self._passed, 0
 
+    @property
+    def partly_sent(self) -> bool:
+        """Whether a round is open that other gradients of this rank may still belong to."""
+        return self._open and not all(self._sent)
+
     def _finish(self) -> None:
         """The round is over: what has not come is unused here."""
         if not self._open:
