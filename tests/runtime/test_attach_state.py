@@ -56,7 +56,55 @@ LOOKS = {
     "momentum": lambda model, optimizer: [optimizer.state[p]["momentum_buffer"] for p in model.parameters()],
     "vector": lambda model, optimizer: torch.nn.utils.parameters_to_vector(model.parameters()),
     "gradients": lambda model, optimizer: [p.grad for p in model.parameters()],
+    "groups": lambda model, optimizer: grouped(optimizer),
+    "the last of a group": lambda model, optimizer: computed([optimizer.param_groups[0]["params"][-1]]),
+    "a slice of a group": lambda model, optimizer: computed(optimizer.param_groups[0]["params"][-2:]),
+    "copy of the optimizer": lambda model, optimizer: grouped(copy.deepcopy(optimizer)),
+    "file of the optimizer's groups": lambda model, optimizer: saved(optimizer.param_groups)[0]["params"],
 }
+
+
+def grouped(optimizer):
+    return computed(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def computed(parameters):
+    """Their values by arithmetic alone, which nothing guards."""
+    with torch.no_grad():
+        return [parameter * 1 for parameter in parameters]
+
+
+KEPT = {
+    "data": lambda kept, made: [parameter.data for parameter in kept],
+    "detach": lambda kept, made: [parameter.detach() for parameter in kept],
+    "clone": lambda kept, made: [parameter.clone() for parameter in kept],
+    "numpy": lambda kept, made: [parameter.detach().numpy() + 0 for parameter in kept],
+    "tolist": lambda kept, made: [parameter.tolist() for parameter in kept],
+    "an iterator made before": lambda kept, made: computed(parameter for _, parameter in made),
+}
+
+
+def kept(side, how):
+    """Parameters listed before training are read after step()."""
+    model = mlp()
+    parameters = list(model.parameters())
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS + 1):
+        loss = objective(net(batch(step)))
+        made = model.named_parameters()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            # From the last one on: the first is updated first.
+            read = KEPT[how](parameters[::-1], made)
+        yield [value if isinstance(value, list | torch.Tensor) else value.tolist() for value in read], loss
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_values_taken_from_parameters_that_were_listed_before(ranks, how):
+    assert_same(ranks, kept, how)
 
 
 def looked_at(side, how, always, make=sgd):

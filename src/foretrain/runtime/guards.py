@@ -5,14 +5,16 @@ to come. Module hooks alone miss readers (``nn.MultiheadAttention`` uses its ``o
 ``out_proj``; a tied head uses ``embedding.weight``; loggers, clippers and GradScaler read ``.grad``), and a reader that
 is missed computes with half of an update, silently. While anything is attached, these therefore ask first:
 
-    parameter.grad, deepcopy and pickle of a parameter, module.<parameter>, module.parameters(), zero_grad()
+    parameter.grad, .data, .detach(), .clone(), .cpu(), .numpy(), .tolist(), deepcopy and pickle of a parameter,
+    module.<parameter>, module.parameters(), group["params"] of an attached optimizer, zero_grad()
 
-Each costs a look into a dictionary that is empty most of the time. What remains unseen is a list of parameters kept
-from before and read between ``step()`` and the next forward pass: `Attached.synchronize` is for that.
+Each costs a look into a dictionary that is empty most of the time. What remains unseen is arithmetic on a list of
+parameters kept from before, between ``step()`` and the next forward pass: `Attached.synchronize` is for that.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -52,6 +54,9 @@ pass_ends: list[Callable[[], None]] = []
 _GRAD: Any = torch._C.TensorBase.grad
 raw_grad: Callable[[torch.Tensor], torch.Tensor | None] = _GRAD.__get__
 """``.grad`` as the C++ side sees it, without asking."""
+_DATA: Any = torch._C.TensorBase.data
+_TAKING = ("detach", "clone", "cpu", "numpy", "tolist")
+"""Methods by which scripts take a parameter's values."""
 set_raw_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = _GRAD.__set__
 
 _SWITCH = 0.0005
@@ -73,12 +78,15 @@ def install() -> None:
             _switch = sys.getswitchinterval()
             sys.setswitchinterval(min(_switch, _SWITCH))
             _replace(nn.Parameter, "grad", property(_get_grad, _set_grad, _delete_grad))
+            _replace(nn.Parameter, "data", property(_after_update(_DATA.__get__), _after_update(_DATA.__set__)))
+            for name in _TAKING:
+                _replace(nn.Parameter, name, _after_update(getattr(nn.Parameter, name)))
             _replace(nn.Parameter, "__deepcopy__", _after_update(nn.Parameter.__deepcopy__))
             _replace(nn.Parameter, "__reduce_ex__", _after_update(nn.Parameter.__reduce_ex__))
             _replace(nn.Module, "__getattr__", _guarded_getattr(nn.Module.__getattr__))
             _replace(nn.Module, "named_parameters", _guarded_enumeration(nn.Module.named_parameters))
             _replace(nn.Module, "zero_grad", _module_zero_grad)
-            _replace(torch.optim.Optimizer, "zero_grad", _optimizer_zero_grad(torch.optim.Optimizer.zero_grad))
+            _replace(torch.optim.Optimizer, "zero_grad", _optimizer_zero_grad)
             # Not `backward`, which scripts may have imported by its name.
             _replace(torch.autograd, "_engine_run_backward", _counted(_run_backward))
 
@@ -123,10 +131,11 @@ def _delete_grad(parameter: nn.Parameter) -> None:
 
 
 def _after_update(original: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(parameter: nn.Parameter, *args: Any) -> Any:
+    @functools.wraps(original)
+    def guarded(parameter: nn.Parameter, *args: Any, **kwargs: Any) -> Any:
         if (wait := blocked.get(id(parameter))) is not None:
             wait(id(parameter))
-        return original(parameter, *args)
+        return original(parameter, *args, **kwargs)
 
     return guarded
 
@@ -168,18 +177,37 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _guarded_enumeration(original: Callable[..., Any]) -> Callable[..., Any]:
     def named_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        if not blocked:
-            return original(self, *args, **kwargs)
-        return _whole(original(self, *args, **kwargs))
+        # What counts is when each is taken, not when this is called.
+        for name, parameter in original(self, *args, **kwargs):
+            if (wait := blocked.get(id(parameter))) is not None:
+                wait(id(parameter))
+            yield name, parameter
 
     return named_parameters
 
 
-def _whole(pairs: Iterator[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, parameter in pairs:
-        if (wait := blocked.get(id(parameter))) is not None:
-            wait(id(parameter))
-        yield name, parameter
+class Members(list[Any]):
+    """The parameters of an optimizer's group: who takes one out of it gets it updated. Copies are plain lists."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for parameter in self.raw():
+            if (wait := blocked.get(id(parameter))) is not None:
+                wait(id(parameter))
+            yield parameter
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        for parameter in found if isinstance(place, slice) else [found]:
+            if (wait := blocked.get(id(parameter))) is not None:
+                wait(id(parameter))
+        return found
+
+    def raw(self) -> Iterator[Any]:
+        """All of them, without waiting."""
+        return super().__iter__()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return list, (list(self),)
 
 
 def _module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
@@ -201,13 +229,7 @@ def _clear(parameter: nn.Parameter, set_to_none: bool) -> None:
             gradient.zero_()
 
 
-def _optimizer_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
-    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-        if held:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if (holder := held.get(id(parameter))) is not None:
-                        holder.drop(id(parameter), not set_to_none)
-        original(self, set_to_none)
-
-    return zero_grad
+def _optimizer_zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    for group in self.param_groups:
+        for parameter in list.__iter__(group["params"]):
+            _clear(parameter, set_to_none)

@@ -13,6 +13,7 @@ import torch
 from torch import nn, optim
 
 from foretrain.errors import ConfigError
+from foretrain.runtime import guards
 from foretrain.runtime.hooks import Handle, Hook, remove_all
 from foretrain.runtime.updates import why_not_separable
 from foretrain.units import NANOSECOND, Time
@@ -77,6 +78,9 @@ class Attachment:
 
     def assign(self, task_of: dict[int, int]) -> None:
         """Notes which tasks this optimizer updates; ``task_of`` is by id of the parameter."""
+        for group in self.optimizer.param_groups:
+            if type(group["params"]) is list:
+                group["params"] = guards.Members(group["params"])
         self._strangers = [
             parameter
             for group in self.optimizer.param_groups
@@ -136,6 +140,9 @@ class Attachment:
         """Gives the optimizer its own methods back."""
         self._closed = True
         remove_all(self._handles)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["params"], guards.Members):
+                group["params"] = list(group["params"].raw())
         for name, before in self._before.items():
             if getattr(vars(self.optimizer).get(name), "__func__", None) is None:
                 continue  # a scheduler has wrapped it since, and calls through
