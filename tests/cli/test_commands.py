@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -127,10 +126,16 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path):
         sys.executable, "-m", "foretrain", "compare", "bert_large", "--cluster", "4 workers @ 1Gbps", "--sweep",
         "rate=1Gbps:100Gbps", "--points", "99", "--html", str(out),
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(1.5)
+    shown = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}  # the progress, which tells when it is in the middle
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=shown) as process:
+        assert process.stderr is not None
+        error = b""
+        while b"sweeping" not in error:
+            more = process.stderr.read1()
+            assert more, error
+            error += more
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted" in error
+    assert b"interrupted" in error
     assert list(tmp_path.iterdir()) == []
