@@ -41,8 +41,9 @@ def overtaking():
     landed = lambda task, used: landings.release()  # noqa: E731
     group = dist.new_group()
     replayer = carrier.replayer = Replayer(
-        (CHUNK,), tasks, carrier, group, torch.device("cpu"), HostStreams(), landed, failures.append, 0, 60.0
+        (CHUNK,), tasks, group, torch.device("cpu"), HostStreams(), landed, failures.append, 0, 60.0
     )
+    replayer.start(carrier)
     quick = dist.get_rank() == 0
     for step in range(3):
         if step == 0 or not quick:

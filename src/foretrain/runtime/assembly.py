@@ -32,6 +32,9 @@ from foretrain.runtime.updates import Updates
 from foretrain.schedule import Job, Spec
 from foretrain.workload.step import Workload
 
+_SMALL = 4 << 10
+"""Bytes of ready gradients that are worth a message at any time: a norm or a bias has fewer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -154,7 +157,7 @@ def assemble(
             else:
                 exchange = Follower(
                     job.tasks,
-                    job.cost.breakeven // 4,
+                    min(_SMALL, job.cost.breakeven),
                     schedule,
                     carrier,
                     links[0],

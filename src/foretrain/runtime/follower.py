@@ -20,7 +20,7 @@ class Follower:
 
     Args:
         tasks: indexed by task.
-        small: bytes below which a task waits for company; see Note [Small tasks wait for company].
+        small: bytes below which tasks wait for company; see Note [Small tasks wait for company].
         spec: the policy that the leader begins with.
         carrier: issues this rank's collectives.
         link: to rank 0.
@@ -43,8 +43,10 @@ class Follower:
     ) -> None:
         self._tasks, self._carrier, self._link, self._failed = tasks, carrier, link, failed
         self._silence, self._check_every = silence, check_every
-        self._small = [task.size < small for task in tasks]
+        self._small = small
         self._ready: list[int] = []
+        self._held = 0
+        """Bytes of the tasks in it."""
         self.spec = spec
         self._closing = self._left = False
         self._total = sum(task.size for task in tasks)
@@ -66,7 +68,8 @@ class Follower:
     def ready(self, task: int, used: bool) -> None:
         """Tells the leader that ``task`` is ready, and what has waited for it."""
         self._ready.append(ready_word(task, used))
-        if not self._small[task]:
+        self._held += self._tasks[task].size
+        if self._held >= self._small:
             self.flush()
 
     def flush(self) -> None:
@@ -74,6 +77,7 @@ class Follower:
         if self._ready:
             self._send(Kind.READY, 0, 0, pack_ready(self._ready))
             self._ready.clear()
+            self._held = 0
 
     def close(self, reason: str | None = None) -> None:
         """Says goodbye, or why it gives up, and ends the thread."""
