@@ -55,7 +55,9 @@ def tune(
             moved = False
             for knob in free:
                 near = _neighbours(best, knob, stride, workload)
-                for candidate in map(_roomy, near) if careful and "credit" not in plan.knobs else near:
+                if careful and "credit" not in plan.knobs:
+                    near = [_roomy(one, knob) for one in near]
+                for candidate in near:
                     if search.better(best, candidate) is candidate:
                         best, moved = candidate, True
                         break
@@ -118,12 +120,15 @@ def _neighbours(plan: Spec, knob: Knob, stride: float, workload: Workload) -> li
     return [Spec(plan.name, {**plan.knobs, knob.name: new}) for new in near if new != value]
 
 
-def _roomy(plan: Spec) -> Spec:
-    """``plan`` with a window of at least `_FLIGHTS` partitions."""
+def _roomy(plan: Spec, moved: Knob) -> Spec:
+    """``plan`` with a window of at least `_FLIGHTS` partitions, and of as many where the partition is what moved."""
     known = plan.settings
-    if "credit" not in known or "partition" not in known or known["credit"] >= _FLIGHTS * known["partition"]:
+    if "credit" not in known or "partition" not in known:
         return plan
-    return Spec(plan.name, {**plan.knobs, "credit": _FLIGHTS * known["partition"]})
+    least = _FLIGHTS * known["partition"]
+    if known["credit"] >= least and moved.name != "partition":
+        return plan
+    return Spec(plan.name, {**plan.knobs, "credit": least})
 
 
 def _round(value: float, knob: Knob, workload: Workload) -> float:
