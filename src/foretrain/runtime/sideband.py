@@ -24,6 +24,8 @@ _SMALL, _LARGE = 4 << 10, 1 << 20
 _LONG = 150e6
 """Nanoseconds that a series of large operations shall take."""
 _HAND_OVER: Time = 100 * MICROSECOND
+_HOPS = 4
+"""The smallest operation takes about as many wake-ups of threads, here and there, as this many hand-overs."""
 _TURN: Time = 500 * MICROSECOND
 """From the end of an operation to the start of the one that waited for its credit: three threads, two processes."""
 
@@ -108,7 +110,7 @@ class Sideband:
         alone = median(self._series(_SMALL, 6, 1) for _ in range(5))
         row = max(self.gather([int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone)]))
         return Cost(
-            overhead=_HAND_OVER,
+            overhead=max(_HAND_OVER, row[1] * NANOSECOND // _HOPS),
             per_byte=max(1, row[0]),
             latency=max(0, row[2] - row[1]) * NANOSECOND + _TURN,
             floor=row[1] * NANOSECOND,
