@@ -14,23 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from foretrain.runtime import setup
 from foretrain.runtime.carrier import Carrier
 from foretrain.runtime.compression import Rounding, wire_dtype
 from foretrain.runtime.exchange import Exchange
 from foretrain.runtime.follower import Follower
-from foretrain.runtime.gradients import Gradients
 from foretrain.runtime.leader import Leader
 from foretrain.runtime.link import Link
-from foretrain.runtime.observation import Observed
 from foretrain.runtime.options import Options
+from foretrain.runtime.plan import Plan, replayed_order
 from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.streams import enqueues, streams
 from foretrain.runtime.updates import Updates
-from foretrain.schedule import Job, Spec
-from foretrain.workload.step import Workload
 
 _SMALL = 4 << 10
 """Bytes of ready gradients that are worth a message at any time: a norm or a bias has fewer."""
@@ -79,11 +75,7 @@ class Machinery:
 def assemble(
     around: Surroundings,
     parameters: Sequence[nn.Parameter],
-    gradients: Gradients,
-    seen: Observed,
-    workload: Workload,
-    job: Job,
-    schedule: Spec,
+    found: Plan,
     links: Mapping[int, Link] | None,
 ) -> Machinery:
     """Starts everything, on all ranks alike.
@@ -91,14 +83,11 @@ def assemble(
     Args:
         around: what all parts share.
         parameters: indexed by task.
-        gradients: their buffers, in the order of use.
-        seen: the slowest rank's step.
-        workload: the same as a workload.
-        job: the same as a job on the measured network.
-        schedule: policy and knobs.
+        found: what they have agreed on.
         links: to the coordinator, or from it to all; None replays.
     """
     options, sideband = around.options, around.sideband
+    gradients, job, schedule, seen = found.gradients, found.job, found.schedule, found.seen
     device_streams = streams(around.device, len(parameters))
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
@@ -122,7 +111,7 @@ def assemble(
         )
         exchange: Exchange
         if links is None:
-            order = setup.replayed_order(schedule, workload, job.cost, sideband.ranks)
+            order = replayed_order(schedule, found.workload, job.cost, sideband.ranks)
             device = around.device if enqueues(around.group, around.device) else torch.device("cpu")
             exchange = replayer = Replayer(
                 order,

@@ -9,12 +9,10 @@ Hooks of the model and calls of its optimizers arrive here and go on to the phas
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from types import TracebackType
 
 import torch
@@ -27,10 +25,9 @@ from foretrain.network import Cluster
 from foretrain.runtime import ending, guards, setup
 from foretrain.runtime.assembly import Machinery, Surroundings, assemble
 from foretrain.runtime.buffers import Buffers, share_all
-from foretrain.runtime.compression import wire_dtype
-from foretrain.runtime.exchange import pack_spec, remade, unpack_spec
+from foretrain.runtime.exchange import remade
 from foretrain.runtime.follower import Follower
-from foretrain.runtime.gradients import Gradients
+from foretrain.runtime.groups import Groups
 from foretrain.runtime.hooks import (
     Handle,
     Hook,
@@ -41,18 +38,17 @@ from foretrain.runtime.hooks import (
     remove_all,
 )
 from foretrain.runtime.leader import Leader
-from foretrain.runtime.observation import Observation, workload_of
+from foretrain.runtime.observation import Observation
 from foretrain.runtime.optimizers import Attachment
 from foretrain.runtime.options import Options
+from foretrain.runtime.plan import cluster_of, plan
 from foretrain.runtime.pulse import Pulse
 from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.trace import Trace
-from foretrain.runtime.waiting import abort
 from foretrain.runtime.warmup import Warmup
-from foretrain.schedule import POLICIES, Bound, Cost, Job, Spec, spec
-from foretrain.schedule import bound as bound_of
+from foretrain.schedule import POLICIES, Bound, Cost, Spec, spec
 from foretrain.timeline import Timeline
 from foretrain.units import Time
 from foretrain.workload.step import Workload
@@ -104,10 +100,9 @@ class Attached:
         self._device = setup.device_of([p for p in model.parameters() if p.requires_grad])
         self._own = {id(parameter) for parameter in model.parameters()}
         self._refuse_taken()
-        self._parent = group
-        self._group, self._side_group = setup.dedicated_groups(group, options.patience, self._device)
-        self._sideband = Sideband(self._side_group, self._device, self._together)
-        self._buffers = Buffers(model, self._side_group, self._together)
+        self._groups = Groups(group, options.patience, self._device)
+        self._sideband = Sideband(self._groups.side, self._device, self._together)
+        self._buffers = Buffers(model, self._groups.side, self._together)
         self._pulse: Pulse | None = None
         self._named: list[tuple[str, nn.Parameter]] = []
         self._attachments: list[Attachment] = []
@@ -119,14 +114,14 @@ class Attached:
             setup.agree_on_model(self._sideband, model, options)
             setup.refuse_blocking_waits(self._sideband)
             self._connect()
-            share_all(model, self._side_group, options.broadcast_buffers, self._together)
+            share_all(model, self._groups.side, options.broadcast_buffers, self._together)
             self._attachments += [Attachment(place, optimizer, self) for place, optimizer in enumerate(optimizers)]
             self._watch_model()
             self._observe()
         except (ConfigError, Disagreement):
             # Raised by all ranks alike: nobody is waited for in vain.
             self._abandon()
-            self._part()
+            self._groups.part(self._options.timeout)
             raise
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
@@ -149,7 +144,7 @@ class Attached:
     @property
     def cluster(self) -> Cluster | None:
         """The measured network as the simulator takes it; None before, and for a single rank."""
-        return setup.cluster_of(self.cost, self.ranks) if self.cost and self.ranks > 1 else None
+        return cluster_of(self.cost, self.ranks) if self.cost and self.ranks > 1 else None
 
     @property
     def steps(self) -> int:
@@ -236,13 +231,13 @@ class Attached:
             raise
         self._abandon()
         if self._failure is None:
-            self._part()
+            self._groups.part(self._options.timeout)
 
     # ── the ends of others, see `ending` ──
 
     def within(self, group: dist.ProcessGroup | None) -> bool:
         """Whether the model trains in ``group``; None is all of them."""
-        return group is None or group in (dist.group.WORLD, self._parent)
+        return self._groups.within(group)
 
     def leave(self, error: BaseException | None) -> None:
         """At exit: like `close`, but for at most ``timeout``; the others are told where it is no end of training."""
@@ -253,7 +248,7 @@ class Attached:
         if reason or self._machinery is None:
             self._abandon(reason)
             if self._failure is None and reason is None:
-                self._part()
+                self._groups.part(self._options.timeout)
             return
         self._until = time.monotonic() + self._options.timeout
         try:
@@ -327,7 +322,7 @@ class Attached:
         """Begins, or begins again, with steps that are watched."""
         parameters = [parameter for _, parameter in self._named]
         self._observation = Observation(len(parameters), stopwatch({self._device}))
-        self._warmup = Warmup(parameters, self._group, self._observation, self._together)
+        self._warmup = Warmup(parameters, self._groups.gradients, self._observation, self._together)
         self._step_over = False
         task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
         for attachment in self._attachments:
@@ -437,39 +432,29 @@ class Attached:
         self.gather()
         self._stop_watching()
         self._unseen = [id(self._named[task][1]) for task in self._observation.unseen()]
-        parameters = [parameter for _, parameter in self._named]
-        dtype = wire_dtype(self._options.compression)
-        seen = setup.slowest(self._sideband, self._observation.observed())
-        gradients = Gradients(parameters, seen.order, dtype.itemsize if dtype else None)
-        sizes = [gradients.size(task) for task in range(len(parameters))]
-        names = [name for name, _ in self._named]
-        where = f"{self.ranks} ranks of {self._device.type}"
-        self.workload = workload_of(seen, names, sizes, type(self.model).__name__, where)
-        self.cost = self._sideband.cost()
-        job = Job.of(self.workload, self.cost)
-        self._schedule = self._choose(self.workload, self.cost)
-        self._barrier = POLICIES[self._schedule.name].barrier
-        self._bound = bound_of(self.workload, job) if self.ranks > 1 else None
+        found = plan(
+            self._sideband, self._observation.observed(), self._named, type(self.model).__name__, self._options
+        )
+        self.workload, self.cost, self._schedule, self._bound = found.workload, found.cost, found.schedule, found.bound
+        self._barrier = POLICIES[found.schedule.name].barrier
         around = Surroundings(
-            self._group, self._sideband, self._device, self._options, self._origin, self._fail, self._raise_failure
+            self._groups.gradients,
+            self._sideband,
+            self._device,
+            self._options,
+            self._origin,
+            self._fail,
+            self._raise_failure,
         )
         links = None
         if self._pulse is not None and self._options.agreement == "coordinator":
             links, self._pulse = self._pulse.release(), None
             # Nobody may speak on a link on which a pulse still listens.
             self._sideband.everywhere(True)
-        self._machinery = assemble(around, parameters, gradients, seen, self.workload, job, self._schedule, links)
+        self._machinery = assemble(around, [parameter for _, parameter in self._named], found, links)
         if self._warmup is not None:
-            self._warmup.hand_over(gradients.views)
+            self._warmup.hand_over(found.gradients.views)
             self._warmup = None
-
-    def _choose(self, workload: Workload, cost: Cost) -> Spec:
-        """Rank 0's choice of knobs, on all ranks."""
-        text = b""
-        if self.rank == 0:
-            chosen = setup.choose_knobs(self._options.schedule, workload, cost, self.ranks)
-            text = pack_spec(chosen)
-        return unpack_spec(self._sideband.share(text))
 
     def _restart(self) -> None:
         """Other parameters take part from now on: watch again, then schedule again. Collective."""
@@ -503,7 +488,7 @@ class Attached:
             self._failure = error
             logger.error("rank %d: %s", self.rank, error)
             # At once, and not when the training thread comes by: it may be waiting for the device.
-            abort(self._device, self._group, self._side_group)
+            self._groups.abort()
         if self._machinery is not None:
             self._machinery.updates.wake()
 
@@ -526,32 +511,19 @@ class Attached:
         if self._pulse is not None:
             self._pulse.miss()
 
-    def _part(self) -> None:
-        """Gives the groups back when every rank is done with them; a rank that does not come keeps nobody waiting."""
-        try:
-            work = dist.barrier(group=self._side_group, async_op=True)
-            if work is not None:
-                work.wait(timedelta(seconds=self._options.timeout))
-        except (RuntimeError, ValueError) as error:
-            logger.debug("rank %d: not all ranks closed: %s", self.rank, error)
-            return
-        with contextlib.suppress(ValueError):  # the script has destroyed all groups already
-            for group in (self._group, self._side_group):
-                dist.destroy_process_group(group)
-
     def _abandon(self, reason: str | None = None) -> None:
         """Ends threads and connections, and lets go of model and optimizers, without waiting for anything."""
         if self._closed:
             return
         self._closed = True
         if self._failure is not None or reason is not None:
-            _keep_for_ever(self._group, self._side_group)
+            self._groups.keep_for_ever()
         if self._pulse is not None:
             self._pulse.close(reason)
         self._stop_scheduling(reason)
         if self._failure is None and reason is not None:
             # After the others have been told: a broken communicator says less.
-            abort(self._device, self._group, self._side_group)
+            self._groups.abort()
         for attachment in self._attachments:
             attachment.close()
         remove_all(self._hooks)
@@ -561,13 +533,3 @@ class Attached:
         _taken.difference_update(self._own)
         guards.remove()
         ending.left(self)
-
-
-def _keep_for_ever(*groups: dist.ProcessGroup) -> None:
-    """Keeps ``groups`` from being destroyed when Python ends.
-
-    gloo's destructor waits for its threads, and they wait for a rank that may be stopped, for as long as a collective
-    may take. A process that has failed must end now.
-    """
-    for group in groups:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from foretrain.runtime.cores import Ticks, crowding, ticks
 from foretrain.units import NANOSECOND, Time
 from foretrain.workload.step import Gradient, Layer, Workload
 from foretrain.workload.stopwatch import Stopwatch
@@ -33,6 +34,7 @@ class Observed(msgspec.Struct, frozen=True):
         update: length of one whole optimizer step.
         fires: per task, how often its gradient was accumulated in one backward pass, at most.
         passes: backward passes before gradients were summed.
+        crowding: how much an operation's work delays the computation, in thousandths; see `foretrain.runtime.cores`.
     """
 
     order: list[int]
@@ -43,6 +45,7 @@ class Observed(msgspec.Struct, frozen=True):
     update: Time
     fires: list[int]
     passes: int
+    crowding: int = 0
 
     @property
     def compute(self) -> Time:
@@ -75,6 +78,9 @@ class Observation:
         self._count, self._watch = count, watch
         self._steps: list[_Step] = []
         self._step = _Step()
+        self._began: Ticks | None = None
+        self._computed = Ticks(0, 0)
+        """Of the cores, while gradients were computed."""
         self._recent: set[int] = set()
         """Backward passes since gradients were last summed."""
         self._inside = False
@@ -86,6 +92,7 @@ class Observation:
 
     def begin_forward(self) -> None:
         """A forward pass of the whole model begins; an earlier one of this step was not its last."""
+        self._began = ticks()
         self._step.forward = [(-1, self._watch.mark())]
         self._step.used.clear()
         self._inside = True
@@ -109,7 +116,10 @@ class Observation:
         self._recent.add(number)
 
     def reduced(self) -> None:
-        """Gradients were summed. What comes again before step(), as a closure does, is another round."""
+        """Gradients are summed now. What comes again before step(), as a closure does, is another round."""
+        if self._began is not None:
+            self._computed = self._computed.plus(self._began, ticks())
+            self._began = None
         if self._recent:
             self._step.passes = len(self._recent)
             self._recent.clear()
@@ -139,6 +149,7 @@ class Observation:
             update=int(median(s.update for s in steps)),
             fires=[max([p[task] for s in self._steps for p in s.fires.values()] + [1]) for task in range(self._count)],
             passes=self._steps[-1].passes,
+            crowding=round(1000 * crowding(self._computed)),
         )
 
     def unseen(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""How ranks find each other and agree before the first step: groups, connections, one plan."""
+"""How ranks find each other and make sure before the first step that they train the same: settings, secret, links."""
 
 from __future__ import annotations
 
@@ -8,28 +8,17 @@ import os
 import platform
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
 
 import msgspec
 import torch
-import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import nn
 
 from foretrain.errors import ConfigError
-from foretrain.network import Cluster
 from foretrain.runtime.address import local_address
 from foretrain.runtime.handshake import SECRET_SIZE, Listener, connect
 from foretrain.runtime.link import Link, LinkError
-from foretrain.runtime.observation import Observed
 from foretrain.runtime.options import Options
 from foretrain.runtime.sideband import Sideband
-from foretrain.schedule import POLICIES, Cost, Spec
-from foretrain.tasks import Chunk
-from foretrain.tune import tune
-from foretrain.units import COST_SHIFT, SECOND
-from foretrain.virtual import simulate
-from foretrain.workload.step import Workload
 
 logger = logging.getLogger("foretrain")
 
@@ -46,43 +35,6 @@ _TRUE = ("1", "t", "true", "y", "yes")
 """What PyTorch takes for true in the environment."""
 _CONNECT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
-
-
-def dedicated_groups(
-    group: dist.ProcessGroup | None, patience: float, device: torch.device
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Two groups of the same ranks and backend that nobody else uses: one for gradients, one for everything else.
-
-    Collectives of one group must be issued in one order; the model's own collectives and ours have none in common.
-    """
-    # get_backend says "undefined" where init_process_group was left to choose.
-    backend, patient = dist.get_backend_config(group), timedelta(seconds=patience)
-    if group is None or dist.get_world_size(group) == dist.get_world_size():
-        made = [dist.new_group(timeout=patient, backend=backend) for _ in range(2)]
-    else:
-        made = [_subgroup(group, backend, patient, device) for _ in range(2)]
-    first, second = made
-    assert isinstance(first, dist.ProcessGroup)
-    assert isinstance(second, dist.ProcessGroup)
-    return first, second
-
-
-def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the ranks of ``group``, made by them alone.
-
-    ``new_group(use_local_synchronization=True)`` would name it after how many groups a process has, which differs
-    between processes that are in different ones, and again after one was destroyed. Here its first rank numbers it.
-    """
-    ranks, store = dist.get_process_group_ranks(group), c10d._get_default_store()
-    sideband = Sideband(group, device)
-    number = str(store.add("foretrain/groups", 1)) if sideband.rank == 0 else ""
-    name = f"foretrain-{sideband.share(number.encode()).decode()}"
-    made, _ = c10d._new_process_group_helper(
-        len(ranks), sideband.rank, ranks, backend, store, c10d.GroupName(name), timeout=patience
-    )
-    assert isinstance(made, dist.ProcessGroup)
-    c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
-    return made
 
 
 _OWN = ("interface", "trace")
@@ -216,53 +168,6 @@ def _secret() -> bytes | None:
 def _master() -> tuple[str, int] | None:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     return (host, int(port)) if host and port and port.isdigit() else None
-
-
-def slowest(sideband: Sideband, seen: Observed) -> Observed:
-    """The observation of the rank that computes longest, on all ranks: the others will wait for it.
-
-    How often a gradient comes in one pass is the most that any rank has seen.
-    """
-    computes = [row[0] for row in sideband.gather([seen.compute])]
-    place = computes.index(max(computes))
-    count = len(seen.order)
-    times = [seen.forward, seen.backward, seen.update]
-    rows = sideband.gather([*seen.fires, *seen.order, *seen.uses, *seen.releases, *times, seen.passes])
-    _, order, uses, releases = (rows[place][k * count : (k + 1) * count] for k in range(4))
-    forward, backward, update, passes = rows[place][4 * count :]
-    return Observed(
-        order=order,
-        uses=uses,
-        forward=forward,
-        releases=releases,
-        backward=backward,
-        update=update,
-        fires=[max(fires) for fires in zip(*(row[:count] for row in rows), strict=True)],
-        passes=passes,
-    )
-
-
-def cluster_of(cost: Cost, ranks: int) -> Cluster:
-    """A cluster whose all-reduce costs ``cost``: the measured network, for the simulator."""
-    seconds_per_byte = cost.per_byte / (1 << COST_SHIFT) / SECOND
-    rate = 2 * (ranks - 1) / ranks / max(seconds_per_byte, 1e-15)
-    one_way = cost.latency // (2 * (ranks - 1))
-    return Cluster(workers=ranks, up=rate, down=rate, latency=one_way, overhead=cost.overhead, floor=cost.floor)
-
-
-def choose_knobs(wanted: Spec, workload: Workload, cost: Cost, ranks: int) -> Spec:
-    """``wanted`` with every knob that it leaves open at its best in the simulator: on rank 0, in a moment."""
-    free = [knob for knob in POLICIES[wanted.name].knobs if knob.name not in wanted.knobs]
-    if ranks == 1 or not free or cost.per_byte == 0:
-        return wanted
-    return tune(workload, cluster_of(cost, ranks), wanted, careful=True)
-
-
-def replayed_order(schedule: Spec, workload: Workload, cost: Cost, ranks: int) -> list[Chunk]:
-    """The chunks that ``schedule`` sends in one steady step of the simulator, in order."""
-    run = simulate(workload, cluster_of(cost, max(2, ranks)), schedule, trace=False)
-    last = len(run.begins) - 2
-    return [decision.chunk for decision in run.log if decision.step == last]
 
 
 def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:

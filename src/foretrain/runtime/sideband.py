@@ -24,8 +24,11 @@ _SMALL, _LARGE = 4 << 10, 1 << 20
 _LONG = 150e6
 """Nanoseconds that a series of large operations shall take."""
 _HAND_OVER: Time = 100 * MICROSECOND
+"""The least that it takes to hand an operation over."""
 _HOPS = 4
-"""The smallest operation takes about as many wake-ups of threads, here and there, as this many hand-overs."""
+"""So many take as long as the smallest operation of two ranks; both consist of threads that are woken."""
+_THREADS = 3
+"""The work of an operation of this runtime, in that of the smallest alone: it is ordered, awaited and used as well."""
 _TURN: Time = 500 * MICROSECOND
 """From the end of an operation to the start of the one that waited for its credit: three threads, two processes."""
 
@@ -95,22 +98,29 @@ class Sideband:
                     f"{what} {name!r} (of rank {self.rank}) differs on rank {differing[0]} from rank 0's"
                 )
 
-    def cost(self) -> Cost:
+    def cost(self, crowding: float = 0.0) -> Cost:
         """What one all-reduce costs here, on all ranks the same.
 
+        Args:
+            crowding: share of an operation's work that delays the computation, because no core is free for it.
+
         κ is that of large operations, two under way; floor and latency are of the smallest, two under way and alone.
-        θ is what this runtime itself takes to hand an operation over, because gloo's own is hidden behind the bytes.
+        θ is what this runtime itself takes to hand an operation over, because gloo's own is hidden behind the bytes; it
+        is a share of the floor, which has N − 1 times as many rounds as that of two ranks.
         """
         if self.ranks == 1:
             return Cost(NANOSECOND, 1)
         (first,) = max(self.gather([int(self._series(_LARGE, 2, 2))]))
         count = max(4, min(32, int(_LONG / first)))
         large = median(self._series(_LARGE, count, 2) for _ in range(3))
+        worked = time.process_time_ns()
         small = median(self._series(_SMALL, 12, 2) for _ in range(5))
+        worked = (time.process_time_ns() - worked) // (12 * 5)
         alone = median(self._series(_SMALL, 6, 1) for _ in range(5))
-        row = max(self.gather([int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone)]))
+        row = max(self.gather([int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone), worked]))
+        hand_over = max(_HAND_OVER, row[1] * NANOSECOND // (_HOPS * (self.ranks - 1)))
         return Cost(
-            overhead=max(_HAND_OVER, row[1] * NANOSECOND // _HOPS),
+            overhead=hand_over + round(crowding * _THREADS * row[3]) * NANOSECOND,
             per_byte=max(1, row[0]),
             latency=max(0, row[2] - row[1]) * NANOSECOND + _TURN,
             floor=row[1] * NANOSECOND,
