@@ -24,12 +24,14 @@ WORKER = "foretrain.launch.worker"
 def started(monkeypatch, tmp_path):
     """What torchrun was started with, in place of starting anything; and a folder with a script in it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(command.SECRET, raising=False)
     (tmp_path / "train.py").write_text("")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text("")
     jobs = []
     monkeypatch.setattr(run, "run", jobs.append)
+    # What the command leaves in the environment of its ranks must not stay in that of the other tests.
+    monkeypatch.setenv(command.SECRET, "")
+    monkeypatch.delenv(command.SECRET)
     return jobs
 
 

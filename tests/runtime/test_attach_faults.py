@@ -352,7 +352,7 @@ def test_no_thread_outlives_a_failure(job):
 def given_up(how):
     """On which device how many groups were aborted, each time; gloo's then are not, see test_waiting."""
     seen = []
-    module = sys.modules["foretrain.runtime.attached"]
+    module = sys.modules["foretrain.runtime.groups"]
     module.abort = lambda device, *groups: seen.append((device.type, len(set(groups))))
     model = mlp()
     optimizer = sgd(model)
