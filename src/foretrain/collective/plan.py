@@ -1,0 +1,155 @@
+"""A collective as data: a DAG of transfers between ranks, without sizes, links or time.
+
+The data of a collective is cut into ``blocks`` equal blocks. A *transfer* is a channel from one rank to another that
+moves ``count`` consecutive blocks in each of its ``steps``; a ring of 4,096 ranks is 4,096 transfers of 8,190 steps
+and not 33 million. A transfer reads at the source when a step starts and writes at the target when it ends: it adds in
+its first ``adds`` steps, and overwrites afterwards.
+
+    block of step s:   base + (head + stride · s) mod modulus
+
+Dependencies are between transfers, with one rule: step s (from 0) of a transfer starts when its own step s − 1 has
+ended, and each transfer p in ``after`` has ended ``min(steps[p], s + lag)`` of its steps. So lag 0 is a ring's lock step
+(my step s needs what my predecessor's step s − 1 brought), lag 1 a pipeline (my step s passes on its step s), and
+`WHOLE` waits for all of it.
+
+Besides the ranks there may be *helpers* (parameter servers, reducing switches), numbered from ``ranks`` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Operation: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+"""What a plan achieves."""
+
+WHOLE = 2**30
+"""The lag of a dependency on all steps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Transfers in columns; column lengths are (transfers,) unless said.
+
+    Attributes:
+        name: algorithm, e.g. ``"ring"``.
+        operation: what every rank has at the end; see `foretrain.collective.verify`.
+        ranks: N.
+        helpers: endpoints besides the ranks: numbered N to N + helpers − 1.
+        blocks: how many blocks the data has. For all_gather and reduce_scatter the data is the whole of all ranks; for
+            all_to_all every rank's own data has blocks / N of them.
+        owner: int32 (blocks,): the rank that ends with a block's sum (reduce_scatter), brings it (all_gather,
+            broadcast, all_to_all); of no meaning for all_reduce.
+        receiver: int32 (blocks,): the rank that a block is for, in all_to_all only; else empty.
+        source, target: endpoints, int32.
+        channel: int32; transfers of one channel between one pair of endpoints share a connection, hence an ECMP path.
+        steps: int32, at least 1.
+        count: int32, consecutive blocks moved in each step.
+        base, head, stride, modulus: int32, which block a step moves; see above.
+        adds: int32, how many of the first steps add.
+        first: int32 (transfers + 1,), compressed sparse rows over ``after``.
+        after: int32 (dependencies,), a transfer waited for.
+        lag: int32 (dependencies,), how far it must be ahead.
+    """
+
+    name: str
+    operation: Operation
+    ranks: int
+    helpers: int
+    blocks: int
+    owner: NDArray[np.int32]
+    receiver: NDArray[np.int32]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    channel: NDArray[np.int32]
+    steps: NDArray[np.int32]
+    count: NDArray[np.int32]
+    base: NDArray[np.int32]
+    head: NDArray[np.int32]
+    stride: NDArray[np.int32]
+    modulus: NDArray[np.int32]
+    adds: NDArray[np.int32]
+    first: NDArray[np.int32]
+    after: NDArray[np.int32]
+    lag: NDArray[np.int32]
+
+    @property
+    def transfers(self) -> int:
+        """How many transfers there are."""
+        return len(self.source)
+
+    def size(self, data: float) -> NDArray[np.float64]:
+        """Bytes that each step of each transfer moves, where the collective is of ``data`` bytes.
+
+        ``data`` is what NCCL's tests call size: the gradient for all_reduce and broadcast, all ranks' shards together
+        for all_gather and reduce_scatter, what one rank sends, its own part included, for all_to_all.
+        """
+        whole = data * self.ranks if self.operation == "all_to_all" else data
+        return self.count.astype(np.float64) * (whole / self.blocks)
+
+    def sent(self, data: float) -> NDArray[np.float64]:
+        """Bytes that leave each endpoint in all, float64 of shape (ranks + helpers,)."""
+        return np.bincount(self.source, self.size(data) * self.steps, self.ranks + self.helpers).astype(np.float64)
+
+
+@dataclass(slots=True)
+class Draft:
+    """Collects the transfers of a plan; for algorithms that are easiest to say transfer by transfer.
+
+    `transfer` takes dependencies as (transfer, lag) pairs or plain transfers, which mean `WHOLE`.
+    """
+
+    name: str
+    operation: Operation
+    ranks: int
+    blocks: int
+    helpers: int = 0
+    owner: Sequence[int] | NDArray[np.int32] = ()
+    receiver: Sequence[int] | NDArray[np.int32] = ()
+    _rows: list[tuple[int, ...]] = field(default_factory=list)
+    _first: list[int] = field(default_factory=lambda: [0])
+    _after: list[tuple[int, int]] = field(default_factory=list)
+
+    def transfer(
+        self,
+        source: int,
+        target: int,
+        block: int,
+        count: int = 1,
+        *,
+        adds: int = 0,
+        after: Sequence[int | tuple[int, int]] = (),
+        steps: int = 1,
+        stride: int = 0,
+        base: int = 0,
+        modulus: int | None = None,
+        channel: int = 0,
+    ) -> int:
+        """Adds a transfer that begins with ``block`` (counted from ``base``), and returns its index."""
+        modulus = self.blocks - base if modulus is None else modulus
+        self._rows.append((source, target, channel, steps, count, base, block, stride, modulus, adds))
+        self._after += [(one, WHOLE) if isinstance(one, int) else one for one in after]
+        self._first.append(len(self._after))
+        return len(self._rows) - 1
+
+    def plan(self) -> Plan:
+        """What was collected."""
+        rows = np.array(self._rows, np.int32).reshape(-1, 10).T.copy()
+        after = np.array(self._after, np.int32).reshape(-1, 2).T.copy()
+        return Plan(
+            self.name,
+            self.operation,
+            self.ranks,
+            self.helpers,
+            self.blocks,
+            np.asarray(self.owner, np.int32),
+            np.asarray(self.receiver, np.int32),
+            *rows,
+            first=np.array(self._first, np.int32),
+            after=after[0],
+            lag=after[1],
+        )
