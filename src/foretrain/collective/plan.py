@@ -1,16 +1,16 @@
 """A collective as data: a DAG of transfers between ranks, without sizes, links or time.
 
 The data of a collective is cut into ``blocks`` equal blocks. A *transfer* is a channel from one rank to another that
-moves ``count`` consecutive blocks in each of its ``steps``; a ring of 4,096 ranks is 4,096 transfers of 8,190 steps
-and not 33 million. A transfer reads at the source when a step starts and writes at the target when it ends: it adds in
+moves ``count`` consecutive blocks in each of its ``steps``; a ring of 4,096 ranks is 4,096 transfers of 8,190 steps,
+not 33 million. A transfer reads at the source when a step starts and writes at the target when it ends: it adds in
 its first ``adds`` steps, and overwrites afterwards.
 
     block of step s:   base + (head + stride · s) mod modulus
 
 Dependencies are between transfers, with one rule: step s (from 0) of a transfer starts when its own step s − 1 has
-ended, and each transfer p in ``after`` has ended ``min(steps[p], s + lag)`` of its steps. So lag 0 is a ring's lock step
-(my step s needs what my predecessor's step s − 1 brought), lag 1 a pipeline (my step s passes on its step s), and
-`WHOLE` waits for all of it.
+ended, and each transfer p in ``after`` has ended ``min(steps[p], s + lag)`` of its steps. So lag 0 is a ring's
+lock step (my step s needs what my predecessor's step s − 1 brought), lag 1 a pipeline (my step s passes on its step s),
+and `WHOLE` waits for all of it.
 
 Besides the ranks there may be *helpers* (parameter servers, reducing switches), numbered from ``ranks`` on.
 """
