@@ -1,0 +1,19 @@
+"""How kernels are compiled.
+
+No fastmath: ties of equal flows must stay ties. Only what Python calls gets a wrapper: each of those unpacks the whole
+state, and they would take more time to compile than the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+_OPTIONS: dict[str, Any] = {"cache": True, "fastmath": False, "error_model": "numpy", "nogil": True}
+_BARE: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+entry: Any = njit(**_OPTIONS)
+"""A kernel that Python calls."""
+inside: Any = njit(**_BARE)
+"""A kernel that only kernels call."""

@@ -1,0 +1,179 @@
+"""Programs into the simulator's state and out of it: flows are appended, seats reserved, dependencies wired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.collective.plan import WHOLE
+from foretrain.network.fluid import kernel
+from foretrain.network.fluid import state as c
+from foretrain.network.fluid.state import FLOW_ARRAYS, State, grown, whole
+from foretrain.network.program import Program
+
+
+def load(state: State, program: Program, owner: int) -> tuple[State, int]:
+    """Appends ``program`` as that of ``owner``; returns the state and the program's first flow."""
+    n, first = len(program), int(state.counter[c.FLOWS])
+    last = first + n
+    state = state._replace(
+        **{name: grown(getattr(state, name), last) for name in FLOW_ARRAYS}, program=grown(state.program, owner + 1)
+    )
+    flow, fluid = state.flow[first:last], state.fluid[first:last]
+    flow[:], fluid[:] = 0, 0.0
+    flow[:, c.HOP_FIRST] = len(state.hop) + program.paths.first[:-1]
+    flow[:, c.HOP_LAST] = len(state.hop) + program.paths.first[1:]
+    flow[:, c.STEPS], flow[:, c.PRIORITY] = program.steps, program.priority
+    flow[:, c.OWNER], flow[:, c.RING], flow[:, c.BOTTLENECK] = owner, -1, -1
+    fluid[:, c.SIZE], fluid[:, c.LATENCY] = program.size, program.latency
+    fluid[:, c.RELEASE], fluid[:, c.WEIGHT], fluid[:, c.FINISH] = program.release, program.weight, np.nan
+    state.place[first:last] = -1
+    state.program[owner, c.OPEN] = n
+    state.counter[c.FLOWS] += n
+    state.counter[c.UNFINISHED] += n
+    state = reserve(state, program.paths.links)
+    return _with_rings(_wired(state, program, first), first, last), first
+
+
+def reserve(state: State, links: NDArray[np.int32]) -> State:
+    """Appends hops over ``links``, and makes room on each link for all of them to be active at once."""
+    link = state.link
+    link[:, c.RESERVED] += np.bincount(links, minlength=len(link))
+    short = np.flatnonzero(link[:, c.RESERVED] > link[:, c.ROOM])
+    room = np.maximum(link[short, c.RESERVED], 2 * link[short, c.ROOM])
+    ends = len(state.seat) + np.cumsum(room)
+    hop = whole(len(links), 2)
+    hop[:, c.LINK] = links
+    state = state._replace(
+        hop=np.concatenate([state.hop, hop]), seat=np.concatenate([state.seat, whole(int(room.sum()), 2)])
+    )
+    kernel.reseat(state, short, ends - room, room)
+    return state
+
+
+def unload(state: State, first: int, last: int) -> None:
+    """Gives back what the flows ``first`` to ``last``, which are over, had reserved."""
+    flow = state.flow[first:last]
+    links = state.hop[ranges(flow[:, c.HOP_FIRST], flow[:, c.HOP_LAST]), c.LINK]
+    state.link[:, c.RESERVED] -= np.bincount(links, minlength=len(state.link))
+
+
+def compacted(state: State, kept: Sequence[tuple[int, int]]) -> State:
+    """The state without the flows outside ``kept``, ascending (first, last) ranges that close ranks.
+
+    Dependencies, rings and seats are renumbered; what is kept runs on as if nothing had happened.
+    """
+    old = np.concatenate([whole(0), *(np.arange(first, last) for first, last in kept)])
+    new = np.full(int(state.counter[c.FLOWS]), -1)
+    new[old] = np.arange(len(old))
+    flow = state.flow[old]
+    hops = _regrouped(flow, c.HOP_FIRST, c.HOP_LAST)
+    gates = _regrouped(flow, c.GATE_FIRST, c.GATE_LAST)
+    heirs = _regrouped(flow, c.HEIR_FIRST, c.HEIR_LAST)
+    heir, gate, hop = state.heir[heirs], state.gate[gates], state.hop[hops]
+    gate[:, c.FLOW] = new[gate[:, c.FLOW]]
+    # Each link's list of active flows moves to the front of the pool, with room for what is reserved.
+    new_hop = np.full(len(state.hop), -1)
+    new_hop[hops] = np.arange(len(hops))
+    link = state.link
+    room = link[:, c.RESERVED].copy()
+    seats = np.cumsum(room) - room
+    taken = ranges(link[:, c.SEATS], link[:, c.SEATS] + link[:, c.DEGREE])
+    place = ranges(seats, seats + link[:, c.DEGREE])
+    seat = whole(int(room.sum()), 2)
+    seat[place, c.FLOW] = new[state.seat[taken, c.FLOW]]
+    seat[place, c.HOP] = new_hop[state.seat[taken, c.HOP]]
+    hop[seat[place, c.HOP], c.SEAT] = place
+    link[:, c.SEATS], link[:, c.ROOM] = seats, room
+    queued = int(state.counter[c.QUEUED])
+    order = whole(len(old))
+    order[:queued] = new[state.order[:queued]]
+    state.counter[c.FLOWS] = len(old)
+    return _with_kept_rings(
+        state._replace(
+            **{name: getattr(state, name)[old] for name in FLOW_ARRAYS} | {"flow": flow, "order": order},
+            hop=hop,
+            seat=seat,
+            gate=gate,
+            heir=np.where(heir < 0, -1 - new[-1 - heir], new[heir]),
+        ),
+        new,
+    )
+
+
+def ranges(first: NDArray[np.integer], last: NDArray[np.integer]) -> NDArray[np.int64]:
+    """All of ``first[0]:last[0]``, then of ``first[1]:last[1]``, and so on."""
+    lengths = (last - first).astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(first - starts, lengths)
+
+
+def _regrouped(flow: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+    """The entries in the flows' ranges between two columns; the ranges become those in which they then stand."""
+    before = flow[:, first].copy(), flow[:, last].copy()
+    lengths = before[1] - before[0]
+    flow[:, last] = np.cumsum(lengths)
+    flow[:, first] = flow[:, last] - lengths
+    return ranges(*before)
+
+
+def _with_kept_rings(state: State, new: NDArray[np.int64]) -> State:
+    """The state without the rings whose members are not kept; ``new`` renumbers flows, -1 for those not kept."""
+    first = state.ring[:, c.FIRST]
+    kept = np.flatnonzero(new[state.member[first[:-1]]] >= 0)
+    which = np.full(len(first), -1)  # The last entry serves -1: no ring.
+    which[kept] = np.arange(len(kept))
+    for column, place in ((state.link, c.TAKEN_BY), (state.flow, c.RING)):
+        column[:, place] = which[column[:, place]]
+    members = ranges(first[kept], first[kept + 1])
+    rows = np.append(kept, len(first) - 1)
+    ring = state.ring[rows]
+    ring[:, c.FIRST] = np.concatenate([[0], np.cumsum(first[kept + 1] - first[kept])])
+    return state._replace(
+        ring=ring,
+        ring_begin=state.ring_begin[rows],
+        member=new[state.member[members]],
+        member_cost=state.member_cost[members],
+    )
+
+
+def _wired(state: State, program: Program, first: int) -> State:
+    """Enters dependencies: whole ones are counted, those with a lag are looked at one by one."""
+    n = len(program)
+    flow = state.flow[first : first + n]
+    waiter = np.repeat(np.arange(n), np.diff(program.first))
+    whole_ = program.lag >= WHOLE
+    flow[:, c.MISSING] = np.bincount(waiter[whole_], minlength=n)
+    gates = np.bincount(waiter[~whole_], minlength=n)
+    flow[:, c.GATE_LAST] = len(state.gate) + np.cumsum(gates)
+    flow[:, c.GATE_FIRST] = flow[:, c.GATE_LAST] - gates
+    heirs = np.bincount(program.after, minlength=n)
+    flow[:, c.HEIR_LAST] = len(state.heir) + np.cumsum(heirs)
+    flow[:, c.HEIR_FIRST] = flow[:, c.HEIR_LAST] - heirs
+    order = np.argsort(program.after, kind="stable")
+    heir = np.where(whole_, -1 - (waiter + first), waiter + first)[order]
+    gate = np.stack([program.after[~whole_].astype(np.int64) + first, program.lag[~whole_]], axis=1)
+    return state._replace(gate=np.concatenate([state.gate, gate]), heir=np.concatenate([state.heir, heir]))
+
+
+def _with_rings(state: State, first: int, last: int) -> State:
+    """Finds the rings in lock step among the flows ``first`` to ``last``."""
+    if state.counter[c.FULL] or state.flow[last - 1, c.GATE_LAST] == state.flow[first, c.GATE_FIRST]:
+        return state
+    rings, possible = len(state.ring) - 1, (last - first) // 2
+    state = state._replace(
+        member=np.concatenate([state.member, whole(last - first)]),
+        member_cost=np.concatenate([state.member_cost, np.zeros(last - first)]),
+        ring=np.concatenate([state.ring, whole(possible, 2)]),
+        ring_begin=np.concatenate([state.ring_begin, np.zeros(possible)]),
+    )
+    found = kernel.find_rings(state, first, last, rings)
+    members = int(state.ring[found, c.FIRST])
+    return state._replace(
+        member=state.member[:members].copy(),
+        member_cost=state.member_cost[:members].copy(),
+        ring=state.ring[: found + 1].copy(),
+        ring_begin=state.ring_begin[: found + 1].copy(),
+    )

@@ -1,0 +1,286 @@
+"""The fluid simulator: programs come, time passes, programs complete.
+
+    network = Fluid(topology.capacity)
+    first = network.add(program)                 # now
+    network.predict(first)                       # when it would complete if nothing else came
+    for done in network.advance(until=2 * MILLISECOND):
+        ...
+
+Times at the border are int ps; inside they are float64, exact for integers up to 2^53 ps (2.5 hours).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.errors import ConfigError
+from foretrain.network.fluid import kernel
+from foretrain.network.fluid import state as c
+from foretrain.network.fluid.loading import compacted, load, reserve, unload
+from foretrain.network.fluid.stall import stalled
+from foretrain.network.fluid.state import EFFORT, State, empty
+from foretrain.network.program import Paths, Program
+from foretrain.units import SECOND, Time
+
+_SLICE = 1 << 14
+"""Batches between two looks at signals, so that Ctrl-C is heard."""
+_DEAD = 4096
+"""Flows that are over may be this many, and as many as live ones, before the arrays are compacted."""
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A program in the network; the handle that `Fluid.add` returns.
+
+    Attributes:
+        program: what was added.
+        added: when, ps.
+        end: when its last flow ended, ps, rounded up; None while it runs.
+        finish: when each flow ended, float64 ps; NaN until all have.
+        cancelled: whether it was.
+    """
+
+    program: Program
+    added: Time
+    end: Time | None = None
+    cancelled: bool = False
+    finish: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    _first: int = 0
+    _index: int = 0
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        return self._first, self._first + len(self.program)
+
+
+class Fluid:
+    """Flows on links, max-min fair. Not thread-safe.
+
+    Args:
+        capacity: bytes/s of each link, float64 of shape (links,); 0 for one that is down.
+        classes: strict-priority classes, 1 to 8; a program's priorities are below it.
+        bins: if positive, an even number: utilisation of each link is kept in that many bins of time.
+        full: recompute every flow at every event instead of those that can change: slower, the same result; an oracle.
+    """
+
+    def __init__(self, capacity: NDArray[np.float64], *, classes: int = 1, bins: int = 0, full: bool = False) -> None:
+        if not 1 <= classes <= 8:
+            raise ConfigError("classes", classes, "is not a number of priority classes", "take 1 to 8")
+        if bins < 0 or bins % 2:
+            raise ConfigError("bins", bins, "is not an even number of bins", "take e.g. 64, or 0 for none")
+        self._state: State = empty(np.asarray(capacity, np.float64) / SECOND, classes, bins)
+        self._state.counter[c.FULL] = full
+        self._running: dict[int, Running] = {}
+        self._ahead: Fluid | None = None
+        self._ends: dict[int, Time] = {}
+
+    @property
+    def now(self) -> Time:
+        """The present, ps."""
+        return math.ceil(float(self._state.time[c.CLOCK]))
+
+    @property
+    def running(self) -> tuple[Running, ...]:
+        """The programs that have not completed, in the order in which they came."""
+        return tuple(self._running.values())
+
+    @property
+    def effort(self) -> dict[str, int]:
+        """What simulating has cost: events, batches of simultaneous ones, flows refilled, rounds, hops frozen."""
+        return {name: int(self._state.counter[place]) for name, place in EFFORT.items()}
+
+    def rates(self, handle: Running) -> NDArray[np.float64]:
+        """Bytes/s of every flow of ``handle`` now; of a collapsed ring's members, which share no link, 0."""
+        self._check_running(handle)
+        first, last = handle._range
+        return self._state.fluid[first:last, c.RATE] * SECOND
+
+    def progress(self, handle: Running) -> NDArray[np.float64]:
+        """How much of each flow of ``handle`` is done, 0 to 1; of a collapsed ring's members, 0 until they end."""
+        if handle.end is not None:
+            return np.ones(len(handle.program))
+        self._check_running(handle)
+        first, last = handle._range
+        flow, fluid = self._state.flow[first:last], self._state.fluid[first:last]
+        size, now = fluid[:, c.SIZE], self._state.time[c.CLOCK]
+        left = fluid[:, c.LEFT] - fluid[:, c.RATE] * (now - fluid[:, c.SINCE])
+        busy = flow[:, c.PHASE] == c.ACTIVE
+        inside = np.where(busy, 1 - left / np.where(size > 0, size, 1), 0.0)
+        return (flow[:, c.DONE] + inside) / flow[:, c.STEPS]
+
+    def add(self, program: Program, at: Time | None = None) -> Running:
+        """Starts ``program`` now, or at ``at``, up to which time then passes first.
+
+        Releases in the program count from the network's time 0.
+        """
+        if at is not None:
+            self.pass_to(at)
+        self._check(program)
+        self._changed()
+        live = [handle._range for handle in self._running.values()]
+        if self._state.counter[c.FLOWS] > 2 * sum(last - first for first, last in live) + _DEAD:
+            self._state = compacted(self._state, live)
+            for place, handle in zip(
+                np.cumsum([0, *(last - first for first, last in live)]), self.running, strict=False
+            ):
+                handle._first = int(place)
+        handle = Running(program, self.now, finish=np.full(len(program), np.nan))
+        if not len(program):
+            handle.end = handle.added
+            return handle
+        handle._index = max(self._running, default=-1) + 1
+        self._state, handle._first = load(self._state, program, handle._index)
+        self._running[handle._index] = handle
+        kernel.admit(self._state, *handle._range)
+        return handle
+
+    def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[Running, ...]:
+        """Lets time pass to ``until``, or until everything is done; returns what completed, in order.
+
+        Args:
+            until: ps; None for as long as anything can happen.
+            stop: whether to stop where the first program completes.
+
+        Raises:
+            StallError: without ``until``, if what is left can never complete; lists who waits for what.
+        """
+        limit = math.inf if until is None else float(until)
+        if limit < float(self._state.time[c.CLOCK]):
+            raise ConfigError("until", until, "is past", f"it is {self.now} ps now")
+        while not kernel.advance(self._state, limit, _SLICE, stop):
+            if stop and self._state.counter[c.COMPLETED]:
+                break
+        done = self._collect()
+        if until is None and self._running and not (stop and done):
+            raise stalled(self._state, [handle._range for handle in self._running.values()])
+        return done
+
+    def pass_to(self, time: Time) -> None:
+        """Lets time pass to ``time``; that a program completed on the way is seen in its handle."""
+        self.advance(time)
+
+    def next_event(self) -> float:
+        """When something happens next if nothing comes, float ps; infinity if nothing does."""
+        state = self._state
+        return float(state.key[state.order[0]]) if state.counter[c.QUEUED] else math.inf
+
+    def predict(self, handle: Running) -> Time:
+        """When ``handle`` would complete if nothing else came or changed, ps.
+
+        Runs a copy ahead, once for all questions until something comes or changes.
+
+        Raises:
+            StallError: it would never.
+        """
+        if handle.end is not None:
+            return handle.end
+        if handle.cancelled:
+            raise ConfigError("handle", handle._index, "was cancelled", "ask for a program that runs")
+        if self._ahead is None:
+            self._ahead = self._copy()
+        while handle._index not in self._ends:
+            for done in self._ahead.advance(stop=True):
+                self._ends[done._index] = done.end or 0
+        return self._ends[handle._index]
+
+    def cancel(self, handle: Running) -> None:
+        """Takes ``handle`` out of the network, now. What it has sent stays sent."""
+        self._check_running(handle)
+        self._changed()
+        kernel.withdraw(self._state, *handle._range)
+        handle.cancelled = True
+        self._forget(handle)
+
+    def set_capacity(self, links: Sequence[int] | NDArray[np.integer], capacity: float | NDArray[np.float64]) -> None:
+        """Gives ``links`` a new capacity in bytes/s, now; 0 takes them down, and what crosses them waits."""
+        chosen = np.asarray(links, np.int32).reshape(-1)
+        values = np.broadcast_to(np.asarray(capacity, np.float64) / SECOND, chosen.shape).copy()
+        self._check_links(chosen)
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise ConfigError("capacity", capacity, "is not a rate", "give bytes/s, 0 for a link that is down")
+        self._changed()
+        kernel.rewire(self._state, chosen, values)
+
+    def reroute(self, handle: Running, flows: NDArray[np.integer], paths: Paths) -> None:
+        """Puts ``flows`` of ``handle`` on new ``paths``, now: what they have sent stays sent, the rest goes there."""
+        if len(flows) != len(paths):
+            raise ConfigError("paths", len(paths), "are not one per flow", f"give {len(flows)}")
+        self._check_running(handle)
+        self._check_links(paths.links)
+        self._changed()
+        first = len(self._state.hop)
+        self._state = reserve(self._state, paths.links)
+        for flow, begin, end in zip(flows.tolist(), paths.first[:-1], paths.first[1:], strict=True):
+            kernel.move(self._state, handle._first + flow, first + int(begin), first + int(end))
+
+    def utilisation(self) -> tuple[NDArray[np.float64], Time]:
+        """What each link carried up to now: bytes in equal bins of time, (links, bins), and the bins' width in ps.
+
+        A collapsed ring's bytes appear when it ends, spread evenly over the time it ran.
+        """
+        if not self._state.carried.shape[1]:
+            raise ConfigError("bins", 0, "keep no utilisation", "make the network with e.g. bins=64")
+        kernel.carry_all(self._state)
+        return self._state.carried.copy(), int(self._state.time[c.BIN])
+
+    def _changed(self) -> None:
+        """Forgets what was predicted."""
+        self._ahead = None
+        self._ends.clear()
+
+    def _copy(self) -> Fluid:
+        twin = Fluid(np.zeros(0))
+        twin._state = State._make(array.copy() for array in self._state)
+        twin._running = {
+            index: Running(one.program, one.added, _first=one._first, _index=index)
+            for index, one in self._running.items()
+        }
+        return twin
+
+    def _collect(self) -> tuple[Running, ...]:
+        state = self._state
+        done = tuple(self._running[int(index)] for index in state.program[: state.counter[c.COMPLETED], c.COMPLETE])
+        state.counter[c.COMPLETED] = 0
+        for handle in done:
+            handle.finish = state.fluid[slice(*handle._range), c.FINISH].copy()
+            handle.end = math.ceil(handle.finish.max())
+            self._forget(handle)
+        return done
+
+    def _forget(self, handle: Running) -> None:
+        del self._running[handle._index]
+        unload(self._state, *handle._range)
+
+    def _check_running(self, handle: Running) -> None:
+        if self._running.get(handle._index) is not handle:
+            state = "was cancelled" if handle.cancelled else "has completed or is of another network"
+            raise ConfigError("handle", handle._index, state, "name a program that runs")
+
+    def _check(self, program: Program) -> None:
+        classes = len(self._state.used)
+        wrong = program.priority[(program.priority < 0) | (program.priority >= classes)]
+        if len(wrong):
+            raise ConfigError("priority", int(wrong[0]), "is no class", f"this network has 0 to {classes - 1}")
+        self._check_links(program.paths.links)
+
+    def _check_links(self, links: NDArray[np.int32]) -> None:
+        wrong = links[(links < 0) | (links >= len(self._state.link))]
+        if len(wrong):
+            raise ConfigError("links", int(wrong[0]), "is no link", f"they are 0 to {len(self._state.link) - 1}")
+
+
+def run(program: Program, capacity: NDArray[np.float64], *, classes: int = 1, full: bool = False) -> Running:
+    """Runs one program alone to its end.
+
+    Raises:
+        StallError: it can never complete.
+    """
+    network = Fluid(capacity, classes=classes, full=full)
+    handle = network.add(program)
+    network.advance()
+    return handle

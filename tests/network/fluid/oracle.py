@@ -1,0 +1,121 @@
+"""Programs to simulate, and three independent answers: an iterated linear program, the certificate, closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import linprog
+
+from foretrain.network.fluid import Fluid
+from foretrain.network.program import Paths, Program
+
+RATE = 50e9
+
+
+def paths(lists: Sequence[Sequence[int]]) -> Paths:
+    """Paths of the given links."""
+    first = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int32)
+    return Paths(first, np.array([link for one in lists for link in one], np.int32))
+
+
+def program(
+    lists: Sequence[Sequence[int]], sizes: Sequence[float] | float = 1e9, **columns: Sequence[float]
+) -> Program:
+    """Independent flows over the given links; ``after`` may be a list of (waiter, waited for, lag)."""
+    types = {"steps": np.int32, "priority": np.int32}
+    arrays = {name: np.array(values, types.get(name, np.float64)) for name, values in columns.items()}
+    return Program.of(paths(lists), np.broadcast_to(np.asarray(sizes, float), len(lists)).copy(), **arrays)
+
+
+def waiting(base: Program, waits: Sequence[tuple[int, int, int]]) -> Program:
+    """``base`` with dependencies (waiter, waited for, lag)."""
+    ordered = sorted(waits)
+    first = np.zeros(len(base) + 1, np.int32)
+    np.cumsum(np.bincount([w for w, _, _ in ordered], minlength=len(base)), out=first[1:])
+    return Program.of(
+        base.paths,
+        base.size,
+        steps=base.steps,
+        latency=base.latency,
+        release=base.release,
+        weight=base.weight,
+        priority=base.priority,
+        first=first,
+        after=np.array([p for _, p, _ in ordered], np.int32),
+        lag=np.array([lag for _, _, lag in ordered], np.int32),
+    )
+
+
+def ring(n: int, data: float, latency: float = 0.0, offset: int = 0) -> Program:
+    """A ring all-reduce of ``n`` hosts at a switch: host i sends over link ``offset`` + i, receives over that + n."""
+    lists = [(offset + i, offset + n + (i + 1) % n) for i in range(n)]
+    base = program(lists, data / n, steps=[2 * (n - 1)] * n, latency=[latency] * n)
+    return waiting(base, [(i, (i - 1) % n, 0) for i in range(n)])
+
+
+def star(n: int, rate: float = RATE) -> np.ndarray:
+    """Capacities of ``n`` hosts at a switch: links 0 to n − 1 up, n to 2n − 1 down."""
+    return np.full(2 * n, rate)
+
+
+def max_min(capacity: np.ndarray, lists: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:
+    """Max-min fair rates by linear programs: raise the least level, freeze who is stuck there, repeat (HiGHS)."""
+    n = len(lists)
+    use = np.zeros((len(capacity), n))
+    for flow, links in enumerate(lists):
+        use[list(links), flow] = 1
+    used = use.any(axis=1)
+    use, room = use[used], capacity[used] / RATE
+    rates = np.full(n, np.nan)
+    while np.isnan(rates).any():
+        free = np.isnan(rates)
+        # Variables: the level of all free flows. One number, so the program is max t with Σ w t + Σ fixed ≤ room.
+        load = use[:, free] @ weights[free]
+        left = room - use[:, ~free] @ rates[~free]
+        found = linprog([-1.0], A_ub=load[:, None], b_ub=left, bounds=[(0, None)], method="highs")
+        level = found.x[0]
+        stuck = (left - load * level <= 1e-11 * room) & (load > 0)
+        rates[free & use[stuck].any(axis=0)] = level * weights[free & use[stuck].any(axis=0)]
+    return rates * RATE
+
+
+def check_certificate(
+    capacity: np.ndarray, lists: Sequence[Sequence[int]], rates: np.ndarray, weights: np.ndarray, classes: np.ndarray
+) -> None:
+    """Feasible, and every flow has a saturated link on which no flow of its class, and none below, is better off."""
+    load = np.zeros(len(capacity))
+    for links, rate in zip(lists, rates, strict=True):
+        load[list(links)] += rate
+    assert (load <= capacity * (1 + 1e-9)).all()
+    for flow, links in enumerate(lists):
+        level = rates[flow] / weights[flow]
+        for link in links:
+            others = [g for g, path in enumerate(lists) if link in path]
+            same = [g for g in others if classes[g] == classes[flow]]
+            lower = [g for g in others if classes[g] > classes[flow]]
+            saturated = load[link] >= capacity[link] * (1 - 1e-9)
+            highest = all(level >= rates[g] / weights[g] * (1 - 1e-9) for g in same)
+            if saturated and highest and all(rates[g] <= 1e-9 * capacity[link] for g in lower):
+                break
+        else:
+            raise AssertionError(f"flow {flow} has no bottleneck: {links}, {rates}")
+
+
+def step(network: Fluid) -> None:
+    """To the next instant at which something happens."""
+    when = network.next_event()
+    network.advance(int(np.ceil(when)))
+
+
+def fat_tree_paths(rng: np.random.Generator, hosts: int, flows: int) -> tuple[list[tuple[int, ...]], int]:
+    """Random flows over a leaf-spine of 4 hosts a leaf and 2 spines; links: host up, host down, leaf up, leaf down."""
+    leaves, spines = hosts // 4, 2
+    up, down = 2 * hosts, 2 * hosts + leaves * spines
+    lists = []
+    for _ in range(flows):
+        a, b = (int(x) for x in rng.choice(hosts, 2, replace=False))
+        spine = int(rng.integers(spines))
+        inner = () if a // 4 == b // 4 else (up + a // 4 * spines + spine, down + b // 4 * spines + spine)
+        lists.append((a, *inner, hosts + b))
+    return lists, 2 * hosts + 2 * leaves * spines
