@@ -106,6 +106,13 @@ class Topology:
         """How many servers hold ranks; a host is a server."""
         return len(self.ranks_of_servers())
 
+    def hold(self, ranks: int) -> Topology:
+        """This topology; ConfigError where it has fewer places than ``ranks``."""
+        if ranks > len(self.ranks):
+            have = f"has {len(self.ranks)} rank{'s' if len(self.ranks) > 1 else ''} and cannot hold {ranks}"
+            raise ConfigError("topology", self.name, have, "make it larger, or the job smaller")
+        return self
+
     def ranks_of_servers(self) -> tuple[tuple[int, ...], ...]:
         """The ranks inside each server, in the order of their first rank."""
         found: dict[tuple[str, int], list[int]] = {}

@@ -1,0 +1,65 @@
+"""NVLinks from GPU to GPU without a switch: pairs that share none meet over PCIe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foretrain.errors import ConfigError
+from foretrain.network.servers.pcie import PCIeTree
+from foretrain.network.servers.server import NVLINK, NVLINK_LATENCY, Ports
+from foretrain.network.topology import Builder
+
+HYBRID_CUBE_MESH: Mapping[tuple[int, int], int] = {
+    (0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2,
+    (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
+    (0, 4): 2, (1, 5): 2, (2, 6): 1, (3, 7): 1,
+}  # fmt: skip
+"""NVLinks between the GPUs of a DGX-1 with V100: two fully linked groups of four, and four pairs across; six links a
+GPU. As ``nvidia-smi topo -m`` prints it there (NVIDIA, DGX-1 with Tesla V100 system architecture, WP-08437, figure 5).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NVLinkMesh:
+    """A PCIe tree whose GPUs are linked pair by pair besides.
+
+    GPUs do not forward for each other, as in NCCL's rings: without a link of their own, a pair meets over PCIe.
+
+    Attributes:
+        tree: GPUs, NICs and what is above them.
+        nvlink: bytes/s of one NVLink, in one direction.
+        pairs: how many NVLinks there are between two GPUs.
+    """
+
+    tree: PCIeTree
+    nvlink: float
+    pairs: Mapping[tuple[int, int], int] = field(default_factory=lambda: HYBRID_CUBE_MESH)
+
+    def __post_init__(self) -> None:
+        for pair, links in self.pairs.items():
+            if not (0 <= min(pair) < max(pair) < self.gpus and links >= 1):
+                raise ConfigError("server.pairs", f"{pair}: {links}", "is no link", f"GPUs are 0 to {self.gpus - 1}")
+
+    @property
+    def gpus(self) -> int:
+        """Ranks in it."""
+        return self.tree.gpus
+
+    @property
+    def nics(self) -> int:
+        """Cables to the fabric."""
+        return self.tree.nics
+
+    @property
+    def port(self) -> float | None:
+        """Bytes/s of each NIC's cable."""
+        return self.tree.port
+
+    def add(self, build: Builder, index: int) -> Ports:
+        """Adds the tree, and one cable for each pair, as fast as its links together."""
+        ports = self.tree.add(build, index)
+        for (a, b), links in self.pairs.items():
+            rate = links * self.nvlink
+            build.cable(ports.ranks[a], ports.ranks[b], rate=rate, latency=2 * NVLINK_LATENCY, metric=NVLINK)
+        return ports

@@ -1,0 +1,124 @@
+"""PCIe: GPUs and NICs under switches, under the root complexes of the sockets, with host memory and storage.
+
+    socket 0  root ── memory, storage, shared NICs        root of socket 1
+                │                                           │
+              switch ──────────────┐                       ...
+                │                  │
+              port 0: GPUs, NICs  port 1: GPUs, NICs
+
+A *port* holds the GPUs and the NICs that belong together: two GPUs and one NIC in a DGX-1, one and one since then.
+Where a switch has one port, port and switch are one node. Real switches have no such inner node: it exists so that a
+GPU's nearest NIC is the one that communication libraries choose for it, and its own links never limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretrain.errors import ConfigError
+from foretrain.network.servers.server import (
+    PCIE,
+    PCIE_LATENCY,
+    ROOT,
+    ROOT_LATENCY,
+    SWITCH,
+    Ports,
+)
+from foretrain.network.topology import Builder
+
+_PAYLOAD = 256 / (256 + 24)
+"""Part of a PCIe link that is payload: 256 bytes a packet, and 24 of framing, sequence number, header, checksum."""
+_GEN3 = 8e9 * 16 * (128 / 130) / 8 * _PAYLOAD
+PCIE3, PCIE4, PCIE5 = _GEN3, 2 * _GEN3, 4 * _GEN3
+"""Payload, bytes/s, of 16 lanes in one direction: 8, 16 or 32 GT/s a lane, 128b/130b coding (PCIe base
+specifications): 14.4, 28.8, 57.6 GB/s. Flow control costs a little more; copies that are measured get 0.9 of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class PCIeTree:
+    """GPUs that meet over PCIe alone: the baseline server of EFLOPS, and what is below the NVLinks of others.
+
+    Attributes:
+        sockets: root complexes, each linked to all others.
+        switches: PCIe switches, spread evenly over the sockets.
+        ports: ports on each of them.
+        gpus_per_port, nics_per_port: what each port holds.
+        shared: NICs at the first root complex, for all GPUs.
+        lanes: bytes/s of each PCIe link.
+        port: bytes/s of each NIC's cable.
+        peer: bytes/s between two root complexes, as peers get it.
+        memory: bytes/s of each socket's memory; 0 for none.
+        storage: bytes/s of the storage at the first root complex; 0 for none.
+    """
+
+    sockets: int
+    switches: int
+    ports: int
+    gpus_per_port: int
+    nics_per_port: int
+    lanes: float
+    port: float | None
+    peer: float
+    shared: int = 0
+    memory: float = 0.0
+    storage: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("sockets", "switches", "ports", "gpus_per_port"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"server.{field}", getattr(self, field), "is below 1", "write e.g. 2")
+        if self.switches % self.sockets:
+            raise ConfigError(
+                "server.switches", self.switches, f"do not spread over {self.sockets} sockets", "write a multiple"
+            )
+        if not self.nics:
+            raise ConfigError("server.nics", 0, "cut the server off", "put a NIC at each port or at the root complex")
+
+    @property
+    def gpus(self) -> int:
+        """Ranks in it."""
+        return self.switches * self.ports * self.gpus_per_port
+
+    @property
+    def nics(self) -> int:
+        """Cables to the fabric."""
+        return self.switches * self.ports * self.nics_per_port + self.shared
+
+    def add(self, build: Builder, index: int) -> Ports:
+        """Adds ``s<index>.gpu0`` … ``.nic0`` … ``.pcie0`` … ``.root0`` … ``.memory0`` … ``.storage``."""
+        name = f"s{index}"
+        gpus = [build.node(f"{name}.gpu{i}", "gpu", server=index) for i in range(self.gpus)]
+        nics = [build.node(f"{name}.nic{i}", "nic", server=index) for i in range(self.nics)]
+        roots = self._roots(build, name, index)
+        for nic in nics[len(nics) - self.shared :]:
+            build.cable(nic, roots[0], rate=self.lanes, latency=PCIE_LATENCY, metric=ROOT)
+        for switch in range(self.switches):
+            top = build.node(f"{name}.pcie{switch}", "pcie", server=index)
+            root = roots[switch * self.sockets // self.switches]
+            build.cable(top, root, rate=self.lanes, latency=ROOT_LATENCY, metric=ROOT)
+            for port in range(self.ports):
+                at = top if self.ports == 1 else self._port(build, f"{name}.pcie{switch}.{port}", index, top)
+                place = switch * self.ports + port
+                for each, below in ((self.gpus_per_port, gpus), (self.nics_per_port, nics)):
+                    for device in below[place * each : (place + 1) * each]:
+                        build.cable(device, at, rate=self.lanes, latency=PCIE_LATENCY, metric=PCIE)
+        return Ports(tuple(gpus), tuple(nics))
+
+    def _roots(self, build: Builder, name: str, index: int) -> list[int]:
+        roots = [build.node(f"{name}.root{i}", "root", server=index) for i in range(self.sockets)]
+        for i, a in enumerate(roots):
+            for b in roots[i + 1 :]:
+                build.cable(a, b, rate=self.peer, latency=ROOT_LATENCY, metric=ROOT)
+            if self.memory:
+                memory = build.node(f"{name}.memory{i}", "memory", server=index)
+                build.cable(a, memory, rate=self.memory, latency=PCIE_LATENCY, metric=PCIE)
+        if self.storage:
+            storage = build.node(f"{name}.storage", "storage", server=index)
+            build.cable(roots[0], storage, rate=self.storage, latency=PCIE_LATENCY, metric=PCIE)
+        return roots
+
+    def _port(self, build: Builder, name: str, index: int, top: int) -> int:
+        at = build.node(name, "pcie", server=index)
+        inside = self.lanes * (self.gpus_per_port + self.nics_per_port)
+        build.cable(at, top, rate=inside, latency=0, metric=SWITCH)
+        return at
