@@ -187,3 +187,16 @@ def test_parts_never_take_less_than_the_whole(parts, rate):
     whole = sum(parts) * cost
     pieces = sum(moving(part, cost) for part in parts)
     assert whole >> COST_SHIFT <= moving(sum(parts), cost) <= pieces < (whole >> COST_SHIFT) + 1 + len(parts)
+
+
+@given(st.floats(1e-9, 1e18))
+@example(1.25e10)
+@example(1e18)
+def test_a_rate_is_written_exactly(rate):
+    assert units.parse_rate(units.exact_rate(rate)) == rate
+
+
+def test_a_rate_is_written_as_links_are_sold():
+    assert [units.exact_rate(rate) for rate in (1.25e10, 3.125e9, 1250.0, 1.5)] == [
+        "100Gbps", "25Gbps", "10kbps", "1.5B/s",
+    ]  # fmt: skip

@@ -100,6 +100,15 @@ def exact_size(size: int) -> str:
     return f"{size}B"
 
 
+def exact_rate(rate: float) -> str:
+    """Text that `parse_rate` turns back into exactly ``rate``: ``1.25e10`` is ``"100Gbps"``."""
+    bits = Fraction(rate) * 8
+    for prefix in ("T", "G", "M", "k"):
+        if bits and not bits % _DECIMAL[prefix]:
+            return f"{bits // _DECIMAL[prefix]}{prefix}bps"
+    return f"{float(rate)!r}B/s"
+
+
 def _significant(value: float, steps: tuple[tuple[float, str], ...]) -> str:
     scale, unit = next((step for step in steps if abs(value) >= step[0] * 0.9995), steps[-1])
     scaled = value / scale

@@ -1,6 +1,7 @@
 """Ways through a topology, found by networkx."""
 
 import networkx as nx
+import numpy as np
 
 from foretrain.network.topology import Topology
 
@@ -24,3 +25,10 @@ def shortest(topology: Topology, a: int, b: int) -> list[list[int]]:
 
 def names(topology: Topology, path: list[int]) -> list[str]:
     return [topology.nodes[node].name for node in path]
+
+
+def equal(a: Topology, b: Topology) -> bool:
+    """Whether both are the same to the last bit."""
+    columns = ("ranks", "first", "source", "target", "rate", "latency", "metric", "up", "background")
+    same = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in columns)
+    return same and a.name == b.name and a.nodes == b.nodes

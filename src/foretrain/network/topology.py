@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["host", "gpu", "nic", "pcie", "root", "memory", "storage", "nvswitch", "switch"]
 """What a node is. A *host* is a whole server seen from outside; pcie is a PCIe switch, root a root complex."""
 
+ENDS: tuple[Kind, ...] = ("host", "gpu", "memory", "storage")
+"""Kinds that do not forward unless told to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -105,6 +108,11 @@ class Topology:
     def servers(self) -> int:
         """How many servers hold ranks; a host is a server."""
         return len(self.ranks_of_servers())
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether every link has one of equal rate, latency and metric in the other direction."""
+        return _one_way(self) is None
 
     def hold(self, ranks: int) -> Topology:
         """This topology; ConfigError where it has fewer places than ``ranks``."""
@@ -213,8 +221,7 @@ class Builder:
         slowdown: float = 1.0,
     ) -> int:
         """Adds a node and returns its index. It ``forwards`` unless it is a host, GPU, memory or storage."""
-        ends = kind in ("host", "gpu", "memory", "storage")
-        passes = not ends if forwards is None else forwards
+        passes = kind not in ENDS if forwards is None else forwards
         self.nodes.append(Node(name, kind, server, tier, passes, reduces, bundle, slowdown))
         return len(self.nodes) - 1
 
@@ -347,15 +354,17 @@ def _check_connected(topology: Topology) -> None:
                 )
 
 
-def _check_symmetric(topology: Topology) -> None:
+def _one_way(topology: Topology) -> tuple[int, int] | None:
+    """Two nodes that have not as many equal links in one direction as in the other."""
     columns = (topology.rate, topology.latency, topology.metric)
     keys = zip(topology.source.tolist(), topology.target.tolist(), *(c.tolist() for c in columns), strict=True)
     there = Counter(keys)
-    for (a, b, *rest), count in there.items():
-        if there[b, a, *rest] != count:
-            raise ConfigError(
-                "links",
-                f"{topology.nodes[a].name} -> {topology.nodes[b].name}",
-                "has no equal link in the other direction",
-                "add it, or say symmetric = false",
-            )
+    return next(((a, b) for (a, b, *rest), count in there.items() if there[b, a, *rest] != count), None)
+
+
+def _check_symmetric(topology: Topology) -> None:
+    if pair := _one_way(topology):
+        a, b = (topology.nodes[node].name for node in pair)
+        raise ConfigError(
+            "links", f"{a} -> {b}", "has no equal link in the other direction", "add it, or say symmetric = false"
+        )
