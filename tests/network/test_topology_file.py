@@ -93,14 +93,20 @@ def topologies(draw: st.DrawFn) -> Topology:
     name = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=6)
     names = draw(st.lists(name, min_size=2, max_size=5, unique=True))
     build = Builder("drawn")
+    kinds = st.sampled_from(["host", "gpu", "switch", "nic"])
     nodes = [
         build.node(
-            each, draw(st.sampled_from(["host", "gpu", "switch", "nic"])), forwards=True, server=draw(st.integers(-1, 3)),
-            tier=draw(st.integers(0, 3)), reduces=draw(st.booleans()), bundle=draw(st.sampled_from(["", "b"])),
+            each,
+            draw(kinds),
+            forwards=True,
+            server=draw(st.integers(-1, 3)),
+            tier=draw(st.integers(0, 3)),
+            reduces=draw(st.booleans()),
+            bundle=draw(st.sampled_from(["", "b"])),
             slowdown=draw(st.floats(1, 9)),
         )
         for each in names
-    ]  # fmt: skip
+    ]
     for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True):
         for _ in range(draw(st.integers(1, 3))):
             rate = draw(st.floats(1, 1e12))

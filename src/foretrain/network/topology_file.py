@@ -63,10 +63,14 @@ def load(path: str | os.PathLike[str]) -> Topology:
 
 def save(topology: Topology, path: str | os.PathLike[str]) -> None:
     """Writes ``topology`` to ``path``, as its ending says, whole or not at all."""
-    suffix = Path(path).suffix
-    if suffix not in (".toml", ".graphml"):
+    check_format(path)
+    write_atomically(path, graphml.text(topology) if Path(path).suffix == ".graphml" else _text(topology))
+
+
+def check_format(path: str | os.PathLike[str]) -> None:
+    """ConfigError where ``path`` does not end as a format does."""
+    if Path(path).suffix not in (".toml", ".graphml"):
         raise ConfigError("path", os.fspath(path), "is neither .toml nor .graphml", "name the file e.g. mine.toml")
-    write_atomically(path, graphml.text(topology) if suffix == ".graphml" else _text(topology))
 
 
 def _read(path: str | os.PathLike[str]) -> str:

@@ -1,4 +1,4 @@
-"""EFLOPS' server and the one it is compared with (Dong et al., HPCA'20, §3).
+"""EFLOPS' server and the one it is compared with (Dong et al., HPCA'20).
 
 The baseline hangs all GPUs below one PCIe switch and one NIC on the root complex, where host memory and storage are as
 well: k GPUs share min(PCIe, NIC), and copies of input data compete with them. EFLOPS puts a NIC beside each GPU under

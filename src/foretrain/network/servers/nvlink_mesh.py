@@ -16,7 +16,7 @@ HYBRID_CUBE_MESH: Mapping[tuple[int, int], int] = {
     (0, 4): 2, (1, 5): 2, (2, 6): 1, (3, 7): 1,
 }  # fmt: skip
 """NVLinks between the GPUs of a DGX-1 with V100: two fully linked groups of four, and four pairs across; six links a
-GPU. As ``nvidia-smi topo -m`` prints it there (NVIDIA, DGX-1 with Tesla V100 system architecture, WP-08437, figure 5).
+GPU. As ``nvidia-smi topo -m`` prints it there (NVIDIA, DGX-1 with Tesla V100 system architecture, WP-08437).
 """
 
 

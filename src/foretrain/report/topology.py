@@ -1,0 +1,199 @@
+"""What a topology is: a summary for a terminal, its numbers, and one HTML page to look around in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.errors import ConfigError
+from foretrain.files import write_atomically
+from foretrain.network.extent import bisection, diameter, oversubscription
+from foretrain.network.topology import Topology
+from foretrain.report.cables import STATES, LinkKind, faults, link_kinds, link_states
+from foretrain.units import format_rate, to_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What is computed once and shown everywhere.
+
+    Attributes:
+        topology: of what.
+        kinds: of links.
+        states: of each link, an index into `STATES`.
+        diameter: see `foretrain.network.extent`, as the following.
+        bisection: bytes/s; None where it would take long.
+        oversubscription: by tier.
+    """
+
+    topology: Topology
+    kinds: list[LinkKind]
+    states: NDArray[np.int64]
+    diameter: int
+    bisection: float | None
+    oversubscription: dict[int, float]
+
+    @classmethod
+    def of(cls, topology: Topology) -> Facts:
+        """All of them; a few seconds for ten thousand ranks."""
+        kinds = link_kinds(topology)
+        return cls(
+            topology,
+            kinds,
+            link_states(topology, kinds),
+            diameter(topology),
+            bisection(topology),
+            oversubscription(topology),
+        )
+
+    def tiers(self) -> dict[int, int]:
+        """Switches on each tier."""
+        found: dict[int, int] = {}
+        for node in self.topology.nodes:
+            if node.kind == "switch":
+                found[node.tier] = found.get(node.tier, 0) + 1
+        return dict(sorted(found.items()))
+
+    def faults_of(self, kind: LinkKind) -> str:
+        """What is wrong with links of one kind, as text."""
+        counts = np.bincount(self.states[kind.links], minlength=len(STATES))
+        return ", ".join(f"{counts[state]} {STATES[state]}" for state in (3, 2, 1) if counts[state])
+
+
+def summary(topology: Topology) -> Group:
+    """What rich prints."""
+    from rich.console import Group
+    from rich.table import Table
+
+    facts = Facts.of(topology)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("links", no_wrap=True)
+    for column in ("count", "rate", "latency"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for kind in facts.kinds:
+        table.add_row(kind.label, str(len(kind.links)), kind.rates, kind.latencies, facts.faults_of(kind))
+    grid = Table(box=None, pad_edge=False, show_header=False)
+    for label, text in _lines(facts):
+        grid.add_row(label, text)
+    return Group(topology.name, "", grid, "", table)
+
+
+def _lines(facts: Facts) -> list[tuple[str, str]]:
+    counts = facts.topology.counts()
+    lines = [
+        ("ranks", f"{counts.pop('ranks')} on {_servers(facts.topology)}"),
+        ("nodes", ", ".join(f"{count} {kind}" for kind, count in counts.items() if kind != "links")),
+        ("links", f"{counts['links']}, each direction counted"),
+    ]
+    if tiers := facts.tiers():
+        lines.append(("switches", ", ".join(f"{count} on tier {tier}" for tier, count in tiers.items())))
+    lines.append(("diameter", f"{facts.diameter} links between ranks"))
+    lines.append(("bisection", f"{_bisection(facts)} from the first half of the ranks to the second"))
+    if facts.oversubscription:
+        lines.append(("oversubscribed", _oversubscription(facts)))
+    lines.append(("state", "; ".join(faults(facts.topology, facts.states)) or "all links up, no stragglers"))
+    return lines
+
+
+def _servers(topology: Topology) -> str:
+    kind = "host" if all(topology.nodes[node].kind == "host" for node in topology.ranks) else "server"
+    return f"{topology.servers} {kind}{'s' if topology.servers > 1 else ''}"
+
+
+def _bisection(facts: Facts) -> str:
+    return "not computed" if facts.bisection is None else format_rate(facts.bisection)
+
+
+def _oversubscription(facts: Facts) -> str:
+    return ", ".join(f"{ratio:.3g}:1 at tier {tier}" for tier, ratio in facts.oversubscription.items())
+
+
+def numbers(topology: Topology) -> dict[str, Any]:
+    """The same as plain values: rates in bytes/s, latencies in s."""
+    facts = Facts.of(topology)
+    return {
+        "name": topology.name,
+        "counts": topology.counts(),
+        "servers": topology.servers,
+        "switches": {str(tier): count for tier, count in facts.tiers().items()},
+        "diameter": facts.diameter,
+        "bisection": facts.bisection,
+        "oversubscription": {str(tier): ratio for tier, ratio in facts.oversubscription.items()},
+        "symmetric": topology.symmetric,
+        "links": [
+            {
+                "between": kind.label,
+                "count": len(kind.links),
+                "rate": list(kind.rate),
+                "latency": [to_seconds(time) for time in kind.latency],
+                "down": int((~topology.up[kind.links]).sum()),
+                "background": float(topology.background[kind.links].sum()),
+            }
+            for kind in facts.kinds
+        ],
+        "stragglers": {node.name: node.slowdown for node in topology.nodes if node.slowdown > 1},
+    }
+
+
+def page(topology: Topology, path: str | os.PathLike[str], utilisation: NDArray[np.float64] | None = None) -> None:
+    """Writes the page to ``path``, whole or not at all; arguments and errors as for `render`."""
+    write_atomically(path, render(topology, utilisation))
+
+
+def render(topology: Topology, utilisation: NDArray[np.float64] | None = None) -> str:
+    """The page as text.
+
+    Args:
+        topology: what to draw.
+        utilisation: of each link the part of its rate that is used, 0 to 1, shape (links,): paints it.
+
+    Raises:
+        ConfigError: utilisation has another shape or is negative.
+        MissingExtra: plotly or Jinja2 is not installed.
+    """
+    from foretrain.report.document import Card, document
+    from foretrain.report.fabric import fabric
+    from foretrain.report.inside import inside
+    from foretrain.report.wiring import Wires
+
+    if utilisation is not None and (utilisation.shape != (topology.links,) or not (utilisation >= 0).all()):
+        raise ConfigError(
+            "utilisation", utilisation.shape, "is not a part of 1 for each link", f"give {topology.links} numbers"
+        )
+    facts, wires = Facts.of(topology), Wires.of(topology, utilisation)
+    figures = {"fabric": fabric(wires)}
+    if (servers := inside(wires)) is not None:
+        figures["inside"] = servers
+    wrong = faults(topology, facts.states)
+    tiers = facts.tiers()
+    return document(
+        "topology.html",
+        figures,
+        topology=topology,
+        good=not wrong,
+        verdict=f"{topology.name}: {len(topology.ranks)} ranks on {_servers(topology)}",
+        reasons="; ".join(wrong).capitalize(),
+        cards=[
+            Card("Ranks", str(len(topology.ranks)), f"on {_servers(topology)}"),
+            Card("Switches", str(sum(tiers.values())), ", ".join(f"{n} on tier {t}" for t, n in tiers.items())),
+            Card("Diameter", f"{facts.diameter} links", "between ranks, on the way that routing takes"),
+            Card("Bisection", _bisection(facts), "from the first half of the ranks to the second"),
+            Card("Oversubscription", _worst(facts), _oversubscription(facts) or "no tier above another"),
+        ],
+        counts=topology.counts(),
+        kinds=[(kind, facts.faults_of(kind)) for kind in facts.kinds],
+        painted=utilisation is not None,
+    )
+
+
+def _worst(facts: Facts) -> str:
+    ratios = facts.oversubscription.values()
+    return f"{max(ratios):.3g}:1" if ratios else "none"
