@@ -14,6 +14,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 COMMANDS = ["compare", "bound", "record", "schedule", "run", "catalog"]
 LAB = [f"lab {name}" for name in ("up", "rate", "exec", "status", "down", "compare")]
+TOPOLOGY = ["topology show", "topology list"]
 
 
 def help_of(command, capsys):
@@ -22,7 +23,7 @@ def help_of(command, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", COMMANDS + LAB)
+@pytest.mark.parametrize("command", COMMANDS + LAB + TOPOLOGY)
 def test_every_option_of_every_command_is_described(command, capsys):
     options = set(re.findall(r"--[a-z][a-z-]*", help_of(command, capsys))) - {"--help"}
     page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
@@ -31,7 +32,9 @@ def test_every_option_of_every_command_is_described(command, capsys):
     assert not {option for option in options if not re.search(rf"`(torchrun )?{option}[ `]", section)}
 
 
-@pytest.mark.parametrize(("group", "known"), [("", [*COMMANDS, "lab"]), ("lab", LAB)])
+@pytest.mark.parametrize(
+    ("group", "known"), [("", [*COMMANDS, "lab", "topology"]), ("lab", LAB), ("topology", TOPOLOGY)]
+)
 def test_no_command_is_left_out(group, known, capsys):
     listed = re.findall(r"• (\w+)", help_of(group, capsys))
     assert sorted(listed) == sorted(name.split()[-1] for name in known)

@@ -12,7 +12,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from foretrain import __version__
-from foretrain.cli import lab
+from foretrain.cli import lab, topology
 from foretrain.cli.bound import bound
 from foretrain.cli.catalog import catalog
 from foretrain.cli.compare import compare
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for command in (compare, bound, record, run, schedule, catalog):
         app.command(command)
     app.command(lab.commands(), name="lab", help=lab.HELP)
+    app.command(topology.commands(), name="topology", help=topology.HELP)
     try:
         if arguments[:1] == ["run"]:
             run_command(arguments[1:])
