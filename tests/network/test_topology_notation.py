@@ -55,6 +55,7 @@ def test_places_hold_what_is_asked_for(k: int, server: str):
         ("star:16@100Gb", "is not a rate"),
         ("star:16@0Gbps", "above 0"),
         ("star@1Gbps", "write e.g. 'star:16@100Gbps'"),
+        ("dgx-h100", "write e.g. 'dgx-h100:16'"),
         ("star:-1@1Gbps", "is not a row of whole numbers"),
         ("star:0@1Gbps", "hosts: 0 is not a whole number of at least 1"),
         ("bigraph:8@1Gbps", "is not SWITCHESxHOSTS"),

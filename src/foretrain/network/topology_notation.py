@@ -162,9 +162,11 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
     place, at, rate = (part.strip() for part in head.partition("@"))
     kind, _, shape = (part.strip() for part in place.partition(":"))
     values: dict[str, Any] = {}
+    example = ""
     if kind.lower().replace("_", "-") in SERVERS[1:]:
-        values["server"], kind = kind, "rail"
-    values |= _shape(FABRICS[_fabric(kind)], shape)
+        values["server"], kind, example = kind, "rail", f"{kind}:16"
+    fabric = FABRICS[_fabric(kind)]
+    values |= _shape(fabric, shape, example or fabric.example)
     if at:
         values["rate"] = rate
     for option in options:
@@ -177,17 +179,17 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
     return kind, values
 
 
-def _shape(fabric: Fabric, text: str) -> dict[str, Any]:
+def _shape(fabric: Fabric, text: str, example: str) -> dict[str, Any]:
     """The numbers after the colon, by their parameters' names."""
     sizes = re.split(r"\s*[x×]\s*", text)
     if not all(re.fullmatch("[0-9]{1,9}", size) for size in sizes):
-        raise ConfigError("shape", text, "is not a row of whole numbers", f"write e.g. '{fabric.example}'")
+        raise ConfigError("shape", text, "is not a row of whole numbers", f"write e.g. '{example}'")
     numbers = [int(size) for size in sizes]
     if fabric.shape == ("shape",):
         return {"shape": numbers}
     if len(numbers) != len(fabric.shape):
         wanted = "x".join(name.upper() for name in fabric.shape)
-        raise ConfigError("shape", text, f"is not {wanted}", f"write e.g. '{fabric.example}'")
+        raise ConfigError("shape", text, f"is not {wanted}", f"write e.g. '{example}'")
     return dict(zip(fabric.shape, numbers, strict=True))
 
 
