@@ -1,0 +1,19 @@
+"""Which links the bytes of a flow cross: one policy per file, and new paths when links fail.
+
+    route = router(topology, "ecmp", seed=1)
+    paths = route.paths(sources, targets, connections)
+
+Every policy takes shortest ways only (the sum of `Topology.metric`), over links that are up and through nodes that
+forward; only a table may say otherwise.
+"""
+
+from foretrain.network.routing.adaptive import Adaptive, link_load
+from foretrain.network.routing.ecmp import Ecmp
+from foretrain.network.routing.shortest import Shortest
+
+__all__ = [
+    "Adaptive",
+    "Ecmp",
+    "Shortest",
+    "link_load",
+]

@@ -1,0 +1,313 @@
+"""The hot loops of routing, compiled by numba; imported on first use, because numba takes longer than most commands.
+
+They share one file on purpose: numba's cache on disk looks at the date of the file a kernel is in, and would not notice
+that a function it calls has changed in another.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+from numba import njit
+
+SOURCE, TARGET, METRIC = 0, 1, 2
+"""Columns of the links. The metric of a link that is down is 0."""
+MASK = 0xFFFFFFFF
+PORT, PROTOCOL = 4791, 17
+"""RoCEv2 is UDP to this port."""
+FAR = 2**62
+BEGIN, END, KNOWN, NEXT = 0, 1, 2, 3
+"""Rows of the slots: where a node's options begin and end in the pool, for which anchor, and which one is next."""
+LOST = -1
+"""The length of a path that does not exist."""
+
+OPTIONS = {"cache": True, "error_model": "numpy", "nogil": True}
+GRAPH = "int32[::1], int32[:, ::1], int32[::1], int32[::1], boolean[::1], boolean"
+"""first, links, first_into, into, forwards, unit: see `foretrain.network.routing.ways.Ways`."""
+
+
+# Note [Masks]
+# A hash is a uint32, held in an int64 and masked after every multiplication and addition. numba widens the product of
+# two uint32 without a word, plain Python never wraps, and numpy warns when it does: three different paths from one
+# source. Both multipliers are below 2**31, so that no product leaves an int64 either.
+@njit("int64(int64)", **OPTIONS)
+def mix(x):
+    """A uint32 for a uint32, one to one, in which each bit depends on all (hash-prospector's two-round function)."""
+    x = (x ^ (x >> 16)) & MASK
+    x = (x * 0x21F0AAAD) & MASK
+    x ^= x >> 15
+    x = (x * 0x735A2D97) & MASK
+    return x ^ (x >> 15)
+
+
+@njit("int64(int64, int64, int64, int64)", **OPTIONS)
+def flow_hash(source, target, connection, seed):
+    """The hash of a flow's 5-tuple; the source port is 14 bits of the connection, as a RoCEv2 flow label gives them."""
+    label = (connection ^ (connection >> 20)) & 0xFFFFF
+    port = 0xC000 | ((label ^ (label >> 14)) & 0x3FFF)
+    key = mix(seed ^ PROTOCOL)
+    key = mix(key ^ (source & MASK))
+    key = mix(key ^ (target & MASK))
+    return mix(key ^ (port << 16) ^ PORT)
+
+
+@njit("int64(int64, int64, int64, boolean, boolean)", **OPTIONS)
+def chosen(key, node, many, spread, polarised):
+    """Which of ``many`` links ``node`` sends a flow over: the first, or the one that its hash says."""
+    if many == 1 or not spread:
+        return 0
+    if polarised:
+        return key % many
+    return mix(key ^ mix((node + 0x9E3779B9) & MASK)) % many
+
+
+@njit(f"int64(int64, {GRAPH}, int64[::1], int32[::1])", **OPTIONS)
+def search(anchor, first, links, first_into, into, forwards, unit, distance, reached):
+    """Distances to ``anchor`` of the nodes that forward: breadth first where each metric is 1, else Dijkstra's.
+
+    ``distance`` is -1 where nothing was reached, before and after. Returns how many nodes ``reached`` lists.
+    """
+    distance[anchor] = 0
+    reached[0] = anchor
+    count = 1
+    if unit:
+        done = 0
+        while done < count:
+            node = reached[done]
+            done += 1
+            for at in range(first_into[node], first_into[node + 1]):
+                near = links[into[at], SOURCE]
+                if forwards[near] and distance[near] < 0:
+                    distance[near] = distance[node] + 1
+                    reached[count] = near
+                    count += 1
+        return count
+    nodes = np.int64(len(distance))
+    heap = [np.int64(anchor)]
+    while len(heap) > 0:
+        key = heappop(heap)
+        node = key % nodes
+        if key // nodes > distance[node]:
+            continue
+        for at in range(first_into[node], first_into[node + 1]):
+            near = np.int64(links[into[at], SOURCE])
+            length = distance[node] + links[into[at], METRIC]
+            if forwards[near] and (distance[near] < 0 or length < distance[near]):
+                if distance[near] < 0:
+                    reached[count] = near
+                    count += 1
+                distance[near] = length
+                heappush(heap, length * nodes + near)
+    return count
+
+
+@njit("int64(int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int64)", **OPTIONS)
+def options(node, first, links, distance, pool, start):
+    """Writes the links over which shortest paths leave ``node`` into ``pool`` from ``start``; returns their end."""
+    best = np.int64(FAR)
+    end = start
+    for link in range(first[node], first[node + 1]):
+        near = links[link, TARGET]
+        if links[link, METRIC] == 0 or distance[near] < 0:
+            continue
+        length = distance[near] + links[link, METRIC]
+        if length < best:
+            best = length
+            end = start
+        if length == best:
+            pool[end] = link
+            end += 1
+    return end
+
+
+@njit("int64(int64, int32[:, ::1], int32[::1], int32[::1], int32[::1])", **OPTIONS)
+def last(target, links, first_into, into, pool):
+    """Writes the shortest links into a ``target`` that hangs at a single node; returns how many there are."""
+    best = np.int64(FAR)
+    end = 0
+    for at in range(first_into[target], first_into[target + 1]):
+        metric = np.int64(links[into[at], METRIC])
+        if metric < best:
+            best = metric
+            end = 0
+        if metric == best:
+            pool[end] = into[at]
+            end += 1
+    return end
+
+
+@njit("int32[::1](int32[::1], int64, int64)", **OPTIONS)
+def put(hops, used, link):
+    """``hops`` with ``link`` in place ``used``, twice as long if that was full."""
+    if used == len(hops):
+        hops = np.concatenate((hops, np.empty_like(hops)))
+    hops[used] = link
+    return hops
+
+
+@njit("int64(int64, int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int32[:, ::1], int64)", **OPTIONS)
+def look_up(node, anchor, first, links, distance, pool, slots, filled):
+    """Makes sure that the pool has the options of ``node``, once per search; returns where it is filled up to."""
+    if slots[KNOWN, node] != anchor:
+        slots[KNOWN, node], slots[BEGIN, node] = anchor, filled
+        filled = options(node, first, links, distance, pool, filled)
+        slots[END, node] = filled
+    slots[NEXT, node] = slots[BEGIN, node]
+    return filled
+
+
+@njit(f"Tuple((int32[::1], int32[::1], int64))(int32[:, ::1], {GRAPH}, boolean, boolean, int64)", **OPTIONS)
+def hop_by_hop(flows, first, links, first_into, into, forwards, unit, spread, polarised, seed):
+    """Paths on which each node chooses the next link by itself.
+
+    Args:
+        flows: (flows, 4): source, target, connection, and the anchor to search from; those of an anchor in succession.
+        first, links, first_into, into, forwards, unit: the graph.
+        spread, polarised, seed: how a node chooses; see `chosen`.
+
+    Returns:
+        How many links each path has, `LOST` where there is none; the links; how many flows had a choice.
+    """
+    nodes = len(first) - 1
+    distance, reached = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
+    slots, pool, finals = np.full((4, nodes), -1, np.int32), np.empty(len(links), np.int32), np.empty_like(into)
+    lengths, hops = np.zeros(len(flows), np.int32), np.empty(4 * len(flows) + 16, np.int32)
+    used = filled = touched = ties = np.int64(0)
+    anchor = np.int64(-1)
+    for flow in range(len(flows)):
+        node, target, connection = np.int64(flows[flow, 0]), np.int64(flows[flow, 1]), np.int64(flows[flow, 2])
+        if node == target:
+            continue
+        if flows[flow, 3] != anchor:
+            distance[reached[:touched]] = -1
+            anchor, filled = np.int64(flows[flow, 3]), np.int64(0)
+            touched = search(anchor, first, links, first_into, into, forwards, unit, distance, reached)
+        key = flow_hash(node, target, connection, seed)
+        start, tie = used, False
+        while node != anchor:
+            filled = look_up(node, anchor, first, links, distance, pool, slots, filled)
+            many = np.int64(slots[END, node] - slots[BEGIN, node])
+            if many == 0:
+                break
+            tie |= many > 1
+            link = pool[slots[BEGIN, node] + chosen(key, node, many, spread, polarised)]
+            hops = put(hops, used, link)
+            used += 1
+            node = np.int64(links[link, TARGET])
+        if node != anchor:
+            lengths[flow] = LOST
+            continue
+        if anchor != target:
+            many = last(target, links, first_into, into, finals)
+            tie |= many > 1
+            hops = put(hops, used, finals[chosen(key, node, many, spread, polarised)])
+            used += 1
+        lengths[flow] = used - start
+        ties += tie
+    return lengths, hops[:used].copy(), ties
+
+
+# Note [Least loaded]
+# Of all shortest paths of a flow: one whose most loaded link is the least loaded, with the flow on it and in relation
+# to its capacity; of those, one with the least sum; of those, the lowest links. Two passes over the directed acyclic
+# graph of shortest paths find it exactly. One pass over pairs of (most, sum) would not: the part of a path with the
+# lower maximum may have the larger sum, and a link elsewhere may make its maximum irrelevant.
+
+
+@njit("void(int32[::1], int64, int32[:, ::1], int32[::1], float64[::1], int32[:, ::1], float64[:, ::1])", **OPTIONS)
+def lightest(order, count, links, pool, cost, slots, work):
+    """For each node of ``order``, the next link of its lightest path, in row NEXT; see Note [Least loaded].
+
+    Args:
+        order: nodes, each after those that follow it on a path; the source is the last of ``count``.
+        cost: load of each link in relation to its capacity, with the flow on it.
+        work: (2, nodes): the most loaded link from a node on, and the sum; both are 0 for the anchor.
+    """
+    for index in range(count):
+        node = order[index]
+        work[0, node] = np.inf
+        for at in range(slots[BEGIN, node], slots[END, node]):
+            most = max(cost[pool[at]], work[0, links[pool[at], TARGET]])
+            work[0, node] = min(work[0, node], most)
+    limit = work[0, order[count - 1]]
+    for index in range(count):
+        node = order[index]
+        work[1, node] = np.inf
+        for at in range(slots[BEGIN, node], slots[END, node]):
+            total = cost[pool[at]] + work[1, links[pool[at], TARGET]]
+            if cost[pool[at]] <= limit and total < work[1, node]:
+                work[1, node] = total
+                slots[NEXT, node] = pool[at]
+
+
+@njit(
+    f"Tuple((int32[::1], int32[::1], int64))(int32[:, ::1], {GRAPH}, float64[::1], float64[::1], float64[::1])",
+    **OPTIONS,
+)
+def least_loaded(flows, first, links, first_into, into, forwards, unit, size, capacity, load):
+    """Paths chosen one after the other, each where links are the least loaded, and added to ``load``.
+
+    As `hop_by_hop`, with a ``size`` for each flow and ``capacity`` and ``load`` of each link; see Note [Least loaded].
+    """
+    nodes = len(first) - 1
+    distance, reached = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
+    slots, pool, finals = np.full((4, nodes), -1, np.int32), np.empty(len(links), np.int32), np.empty_like(into)
+    seen, stack, order = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
+    work, cost = np.zeros((2, nodes)), np.zeros(len(links))
+    lengths, hops = np.zeros(len(flows), np.int32), np.empty(4 * len(flows) + 16, np.int32)
+    used = filled = touched = ties = np.int64(0)
+    anchor = np.int64(-1)
+    for flow in range(len(flows)):
+        source, target = np.int64(flows[flow, 0]), np.int64(flows[flow, 1])
+        if source == target:
+            continue
+        if flows[flow, 3] != anchor:
+            distance[reached[:touched]] = -1
+            anchor, filled = np.int64(flows[flow, 3]), np.int64(0)
+            touched = search(anchor, first, links, first_into, into, forwards, unit, distance, reached)
+        # Depth first; a node is put into the order when it is left.
+        work[:, anchor] = 0.0
+        seen[anchor], seen[source] = flow, flow
+        count, depth, tie = np.int64(0), np.int64(0), False
+        if source != anchor:
+            stack[0], depth = source, np.int64(1)
+            filled = look_up(source, anchor, first, links, distance, pool, slots, filled)
+            if slots[BEGIN, source] == slots[END, source]:
+                lengths[flow] = LOST
+                continue
+        while depth > 0:
+            node = np.int64(stack[depth - 1])
+            if slots[NEXT, node] == slots[END, node]:
+                order[count] = node
+                count, depth = count + 1, depth - 1
+                tie |= slots[END, node] - slots[BEGIN, node] > 1
+                continue
+            link = pool[slots[NEXT, node]]
+            slots[NEXT, node] += 1
+            cost[link] = (load[link] + size[flow]) / capacity[link]
+            near = np.int64(links[link, TARGET])
+            if seen[near] != flow:
+                seen[near], stack[depth], depth = flow, near, depth + 1
+                filled = look_up(near, anchor, first, links, distance, pool, slots, filled)
+        if count > 0:
+            lightest(order, count, links, pool, cost, slots, work)
+        start, node = used, source
+        while node != anchor:
+            hops = put(hops, used, slots[NEXT, node])
+            node = np.int64(links[slots[NEXT, node], TARGET])
+            used += 1
+        if anchor != target:
+            many = last(target, links, first_into, into, finals)
+            tie |= many > 1
+            best = finals[0]
+            for at in range(1, many):
+                if (load[finals[at]] + size[flow]) / capacity[finals[at]] < (load[best] + size[flow]) / capacity[best]:
+                    best = finals[at]
+            hops = put(hops, used, best)
+            used += 1
+        for at in range(start, used):
+            load[hops[at]] += size[flow]
+        lengths[flow] = used - start
+        ties += tie
+    return lengths, hops[:used].copy(), ties
