@@ -8,12 +8,18 @@ forward; only a table may say otherwise.
 """
 
 from foretrain.network.routing.adaptive import Adaptive, link_load
+from foretrain.network.routing.bundles import bundled, contract, groups
 from foretrain.network.routing.ecmp import Ecmp
 from foretrain.network.routing.shortest import Shortest
+from foretrain.network.routing.spray import Spray
 
 __all__ = [
     "Adaptive",
     "Ecmp",
     "Shortest",
+    "Spray",
+    "bundled",
+    "contract",
+    "groups",
     "link_load",
 ]
