@@ -9,17 +9,25 @@ forward; only a table may say otherwise.
 
 from foretrain.network.routing.adaptive import Adaptive, link_load
 from foretrain.network.routing.bundles import bundled, contract, groups
+from foretrain.network.routing.choice import Name, router
 from foretrain.network.routing.ecmp import Ecmp
+from foretrain.network.routing.failure import Policy, reroute
 from foretrain.network.routing.shortest import Shortest
 from foretrain.network.routing.spray import Spray
+from foretrain.network.routing.static import Static
 
 __all__ = [
     "Adaptive",
     "Ecmp",
+    "Name",
+    "Policy",
     "Shortest",
     "Spray",
+    "Static",
     "bundled",
     "contract",
     "groups",
     "link_load",
+    "reroute",
+    "router",
 ]

@@ -1,0 +1,105 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.errors import ConfigError
+from foretrain.network.routing import Adaptive, Ecmp, Shortest, Spray, link_load, reroute, router
+from tests.network.routing.networks import all_pairs, check_paths, fat_tree, leaf_spine
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["shortest", "ecmp", "adaptive"]), st.integers(1, 6))
+def test_exactly_the_flows_over_failed_links_move(seed, policy, failures):
+    topology = fat_tree(4)
+    draw = np.random.default_rng(seed)
+    between = np.flatnonzero((topology.source >= 16) & (topology.target >= 16))
+    try:
+        changed = topology.changed(draw.choice(between, failures, replace=False), up=False)
+    except ConfigError:
+        return  # not connected any more
+    flows = all_pairs(topology)
+    chosen = router(topology, policy, seed=seed)
+    before = chosen.paths(*flows)
+    moved, after = reroute(chosen, before, *flows, changed)
+    hit = [i for i in range(len(before)) if not changed.up[before.of(i)].all()]
+    assert moved.tolist() == hit
+    check_paths(changed, after, flows[0][moved], flows[1][moved])
+    again, none = reroute(
+        chosen,
+        before.gather(np.setdiff1d(np.arange(len(before)), moved)),
+        *(np.delete(column, moved) for column in flows),
+        changed,
+    )
+    assert len(again) == len(none) == 0
+
+
+def test_under_ecmp_a_flow_moves_to_where_a_new_one_would_go():
+    topology = leaf_spine()
+    flows = all_pairs(topology, connections=2)
+    before = Ecmp(topology, seed=1).paths(*flows)
+    changed = topology.changed(topology.between("leaf0", "spine1"), up=False)
+    moved, after = reroute(Ecmp(topology, seed=1), before, *flows, changed)
+    assert np.array_equal(after.links, Ecmp(changed, seed=1).paths(*flows).gather(moved).links)
+
+
+def test_under_adaptive_routing_flows_move_to_where_the_others_are_not():
+    topology = leaf_spine(leaves=2, spines=4, hosts=4)
+    flows = np.arange(4, dtype=np.int32), np.arange(4, 8, dtype=np.int32), np.zeros(4, np.int32)
+    before = Adaptive(topology).paths(*flows)
+    spares = leaf_spine(leaves=2, spines=4, hosts=4)
+    changed = spares.changed(spares.between("leaf0", "spine0"), up=False)
+    moved, after = reroute(Adaptive(topology), before, *flows, changed)
+    assert len(moved) == 1
+    kept = before.gather(np.setdiff1d(np.arange(4), moved))
+    load = link_load(kept, changed) + link_load(after, changed)
+    assert load.max() == 2
+    assert sorted(load[changed.between("leaf0", f"spine{i}")][0] for i in range(4)) == [0, 1, 1, 2]
+
+
+def test_a_bundle_that_lost_a_link_keeps_its_flows_and_one_that_lost_all_does_not():
+    topology = fat_tree(4)
+    spray = Spray(topology)
+    flows = all_pairs(spray.topology)
+    before = spray.paths(*flows)
+    one = topology.changed(topology.between("edge0", "agg0"), up=False)
+    assert len(reroute(spray, before, *flows, one)[0]) == 0
+    assert spray.on(one).topology.rate[spray.topology.between("edge0", "pod0")] == topology.rate[0]
+    both = dataclasses.replace(one, up=one.up & ~np.isin(np.arange(one.links), one.between("edge0", "agg1")))
+    with pytest.raises(ConfigError, match="went over edge0 -> pod0, which is down, and has no way left"):
+        reroute(spray, before, *flows, dataclasses.replace(both, ranks=both.ranks[2:]))
+
+
+def test_static_paths_that_failed_are_replaced_by_the_fallback():
+    topology = leaf_spine()
+    static = router(topology, "static", table={("h0", "h4"): ["h0", "leaf0", "spine3", "leaf1", "h4"]})
+    flows = tuple(np.array([i], np.int32) for i in (0, 4, 0))
+    before = static.paths(*flows)
+    changed = topology.changed(topology.between("spine3", "leaf1"), up=False)
+    moved, after = reroute(static, before, *flows, changed)
+    assert moved.tolist() == [0]
+    check_paths(changed, after, *flows[:2])
+
+
+def test_whoever_has_no_way_left_is_named_with_the_link():
+    topology = leaf_spine()
+    flows = all_pairs(topology)
+    before = Shortest(topology).paths(*flows)
+    up = topology.up.copy()
+    up[topology.between("leaf0", "h1")] = False
+    with pytest.raises(ConfigError) as caught:
+        reroute(Shortest(topology), before, *flows, dataclasses.replace(topology, up=up))
+    message = str(caught.value)
+    assert "'h0 -> h1' went over leaf0 -> h1, which is down, and has no way left (nor have 14 other pairs)" in message
+    assert "set a link up again" in message
+
+
+def test_what_does_not_belong_together_is_refused():
+    topology = leaf_spine()
+    flows = all_pairs(topology)
+    before = Shortest(topology).paths(*flows)
+    with pytest.raises(ConfigError, match="has other links"):
+        reroute(Shortest(topology), before, *flows, leaf_spine(spines=5))
+    with pytest.raises(ConfigError, match="are not one per path"):
+        reroute(Shortest(topology), before, flows[0][:3], flows[1], flows[2], topology)
