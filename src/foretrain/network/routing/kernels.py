@@ -16,15 +16,16 @@ SOURCE, TARGET, METRIC = 0, 1, 2
 MASK = 0xFFFFFFFF
 PORT, PROTOCOL = 4791, 17
 """RoCEv2 is UDP to this port."""
-FAR = 2**62
+FAR = 2**60
 BEGIN, END, KNOWN, NEXT = 0, 1, 2, 3
-"""Rows of the slots: where a node's options begin and end in the pool, for which anchor, and which one is next."""
+"""Rows of the slots: where a node's options begin and end in the pool, in which search, and which one is next."""
 LOST = -1
 """The length of a path that does not exist."""
 
 OPTIONS = {"cache": True, "error_model": "numpy", "nogil": True}
 GRAPH = "int32[::1], int32[:, ::1], int32[::1], int32[::1], boolean[::1], boolean"
 """first, links, first_into, into, forwards, unit: see `foretrain.network.routing.ways.Ways`."""
+PATHS = "Tuple((int32[::1], int32[::1], int64))"
 
 
 # Note [Masks]
@@ -102,6 +103,94 @@ def search(anchor, first, links, first_into, into, forwards, unit, distance, rea
     return count
 
 
+# Note [From both ends]
+# Where a destination hangs at several nodes (a GPU at NVSwitch and PCIe switch), no other shares its search, and one
+# from each GPU through all servers would take ten times as long as everything else. Such a search is bounded by a
+# ball around the source, which holds every node up to some radius: a node on a shortest path that is farther from the
+# destination than the path's length less the radius is in the ball, so beyond that distance only the ball is searched.
+# The path's length is endless until the search meets the ball, and never too short afterwards. Distances are exact on
+# shortest paths and never too short elsewhere, so that the options on the way are those of a whole search.
+
+
+@njit(
+    "UniTuple(int64, 2)(int64, int64, int32[::1], int32[:, ::1], boolean[::1], int64, int64[::1], int32[::1])",
+    **OPTIONS,
+)
+def ball_around(source, anchor, first, links, forwards, size, ahead, inside):
+    """Distances ``ahead`` from ``source``, exact up to the radius at which ``size`` nodes are ``inside``.
+
+    Returns how many ``inside`` lists, which may be farther than that, and the radius.
+    """
+    nodes = np.int64(len(ahead))
+    ahead[source] = 0
+    inside[0] = source
+    count = np.int64(1)
+    heap = [np.int64(source)]
+    while len(heap) > 0:
+        key = heappop(heap)
+        node, length = key % nodes, key // nodes
+        if count >= size:
+            return count, length
+        if length > ahead[node] or node == anchor:
+            continue
+        for link in range(first[node], first[node + 1]):
+            near, further = np.int64(links[link, TARGET]), length + links[link, METRIC]
+            if links[link, METRIC] == 0 or not (forwards[near] or near == anchor):
+                continue
+            if ahead[near] < 0 or further < ahead[near]:
+                if ahead[near] < 0:
+                    inside[count] = near
+                    count += 1
+                ahead[near] = further
+                heappush(heap, further * nodes + near)
+    return count, np.int64(FAR)
+
+
+@njit(f"int64(int64, int64, int64, {GRAPH}, int64[::1], int32[::1], int64[::1], int32[::1])", **OPTIONS)
+def search_between(
+    source, anchor, size, first, links, first_into, into, forwards, unit, distance, reached, ahead, inside
+):
+    """As `search`, but exact on the shortest paths from ``source`` only; see Note [From both ends].
+
+    ``ahead`` is -1 before and after; the ball has about ``size`` nodes.
+    """
+    inner, radius = ball_around(source, anchor, first, links, forwards, size, ahead, inside)
+    nodes = np.int64(len(distance))
+    distance[anchor] = 0
+    reached[0] = anchor
+    count = np.int64(1)
+    best = ahead[anchor] if ahead[anchor] >= 0 else np.int64(FAR)
+    heap = [np.int64(anchor)]
+    while len(heap) > 0:
+        key = heappop(heap)
+        node, length = key % nodes, key // nodes
+        if length > distance[node]:
+            continue
+        for at in range(first_into[node], first_into[node + 1]):
+            near = np.int64(links[into[at], SOURCE])
+            further = length + links[into[at], METRIC]
+            if not forwards[near] or (distance[near] >= 0 and further >= distance[near]):
+                continue
+            if ahead[near] >= 0:
+                best = min(best, ahead[near] + further)
+            known = 0 <= ahead[near] <= radius
+            if further + radius >= best and not (known and ahead[near] + further <= best):
+                continue
+            if distance[near] < 0:
+                reached[count] = near
+                count += 1
+            distance[near] = further
+            heappush(heap, further * nodes + near)
+    ahead[inside[:inner]] = -1
+    return count
+
+
+@njit("boolean(int32[:, ::1], int64, int64)", **OPTIONS)
+def few(flows, flow, pairs):
+    """Whether at most ``pairs`` flows, of which ``flow`` is the first, have the same anchor."""
+    return flow + pairs >= len(flows) or flows[flow + pairs, 3] != flows[flow, 3]
+
+
 @njit("int64(int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int64)", **OPTIONS)
 def options(node, first, links, distance, pool, start):
     """Writes the links over which shortest paths leave ``node`` into ``pool`` from ``start``; returns their end."""
@@ -147,23 +236,23 @@ def put(hops, used, link):
 
 
 @njit("int64(int64, int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int32[:, ::1], int64)", **OPTIONS)
-def look_up(node, anchor, first, links, distance, pool, slots, filled):
+def look_up(node, turn, first, links, distance, pool, slots, filled):
     """Makes sure that the pool has the options of ``node``, once per search; returns where it is filled up to."""
-    if slots[KNOWN, node] != anchor:
-        slots[KNOWN, node], slots[BEGIN, node] = anchor, filled
+    if slots[KNOWN, node] != turn:
+        slots[KNOWN, node], slots[BEGIN, node] = turn, filled
         filled = options(node, first, links, distance, pool, filled)
         slots[END, node] = filled
     slots[NEXT, node] = slots[BEGIN, node]
     return filled
 
 
-@njit(f"Tuple((int32[::1], int32[::1], int64))(int32[:, ::1], {GRAPH}, boolean, boolean, int64)", **OPTIONS)
-def hop_by_hop(flows, first, links, first_into, into, forwards, unit, spread, polarised, seed):
+@njit(f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, boolean, boolean, int64)", **OPTIONS)
+def hop_by_hop(flows, first, links, first_into, into, forwards, unit, ball, pairs, spread, polarised, seed):
     """Paths on which each node chooses the next link by itself.
 
     Args:
         flows: (flows, 4): source, target, connection, and the anchor to search from; those of an anchor in succession.
-        first, links, first_into, into, forwards, unit: the graph.
+        first, links, first_into, into, forwards, unit, ball, pairs: the graph, and how to search it.
         spread, polarised, seed: how a node chooses; see `chosen`.
 
     Returns:
@@ -173,20 +262,27 @@ def hop_by_hop(flows, first, links, first_into, into, forwards, unit, spread, po
     distance, reached = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
     slots, pool, finals = np.full((4, nodes), -1, np.int32), np.empty(len(links), np.int32), np.empty_like(into)
     lengths, hops = np.zeros(len(flows), np.int32), np.empty(4 * len(flows) + 16, np.int32)
-    used = filled = touched = ties = np.int64(0)
-    anchor = np.int64(-1)
+    ahead, inside = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
+    graph = (first, links, first_into, into, forwards, unit)
+    used = filled = touched = ties = turn = np.int64(0)
+    anchor = searched = np.int64(-1)
+    alone = False
     for flow in range(len(flows)):
         node, target, connection = np.int64(flows[flow, 0]), np.int64(flows[flow, 1]), np.int64(flows[flow, 2])
         if node == target:
             continue
-        if flows[flow, 3] != anchor:
+        if flows[flow, 3] != anchor or (alone and node != searched):
+            alone = few(flows, flow, pairs) if flows[flow, 3] != anchor else alone
             distance[reached[:touched]] = -1
-            anchor, filled = np.int64(flows[flow, 3]), np.int64(0)
-            touched = search(anchor, first, links, first_into, into, forwards, unit, distance, reached)
+            anchor, searched, filled, turn = np.int64(flows[flow, 3]), node, np.int64(0), turn + 1
+            if alone:
+                touched = search_between(node, anchor, ball, *graph, distance, reached, ahead, inside)
+            else:
+                touched = search(anchor, *graph, distance, reached)
         key = flow_hash(node, target, connection, seed)
         start, tie = used, False
         while node != anchor:
-            filled = look_up(node, anchor, first, links, distance, pool, slots, filled)
+            filled = look_up(node, turn, first, links, distance, pool, slots, filled)
             many = np.int64(slots[END, node] - slots[BEGIN, node])
             if many == 0:
                 break
@@ -242,10 +338,10 @@ def lightest(order, count, links, pool, cost, slots, work):
 
 
 @njit(
-    f"Tuple((int32[::1], int32[::1], int64))(int32[:, ::1], {GRAPH}, float64[::1], float64[::1], float64[::1])",
+    f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, float64[::1], float64[::1], float64[::1])",
     **OPTIONS,
 )
-def least_loaded(flows, first, links, first_into, into, forwards, unit, size, capacity, load):
+def least_loaded(flows, first, links, first_into, into, forwards, unit, ball, pairs, size, capacity, load):
     """Paths chosen one after the other, each where links are the least loaded, and added to ``load``.
 
     As `hop_by_hop`, with a ``size`` for each flow and ``capacity`` and ``load`` of each link; see Note [Least loaded].
@@ -256,23 +352,30 @@ def least_loaded(flows, first, links, first_into, into, forwards, unit, size, ca
     seen, stack, order = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
     work, cost = np.zeros((2, nodes)), np.zeros(len(links))
     lengths, hops = np.zeros(len(flows), np.int32), np.empty(4 * len(flows) + 16, np.int32)
-    used = filled = touched = ties = np.int64(0)
-    anchor = np.int64(-1)
+    ahead, inside = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
+    graph = (first, links, first_into, into, forwards, unit)
+    used = filled = touched = ties = turn = np.int64(0)
+    anchor = searched = np.int64(-1)
+    alone = False
     for flow in range(len(flows)):
         source, target = np.int64(flows[flow, 0]), np.int64(flows[flow, 1])
         if source == target:
             continue
-        if flows[flow, 3] != anchor:
+        if flows[flow, 3] != anchor or (alone and source != searched):
+            alone = few(flows, flow, pairs) if flows[flow, 3] != anchor else alone
             distance[reached[:touched]] = -1
-            anchor, filled = np.int64(flows[flow, 3]), np.int64(0)
-            touched = search(anchor, first, links, first_into, into, forwards, unit, distance, reached)
+            anchor, searched, filled, turn = np.int64(flows[flow, 3]), source, np.int64(0), turn + 1
+            if alone:
+                touched = search_between(source, anchor, ball, *graph, distance, reached, ahead, inside)
+            else:
+                touched = search(anchor, *graph, distance, reached)
         # Depth first; a node is put into the order when it is left.
         work[:, anchor] = 0.0
         seen[anchor], seen[source] = flow, flow
         count, depth, tie = np.int64(0), np.int64(0), False
         if source != anchor:
             stack[0], depth = source, np.int64(1)
-            filled = look_up(source, anchor, first, links, distance, pool, slots, filled)
+            filled = look_up(source, turn, first, links, distance, pool, slots, filled)
             if slots[BEGIN, source] == slots[END, source]:
                 lengths[flow] = LOST
                 continue
@@ -289,7 +392,7 @@ def least_loaded(flows, first, links, first_into, into, forwards, unit, size, ca
             near = np.int64(links[link, TARGET])
             if seen[near] != flow:
                 seen[near], stack[depth], depth = flow, near, depth + 1
-                filled = look_up(near, anchor, first, links, distance, pool, slots, filled)
+                filled = look_up(near, turn, first, links, distance, pool, slots, filled)
         if count > 0:
             lightest(order, count, links, pool, cost, slots, work)
         start, node = used, source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,8 @@ class Ways:
         anchor: int32 (nodes,): searching the ways to this node is enough to know those to a node. A destination that
             hangs at a single switch shares the search with all others there.
         unit: whether each metric is 1, so that a breadth-first search finds the shortest ways.
+        ball: size of the balls around sources; see Note [From both ends] in `foretrain.network.routing.kernels`.
+        pairs: up to how many flows with the same anchor are searched for from both ends, one by one.
     """
 
     topology: Topology
@@ -36,6 +39,8 @@ class Ways:
     forwards: NDArray[np.bool_]
     anchor: NDArray[np.int32]
     unit: bool
+    ball: int
+    pairs: int
 
     @classmethod
     def of(cls, topology: Topology) -> Ways:
@@ -48,6 +53,8 @@ class Ways:
         np.maximum.at(highest, target, source)
         # A single neighbour that does not forward could not be passed through, so that its search would say too much.
         single = (lowest == highest) & forwards[np.maximum(highest, 0)]
+        # Measured on servers of eight GPUs: any size that holds a server, its leaf and some spines will do.
+        ball = 16 + math.isqrt(nodes) // 4
         columns = (topology.source, topology.target, np.where(topology.up, topology.metric, 0))
         return cls(
             topology=topology,
@@ -58,6 +65,8 @@ class Ways:
             forwards=forwards,
             anchor=np.where(single, lowest, np.arange(nodes)).astype(np.int32),
             unit=bool((topology.metric[up] == 1).all()),
+            ball=ball,
+            pairs=int(forwards.sum()) // (8 * ball),
         )
 
     def by_hop(
@@ -93,8 +102,9 @@ class Ways:
         lengths, hops, ties = least_loaded(flows, *self._graph(), sizes, capacity, load)
         return self._found(order, lengths, hops, int(ties))
 
-    def _graph(self) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray, bool]:
-        return self.first, self.links, self.first_into, self.into, self.forwards, self.unit
+    def _graph(self) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray, bool, int, int]:
+        searched = self.first, self.links, self.first_into, self.into, self.forwards, self.unit
+        return *searched, self.ball, self.pairs
 
     def _flows(self, *columns: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """The order in which flows are routed, those of an anchor in succession, and their columns for the kernels."""
