@@ -311,23 +311,55 @@ def hop_by_hop(flows, first, links, first_into, into, forwards, unit, ball, pair
 # lower maximum may have the larger sum, and a link elsewhere may make its maximum irrelevant.
 
 
-@njit("void(int32[::1], int64, int32[:, ::1], int32[::1], float64[::1], int32[:, ::1], float64[:, ::1])", **OPTIONS)
-def lightest(order, count, links, pool, cost, slots, work):
+@njit(
+    "UniTuple(int64, 2)(int64, int64, int64, int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int32[:, ::1],"
+    " int64, int64[::1], int32[::1], int32[::1], int64)",
+    **OPTIONS,
+)
+def descend(top, anchor, mark, turn, first, links, distance, pool, slots, filled, seen, stack, order, count):
+    """Appends the nodes on shortest paths from ``top`` to ``order``, each after those that follow it on a path.
+
+    Depth first; ``seen`` is ``mark`` where it has been. Returns what the pool and the order are filled up to.
+    """
+    seen[anchor], seen[top] = mark, mark
+    stack[0], depth = top, np.int64(1)
+    filled = look_up(top, turn, first, links, distance, pool, slots, filled)
+    while depth > 0:
+        node = np.int64(stack[depth - 1])
+        if slots[NEXT, node] == slots[END, node]:
+            order[count] = node
+            count, depth = count + 1, depth - 1
+            continue
+        near = np.int64(links[pool[slots[NEXT, node]], TARGET])
+        slots[NEXT, node] += 1
+        if seen[near] != mark:
+            seen[near], stack[depth], depth = mark, near, depth + 1
+            filled = look_up(near, turn, first, links, distance, pool, slots, filled)
+    return filled, count
+
+
+@njit(
+    "void(int32[::1], int32[:, ::1], int32[::1], float64, float64[::1], float64[::1], float64[::1], int32[:, ::1],"
+    " float64[:, ::1])",
+    **OPTIONS,
+)
+def lightest(order, links, pool, size, capacity, load, cost, slots, work):
     """For each node of ``order``, the next link of its lightest path, in row NEXT; see Note [Least loaded].
 
     Args:
-        order: nodes, each after those that follow it on a path; the source is the last of ``count``.
-        cost: load of each link in relation to its capacity, with the flow on it.
+        order: nodes from `descend`, the last of which is where the paths begin.
+        cost: to work with, (links,).
         work: (2, nodes): the most loaded link from a node on, and the sum; both are 0 for the anchor.
     """
-    for index in range(count):
+    for index in range(len(order)):
         node = order[index]
         work[0, node] = np.inf
         for at in range(slots[BEGIN, node], slots[END, node]):
-            most = max(cost[pool[at]], work[0, links[pool[at], TARGET]])
-            work[0, node] = min(work[0, node], most)
-    limit = work[0, order[count - 1]]
-    for index in range(count):
+            link = pool[at]
+            cost[link] = (load[link] + size) / capacity[link]
+            work[0, node] = min(work[0, node], max(cost[link], work[0, links[link, TARGET]]))
+    limit = work[0, order[len(order) - 1]]
+    for index in range(len(order)):
         node = order[index]
         work[1, node] = np.inf
         for at in range(slots[BEGIN, node], slots[END, node]):
@@ -337,10 +369,7 @@ def lightest(order, count, links, pool, cost, slots, work):
                 slots[NEXT, node] = pool[at]
 
 
-@njit(
-    f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, float64[::1], float64[::1], float64[::1])",
-    **OPTIONS,
-)
+@njit(f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, float64[::1], float64[::1], float64[::1])", **OPTIONS)
 def least_loaded(flows, first, links, first_into, into, forwards, unit, ball, pairs, size, capacity, load):
     """Paths chosen one after the other, each where links are the least loaded, and added to ``load``.
 
@@ -349,53 +378,67 @@ def least_loaded(flows, first, links, first_into, into, forwards, unit, ball, pa
     nodes = len(first) - 1
     distance, reached = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
     slots, pool, finals = np.full((4, nodes), -1, np.int32), np.empty(len(links), np.int32), np.empty_like(into)
-    seen, stack, order = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
+    ahead, inside = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
+    # What is on the paths from a node is the same for all flows of a search: where the order lists it, and in which.
+    spans, order = np.full((3, nodes), -1, np.int64), np.empty(nodes, np.int32)
+    seen, stack = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
     work, cost = np.zeros((2, nodes)), np.zeros(len(links))
     lengths, hops = np.zeros(len(flows), np.int32), np.empty(4 * len(flows) + 16, np.int32)
-    ahead, inside = np.full(nodes, -1, np.int64), np.empty(nodes, np.int32)
     graph = (first, links, first_into, into, forwards, unit)
-    used = filled = touched = ties = turn = np.int64(0)
+    used = filled = listed = touched = ties = turn = np.int64(0)
     anchor = searched = np.int64(-1)
     alone = False
     for flow in range(len(flows)):
-        source, target = np.int64(flows[flow, 0]), np.int64(flows[flow, 1])
-        if source == target:
+        node, target = np.int64(flows[flow, 0]), np.int64(flows[flow, 1])
+        if node == target:
             continue
-        if flows[flow, 3] != anchor or (alone and source != searched):
+        if flows[flow, 3] != anchor or (alone and node != searched):
             alone = few(flows, flow, pairs) if flows[flow, 3] != anchor else alone
             distance[reached[:touched]] = -1
-            anchor, searched, filled, turn = np.int64(flows[flow, 3]), source, np.int64(0), turn + 1
+            anchor, searched, turn = np.int64(flows[flow, 3]), node, turn + 1
+            filled, listed = np.int64(0), np.int64(0)
             if alone:
-                touched = search_between(source, anchor, ball, *graph, distance, reached, ahead, inside)
+                touched = search_between(node, anchor, ball, *graph, distance, reached, ahead, inside)
             else:
                 touched = search(anchor, *graph, distance, reached)
-        # Depth first; a node is put into the order when it is left.
-        work[:, anchor] = 0.0
-        seen[anchor], seen[source] = flow, flow
-        count, depth, tie = np.int64(0), np.int64(0), False
-        if source != anchor:
-            stack[0], depth = source, np.int64(1)
-            filled = look_up(source, turn, first, links, distance, pool, slots, filled)
-            if slots[BEGIN, source] == slots[END, source]:
-                lengths[flow] = LOST
-                continue
-        while depth > 0:
-            node = np.int64(stack[depth - 1])
-            if slots[NEXT, node] == slots[END, node]:
-                order[count] = node
-                count, depth = count + 1, depth - 1
-                tie |= slots[END, node] - slots[BEGIN, node] > 1
-                continue
-            link = pool[slots[NEXT, node]]
-            slots[NEXT, node] += 1
-            cost[link] = (load[link] + size[flow]) / capacity[link]
-            near = np.int64(links[link, TARGET])
-            if seen[near] != flow:
-                seen[near], stack[depth], depth = flow, near, depth + 1
-                filled = look_up(near, turn, first, links, distance, pool, slots, filled)
-        if count > 0:
-            lightest(order, count, links, pool, cost, slots, work)
-        start, node = used, source
+            work[:, anchor] = 0.0
+        start, many = used, np.int64(1)
+        while node != anchor:
+            filled = look_up(node, turn, first, links, distance, pool, slots, filled)
+            many = np.int64(slots[END, node] - slots[BEGIN, node])
+            if many != 1:
+                break
+            hops = put(hops, used, pool[slots[BEGIN, node]])
+            node = np.int64(links[pool[slots[BEGIN, node]], TARGET])
+            used += 1
+        if many == 0:
+            lengths[flow] = LOST
+            continue
+        tie = many > 1
+        if tie and spans[2, node] != turn:
+            if len(order) < listed + nodes:
+                order = np.concatenate((order, np.empty(len(order) + nodes, np.int32)))
+            spans[0, node], spans[2, node] = listed, turn
+            filled, listed = descend(
+                node,
+                anchor,
+                turn * nodes + node,
+                turn,
+                first,
+                links,
+                distance,
+                pool,
+                slots,
+                filled,
+                seen,
+                stack,
+                order,
+                listed,
+            )
+            spans[1, node] = listed
+        if tie:
+            part = order[spans[0, node] : spans[1, node]]
+            lightest(part, links, pool, size[flow], capacity, load, cost, slots, work)
         while node != anchor:
             hops = put(hops, used, slots[NEXT, node])
             node = np.int64(links[slots[NEXT, node], TARGET])
