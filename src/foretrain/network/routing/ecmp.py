@@ -14,7 +14,7 @@ from foretrain.network.topology import Topology
 
 
 class Ecmp:
-    """Every node chooses among all its links on shortest ways by a hash of the flow's 5-tuple (RFC 2992, hash mod n).
+    """Every node chooses among all its links on shortest ways by a hash of the flow's 5-tuple (RFC 2991, modulo-N).
 
     The 5-tuple is that of RoCEv2: addresses are node indices, the protocol is 17 (UDP), the destination port 4791, and
     the source port 0xC000 to 0xFFFF from the connection's number, folded like a flow label into 14 bits. So flows of
