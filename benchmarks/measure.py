@@ -16,12 +16,14 @@ from statistics import median
 from typing import Any
 
 
-def options(description: str) -> argparse.Namespace:
-    """--quick, --full and --json FILE."""
+def options(description: str, more: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
+    """--quick, --full and --json FILE; ``more`` adds a benchmark's own."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under 50 s")
     parser.add_argument("--full", action="store_true", help="everything (the default where --quick is not given)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    if more is not None:
+        more(parser)
     return parser.parse_args()
 
 
