@@ -33,7 +33,7 @@ import numpy as np
 
 from foretrain.network.fluid import state as c
 from foretrain.network.fluid.heap import put, sink, take
-from foretrain.network.fluid.jit import entry, inside
+from foretrain.network.fluid.jit import entry, inlined, inside
 
 EPSILON = 1e-11
 """Relative difference below which two levels, or a link's load and its capacity, count as equal."""
@@ -43,7 +43,7 @@ SIMULTANEOUS = 1e-14
 """Relative difference of times below which two events are one instant: rounding of what is equal in theory."""
 
 
-@inside
+@inlined
 def mark(s, link):
     """Notes that the flows of ``link`` need a look at the next refill."""
     n = s.counter[c.DIRTY]
@@ -94,7 +94,7 @@ def spread(s, link, begin, end, rate):
         b += 1
 
 
-@inside
+@inlined
 def set_rate(s, f, rate, time):
     """Settles what flow ``f`` has sent, gives it ``rate``, and moves its end in the queue."""
     p = s.flow[f, c.PRIORITY]
@@ -144,7 +144,7 @@ def seat(s, f, time):
     s.counter[c.NEW] += 1
 
 
-@inside
+@inlined
 def leave(s, f, time):
     """Takes flow ``f`` off its links."""
     p = s.flow[f, c.PRIORITY]
@@ -194,7 +194,7 @@ def begin(s, f, time):
             collapse(s, ring, max(time, s.fluid[f, c.RELEASE]))
 
 
-@inside
+@inlined
 def end_step(s, f, time):
     """Ends a step of flow ``f`` and begins what waited for it."""
     s.flow[f, c.DONE] += 1
@@ -259,25 +259,24 @@ def collapse(s, ring, time):
     s.ring_begin[ring] = time
     for m in range(first, last):
         s.member_cost[m] = step_time(s, s.member[m])
-    rows = recurrence(s, ring, np.inf)
+    recurrence(s, ring, np.inf)
     for i in range(n):
         f = s.member[first + i]
         s.flow[f, c.PHASE] = c.COLLAPSED
-        s.counter[c.QUEUED] = put(s.key, s.order, s.place, s.counter[c.QUEUED], f, time + rows[0, i])
+        s.counter[c.QUEUED] = put(s.key, s.order, s.place, s.counter[c.QUEUED], f, time + s.scratch[0, i])
 
 
 @inside
 def recurrence(s, ring, until):
     """Runs a collapsed ring alone for at most ``until`` ps.
 
-    Returns rows of one entry per member: when its last step that ended by then did so, how many steps those are, and
+    Leaves in `State.scratch`, per member: when its last step that ended by then did so, how many steps those are, and
     when the next one begins by the recurrence, which may be later than ``until``.
     """
     first, last = s.ring[ring, c.FIRST], s.ring[ring + 1, c.FIRST]
     n = last - first
     steps = s.flow[s.member[first], c.STEPS]
-    rows = np.empty((5, n))
-    ends, done, starts, now, after = rows[0], rows[1], rows[2], rows[3], rows[4]
+    ends, done, starts, now, after = s.scratch[0], s.scratch[1], s.scratch[2], s.scratch[3], s.scratch[4]
     cost = s.member_cost[first:last]
     alike = True
     for i in range(n):
@@ -293,7 +292,7 @@ def recurrence(s, ring, until):
         for i in range(n):
             ends[i] = steps * cost[0] if alike else now[i]
             done[i] = steps
-        return rows
+        return
     for step in range(steps):
         after[0] = cost[0] + max(now[0], now[n - 1])
         for i in range(1, n):
@@ -310,7 +309,6 @@ def recurrence(s, ring, until):
         now, after = after, now
         if not under_way:
             break
-    return rows
 
 
 @inside
@@ -318,8 +316,8 @@ def expand(s, ring, time):
     """Hands the members of a collapsed ring back to the event loop as they stand at ``time``."""
     first, last = s.ring[ring, c.FIRST], s.ring[ring + 1, c.FIRST]
     begun = s.ring_begin[ring]
-    rows = recurrence(s, ring, time - begun)
-    ends, done, starts = rows[0], rows[1], rows[2]
+    recurrence(s, ring, time - begun)
+    ends, done, starts = s.scratch[0], s.scratch[1], s.scratch[2]
     for m in range(first, last):
         f = s.member[m]
         for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
@@ -499,7 +497,7 @@ def choose(s, p, tick):
     return n
 
 
-@inside
+@inlined
 def refill(s, time):
     """Makes all rates max-min fair again after a batch of changes. See Note [Local refill]."""
     classes = s.used.shape[0]
@@ -538,8 +536,13 @@ def refill(s, time):
 def advance(s, until, budget, stop):
     """Lets everything happen up to and including ``until``, at most ``budget`` batches of events.
 
-    With ``stop`` it ends after the first batch that completes a program. Returns whether it came to ``until``.
+    Flows that were loaded since the last time begin first, where they wait for nobody. With ``stop`` it ends after the
+    first batch that completes a program. Returns whether it came to ``until``.
     """
+    for f in range(s.counter[c.ADMITTED], s.counter[c.FLOWS]):
+        if s.flow[f, c.PHASE] == c.IDLE and may_start(s, f):
+            begin(s, f, s.time[c.CLOCK])
+    s.counter[c.ADMITTED] = s.counter[c.FLOWS]
     while s.counter[c.QUEUED] > 0:
         time = s.key[s.order[0]]
         if time > until:
@@ -555,7 +558,7 @@ def advance(s, until, budget, stop):
     return True
 
 
-@inside
+@inlined
 def batch(s, time):
     """One instant: everything that happens at ``time``, then new rates."""
     s.time[c.CLOCK] = max(s.time[c.CLOCK], time)
@@ -578,7 +581,7 @@ def batch(s, time):
     refill(s, time)
 
 
-@inside
+@inlined
 def finish_member(s, f, time):
     """A member of a collapsed ring has made all its steps."""
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
@@ -588,15 +591,6 @@ def finish_member(s, f, time):
         account(s, f, s.ring_begin[s.flow[f, c.RING]], time)
     s.flow[f, c.DONE] -= 1
     end_step(s, f, time)
-
-
-@entry
-def admit(s, first, last):
-    """Begins the flows ``first`` to ``last`` that wait for nobody, now."""
-    time = s.time[c.CLOCK]
-    for f in range(first, last):
-        if s.flow[f, c.PHASE] == c.IDLE and may_start(s, f):
-            begin(s, f, time)
 
 
 @entry
@@ -632,73 +626,67 @@ def rewire(s, links, capacities):
 
 
 @entry
-def reseat(s, links, seats, rooms):
+def reseat(link, seat, hop, links, seats, rooms):
     """Moves the lists of active flows of ``links`` to ``rooms`` seats each, from ``seats`` on."""
     for a in range(len(links)):
-        link, to = links[a], seats[a]
-        for n in range(s.link[link, c.DEGREE]):
-            hop = s.seat[s.link[link, c.SEATS] + n, c.HOP]
-            s.seat[to + n, c.FLOW] = s.seat[s.link[link, c.SEATS] + n, c.FLOW]
-            s.seat[to + n, c.HOP] = hop
-            s.hop[hop, c.SEAT] = to + n
-        s.link[link, c.SEATS] = to
-        s.link[link, c.ROOM] = rooms[a]
+        one, to = links[a], seats[a]
+        for n in range(link[one, c.DEGREE]):
+            h = seat[link[one, c.SEATS] + n, c.HOP]
+            seat[to + n, c.FLOW] = seat[link[one, c.SEATS] + n, c.FLOW]
+            seat[to + n, c.HOP] = h
+            hop[h, c.SEAT] = to + n
+        link[one, c.SEATS] = to
+        link[one, c.ROOM] = rooms[a]
 
 
 @entry
-def find_rings(s, first, last, rings):
+def find_rings(flow, fluid, gate, ring, member, first, last, rings):
     """Finds rings in lock step among the flows ``first`` to ``last``: who waits for whom comes back to where it began.
 
     A member has one gate, of lag 0; all members have equal steps, release and whole dependencies. Writes `State.member`
     and `State.ring_first` from ring ``rings`` on, and returns how many rings there are then.
     """
     for start in range(first, last):
-        if s.flow[start, c.RING] != -1:
+        if flow[start, c.RING] != -1:
             continue
         f, n = start, 0
-        base = s.ring[rings, c.FIRST]
+        base = ring[rings, c.FIRST]
         while True:
-            s.flow[f, c.RING] = -2
-            lonely = (
-                s.flow[f, c.GATE_LAST] - s.flow[f, c.GATE_FIRST] != 1 or s.gate[s.flow[f, c.GATE_FIRST], c.LAG] != 0
-            )
-            if (
-                lonely
-                or s.flow[f, c.STEPS] != s.flow[start, c.STEPS]
-                or s.fluid[f, c.RELEASE] != s.fluid[start, c.RELEASE]
-            ):
+            flow[f, c.RING] = -2
+            lonely = flow[f, c.GATE_LAST] - flow[f, c.GATE_FIRST] != 1 or gate[flow[f, c.GATE_FIRST], c.LAG] != 0
+            if lonely or flow[f, c.STEPS] != flow[start, c.STEPS] or fluid[f, c.RELEASE] != fluid[start, c.RELEASE]:
                 break
-            s.member[base + n] = f
+            member[base + n] = f
             n += 1
-            f = s.gate[s.flow[f, c.GATE_FIRST], c.FLOW]
-            if s.flow[f, c.RING] != -1:
+            f = gate[flow[f, c.GATE_FIRST], c.FLOW]
+            if flow[f, c.RING] != -1:
                 break
-        closed = n > 1 and f == start and same_waits(s, base, n)
+        closed = n > 1 and f == start and same_waits(flow, member, base, n)
         if not closed:
             continue
         # Walked against the direction of the data; the recurrence wants predecessors first.
         for i in range(n // 2):
-            a, b = s.member[base + i], s.member[base + n - 1 - i]
-            s.member[base + i], s.member[base + n - 1 - i] = b, a
+            a, b = member[base + i], member[base + n - 1 - i]
+            member[base + i], member[base + n - 1 - i] = b, a
         for i in range(n):
-            s.flow[s.member[base + i], c.RING] = rings
+            flow[member[base + i], c.RING] = rings
         rings += 1
-        s.ring[rings, c.FIRST] = base + n
+        ring[rings, c.FIRST] = base + n
     for f in range(first, last):
-        if s.flow[f, c.RING] == -2:
-            s.flow[f, c.RING] = -1
+        if flow[f, c.RING] == -2:
+            flow[f, c.RING] = -1
     return rings
 
 
-@inside
-def same_waits(s, base, n):
+@inlined
+def same_waits(flow, member, base, n):
     """Whether the ``n`` members from ``base`` on wait for equally many others wholly.
 
     That they are the same ones is not needed: `collapse` looks whether all begin at one instant.
     """
     same = True
     for i in range(1, n):
-        same = same and s.flow[s.member[base + i], c.MISSING] == s.flow[s.member[base], c.MISSING]
+        same = same and flow[member[base + i], c.MISSING] == flow[member[base], c.MISSING]
     return same
 
 

@@ -49,7 +49,7 @@ def reserve(state: State, links: NDArray[np.int32]) -> State:
     state = state._replace(
         hop=np.concatenate([state.hop, hop]), seat=np.concatenate([state.seat, whole(int(room.sum()), 2)])
     )
-    kernel.reseat(state, short, ends - room, room)
+    kernel.reseat(state.link, state.seat, state.hop, short, ends - room, room)
     return state
 
 
@@ -90,7 +90,7 @@ def compacted(state: State, kept: Sequence[tuple[int, int]]) -> State:
     queued = int(state.counter[c.QUEUED])
     order = whole(len(old))
     order[:queued] = new[state.order[:queued]]
-    state.counter[c.FLOWS] = len(old)
+    state.counter[c.FLOWS] = state.counter[c.ADMITTED] = len(old)
     return _with_kept_rings(
         state._replace(
             **{name: getattr(state, name)[old] for name in FLOW_ARRAYS} | {"flow": flow, "order": order},
@@ -169,9 +169,11 @@ def _with_rings(state: State, first: int, last: int) -> State:
         ring=np.concatenate([state.ring, whole(possible, 2)]),
         ring_begin=np.concatenate([state.ring_begin, np.zeros(possible)]),
     )
-    found = kernel.find_rings(state, first, last, rings)
+    found = kernel.find_rings(state.flow, state.fluid, state.gate, state.ring, state.member, first, last, rings)
     members = int(state.ring[found, c.FIRST])
+    largest = int(np.diff(state.ring[: found + 1, c.FIRST]).max(initial=0))
     return state._replace(
+        scratch=np.zeros((5, max(largest, state.scratch.shape[1]))),
         member=state.member[:members].copy(),
         member_cost=state.member_cost[:members].copy(),
         ring=state.ring[: found + 1].copy(),

@@ -136,7 +136,7 @@ class Fluid:
         handle._index = max(self._running, default=-1) + 1
         self._state, handle._first = load(self._state, program, handle._index)
         self._running[handle._index] = handle
-        kernel.admit(self._state, *handle._range)
+        kernel.advance(self._state, self._state.time[c.CLOCK], 0, False)
         return handle
 
     def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[Running, ...]:

@@ -36,10 +36,11 @@ FLOW, HOP = range(2)
 LAG = 1
 FIRST, READY = range(2)
 OPEN, COMPLETE = range(2)
-# Places in ``counter``: lengths of lists, what is not over, the number of this refill, the mode, and what it has cost.
-FLOWS, QUEUED, DIRTY, NEW, COMPLETED, UNFINISHED, TICK, FULL = range(8)
-EVENTS, BATCHES, REFILLED, ROUNDS, FROZEN = range(8, 13)
-COUNTS = 13
+# Places in ``counter``: lengths of lists, flows that had their chance to begin, those not over, the number of this
+# refill, the mode, and what it has cost.
+FLOWS, ADMITTED, QUEUED, DIRTY, NEW, COMPLETED, UNFINISHED, TICK, FULL = range(9)
+EVENTS, BATCHES, REFILLED, ROUNDS, FROZEN = range(9, 14)
+COUNTS = 14
 EFFORT = {"events": EVENTS, "batches": BATCHES, "refilled": REFILLED, "rounds": ROUNDS, "frozen": FROZEN}
 # Places in ``time``, ps: the present, and the width of a bin of utilisation.
 CLOCK, BIN = range(2)
@@ -59,6 +60,7 @@ class State(NamedTuple):
         ring_begin: when it did.
         member, member_cost: the flows of each ring in the direction of the data, and what a step took each alone when
             the ring was collapsed.
+        scratch: rows of one entry per member of the largest ring.
         program: how many of its flows are not over; the list of programs that completed.
         used: bytes/ps taken by each priority class on each link, (classes, links).
         carried: bytes per link and bin of time, (links, bins); no links if it is not kept.
@@ -80,6 +82,7 @@ class State(NamedTuple):
     ring_begin: NDArray[np.float64]
     member: NDArray[np.int64]
     member_cost: NDArray[np.float64]
+    scratch: NDArray[np.float64]
     program: NDArray[np.int64]
     used: NDArray[np.float64]
     carried: NDArray[np.float64]
@@ -120,6 +123,7 @@ def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> State:
         ring_begin=np.zeros(1),
         member=whole(0),
         member_cost=np.zeros(0),
+        scratch=np.zeros((5, 0)),
         program=whole(0, 2),
         used=np.zeros((classes, links)),
         carried=np.zeros((links if bins else 0, bins)),
