@@ -10,6 +10,7 @@
     ├── MissingExtra     an optional package is not installed: names the command that installs it (also an ImportError)
     │
     │   and where they are raised:
+    ├── PlanError        a collective does not do what it promises (`foretrain.collective.verification`)
     ├── LinkError        a connection between ranks cannot be made or is over (`foretrain.runtime.link`)
     └── LabError         a lab cannot be built, found or used: says what to type instead (`foretrain.lab`)
         └── LaunchError  a rank in a lab failed, or the ranks took too long: has what it wrote last (`foretrain.lab`)

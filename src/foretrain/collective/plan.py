@@ -5,14 +5,15 @@ moves ``count`` consecutive blocks in each of its ``steps``; a ring of 4,096 ran
 not 33 million. A transfer reads at the source when a step starts and writes at the target when it ends: it adds in
 its first ``adds`` steps, and overwrites afterwards.
 
-    block of step s:   base + (head + stride · s) mod modulus
+    blocks of step s:   base + (head + stride · s + i) mod modulus   for i from 0 to count − 1
 
 Dependencies are between transfers, with one rule: step s (from 0) of a transfer starts when its own step s − 1 has
 ended, and each transfer p in ``after`` has ended ``min(steps[p], s + lag)`` of its steps. So lag 0 is a ring's
 lock step (my step s needs what my predecessor's step s − 1 brought), lag 1 a pipeline (my step s passes on its step s),
 and `WHOLE` waits for all of it.
 
-Besides the ranks there may be *helpers* (parameter servers, reducing switches), numbered from ``ranks`` on.
+Besides the ranks there may be *helpers* (parameter servers, reducing switches), numbered from ``ranks`` on. Their
+memory is zero in the beginning, so that a server can add what arrives first.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Operation: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 """What a plan achieves."""
+
+_NONE = np.zeros(0, np.int32)
 
 WHOLE = 2**30
 """The lag of a dependency on all steps."""
@@ -42,13 +45,13 @@ class Plan:
         helpers: endpoints besides the ranks: numbered N to N + helpers − 1.
         blocks: how many blocks the data has. For all_gather and reduce_scatter the data is the whole of all ranks; for
             all_to_all every rank's own data has blocks / N of them.
-        owner: int32 (blocks,): the rank that ends with a block's sum (reduce_scatter), brings it (all_gather,
-            broadcast, all_to_all); of no meaning for all_reduce.
+        owner: int32 (blocks,): the rank, or helper, that ends with a block's sum (reduce_scatter), brings it
+            (all_gather, broadcast, all_to_all); of no meaning, and empty, for all_reduce.
         receiver: int32 (blocks,): the rank that a block is for, in all_to_all only; else empty.
         source, target: endpoints, int32.
         channel: int32; transfers of one channel between one pair of endpoints share a connection, hence an ECMP path.
         steps: int32, at least 1.
-        count: int32, consecutive blocks moved in each step.
+        count: int32, consecutive blocks moved in each step; what would pass the modulus begins anew at the base.
         base, head, stride, modulus: int32, which block a step moves; see above.
         adds: int32, how many of the first steps add.
         first: int32 (transfers + 1,), compressed sparse rows over ``after``.
@@ -82,6 +85,16 @@ class Plan:
         """How many transfers there are."""
         return len(self.source)
 
+    @property
+    def waiter(self) -> NDArray[np.int32]:
+        """The transfer that waits, for each dependency: int32 (dependencies,)."""
+        return np.repeat(np.arange(self.transfers, dtype=np.int32), np.diff(self.first))
+
+    def moved(self, transfer: int, step: int) -> NDArray[np.int64]:
+        """The blocks that one step of a transfer moves, int64 (count,)."""
+        start = int(self.head[transfer]) + int(self.stride[transfer]) * step
+        return self.base[transfer] + (start + np.arange(self.count[transfer])) % self.modulus[transfer]
+
     def size(self, data: float) -> NDArray[np.float64]:
         """Bytes that each step of each transfer moves, where the collective is of ``data`` bytes.
 
@@ -94,6 +107,52 @@ class Plan:
     def sent(self, data: float) -> NDArray[np.float64]:
         """Bytes that leave each endpoint in all, float64 of shape (ranks + helpers,)."""
         return np.bincount(self.source, self.size(data) * self.steps, self.ranks + self.helpers).astype(np.float64)
+
+
+def assembled(
+    name: str,
+    operation: Operation,
+    ranks: int,
+    blocks: int,
+    source: ArrayLike,
+    target: ArrayLike,
+    head: ArrayLike,
+    *,
+    waiter: ArrayLike = _NONE,
+    after: ArrayLike = _NONE,
+    lag: ArrayLike = WHOLE,
+    helpers: int = 0,
+    owner: ArrayLike = (),
+    receiver: ArrayLike = (),
+    channel: ArrayLike = 0,
+    steps: ArrayLike = 1,
+    count: ArrayLike = 1,
+    base: ArrayLike = 0,
+    stride: ArrayLike = 0,
+    modulus: ArrayLike | None = None,
+    adds: ArrayLike = 0,
+) -> Plan:
+    """A plan from whole columns; scalars stand for columns. Dependencies are (waiter, after, lag), in any order."""
+    modulus = blocks - np.asarray(base) if modulus is None else modulus
+    given = (source, target, channel, steps, count, base, head, stride, modulus, adds)
+    columns = [np.ascontiguousarray(column, np.int32) for column in np.broadcast_arrays(*given)]
+    waiting, awaited, ahead = np.broadcast_arrays(*(np.asarray(c, np.int32) for c in (waiter, after, lag)))
+    order = np.argsort(waiting, kind="stable")
+    first = np.zeros(len(columns[0]) + 1, np.int32)
+    np.cumsum(np.bincount(waiting, minlength=len(columns[0])), out=first[1:])
+    return Plan(
+        name,
+        operation,
+        ranks,
+        helpers,
+        blocks,
+        np.asarray(owner, np.int32),
+        np.asarray(receiver, np.int32),
+        *columns,
+        first=first,
+        after=awaited[order],
+        lag=ahead[order],
+    )
 
 
 @dataclass(slots=True)

@@ -1,0 +1,119 @@
+"""Proves a plan on data: every rank ends with what the operation promises, in every order and timing.
+
+In two parts that check each other. `foretrain.collective.hazards` shows that any two steps that touch the same block,
+unless both only read or both only add, happen in an order that the dependencies enforce; hence all orders and timings
+that they allow leave the same data. `play` shows for one of them, drawn at random, that this data is right.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.collective.hazards import check_hazards
+from foretrain.collective.plan import Plan
+from foretrain.collective.progress import Progress
+from foretrain.errors import ForetrainError
+
+
+class PlanError(ForetrainError):
+    """A plan does not do what its operation promises. Says which rank lacks or repeats whose part of which block."""
+
+
+def verify(plan: Plan, *, seed: int = 0) -> None:
+    """Returns if ``plan`` keeps its promise whatever the order and timing.
+
+    Takes time and memory in proportion to steps × transfers; up to 64 ranks, and 128 in rings, take seconds.
+
+    Args:
+        plan: any.
+        seed: of the one order in which data is moved.
+
+    Raises:
+        PlanError: a block is incomplete, counted twice or undefined; or two steps race for it.
+        StallError: transfers wait for each other.
+    """
+    race = check_hazards(plan)
+    if race:
+        raise PlanError(f"{plan.name} {plan.operation} of {plan.ranks} ranks: {race}")
+    expect(plan, play(plan, seed=seed))
+
+
+def initial(plan: Plan) -> NDArray[np.int16]:
+    """How often each contributor is in each block before anything moved: (endpoints, blocks, contributors + 1).
+
+    The last column marks what was never defined: what a rank holds of blocks that others bring.
+    """
+    endpoints, blocks = plan.ranks + plan.helpers, np.arange(plan.blocks)
+    holds = np.zeros((endpoints, plan.blocks, endpoints + 1), np.int16)
+    everyone = np.arange(plan.ranks)
+    if plan.operation in ("all_reduce", "reduce_scatter"):
+        holds[everyone, :, everyone] = 1
+    else:
+        holds[: plan.ranks, :, -1] = 1
+        holds[plan.owner, blocks] = 0
+        holds[plan.owner, blocks, plan.owner] = 1
+    return holds
+
+
+def play(plan: Plan, *, seed: int = 0) -> NDArray[np.int16]:
+    """What every endpoint holds in the end, in a random order with many steps under way; shaped as `initial`.
+
+    A step reads when it starts and writes when it ends, and any subset of what may happen next happens.
+    """
+    draw, progress = random.Random(seed), Progress(plan)
+    holds = initial(plan)
+    under_way: dict[int, tuple[NDArray[np.int64], NDArray[np.int16]]] = {}
+    while not progress.finished:
+        eager, keen = draw.choice((0.1, 0.5, 1.0)), draw.choice((0.1, 0.5, 1.0))
+        for one in progress.ready().tolist():
+            if one not in under_way and draw.random() <= eager:
+                blocks = plan.moved(one, int(progress.ended[one]))
+                under_way[one] = blocks, holds[plan.source[one], blocks]
+        for one in draw.sample(sorted(under_way), len(under_way)):
+            if draw.random() <= keen:
+                blocks, data = under_way.pop(one)
+                if progress.ended[one] < plan.adds[one]:
+                    holds[plan.target[one], blocks] += data
+                else:
+                    holds[plan.target[one], blocks] = data
+                progress.ended[one] += 1
+    return holds
+
+
+def expect(plan: Plan, holds: NDArray[np.int16]) -> None:
+    """PlanError unless ``holds``, shaped as `initial`, is what the operation promises."""
+    blocks, everyone = np.arange(plan.blocks), np.arange(plan.ranks)
+    right = np.zeros((plan.blocks, holds.shape[2]), np.int16)
+    if plan.operation in ("all_reduce", "reduce_scatter"):
+        right[:, : plan.ranks] = 1
+    else:
+        right[blocks, plan.owner] = 1
+    if plan.operation == "reduce_scatter":
+        where, what = plan.owner, blocks
+    elif plan.operation == "all_to_all":
+        where, what = plan.receiver, blocks
+    else:
+        where, what = np.repeat(everyone, plan.blocks), np.tile(blocks, plan.ranks)
+    wrong = np.flatnonzero((holds[where, what] != right[what]).any(axis=1))
+    if len(wrong):
+        rank, block = int(where[wrong[0]]), int(what[wrong[0]])
+        story = _story(holds[rank, block], right[block])
+        more = f"; {len(wrong)} of {len(where)} blocks are wrong" if len(wrong) > 1 else ""
+        raise PlanError(
+            f"{plan.name} {plan.operation} of {plan.ranks} ranks: rank {rank} ends with block {block} {story}{more}"
+        )
+
+
+def _story(has: NDArray[np.int16], right: NDArray[np.int16]) -> str:
+    def named(which: NDArray[np.bool_]) -> str:
+        ranks = np.flatnonzero(which).tolist()
+        return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+
+    missing, extra = has[:-1] < right[:-1], has[:-1] > right[:-1]
+    parts = ["never defined"] if has[-1] else []
+    parts += [f"without the part of {named(missing)}"] if missing.any() else []
+    parts += [f"with the part of {named(extra)} too often"] if extra.any() else []
+    return " and ".join(parts)
