@@ -1,0 +1,129 @@
+"""The algorithms by name, and which operations each offers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from foretrain.collective.all_to_all import direct, pairwise
+from foretrain.collective.broadcasts import binomial, flat
+from foretrain.collective.circulant import circulant
+from foretrain.collective.double_tree import double_tree
+from foretrain.collective.halving_doubling import Nearness, halving_doubling
+from foretrain.collective.hdrm import hdrm
+from foretrain.collective.hierarchical import hierarchical
+from foretrain.collective.in_network import in_network
+from foretrain.collective.parameter_server import parameter_server
+from foretrain.collective.plan import Operation, Plan
+from foretrain.collective.ring import ring
+from foretrain.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One algorithm.
+
+    Attributes:
+        make: called with the operation, the ranks and options by name.
+        operations: what it can do.
+    """
+
+    make: Callable[..., Plan]
+    operations: tuple[Operation, ...]
+
+
+_HALVES: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather")
+
+ALGORITHMS: dict[str, Offer] = {
+    "ring": Offer(ring, (*_HALVES, "broadcast")),
+    "halving_doubling": Offer(halving_doubling, _HALVES),
+    "circulant": Offer(circulant, _HALVES),
+    "hdrm": Offer(hdrm, _HALVES),
+    "hierarchical": Offer(hierarchical, _HALVES),
+    "in_network": Offer(in_network, _HALVES),
+    "parameter_server": Offer(parameter_server, _HALVES),
+    "double_tree": Offer(double_tree, ("all_reduce", "broadcast")),
+    "flat": Offer(flat, ("broadcast",)),
+    "binomial": Offer(binomial, ("broadcast",)),
+    "direct": Offer(direct, ("all_to_all",)),
+    "pairwise": Offer(pairwise, ("all_to_all",)),
+}
+"""Options are the keyword arguments of ``make``."""
+
+_LEAST = {"root": 0, "chunks": 1, "channels": 1, "servers": 1, "radix": 2, "local": 2, "switches": 2, "hosts": 1}
+
+
+def build(name: str, operation: Operation, ranks: int, **options: Any) -> Plan:
+    """The plan of one algorithm, by name.
+
+    >>> build("ring", "all_reduce", 4, channels=2).transfers
+    8
+
+    Args:
+        name: of `ALGORITHMS`.
+        operation: one that the algorithm offers.
+        ranks: N, at least 2.
+        options: the algorithm's own; ``inner`` and ``outer`` of ``hierarchical`` may be names.
+
+    Raises:
+        ConfigError: a name is unknown, the algorithm does not offer the operation, or a number is impossible.
+    """
+    offer = _offer("algorithm", name)
+    if operation not in get_args(Operation):
+        raise unknown("operation", operation, get_args(Operation))
+    if operation not in offer.operations:
+        able = ", ".join(other for other, one in ALGORITHMS.items() if operation in one.operations)
+        raise ConfigError("algorithm", name, f"does not offer {operation}", f"use one of: {able}")
+    _check_number("ranks", ranks, 2)
+    known = inspect.signature(offer.make).parameters.values()
+    names = [one.name for one in known if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    for key, value in options.items():
+        if key not in names:
+            raise unknown(f"{name}.options", key, names)
+        if key in _LEAST and not (key == "radix" and value is None):
+            _check_number(key, value, _LEAST[key])
+    for one in known:
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is inspect.Parameter.empty:
+            _require(name, one.name, options)
+    _check_fitting(ranks, options)
+    return offer.make(operation, ranks, **_resolved(operation, options))
+
+
+def _offer(field: str, name: str) -> Offer:
+    if name not in ALGORITHMS:
+        raise unknown(field, name, ALGORITHMS)
+    return ALGORITHMS[name]
+
+
+def _require(name: str, option: str, options: dict[str, Any]) -> None:
+    if option not in options:
+        raise ConfigError(f"{name}.options", sorted(options), f"lack '{option}'", f"give {option}=…")
+
+
+def _check_number(field: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(field, value, f"is not a whole number of at least {least}", f"write e.g. {max(least, 4)}")
+
+
+def _check_fitting(ranks: int, options: dict[str, Any]) -> None:
+    if options.get("root", 0) >= ranks:
+        raise ConfigError("root", options["root"], "is no rank", f"ranks are 0 to {ranks - 1}")
+    if options.get("colocated") and options.get("servers", 1) > ranks:
+        raise ConfigError("servers", options["servers"], f"do not fit on {ranks} ranks", f"write at most {ranks}")
+    if options.get("first", "near") not in get_args(Nearness):
+        raise unknown("first", options["first"], get_args(Nearness))
+
+
+def _resolved(operation: Operation, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` with names of stages replaced by what makes them."""
+    made = dict(options)
+    needed: dict[str, tuple[Operation, ...]] = {"inner": ("reduce_scatter", "all_gather"), "outer": (operation,)}
+    for stage, must in needed.items():
+        if isinstance(made.get(stage), str):
+            offer = _offer(stage, made[stage])
+            if lacking := [one for one in must if one not in offer.operations]:
+                raise ConfigError(stage, made[stage], f"does not offer {lacking[0]}", "use 'ring'")
+            made[stage] = offer.make
+    return made

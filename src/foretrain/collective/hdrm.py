@@ -1,0 +1,198 @@
+"""HDRM: halving-doubling with rank mapping, which puts one flow on each direct link of a BiGraph in every round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.collective.bigraph import Seats
+from foretrain.collective.circulant import Circle, circle, exchange
+from foretrain.collective.composition import copies, in_turn, together
+from foretrain.collective.halving_doubling import halvings
+from foretrain.collective.plan import Operation, Plan
+from foretrain.errors import ConfigError
+
+# Note [HDRM for any number of hosts]
+# The paper maps N·M ranks, both powers of two. Elsewhere there are two levels, none of which uses a link twice.
+#
+# Inside each switch its hosts reduce-scatter the data into k shards; no link between switches is used. Then each shard
+# is all-reduced across the 2h switches in use, by a product of circles in which every round flips the part: circles of
+# two, and one of 2m ranks with m odd that skips by odd numbers only. In each round the upper switches so send to the
+# lower ones by a bijection, and conversely. All k shards do this at once, shard j with the upper switches turned by j:
+#
+#     upper switch of shard j = (i + j) mod h        lower switch = i
+#
+# For one link (u, l) the flows of shard j and j' in a round would need the same bijection at u − j and u − j', hence
+# j = j' mod h. So there are at most ⌈k/h⌉ flows on a link direction: one if k ≤ h, and that is the least possible where
+# ranks sit on more than one switch. If k > h, it is the least for rounds in which all k hosts of a switch send at once.
+#
+# Where the ranks do not fill the switches evenly, some have k and some k − 1 hosts; there one host has two shards.
+# Rounds are paced, as one that runs ahead would meet the flows of another on its links.
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which switches are used and how many ranks each has.
+
+    Attributes:
+        half: h, switches of each part that are used.
+        ranks: of each of the 2h switches, upper ones first.
+    """
+
+    half: int
+    ranks: tuple[int, ...]
+
+    @property
+    def shards(self) -> int:
+        return max(self.ranks)
+
+    @property
+    def flows(self) -> int:
+        """On one direction of a link in a round."""
+        return -(-self.shards // self.half)
+
+    @property
+    def rounds(self) -> int:
+        return len(circle(self.shards).rounds) + sum(len(one.rounds) for one in _crossing(self.half))
+
+    @property
+    def cost(self) -> float:
+        """Data that the busiest link moves in the reduce-scatter, in units of S, if rounds are in lock step."""
+        busiest = max(self.flows, 1 + (min(self.ranks) < self.shards))
+        return (self.shards - 1 + busiest * (1 - 1 / (2 * self.half))) / self.shards
+
+
+def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int) -> Plan:
+    """All-reduce for a BiGraph (EFLOPS, HPCA'20); place its ranks on the hosts that `hdrm_mapping` names.
+
+    The paper's, halving-doubling with near partners first, where the ranks are 2h·m with powers of two and m ≤ h. The
+    generalisation to every number of ranks is ours: see Note [HDRM for any number of hosts] and `docs/collectives.md`.
+    It has at most one flow per link direction in a round wherever a switch has no more hosts than links. Bytes are the
+    least possible, 2(P − 1)/P · S, where all switches in use have equally many ranks; elsewhere up to a fifth more.
+    Ranks that fit under one switch stay there; an odd number of ranks below N sit on a switch each, in one circle.
+
+    Args:
+        operation: all_reduce, reduce_scatter or all_gather.
+        ranks: P, from 2 to switches · hosts.
+        switches: N, even.
+        hosts: M, per switch.
+
+    Raises:
+        ConfigError: the switches are odd, or the ranks too many.
+    """
+    _check(ranks, switches, hosts)
+    if ranks <= hosts or _published(ranks, switches, hosts) or (ranks < switches and ranks % 2):
+        return exchange("hdrm", operation, halvings(ranks), paced=True)
+    return _two_levels(operation, ranks, _layout(ranks, switches, hosts))
+
+
+def hdrm_mapping(switches: int, hosts: int, ranks: int | None = None) -> Seats:
+    """Where `hdrm` wants each rank to sit; as many ranks as hosts unless said."""
+    ranks = switches * hosts if ranks is None else ranks
+    _check(ranks, switches, hosts)
+    rank = np.arange(ranks)
+    if ranks <= hosts:
+        return Seats(switches, hosts, 0 * rank, 0 * rank, rank)
+    if half := _published(ranks, switches, hosts):
+        parity = np.array([one.bit_count() & 1 for one in range(ranks)])
+        turn, place = rank // (2 * half), rank % (2 * half) // 2
+        return Seats(switches, hosts, parity, np.where(parity == 0, (place + turn) % half, place), turn)
+    if ranks < switches and ranks % 2:
+        return Seats(switches, hosts, rank % 2, rank // 2, 0 * rank)
+    layout = _layout(ranks, switches, hosts)
+    switch = np.repeat(np.arange(2 * layout.half), layout.ranks)
+    port = rank - np.repeat(_starts(layout)[:-1], layout.ranks)
+    return Seats(switches, hosts, switch // layout.half, switch % layout.half, port)
+
+
+def _check(ranks: int, switches: int, hosts: int) -> None:
+    if switches < 2 or switches % 2:
+        raise ConfigError("switches", switches, "cannot be halved into upper and lower", "write an even number")
+    if hosts < 1:
+        raise ConfigError("hosts", hosts, "leaves the switches without hosts", "write at least 1")
+    if not 2 <= ranks <= switches * hosts:
+        raise ConfigError(
+            "ranks", ranks, f"are not 2 to {switches * hosts} on {switches} switches of {hosts} hosts", "change one"
+        )
+
+
+def _published(ranks: int, switches: int, hosts: int) -> int:
+    """h of the paper's mapping on 2h of the switches; 0 where it does not apply."""
+    half = min(1 << ((switches // 2).bit_length() - 1), ranks // 2)
+    fits = ranks & (ranks - 1) == 0 and ranks <= 2 * half * min(hosts, half)
+    return half if fits else 0
+
+
+def _layout(ranks: int, switches: int, hosts: int) -> _Layout:
+    """The switches on which fewest flows share a link, and among these the busiest link has least to move."""
+    fitting = []
+    for half in range(1, switches // 2 + 1):
+        each, more = divmod(ranks, 2 * half)
+        if each and each + (more > 0) <= hosts:
+            # Upper and lower switches take turns in having one rank more.
+            order = np.argsort(np.arange(2 * half) % half * 2 + np.arange(2 * half) // half)
+            counts = np.full(2 * half, each)
+            counts[order[:more]] += 1
+            fitting.append(_Layout(half, tuple(counts.tolist())))
+    return min(fitting, key=lambda layout: (layout.flows, round(layout.cost, 9), layout.rounds))
+
+
+def _starts(layout: _Layout) -> NDArray[np.int64]:
+    return np.cumsum([0, *layout.ranks])
+
+
+def _crossing(half: int) -> list[Circle]:
+    """Circles of 2 · half switches in which every round goes from one part to the other."""
+    twos = (half & -half).bit_length() - 1
+    return [circle(2)] * twos + [circle(2 * (half >> twos), odd=True)]
+
+
+def _two_levels(operation: Operation, ranks: int, layout: _Layout) -> Plan:
+    shards, half, starts = layout.shards, layout.half, _starts(layout)
+    nodes = 2 * half
+    between = exchange("hdrm", operation, _crossing(half), paced=True)
+    # The parity of a node is that of its digits' sum: each round changes one digit by an odd number in an even circle.
+    parity = _parity(_crossing(half))
+    place = np.empty(nodes, np.int64)
+    for part in (0, 1):
+        place[parity == part] = np.arange(half)
+    turned = (place + np.arange(shards)[:, None]) % half
+    switch = np.where(parity == 0, turned, half + place)
+    slot = np.array([_holder(count, shards) for count in range(1, shards + 1)])
+    holders = starts[switch] + slot[np.array(layout.ranks)[switch] - 1, np.arange(shards)[:, None]]
+    across = copies(between, holders, np.arange(shards) * nodes, np.arange(nodes + 1))
+
+    def inside(kind: Operation) -> list[Plan]:
+        made = []
+        for count in sorted(set(layout.ranks) - {1}):
+            template = exchange("hdrm", kind, [circle(count)], paced=True)
+            members = starts[:-1][np.array(layout.ranks) == count][:, None] + np.arange(count)
+            made.append(copies(template, members, np.zeros(len(members), np.int64), _edges(count, shards) * nodes))
+        return [together(made)] if made else []
+
+    before = inside("reduce_scatter") if operation != "all_gather" else []
+    later = inside("all_gather") if operation != "reduce_scatter" else []
+    owner = () if operation == "all_reduce" else holders[:, between.owner].reshape(-1)
+    return in_turn("hdrm", operation, ranks, shards * nodes, [*before, across, *later], owner=owner)
+
+
+def _edges(count: int, shards: int) -> NDArray[np.int64]:
+    """Where the shards of each of ``count`` hosts begin."""
+    return np.arange(count + 1) * shards // count
+
+
+def _holder(count: int, shards: int) -> NDArray[np.int64]:
+    """Which of ``count`` hosts of a switch has each shard."""
+    return np.repeat(np.arange(count), np.diff(_edges(count, shards)))
+
+
+def _parity(circles: Sequence[Circle]) -> NDArray[np.int64]:
+    """Sum of the digits of each node, mod 2; digits as in `exchange` with near partners first."""
+    nodes, total, apart = np.arange(math.prod(one.size for one in circles)), 0, 1
+    for one in circles:
+        total, apart = total + nodes // apart % one.size, apart * one.size
+    return np.asarray(total % 2)
