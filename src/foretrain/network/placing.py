@@ -36,6 +36,7 @@ def place(
     helpers: Sequence[int] = (),
     *,
     step_latency: Time = 0,
+    wire_latency: bool = True,
     weight: float = 1.0,
     priority: int = 0,
     release: Time = 0,
@@ -48,7 +49,8 @@ def place(
         router: chooses paths.
         ranks: for each rank of the plan, which of the topology's ranks it is; the first ones by default.
         helpers: for each helper of the plan, the node it is on.
-        step_latency: ps of software before each step, besides the links' latency.
+        step_latency: ps of software before each step.
+        wire_latency: whether the links' latency comes on top; not where ``step_latency`` was measured with it.
         weight, priority, release: of all flows; see `Program`.
 
     Raises:
@@ -76,7 +78,7 @@ def place(
         paths=paths,
         size=plan.size(data),
         steps=plan.steps,
-        latency=delay[which.reshape(-1)] + step_latency,
+        latency=(delay[which.reshape(-1)] if wire_latency else np.zeros(count)) + step_latency,
         release=np.full(count, float(release)),
         weight=np.full(count, float(weight)),
         priority=np.full(count, priority, np.int32),

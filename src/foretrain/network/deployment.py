@@ -1,0 +1,212 @@
+"""A job on a topology: which ranks, which collective, which routing. What `Cluster` is for the simple case.
+
+Where `Cluster` has a formula, a deployment asks the fluid simulation how long a collective takes when nothing else is
+sent. Collectives of one job run one after the other, as on one stream of NCCL, so that is all a job alone needs; jobs
+that share a network are simulated flow by flow (`foretrain.virtual.together`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foretrain.collective import Operation
+from foretrain.errors import ConfigError
+from foretrain.network.arrangement import Arrangement, arrange, suited
+from foretrain.network.placing import place
+from foretrain.network.program import Program
+from foretrain.network.star import DEFAULT_OVERHEAD
+from foretrain.network.topology import Topology
+from foretrain.schedule import Cost
+from foretrain.units import COST_SHIFT, MICROSECOND, Time, format_rate, format_time, moving
+
+DEFAULT_STEP: Time = 2 * MICROSECOND
+"""Software of one step of a collective, besides the links' latency: what RDMA takes from GPU to GPU."""
+_LARGE = 1 << 36
+"""Bytes from which on only the rate of a collective matters: 64 GiB take seconds on the fastest link there is."""
+
+
+class _Way(NamedTuple):
+    """How data of one size is exchanged: by NCCL's own launch, latency of a step, and share of links, or ours."""
+
+    name: str
+    arrangement: Arrangement
+    step: Time
+    launch: Time = 0
+    efficiency: float = 1.0
+    wire: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deployment:
+    """A job on a topology.
+
+    Attributes:
+        topology: the network.
+        collective: an algorithm; ``"auto"``, the fastest of those that suit the topology at each size; or ``"nccl"``,
+            NCCL's choice with its protocols and latencies (`foretrain.collective.nccl`).
+        routing: a policy of `foretrain.network.routing`.
+        ranks: which ranks of the topology the job has, in its own order; all where empty.
+        device: what a GPU is, a preset of `foretrain.device`; None where a recorded workload brings its times along.
+        overhead: θ, cost of one operation whatever its size, ps.
+        step: software of each step of a collective, ps; ``"nccl"`` has its own.
+        seed: of the routing.
+    """
+
+    topology: Topology
+    collective: str = "auto"
+    routing: str = "ecmp"
+    ranks: tuple[int, ...] = ()
+    device: str | None = None
+    overhead: Time = DEFAULT_OVERHEAD
+    step: Time = DEFAULT_STEP
+    seed: int = 0
+    _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        have = len(self.topology.ranks)
+        if self.ranks and not 0 <= min(self.ranks) <= max(self.ranks) < have:
+            raise ConfigError("ranks", max(self.ranks), "is no rank of the topology", f"they are 0 to {have - 1}")
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ConfigError("ranks", list(self.ranks)[:8], "has one twice", "name different ones")
+        if len(self.members) < 2:
+            raise ConfigError("ranks", 1, "has nobody to exchange gradients with", "give the job at least 2")
+        for name in ("overhead", "step"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "is negative", "write e.g. '20us'")
+        self._way("all_reduce", 1 << 20)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The topology's ranks that the job has."""
+        return self.ranks or tuple(range(len(self.topology.ranks)))
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs in the job; a host that is a rank counts as one."""
+        return len(self.members)
+
+    @property
+    def slowdown(self) -> float:
+        """Of the slowest rank: synchronous training waits for it."""
+        return max(self.topology.nodes[self.topology.ranks[rank]].slowdown for rank in self.members)
+
+    @property
+    def cost(self) -> Cost:
+        """κ and θ as policies want them: what a byte costs in large collectives, and what one costs besides.
+
+        κ is the least that any size costs per byte, so that no schedule beats the optimum.
+        """
+        if "cost" not in self._memo:
+            per_byte = (self._exact("all_reduce", 2 * _LARGE) - self._exact("all_reduce", _LARGE)) / _LARGE
+            kappa = math.floor(per_byte * (1 << COST_SHIFT) * (1 - 1e-9))
+            size = 1 << 20
+            start = max(0, self.duration("all_reduce", size) - moving(size, kappa))
+            self._memo["cost"] = Cost(overhead=self.overhead + start, per_byte=kappa)
+        return self._memo["cost"]
+
+    def duration(self, operation: Operation, size: int) -> Time:
+        """How long a collective of ``size`` bytes takes alone, ps, without θ.
+
+        Simulated at powers of two and linear in between: exact where the collective's time is linear, as it is where
+        latency or rate decides. ``size`` is that of the gradient, for the halves of an all-reduce as well.
+        """
+        low = 1 << max(0, size.bit_length() - 1)
+        first, second = self._exact(operation, low), self._exact(operation, 2 * low)
+        return math.ceil(first + (second - first) * (size - low) / low)
+
+    def collective_at(self, size: int) -> str:
+        """What carries an all-reduce of ``size`` bytes, e.g. ``"hierarchical"``, or ``"ring, LL128"`` of NCCL."""
+        return self._way("all_reduce", size).name
+
+    def program(self, operation: Operation, size: int, release: Time = 0) -> Program:
+        """The flows of a collective of ``size`` bytes."""
+        return self._program(self._way(operation, size), size, release)
+
+    def without_latency(self) -> Deployment:
+        """The same without anything that an operation costs besides its bytes."""
+        wires = self.topology.changed(range(self.topology.links), latency=0)
+        return dataclasses.replace(self, topology=wires, overhead=0, step=0, _memo={})
+
+    def scaled(self, factor: float) -> Deployment:
+        """The same with every link ``factor`` times as fast, background traffic included."""
+        topology = self.topology
+        faster = dataclasses.replace(topology, rate=topology.rate * factor, background=topology.background * factor)
+        return dataclasses.replace(self, topology=faster, _memo={})
+
+    def _exact(self, operation: Operation, size: int) -> float:
+        """ps of a collective of ``size`` bytes alone."""
+        key = operation, size
+        if key not in self._memo:
+            self._memo[key] = self._time(self._way(operation, size), size)
+        return self._memo[key]
+
+    def _time(self, way: _Way, size: int) -> float:
+        from foretrain.network.fluid import run
+
+        return float(run(self._program(way, size, 0), self._router().topology.capacity).finish.max())
+
+    def _way(self, operation: Operation, size: int) -> _Way:
+        """How ``size`` bytes are exchanged; ``"auto"`` and ``"nccl"`` decide once per power of two."""
+        if self.collective == "nccl":
+            return self._nccl(operation, size)
+        grid = 1 << max(0, size.bit_length() - 1) if self.collective == "auto" else 0
+        key = "way", operation, grid
+        if key not in self._memo:
+            self._memo[key] = self._fastest(operation, grid) if grid else self._plain(operation, self.collective)
+        return self._memo[key]
+
+    def _plain(self, operation: Operation, name: str) -> _Way:
+        return _Way(name, arrange(name, operation, self.topology, self.members), self.step)
+
+    def _fastest(self, operation: Operation, size: int) -> _Way:
+        key = "suited", operation
+        if key not in self._memo:
+            found = suited(operation, self.topology, self.members)
+            self._memo[key] = [_Way(name, one, self.step) for name, one in found.items()]
+        return min(self._memo[key], key=lambda way: self._time(way, size))
+
+    def _nccl(self, operation: Operation, size: int) -> _Way:
+        from foretrain.network.nccl import choice_on
+
+        choice, name = choice_on(self.topology, self.members, self.device, operation, size)
+        key = "nccl", operation, name
+        if key not in self._memo:
+            self._memo[key] = arrange(name, operation, self.topology, self.members)
+        label = f"{name}, {choice.protocol}"
+        # What NCCL needs for a step was measured with the wires.
+        return _Way(label, self._memo[key], choice.step_latency, choice.launch, choice.efficiency, wire=False)
+
+    def _program(self, way: _Way, size: int, release: Time) -> Program:
+        arrangement = way.arrangement
+        return place(
+            arrangement.plan,
+            size / way.efficiency,
+            self._router(),
+            arrangement.ranks,
+            arrangement.helpers,
+            step_latency=way.step,
+            wire_latency=way.wire,
+            release=release + way.launch,
+        )
+
+    def _router(self) -> Any:
+        if "router" not in self._memo:
+            from foretrain.network.routing import router
+
+            self._memo["router"] = router(self.topology, self.routing, seed=self.seed)
+        return self._memo["router"]
+
+    def __str__(self) -> str:
+        ports = np.unique(self.topology.rate[np.isin(self.topology.source, self.topology.ranks[list(self.members)])])
+        rates = " and ".join(format_rate(rate) for rate in ports[:2])
+        ranks = f"{len(self.members)} of " if self.ranks else ""
+        gpus = f" {self.device}" if self.device else ""
+        return (
+            f"{self.topology.name}, {ranks}{len(self.topology.ranks)}{gpus} ranks @ {rates}, {self.collective},"
+            f" {self.routing}, θ {format_time(self.overhead)}"
+        )
