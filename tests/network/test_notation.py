@@ -75,7 +75,7 @@ def test_presets(name):
         ("4@10Gbps,", "option: '' is unknown"),
         ("4x1xV10@10Gbps", "device: 'V10' is unknown; did you mean 'V100'"),
         ("4x8x100@10Gbps", "device: '100' is unknown"),
-        ("dgx-h10:4", "cluster: 'dgx-h10' is unknown; did you mean 'dgx-h100'"),
+        ("dgx-h10:4", "topology 'dgx-h10:4'.kind: 'dgx-h10' is unknown; did you mean 'dgx-h100'"),
         ("dgx-h100", "does not say how many servers or how fast a link"),
         ("dgx-h100:²", "does not say how many servers"),
         ("dgx-h100:" + "9" * 5000, "does not say how many servers"),

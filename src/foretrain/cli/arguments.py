@@ -13,7 +13,7 @@ from foretrain.device import Precision
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretrain.network import Cluster
+    from foretrain.network import Place
     from foretrain.workload import Workload
 
 
@@ -23,7 +23,8 @@ class Scenario:
 
     Attributes:
         workload: a model of the zoo (foretrain catalog lists them) or a recorded workload's .toml file.
-        cluster: e.g. 4x8xV100@100Gbps, "4 workers @ 1Gbps", 4x1xV100@10Gbps,ps=2, dgx-h100:16, or a .toml file.
+        cluster: e.g. 4x8xV100@100Gbps, "4 workers @ 1Gbps", 4x1xV100@10Gbps,ps=2, dgx-h100:16, a topology such as
+            bigraph:8x4@100Gbps,collective=hdrm, or a .toml or .graphml file.
         batch: samples per GPU; models of the zoo only.
         precision: of computation and gradients; models of the zoo only.
         throughput: samples/s that one GPU reaches alone, if measured; models of the zoo only.
@@ -35,7 +36,7 @@ class Scenario:
     precision: Precision | None = None
     throughput: float | None = None
 
-    def read(self) -> tuple[Workload, Cluster]:
+    def read(self) -> tuple[Workload, Place]:
         """Both, validated."""
         from foretrain.network import cluster
         from foretrain.network.notation import DEFAULT_DEVICE

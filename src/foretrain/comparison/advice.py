@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretrain.network import Cluster
+from foretrain.network import Cluster, Place
 from foretrain.schedule import IDEAL
 from foretrain.units import Time, format_rate, format_time
 from foretrain.virtual import Run, simulate
@@ -111,7 +111,7 @@ def _costly(run: Run) -> bool:
     """Whether latency and θ keep ``run`` from the optimum by more than is worth a change."""
     if run.gap < _COSTLY:
         return False
-    free = dataclasses.replace(run.cluster, latency=0, overhead=0, floor=0)
+    free = run.cluster.without_latency()
     time = simulate(run.workload, free, run.schedule, trace=False).iteration_time
     return time * (1 + _COSTLY / 2) < run.iteration_time
 
@@ -131,14 +131,14 @@ def _what_helps(run: Run) -> str:
     return f"{words} would bring the optimum from {format_time(now.time)} to {format_time(time)}"
 
 
-def _changes(place: Cluster) -> list[tuple[Cluster, str]]:
-    double = dataclasses.replace(
-        place,
-        up=2 * place.up,
-        down=2 * place.down,
-        server_rate=2 * place.server_rate if place.server_rate else None,
-    )
-    changes = [(double, f"{format_rate(double.up)} links")]
+def _changes(place: Place) -> list[tuple[Place, str]]:
+    double = place.scaled(2)
+    if not isinstance(place, Cluster):
+        changes: list[tuple[Place, str]] = [(double, "links twice as fast")]
+        if place.collective != "auto":
+            changes.append((dataclasses.replace(place, collective="auto", _memo={}), "the fastest collective"))
+        return changes
+    changes = [(double, f"{format_rate(2 * place.up)} links")]
     if place.local:
         inside = dataclasses.replace(place, local=2 * place.local)
         changes.append((inside, f"{format_rate(2 * place.local)} inside each host"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.errors import ConfigError, unknown
-from foretrain.network import Cluster, cluster
+from foretrain.network import Cluster, Place, cluster
 from foretrain.schedule import Spec, spec
 from foretrain.tune import tune
 from foretrain.units import Time, exact_time, format_rate, parse_rate, parse_time, to_seconds
@@ -58,7 +58,7 @@ class Sweep:
 
 def sweep(
     workload: Workload,
-    where: str | Cluster,
+    where: str | Place,
     schedules: str | Sequence[str | Spec],
     along: str,
     *,
@@ -114,7 +114,9 @@ def _count(text: str, field: str) -> int:
     return int(text)
 
 
-def _changed(place: Cluster, parameter: str, value: float) -> Cluster:
+def _changed(place: Place, parameter: str, value: float) -> Place:
+    if not isinstance(place, Cluster):
+        return place.changed(parameter, value)
     if parameter == "rate":
         ratio = place.down / place.up
         return dataclasses.replace(place, up=value, down=value * ratio)

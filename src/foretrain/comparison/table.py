@@ -10,7 +10,7 @@ from typing import Any
 from foretrain.comparison.advice import Advice, advise, fastest
 from foretrain.comparison.sweeps import Sweep
 from foretrain.errors import ConfigError
-from foretrain.network import Cluster, cluster
+from foretrain.network import Place, cluster
 from foretrain.schedule import POLICIES, Bound, Spec, spec
 from foretrain.tune import tune
 from foretrain.units import to_seconds
@@ -37,7 +37,7 @@ class Comparison:
     """
 
     workload: Workload
-    cluster: Cluster
+    cluster: Place
     runs: tuple[Run, ...]
     baseline: Run
     bound: Bound
@@ -83,7 +83,7 @@ class Comparison:
 
 def compare(
     workload: Workload,
-    where: str | Cluster,
+    where: str | Place,
     schedules: str | Sequence[str | Spec] = ALL_SCHEDULES,
     *,
     tuned: bool = True,

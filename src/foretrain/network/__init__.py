@@ -1,7 +1,19 @@
-"""Where gradients travel: clusters in their simple form, and the routes a chunk takes through them."""
+"""Where gradients travel: simple clusters, jobs deployed on topologies, and the routes a chunk takes.
+
+Only the simple cluster is imported here. What simulates flows (`deployment`, `fluid`, `routing`, `topology_notation`)
+needs numba and is imported where it is used, so that commands that do without it start at once.
+"""
+
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from foretrain.network.notation import cluster, load, preset
 from foretrain.network.route import Hop, Route
 from foretrain.network.star import Cluster, Exchange
 
-__all__ = ["Cluster", "Exchange", "Hop", "Route", "cluster", "load", "preset"]
+if TYPE_CHECKING:
+    from foretrain.network.deployment import Deployment
+
+Place: TypeAlias = Union[Cluster, "Deployment"]
+"""Where a job runs: the simple cluster, or a topology."""
+
+__all__ = ["Cluster", "Exchange", "Hop", "Place", "Route", "cluster", "load", "preset"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrain.collective import Operation
 from foretrain.errors import ConfigError
@@ -96,6 +97,11 @@ class Deployment:
         return max(self.topology.nodes[self.topology.ranks[rank]].slowdown for rank in self.members)
 
     @property
+    def capacity(self) -> NDArray[np.float64]:
+        """Bytes/s of each link that the routing knows; the topology's own, but bundled where packets are sprayed."""
+        return self._router().topology.capacity
+
+    @property
     def cost(self) -> Cost:
         """κ and θ as policies want them: what a byte costs in large collectives, and what one costs besides.
 
@@ -138,6 +144,31 @@ class Deployment:
         faster = dataclasses.replace(topology, rate=topology.rate * factor, background=topology.background * factor)
         return dataclasses.replace(self, topology=faster, _memo={})
 
+    def changed(self, parameter: str, value: float) -> Deployment:
+        """The same with another value of one parameter of a sweep.
+
+        Args:
+            parameter: ``"rate"`` of the ranks' fastest port, all links in proportion; ``"latency"`` of every link;
+                ``"overhead"``; or ``"workers"``, the job's first ranks.
+            value: in bytes/s, ps or ranks.
+        """
+        if parameter == "rate":
+            return self.scaled(value / self._ports().max())
+        if parameter == "latency":
+            wires = self.topology.changed(range(self.topology.links), latency=int(value))
+            return dataclasses.replace(self, topology=wires, _memo={})
+        if parameter == "workers":
+            if value > len(self.members):
+                have = len(self.members)
+                raise ConfigError("workers", int(value), f"are more than the job's {have} ranks", "sweep fewer")
+            return dataclasses.replace(self, ranks=self.members[: int(value)], _memo={})
+        return dataclasses.replace(self, overhead=int(value), _memo={})
+
+    def _ports(self) -> NDArray[np.float64]:
+        """The different rates of the links that leave the job's ranks, ascending."""
+        nodes = self.topology.ranks[list(self.members)]
+        return np.unique(self.topology.rate[np.isin(self.topology.source, nodes)])
+
     def _exact(self, operation: Operation, size: int) -> float:
         """ps of a collective of ``size`` bytes alone."""
         key = operation, size
@@ -148,7 +179,7 @@ class Deployment:
     def _time(self, way: _Way, size: int) -> float:
         from foretrain.network.fluid import run
 
-        return float(run(self._program(way, size, 0), self._router().topology.capacity).finish.max())
+        return float(run(self._program(way, size, 0), self.capacity).finish.max())
 
     def _way(self, operation: Operation, size: int) -> _Way:
         """How ``size`` bytes are exchanged; ``"auto"`` and ``"nccl"`` decide once per power of two."""
@@ -202,8 +233,7 @@ class Deployment:
         return self._memo["router"]
 
     def __str__(self) -> str:
-        ports = np.unique(self.topology.rate[np.isin(self.topology.source, self.topology.ranks[list(self.members)])])
-        rates = " and ".join(format_rate(rate) for rate in ports[:2])
+        rates = " and ".join(format_rate(rate) for rate in self._ports()[:2])
         ranks = f"{len(self.members)} of " if self.ranks else ""
         gpus = f" {self.device}" if self.device else ""
         return (

@@ -1,4 +1,4 @@
-"""Clusters as text: ``"4x8xV100@100Gbps,ps=2"``, presets such as ``"dgx-h100:16"``, and TOML files.
+"""Clusters as text: ``"4x8xV100@100Gbps,ps=2"``, presets such as ``"dgx-h100:16"``, topologies, and TOML files.
 
 WORKERS[xGPUS[xDEVICE]] @ RATE[/RATE] [,OPTION...]        "4 workers @ 1Gbps" is read as well
 
@@ -6,6 +6,8 @@ rate         a host's rate, or its sending/receiving rates
 ps=K         K dedicated parameter servers; ps alone means as many as workers; ps=colocated puts one on each worker
 all_reduce   ring all-reduce (the default)
 latency=T    overhead=T    floor=T    local=RATE    server=RATE
+
+TOPOLOGY [,OPTION...]      e.g. "bigraph:8x4@100Gbps,collective=hdrm": see `foretrain.network.deployment_notation`
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import dataclasses
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretrain import device
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.star import Cluster
 from foretrain.units import parse_rate, parse_time
+
+if TYPE_CHECKING:
+    from foretrain.network import Place
 
 _COUNT = r"[0-9]{1,9}"
 _RATE = r"[\d.]+\s*[A-Za-z]+(?:/s)?"
@@ -28,6 +33,8 @@ _SHAPE = re.compile(
     r"(?:\s*[x×]\s*(?P<device>[A-Za-z0-9][\w-]*))?(?:\s+workers?)?"
     rf"\s*@\s*(?P<up>{_RATE})(?:\s*/\s*(?P<down>{_RATE}))?"
 )
+DEPLOYMENT_OPTIONS = ("collective", "routing", "step", "ranks")
+"""Options that only a job on a topology has."""
 _EXAMPLE = "write e.g. '4x8xV100@100Gbps', '4x1xV100@10Gbps,ps=2' or 'dgx-h100:16'"
 DEFAULT_DEVICE = "V100"
 """The GPU of a cluster that does not name one."""
@@ -43,14 +50,46 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def cluster(text: str | Cluster) -> Cluster:
-    """The cluster that ``text`` describes: the notation above, a preset, or the path of a TOML file."""
-    if isinstance(text, Cluster):
+def cluster(text: str | Place) -> Place:
+    """Where a job runs: the notation above, a preset, a topology, or the path of a TOML or GraphML file.
+
+    A preset such as ``"dgx-h100:16"`` is the simple cluster; with an option of a deployment (``collective=auto``) it
+    has its servers' and its fabric's links one by one.
+    """
+    if isinstance(text, Cluster) or (not isinstance(text, str) and hasattr(text, "topology")):
         return text
     if not isinstance(text, str):
         raise ConfigError("cluster", text, "is not a text", _EXAMPLE)
+    if _has_topology(text):
+        from foretrain.network.deployment_notation import deployment
+
+        return deployment(text)
     if text.endswith(".toml"):
         return load(text)
+    return _simple(text)
+
+
+def _has_topology(text: str) -> bool:
+    """Whether ``text`` is a topology, which costs an import of half a second to read."""
+    head, *options = [part.strip() for part in text.split(",")]
+    if head.endswith((".toml", ".graphml")):
+        return head.endswith(".graphml") or bool(options) or _describes_topology(head)
+    if any(option.partition("=")[0].strip() in DEPLOYMENT_OPTIONS for option in options):
+        return not re.match(r"\d", head)
+    name = head.partition("@")[0].partition(":")[0].strip().lower()
+    return ":" in head and name not in PRESETS and not re.match(r"\d", name)
+
+
+def _describes_topology(path: str) -> bool:
+    """Whether a TOML file has what only a topology has; a file that cannot be read is left to `load` to refuse."""
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return "kind" in found or "nodes" in found
+
+
+def _simple(text: str) -> Cluster:
     head, *options = [part.strip() for part in text.split(",")]
     name, _, count = head.partition(":")
     if "@" not in head:

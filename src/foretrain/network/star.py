@@ -1,13 +1,12 @@
 """A cluster in its simple form: equal workers around one switch that is never the bottleneck.
 
-A full network simulator will answer the same question, `routes`, with more hops, or carry chunks itself behind the
-protocol `foretrain.virtual.world.Carrier`.
+What has a topology is a `foretrain.network.deployment.Deployment`, whose collectives the fluid simulation times.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
@@ -95,9 +94,23 @@ class Cluster:
         return self.workers * self.gpus
 
     @property
+    def slowdown(self) -> float:
+        """Equal workers: none is slower than its kind."""
+        return 1.0
+
+    @property
     def cost(self) -> Cost:
         """What one exchange costs: κ, θ and latency."""
         return cost_of(self.routes())
+
+    def without_latency(self) -> Cluster:
+        """The same without anything that an operation costs besides its bytes."""
+        return replace(self, latency=0, overhead=0, floor=0)
+
+    def scaled(self, factor: float) -> Cluster:
+        """The same with the hosts' links ``factor`` times as fast."""
+        server_rate = self.server_rate and self.server_rate * factor
+        return replace(self, up=self.up * factor, down=self.down * factor, server_rate=server_rate)
 
     def routes(self) -> dict[Op, Route]:
         """The hops of every operation.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from foretrain.network import Cluster, cluster
+from foretrain.network import Place, cluster
 from foretrain.schedule import POLICIES, Job, Knob, Spec, spec
 from foretrain.units import COST_SHIFT, Time
 from foretrain.virtual import simulate
@@ -29,7 +29,7 @@ at nearly the same moment, and the link idles until what they make room for is o
 
 def tune(
     workload: Workload,
-    where: str | Cluster,
+    where: str | Place,
     schedule: str | Spec,
     *,
     evaluations: int = 60,
@@ -67,7 +67,7 @@ def tune(
 class _Search:
     """Remembers what was simulated."""
 
-    def __init__(self, workload: Workload, place: Cluster, plan: Spec, evaluations: int, worth: float) -> None:
+    def __init__(self, workload: Workload, place: Place, plan: Spec, evaluations: int, worth: float) -> None:
         self._workload = workload
         self._place = place
         self._evaluations = evaluations

@@ -60,6 +60,7 @@ class Replay:
         for layer in job.layers:
             self._owned[layer] += 1
         self.begins: list[Time] = []
+        self.on_begin: Callable[[], None] | None = None
         self._reset()
 
     @property
@@ -78,7 +79,11 @@ class Replay:
 
     def raise_if_stalled(self) -> None:
         """StallError, saying who waits for what, unless all steps have run."""
-        if self.complete:
+        self.raise_if_stalled_before(self._steps)
+
+    def raise_if_stalled_before(self, steps: int) -> None:
+        """The same for the first ``steps`` steps."""
+        if len(self.begins) > steps:
             return
         step = len(self.begins) - 1
         waits = [
@@ -86,7 +91,7 @@ class Replay:
             for layer, missing, owned in zip(self._workload.layers, self._missing, self._owned, strict=True)
             if missing
         ]
-        raise StallError(f"step {step} of {self._steps} cannot go on:", [*waits, *self._engine.waiting()])
+        raise StallError(f"step {step} of {steps} cannot go on:", [*waits, *self._engine.waiting()])
 
     def _reset(self) -> None:
         self._missing = list(self._owned)
@@ -99,6 +104,8 @@ class Replay:
     def _begin_backward(self) -> None:
         now = self._world.now()
         self.begins.append(now)
+        if self.on_begin:
+            self.on_begin()
         if self.complete:
             self._finished()
             return

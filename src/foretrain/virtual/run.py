@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from foretrain.engine import Decision
 from foretrain.files import write_atomically
-from foretrain.network import Cluster
 from foretrain.schedule import Bound, Job, Spec
 from foretrain.schedule.script import Written, of_step, write
 from foretrain.timeline import Timeline
 from foretrain.units import Time, to_seconds
 from foretrain.workload.step import Workload
+
+if TYPE_CHECKING:
+    from foretrain.network import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Run:
     """
 
     workload: Workload
-    cluster: Cluster
+    cluster: Place
     schedule: Spec | Written
     barrier: bool
     iteration_time: Time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
 from foretrain.schedule import Bound, Job, Spec, spec
@@ -9,28 +11,33 @@ from foretrain.schedule import bound as bound_of
 from foretrain.schedule.script import Written
 from foretrain.tasks import Chunk
 from foretrain.timeline import Timeline
-from foretrain.virtual.pipes import Pipes
+from foretrain.virtual.pipes import Label, Pipes
 from foretrain.virtual.replay import Replay
 from foretrain.virtual.run import Run
-from foretrain.virtual.world import VirtualWorld
+from foretrain.virtual.world import Carrier, VirtualWorld
 from foretrain.workload.step import Workload
 
+if TYPE_CHECKING:
+    from foretrain.network import Place
 
-def job_on(workload: Workload, where: Cluster) -> Job:
+
+def job_on(workload: Workload, where: Place) -> Job:
     """The scheduler's view of ``workload`` on ``where``."""
     if not isinstance(workload, Workload):
         raise ConfigError("workload", workload, "is no workload", "write e.g. ft.workload.zoo('vgg16')")
     return Job.of(workload, where.cost)
 
 
-def bound(workload: Workload, where: str | Cluster) -> Bound:
+def bound(workload: Workload, where: str | Place) -> Bound:
     """T* of ``workload`` on ``where``: see `foretrain.schedule.bounds`."""
-    return bound_of(workload, job_on(workload, cluster(where)))
+    place = cluster(where)
+    work = workload.slowed(place.slowdown)
+    return bound_of(work, job_on(work, place))
 
 
 def simulate(
     workload: Workload,
-    where: str | Cluster,
+    where: str | Place,
     schedule: str | Spec | Written = "bytescheduler",
     *,
     steps: int = 2,
@@ -40,7 +47,8 @@ def simulate(
 
     Args:
         workload: one worker's step.
-        where: a cluster or its notation, e.g. ``"4x8xV100@100Gbps"``.
+        where: a cluster, a deployment on a topology, or the notation of either: ``"4x8xV100@100Gbps"``,
+            ``"bigraph:8x4@100Gbps"``.
         schedule: a policy or its notation, e.g. ``"bytescheduler(partition=1MB)"``, or one that was written down.
         steps: iterations after the policy's own warm-up; the last is the one that is measured.
         trace: whether to record a timeline.
@@ -53,10 +61,11 @@ def simulate(
     if not isinstance(steps, int) or steps < 1:
         raise ConfigError("steps", steps, "is not a number of steps to measure", "simulate at least 1")
     place, plan = cluster(where), schedule if isinstance(schedule, Written) else spec(schedule)
+    workload = workload.slowed(place.slowdown)
     work = job_on(workload, place)
     policy = plan.build(work)
     timeline = Timeline() if trace else None
-    world = VirtualWorld(Pipes(place.routes(), timeline, lambda chunk: (_name(chunk, work), len(replay.begins) - 1)))
+    world = VirtualWorld(_carrier(place, timeline, lambda chunk: label_of(chunk, work, replay)))
     replay = Replay(workload, work, policy, world, policy.warmup + steps, timeline)
     replay.begin()
     world.run()
@@ -75,7 +84,16 @@ def simulate(
     )
 
 
-def _name(chunk: Chunk, work: Job) -> str:
+def label_of(chunk: Chunk, work: Job, replay: Replay) -> tuple[str, int]:
+    """A chunk's name and step, for the timeline."""
     first = work.tasks[chunk.pieces[0].task].name
     more = len(chunk.pieces) - 1
-    return f"{first} +{more}" if more else first
+    return f"{first} +{more}" if more else first, len(replay.begins) - 1
+
+
+def _carrier(place: Place, timeline: Timeline | None, label: Label) -> Carrier:
+    if isinstance(place, Cluster):
+        return Pipes(place.routes(), timeline, label)
+    from foretrain.virtual.operations import Operations
+
+    return Operations(place, timeline, label)

@@ -38,6 +38,7 @@ class VirtualWorld:
         self._carrier = carrier
         self._now: Time = 0
         self._sequence = 0
+        self._stopped = False
         self._heap: list[tuple[Time, int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def now(self) -> Time:
@@ -57,10 +58,14 @@ class VirtualWorld:
         self._sequence += 1
         heappush(self._heap, (when if when > self._now else self._now, priority, self._sequence, call, args))
 
+    def stop(self) -> None:
+        """Lets nothing more happen after what is happening now."""
+        self._stopped = True
+
     def run(self) -> None:
-        """Runs until nothing is left to happen; StallError if time no longer advances."""
+        """Runs until nothing is left to happen, or `stop`; StallError if time no longer advances."""
         heap, patience = self._heap, _PATIENCE
-        while heap:
+        while heap and not self._stopped:
             when, _, _, call, args = heappop(heap)
             if when > self._now:
                 self._now, patience = when, _PATIENCE

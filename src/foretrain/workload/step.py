@@ -6,7 +6,8 @@ counted from it. The forward pass that follows belongs to the *next* step and ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from foretrain.errors import ConfigError
 from foretrain.units import Time, exact_time
@@ -114,6 +115,22 @@ class Workload:
     def size(self) -> int:
         """Bytes of all gradients."""
         return sum(gradient.size for gradient in self.gradients)
+
+    def slowed(self, factor: float) -> Workload:
+        """The same step on a worker that computes ``factor`` times as long; times round up."""
+        if factor == 1:
+            return self
+
+        def longer(time: Time) -> Time:
+            return math.ceil(time * factor)
+
+        layers = tuple(
+            replace(one, forward=longer(one.forward), backward=longer(one.backward), update=longer(one.update))
+            for one in self.layers
+        )
+        # Not before a rounded backward pass has come so far: a release never comes after its end.
+        gradients = tuple(replace(one, release=longer(one.release)) for one in self.gradients)
+        return replace(self, layers=layers, gradients=gradients)
 
 
 def _check_count(field: str, value: object, least: int) -> None:

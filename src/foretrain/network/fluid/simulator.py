@@ -188,6 +188,21 @@ class Fluid:
                 self._ends[done._index] = done.end or 0
         return self._ends[handle._index]
 
+    def next_completion(self) -> Time | None:
+        """When the next program would complete if nothing else came or changed, ps; None if none runs.
+
+        Raises:
+            StallError: what runs can never complete.
+        """
+        if not self._running:
+            return None
+        if self._ahead is None:
+            self._ahead = self._copy()
+        while not any(index in self._ends for index in self._running):
+            for done in self._ahead.advance(stop=True):
+                self._ends[done._index] = done.end or 0
+        return min(self._ends[index] for index in self._running if index in self._ends)
+
     def cancel(self, handle: Running) -> None:
         """Takes ``handle`` out of the network, now. What it has sent stays sent."""
         self._check_running(handle)

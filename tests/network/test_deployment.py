@@ -1,0 +1,195 @@
+"""A job on a topology: what suits it, what collectives take, how it is written, and that the optimum stays one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.collective.nccl.choice import choose
+from foretrain.errors import ConfigError
+from foretrain.network import Cluster, cluster
+from foretrain.network.arrangement import arrange, ranks_per_server, suited
+from foretrain.network.deployment import Deployment
+from foretrain.network.topology_notation import topology
+from foretrain.units import COST_SHIFT, MICROSECOND, SECOND
+
+RATE = 12.5e9
+PLACES = [
+    Deployment(topology(text)) for text in ("star:5@100Gbps", "fat_tree:4@100Gbps", "bigraph:4x3@100Gbps", "dgx-a100:2")
+]
+BARE = {"step": 0, "overhead": 0}
+
+
+def bare(text: str, collective: str, **fields) -> Deployment:
+    """A deployment whose links and steps have no latency."""
+    network = topology(text)
+    return Deployment(network.changed(range(network.links), latency=0), collective, **(BARE | fields))
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling"])
+@pytest.mark.parametrize("hosts", [2, 3, 8, 13])
+def test_what_a_collective_takes_on_a_star(name: str, hosts: int) -> None:
+    found = bare(f"star:{hosts}@100Gbps", name).duration("all_reduce", 100_000_000)
+    assert found == pytest.approx(2 * (hosts - 1) / hosts * 1e8 / RATE * SECOND, rel=1e-9)
+
+
+def test_hdrm_on_a_bigraph_is_its_closed_form() -> None:
+    """2 log2(P) α + 2 (P − 1)/P · S/B: every exchange has its links for itself; near partners are two hops apart."""
+    place = Deployment(topology("bigraph:8x4@100Gbps,latency=0ns"), "hdrm", step=2 * MICROSECOND)
+    size = 100_000_000
+    expected = 2 * 5 * 2e6 + 2 * 31 / 32 * size / RATE * SECOND
+    assert place.duration("all_reduce", size) == pytest.approx(expected, rel=1e-9)
+    assert place.duration("reduce_scatter", size) == pytest.approx(expected / 2, rel=1e-9)
+
+
+def test_ranks_in_order_lose_what_the_mapping_wins() -> None:
+    mapped = bare("bigraph:16x8@100Gbps", "hdrm").duration("all_reduce", 10**8)
+    in_order = bare("bigraph:16x8@100Gbps", "halving_doubling").duration("all_reduce", 10**8)
+    assert in_order > 1.2 * mapped
+
+
+def test_auto_is_the_fastest_that_suits() -> None:
+    network = topology("bigraph:4x2@100Gbps")
+    auto = Deployment(network)
+    for size in (1 << 10, 1 << 20, 1 << 28):
+        each = [
+            Deployment(network, name).duration("all_reduce", size) for name in suited("all_reduce", network, range(8))
+        ]
+        assert auto.duration("all_reduce", size) == min(each)
+        assert auto.collective_at(size) in ("hdrm", "halving_doubling", "ring", "double_tree")
+
+
+def test_what_suits_what() -> None:
+    assert set(suited("all_reduce", topology("star:6@100Gbps"), range(6))) == {
+        "ring",
+        "halving_doubling",
+        "double_tree",
+    }
+    assert "in_network" in suited("all_reduce", topology("dgx-h100:1"), range(8))
+    assert "in_network" not in suited("all_reduce", topology("dgx-h100:2"), range(16))
+    assert "hierarchical" in suited("all_reduce", topology("dgx-h100:2"), range(16))
+    assert "hdrm" in suited("all_reduce", topology("bigraph:4x2,server=eflops"), range(64))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("star:4@100Gbps", "hdrm", "needs a BiGraph and not star"),
+        ("star:4@100Gbps", "in_network", "needs a switch beside all ranks that reduces"),
+        ("star:4@100Gbps", "hierarchical", "needs several servers of several ranks"),
+        ("star:4@100Gbps", "rign", "'rign' is unknown; did you mean 'ring'"),
+    ],
+)
+def test_what_does_not_suit_says_what_is_missing(text: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arrange(name, "all_reduce", topology(text), range(4))
+
+
+def test_ranks_of_servers() -> None:
+    network = topology("dgx-h100:2")
+    members = Deployment(network).members
+    assert ranks_per_server(network, np.array(members)) == 8
+    assert ranks_per_server(network, np.array([0, 1, 8, 9])) == 2
+    assert ranks_per_server(network, np.array([0, 8, 9])) == 1
+    assert ranks_per_server(topology("star:4@100Gbps"), np.arange(4)) == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["star:5@100Gbps", "fat_tree:4@100Gbps", "bigraph:4x3@100Gbps", "dgx-a100:2"]),
+    st.integers(1, 10**9),
+)
+def test_no_size_is_cheaper_per_byte_than_the_optimum_reckons(text: str, size: int) -> None:
+    place = Deployment(topology(text))
+    assert place.duration("all_reduce", size) >= (size * place.cost.per_byte) >> COST_SHIFT
+
+
+def test_between_powers_of_two_time_is_what_a_simulation_says() -> None:
+    place = Deployment(topology("fat_tree:4@25Gbps"), "halving_doubling")
+    for size in (3_000_000, 12_345_678):
+        assert place.duration("all_reduce", size) == pytest.approx(place._exact("all_reduce", size), rel=5e-3)
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28])
+def test_simulating_nccl_takes_as_long_as_its_model_says(size: int) -> None:
+    place = Deployment(topology("dgx-a100:1"), "nccl", device="A100")
+    choice = choose("all_reduce", size, 8, "A100")
+    assert place.collective_at(size).endswith(choice.protocol)
+    assert place.duration("all_reduce", size) == pytest.approx(choice.time, rel=0.02)
+
+
+def test_nccl_wants_to_know_the_gpu() -> None:
+    with pytest.raises(ConfigError, match="device: None does not say which GPU NCCL runs on"):
+        Deployment(topology("star:4@100Gbps"), "nccl")
+
+
+def test_faults_show() -> None:
+    network = topology("star:8@100Gbps")
+    whole = Deployment(network, "ring").duration("all_reduce", 10**8)
+    half = network.changed(network.between("host0", "switch"), rate=RATE / 2)
+    assert Deployment(half, "ring").duration("all_reduce", 10**8) == pytest.approx(2 * whole, rel=0.01)
+    busy = network.changed(network.between("host0", "switch"), background=RATE * 0.75)
+    assert Deployment(busy, "ring").duration("all_reduce", 10**8) == pytest.approx(4 * whole, rel=0.01)
+    assert Deployment(network.straggling({"host3": 1.5})).slowdown == 1.5
+    assert Deployment(network.straggling({"host3": 1.5}), ranks=(0, 1, 2)).slowdown == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bigraph:8x4@100Gbps", ("auto", "ecmp", None, 32)),
+        ("fat_tree:4@10Gbps,routing=spray,collective=ring,device=A100", ("ring", "spray", "A100", 16)),
+        ("dgx-h100:2,collective=nccl", ("nccl", "ecmp", "H100", 16)),
+        ("dgx-h200:1", ("auto", "ecmp", "H200", 8)),
+        ("p3.16xlarge:1,collective=ring", ("ring", "ecmp", "V100", 8)),
+        ("star:8@10Gbps,ranks=0-2+5", ("auto", "ecmp", None, 4)),
+    ],
+)
+def test_notation(text: str, expected: tuple) -> None:
+    place = cluster(text)
+    assert isinstance(place, Deployment)
+    assert (place.collective, place.routing, place.device, place.total_gpus) == expected
+    assert cluster(place) is place
+    assert str(place.total_gpus) in str(place)
+
+
+def test_presets_without_options_stay_simple() -> None:
+    assert isinstance(cluster("dgx-h100:16"), Cluster)
+    assert isinstance(cluster("4x8xV100@100Gbps"), Cluster)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bigraph:8x4@100Gbps,collective=hdmr", "'hdmr' is unknown; did you mean 'hdrm'"),
+        ("star:4@100Gbps,collective=ring,collective=ring", "is said twice"),
+        ("star:4@100Gbps,ranks=0-9", "9 is no rank of the topology"),
+        ("star:4@100Gbps,ranks=3-1", "runs backwards"),
+        ("star:4@100Gbps,ranks=x", "is not a list of ranks"),
+        ("star:4@100Gbps,ranks=1", "has nobody to exchange"),
+        ("star:4@100Gbps,ranks=1+1", "has one twice"),
+        ("star:4@100Gbps,seed=x", "is not a whole number"),
+        ("star:4@100Gbps,device=Z80", "'Z80' is unknown"),
+        ("star:4@100Gbps,routing=emcp", "did you mean 'ecmp'"),
+        ("bigraph:8x4@100Gbps,overhead=5", "is not a time"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cluster(text)
+
+
+def test_changes_for_sweeps_and_advice() -> None:
+    place = Deployment(topology("star:8@100Gbps"), "ring")
+    size = 1 << 28
+    assert place.scaled(2).duration("all_reduce", size) == pytest.approx(
+        place.duration("all_reduce", size) / 2, rel=1e-2
+    )
+    assert place.changed("rate", 2 * RATE).cost == place.scaled(2).cost
+    assert place.changed("workers", 4).total_gpus == 4
+    assert place.changed("overhead", 7).overhead == 7
+    assert place.without_latency().duration("all_reduce", 8) < 10**4
+    with pytest.raises(ConfigError, match="are more than the job's 8 ranks"):
+        place.changed("workers", 9)
