@@ -45,10 +45,10 @@ def compare(
     workload, place = scenario.read()
     names = tuple(name for text in schedules for name in split(text)) or ALL_SCHEDULES
     keep = html is not None or trace is not None
-    with _progress("comparing") as progress:
+    with progress_bar("comparing") as progress:
         table = compare_all(workload, place, names, tuned=tune, trace=keep, progress=progress)
     if sweep:
-        with _progress("sweeping") as progress:
+        with progress_bar("sweeping") as progress:
             rows = sweep_all(workload, place, names, sweep, points=points, tuned=tune, progress=progress)
         table = table.with_sweep(rows)
     console = Console(highlight=False)
@@ -80,7 +80,7 @@ def _write(table: object, html: Path | None, trace: Path | None, json: Path | No
 
 
 @contextmanager
-def _progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
     """A bar with an ETA on stderr, gone when done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -16,9 +16,11 @@ from foretrain.cli import lab, topology
 from foretrain.cli.bound import bound
 from foretrain.cli.catalog import catalog
 from foretrain.cli.compare import compare
+from foretrain.cli.grid import grid
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command
 from foretrain.cli.schedule import schedule
+from foretrain.cli.share import share
 from foretrain.errors import ForetrainError
 
 _DESCRIPTION = "Forecast and speed up distributed DNN training."
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"foretrain {__version__}\n")
         return
     app = SubcommandApp()
-    for command in (compare, bound, record, run, schedule, catalog):
+    for command in (compare, grid, share, bound, record, run, schedule, catalog):
         app.command(command)
     app.command(lab.commands(), name="lab", help=lab.HELP)
     app.command(topology.commands(), name="topology", help=topology.HELP)
