@@ -84,6 +84,9 @@ COMMANDS = {
     "schedule": 'foretrain schedule mine.toml --cluster "4 workers @ 10Gbps" --schedule "bytescheduler(partition=2MB)"',
     "workload-file": 'foretrain bound mine.toml --cluster "4 workers @ 10Gbps"',
     "catalog": "foretrain catalog",
+    "network-grid": "foretrain grid resnet50 bigraph:8x4@10Gbps fat_tree:4@10Gbps --collectives ring hdrm auto",
+    "network-share": "foretrain share leaf_spine:4x8@10Gbps,oversubscription=4,collective=ring "
+    "resnet50@0-3+8-11 vgg16@4-7+12-15:ddp",
     "error-cluster": "foretrain bound vgg16 --cluster 4x1xV100@10",
     "error-policy": "foretrain compare vgg16 --cluster 4x1xV100@10Gbps --schedules bytesheduler",
     "error-knob": 'foretrain compare vgg16 --cluster 4x1xV100@10Gbps --schedules "ddp(bucket=25)"',

@@ -9,7 +9,7 @@ from foretrain.network.servers import SERVERS
 from foretrain.network.topology_notation import FABRICS, topology
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-PAGE = (DOCS / "topologies.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "network" / "topologies.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", sorted(set(re.findall(r"`((?:\w|-)+:\d[^`]*)`", PAGE))))
