@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +46,8 @@ class Scenario:
         from foretrain.network.notation import DEFAULT_DEVICE
         from foretrain.workload import load, zoo
 
-        place = cluster(self.cluster)
+        with patience("compiling the network simulator, once per installation (some 10 s)"):
+            place = cluster(self.cluster)
         if self.workload.endswith(".toml") or Path(self.workload).is_file():
             for field in ("batch", "precision", "throughput"):
                 if (value := getattr(self, field)) is not None:
@@ -57,6 +62,18 @@ class Scenario:
             throughput=self.throughput,
         )
         return work, place
+
+
+@contextmanager
+def patience(what: str) -> Iterator[None]:
+    """Says ``what`` takes so long, on stderr, if the block does not end within two seconds."""
+    late = threading.Timer(2.0, lambda: sys.stderr.write(f"foretrain: {what}\n"))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def check_writable(**paths: Path | None) -> None:

@@ -70,7 +70,7 @@ def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int) -> Plan
     """All-reduce for a BiGraph (EFLOPS, HPCA'20); place its ranks on the hosts that `hdrm_mapping` names.
 
     The paper's, halving-doubling with near partners first, where the ranks are 2h·m with powers of two and m ≤ h. The
-    generalisation to every number of ranks is ours: see Note [HDRM for any number of hosts] and `docs/network/collectives.md`.
+    generalisation to every number of ranks is ours: see Note [HDRM for any number of hosts].
     It has at most one flow per link direction in a round wherever a switch has no more hosts than links. Bytes are the
     least possible, 2(P − 1)/P · S, where all switches in use have equally many ranks; elsewhere up to a fifth more.
     Ranks that fit under one switch stay there; an odd number of ranks below N sit on a switch each, in one circle.

@@ -1,8 +1,8 @@
 """GPU generations as NCCL sees them: one curve a protocol, fitted on published measurements.
 
-Fitted by ``benchmarks/collectives.py --fit``, which prints these lines anew; docs/network/nccl.md has the errors. AMPERE is
-fitted on A100, HOPPER on H100 and H200 together, BLACKWELL on B200 and GB200 together: 2 to 8 GPUs on NVSwitch, 512 B
-to 16 GiB, NCCL 2.23 to 2.27. What is not fitted says so in `Generation.source`.
+Fitted by ``benchmarks/collectives.py --fit``, which prints these lines anew; docs/network/nccl.md has the errors.
+AMPERE is fitted on A100, HOPPER on H100 and H200 together, BLACKWELL on B200 and GB200 together: 2 to 8 GPUs on
+NVSwitch, 512 B to 16 GiB, NCCL 2.23 to 2.27. What is not fitted says so in `Generation.source`.
 """
 
 from __future__ import annotations
