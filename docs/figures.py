@@ -85,6 +85,7 @@ COMMANDS = {
     "workload-file": 'foretrain bound mine.toml --cluster "4 workers @ 10Gbps"',
     "catalog": "foretrain catalog",
     "network-grid": "foretrain grid resnet50 bigraph:8x4@10Gbps fat_tree:4@10Gbps --collectives ring hdrm auto",
+    "network-collective": "foretrain collective bigraph:8x4@100Gbps --size 100MB",
     "network-share": "foretrain share leaf_spine:4x8@10Gbps,oversubscription=4,collective=ring "
     "resnet50@0-3+8-11 vgg16@4-7+12-15:ddp",
     "error-cluster": "foretrain bound vgg16 --cluster 4x1xV100@10",

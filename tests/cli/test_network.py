@@ -32,6 +32,26 @@ def test_share_says_what_each_job_loses(tmp_path, capsys):
     assert trace.stat().st_size > 1000
 
 
+def test_collective_ranks_what_suits_and_paints_the_network(tmp_path, capsys):
+    html, numbers = tmp_path / "a.html", tmp_path / "a.json"
+    main(["collective", "bigraph:8x4@100Gbps", "--html", str(html), "--json", str(numbers)])
+    shown = capsys.readouterr().out
+    assert shown.index("hdrm") < shown.index("halving_doubling")
+    first = json.loads(numbers.read_text())[0]
+    assert first["collective"] == "hdrm"
+    assert first["time"] == pytest.approx(first["least"], rel=0.01)
+    assert 0.98 < first["busiest"]["used"] <= 1
+    assert html.read_text().lower().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
+def test_every_operation_has_something_that_suits(operation, tmp_path, capsys):
+    numbers = tmp_path / "a.json"
+    main(["collective", "fat_tree:4@100Gbps", "--operation", operation, "--json", str(numbers)])
+    for row in json.loads(numbers.read_text()):
+        assert row["time"] >= row["least"]
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -12,7 +12,7 @@ from foretrain.schedule import POLICIES
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
-COMMANDS = ["compare", "grid", "share", "bound", "record", "schedule", "run", "catalog"]
+COMMANDS = ["compare", "grid", "share", "collective", "bound", "record", "schedule", "run", "catalog"]
 LAB = [f"lab {name}" for name in ("up", "rate", "exec", "status", "down", "compare")]
 TOPOLOGY = ["topology show", "topology list"]
 

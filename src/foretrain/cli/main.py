@@ -15,6 +15,7 @@ from foretrain import __version__
 from foretrain.cli import lab, topology
 from foretrain.cli.bound import bound
 from foretrain.cli.catalog import catalog
+from foretrain.cli.collective import collective
 from foretrain.cli.compare import compare
 from foretrain.cli.grid import grid
 from foretrain.cli.record import record
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"foretrain {__version__}\n")
         return
     app = SubcommandApp()
-    for command in (compare, grid, share, bound, record, run, schedule, catalog):
+    for command in (compare, grid, share, collective, bound, record, run, schedule, catalog):
         app.command(command)
     app.command(lab.commands(), name="lab", help=lab.HELP)
     app.command(topology.commands(), name="topology", help=topology.HELP)

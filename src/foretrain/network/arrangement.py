@@ -20,10 +20,10 @@ from foretrain.collective.hdrm import hdrm, hdrm_mapping
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.topology import Topology
 
-REDUCTIONS = ("ring", "halving_doubling", "double_tree", "hierarchical", "hdrm", "in_network", "parameter_server")
-"""What can exchange gradients."""
-_CHUNKS = 64
-"""Pieces that go through a reducing switch one behind the other: the first one's way down is all that is not hidden."""
+_CHUNK = 1 << 19
+"""Bytes of a piece that trees and reducing switches pass on, one behind the other."""
+_MOST_CHUNKS = 64
+"""Pieces beyond which the first one's way, which is all that is not hidden, no longer counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,15 +41,22 @@ class Arrangement:
     helpers: tuple[int, ...] = ()
 
 
-def arrange(name: str, operation: Operation, topology: Topology, ranks: Sequence[int]) -> Arrangement:
-    """The collective called ``name`` among ``ranks`` of ``topology``.
+def chunks(size: int) -> int:
+    """How many pieces pipelines cut ``size`` bytes into: a power of two, so that few plans serve all sizes."""
+    return 1 << (min(max(size // _CHUNK, 1), _MOST_CHUNKS).bit_length() - 1)
+
+
+def arrange(
+    name: str, operation: Operation, topology: Topology, ranks: Sequence[int], pieces: int = _MOST_CHUNKS
+) -> Arrangement:
+    """The collective called ``name`` among ``ranks`` of ``topology``, its pipelines in ``pieces``; see `chunks`.
 
     Raises:
         ConfigError: the name is unknown, or the topology lacks what the collective needs; says what.
     """
     members = np.asarray(ranks, np.int64)
     if name not in ALGORITHMS:
-        raise unknown("collective", name, (*REDUCTIONS, "auto", "nccl"))
+        raise unknown("collective", name, (*ALGORITHMS, "auto", "nccl"))
     if name == "hdrm":
         return _hdrm(operation, topology, members)
     if name == "hierarchical":
@@ -59,18 +66,24 @@ def arrange(name: str, operation: Operation, topology: Topology, ranks: Sequence
         return Arrangement(build(name, operation, len(members), local=local), members)
     if name == "in_network":
         switch = _reducing(topology, members)
-        return Arrangement(build(name, operation, len(members), chunks=_CHUNKS), members, (switch,))
+        return Arrangement(build(name, operation, len(members), chunks=pieces), members, (switch,))
+    if name == "double_tree":
+        return Arrangement(build(name, operation, len(members), chunks=pieces), members)
     if name == "parameter_server":
         return Arrangement(build(name, operation, len(members), servers=len(members), colocated=True), members)
     return Arrangement(build(name, operation, len(members)), members)
 
 
-def suited(operation: Operation, topology: Topology, ranks: Sequence[int]) -> dict[str, Arrangement]:
-    """Every collective of `REDUCTIONS`, but for the parameter server, that can do ``operation`` among ``ranks``."""
+def suited(
+    operation: Operation, topology: Topology, ranks: Sequence[int], pieces: int = _MOST_CHUNKS
+) -> dict[str, Arrangement]:
+    """Every collective, but for the parameter server, that can do ``operation`` among ``ranks``."""
     found = {}
-    for name in REDUCTIONS[:-1]:
+    for name, offer in ALGORITHMS.items():
+        if operation not in offer.operations or name == "parameter_server":
+            continue
         try:
-            found[name] = arrange(name, operation, topology, ranks)
+            found[name] = arrange(name, operation, topology, ranks, pieces)
         except ConfigError:
             continue  # That it does not suit is the answer.
     return found

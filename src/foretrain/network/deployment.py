@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from foretrain.collective import Operation
 from foretrain.errors import ConfigError
-from foretrain.network.arrangement import Arrangement, arrange, suited
+from foretrain.network.arrangement import Arrangement, arrange, chunks, suited
 from foretrain.network.placing import place
 from foretrain.network.program import Program
 from foretrain.network.star import DEFAULT_OVERHEAD
@@ -97,9 +97,14 @@ class Deployment:
         return max(self.topology.nodes[self.topology.ranks[rank]].slowdown for rank in self.members)
 
     @property
+    def network(self) -> Topology:
+        """What the routing knows: the topology, with switches bundled where packets are sprayed."""
+        return self._router().topology
+
+    @property
     def capacity(self) -> NDArray[np.float64]:
-        """Bytes/s of each link that the routing knows; the topology's own, but bundled where packets are sprayed."""
-        return self._router().topology.capacity
+        """Bytes/s of each link of `network`."""
+        return self.network.capacity
 
     @property
     def cost(self) -> Cost:
@@ -125,13 +130,14 @@ class Deployment:
         first, second = self._exact(operation, low), self._exact(operation, 2 * low)
         return math.ceil(first + (second - first) * (size - low) / low)
 
-    def collective_at(self, size: int) -> str:
-        """What carries an all-reduce of ``size`` bytes, e.g. ``"hierarchical"``, or ``"ring, LL128"`` of NCCL."""
-        return self._way("all_reduce", size).name
+    def collective_at(self, size: int, operation: Operation = "all_reduce") -> str:
+        """What carries ``size`` bytes, e.g. ``"hierarchical"``, or ``"ring, LL128"`` of NCCL."""
+        return self._way(operation, size).name
 
-    def program(self, operation: Operation, size: int, release: Time = 0) -> Program:
-        """The flows of a collective of ``size`` bytes."""
-        return self._program(self._way(operation, size), size, release)
+    def program(self, operation: Operation, size: int, release: Time = 0, *, collective: str | None = None) -> Program:
+        """The flows of a collective of ``size`` bytes, by the job's own collective or by another."""
+        way = self._way(operation, size) if collective is None else self._plain(operation, collective, size)
+        return self._program(way, size, release)
 
     def without_latency(self) -> Deployment:
         """The same without anything that an operation costs besides its bytes."""
@@ -182,24 +188,31 @@ class Deployment:
         return float(run(self._program(way, size, 0), self.capacity).finish.max())
 
     def _way(self, operation: Operation, size: int) -> _Way:
-        """How ``size`` bytes are exchanged; ``"auto"`` and ``"nccl"`` decide once per power of two."""
+        """How ``size`` bytes are exchanged; ``"auto"`` decides once per power of two."""
         if self.collective == "nccl":
             return self._nccl(operation, size)
-        grid = 1 << max(0, size.bit_length() - 1) if self.collective == "auto" else 0
-        key = "way", operation, grid
+        if self.collective != "auto":
+            return self._plain(operation, self.collective, size)
+        low = 1 << max(0, size.bit_length() - 1)
+        key = "fastest", operation, low
         if key not in self._memo:
-            self._memo[key] = self._fastest(operation, grid) if grid else self._plain(operation, self.collective)
+            ways = [self._plain(operation, name, low) for name in self._suited(operation)]
+            self._memo[key] = min(ways, key=lambda way: self._time(way, low))
         return self._memo[key]
 
-    def _plain(self, operation: Operation, name: str) -> _Way:
-        return _Way(name, arrange(name, operation, self.topology, self.members), self.step)
+    def _plain(self, operation: Operation, name: str, size: int) -> _Way:
+        pieces = chunks(size)
+        key = "plain", operation, name, pieces
+        if key not in self._memo:
+            found = arrange(name, operation, self.topology, self.members, pieces)
+            self._memo[key] = _Way(name, found, self.step)
+        return self._memo[key]
 
-    def _fastest(self, operation: Operation, size: int) -> _Way:
+    def _suited(self, operation: Operation) -> tuple[str, ...]:
         key = "suited", operation
         if key not in self._memo:
-            found = suited(operation, self.topology, self.members)
-            self._memo[key] = [_Way(name, one, self.step) for name, one in found.items()]
-        return min(self._memo[key], key=lambda way: self._time(way, size))
+            self._memo[key] = tuple(suited(operation, self.topology, self.members))
+        return self._memo[key]
 
     def _nccl(self, operation: Operation, size: int) -> _Way:
         from foretrain.network.nccl import choice_on
@@ -214,12 +227,17 @@ class Deployment:
 
     def _program(self, way: _Way, size: int, release: Time) -> Program:
         arrangement = way.arrangement
+        # Routing may bundle switches, and then numbers nodes anew.
+        known, mine = self.network, self.topology
+        helpers = arrangement.helpers
+        if known is not mine:
+            helpers = tuple(known.node(mine.nodes[helper].name) for helper in helpers)
         return place(
             arrangement.plan,
             size / way.efficiency,
             self._router(),
             arrangement.ranks,
-            arrangement.helpers,
+            helpers,
             step_latency=way.step,
             wire_latency=way.wire,
             release=release + way.launch,

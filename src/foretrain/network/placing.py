@@ -56,29 +56,20 @@ def place(
     Raises:
         ConfigError: the topology cannot hold the plan.
     """
-    topology = router.topology
-    chosen = np.arange(plan.ranks) if ranks is None else np.asarray(ranks, np.int64)
-    if len(chosen) != plan.ranks:
-        raise ConfigError("ranks", len(chosen), f"places do not hold a plan of {plan.ranks} ranks", "give one per rank")
-    if plan.ranks > len(topology.ranks) or (len(chosen) and chosen.max() >= len(topology.ranks)):
-        have = len(topology.ranks)
-        raise ConfigError("topology", topology.name, f"has {have} ranks and cannot hold {plan.ranks}", "make it larger")
-    if len(helpers) != plan.helpers:
-        raise ConfigError("helpers", list(helpers), f"are not the {plan.helpers} of this plan", "name a node for each")
-    nodes = np.concatenate([topology.ranks[chosen], np.asarray(helpers, np.int32)]).astype(np.int32)
+    sources, targets, connections = endpoints(plan, router.topology, ranks, helpers)
     # Transfers of one channel between one pair share a connection, so that each is routed once.
-    keys = np.stack([plan.source, plan.target, plan.channel])
-    pairs, which = np.unique(keys, axis=1, return_inverse=True)
-    routed = router.paths(nodes[pairs[0]], nodes[pairs[1]], pairs[2].astype(np.int32))
-    paths = routed.gather(which.reshape(-1))
+    keys = sources.astype(np.int64) * len(router.topology.nodes) + targets
+    keys = keys * (int(connections.max(initial=0)) + 1) + connections
+    _, once, which = np.unique(keys, return_index=True, return_inverse=True)
+    routed = router.paths(sources[once], targets[once], connections[once])
     count = plan.transfers
-    delay = np.add.reduceat(np.append(topology.latency[routed.links], 0), routed.first[:-1]).astype(np.float64)
+    delay = np.add.reduceat(np.append(router.topology.latency[routed.links], 0), routed.first[:-1]).astype(np.float64)
     delay[np.diff(routed.first) == 0] = 0.0
     return Program(
-        paths=paths,
+        paths=routed.gather(which),
         size=plan.size(data),
         steps=plan.steps,
-        latency=(delay[which.reshape(-1)] if wire_latency else np.zeros(count)) + step_latency,
+        latency=(delay[which] if wire_latency else np.zeros(count)) + step_latency,
         release=np.full(count, float(release)),
         weight=np.full(count, float(weight)),
         priority=np.full(count, priority, np.int32),
@@ -86,3 +77,27 @@ def place(
         after=plan.after,
         lag=plan.lag,
     )
+
+
+def endpoints(
+    plan: Plan,
+    topology: Topology,
+    ranks: Sequence[int] | NDArray[np.integer] | None = None,
+    helpers: Sequence[int] = (),
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Source node, target node and connection of each transfer of ``plan``: what a router is asked for.
+
+    ``ranks`` and ``helpers`` are those of `place`, as are the errors.
+    """
+    chosen = np.arange(plan.ranks) if ranks is None else np.asarray(ranks, np.int64)
+    if len(chosen) != plan.ranks:
+        raise ConfigError("ranks", len(chosen), f"places do not hold a plan of {plan.ranks} ranks", "give one per rank")
+    if plan.ranks > len(topology.ranks) or (
+        len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(topology.ranks)
+    ):
+        have = len(topology.ranks)
+        raise ConfigError("topology", topology.name, f"has {have} ranks and cannot hold {plan.ranks}", "make it larger")
+    if len(helpers) != plan.helpers:
+        raise ConfigError("helpers", list(helpers), f"are not the {plan.helpers} of this plan", "name a node for each")
+    nodes = np.concatenate([topology.ranks[chosen], np.asarray(helpers, np.int32)]).astype(np.int32)
+    return nodes[plan.source], nodes[plan.target], plan.channel.astype(np.int32)

@@ -1,0 +1,99 @@
+"""One collective alone on a network: how long, how fast as nccl-tests count, and which links it fills."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.collective import Operation
+from foretrain.collective.nccl.bandwidth import bus_bandwidth
+from foretrain.network.deployment import Deployment
+from foretrain.network.fluid import Fluid
+from foretrain.network.topology import Topology
+from foretrain.units import SECOND, Time
+
+_BINS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """What one collective does to a network.
+
+    Attributes:
+        name: the collective that carried it.
+        operation, size: what was asked, bytes in the sense of `foretrain.collective.Plan.size`.
+        ranks: how many took part.
+        time: ps, without θ.
+        least: ps below which no collective can be: what the slowest port must send or receive at the least.
+        topology: the network that its routing knows.
+        bins: bytes per link in equal bins of time, (links, bins).
+        bin: the bins' width, ps.
+    """
+
+    name: str
+    operation: Operation
+    size: int
+    ranks: int
+    time: Time
+    least: Time
+    topology: Topology
+    bins: NDArray[np.float64]
+    bin: Time
+
+    @property
+    def bandwidth(self) -> float:
+        """Bus bandwidth, bytes/s, as nccl-tests define it."""
+        return bus_bandwidth(self.operation, self.size, self.ranks, self.time)
+
+    @property
+    def utilisation(self) -> NDArray[np.float64]:
+        """Of each link over the whole time, 0 to 1."""
+        could = self.topology.capacity * (self.time / SECOND)
+        return np.divide(self.bins.sum(axis=1), could, out=np.zeros(len(could)), where=could > 0)
+
+    @property
+    def busiest(self) -> tuple[str, str, float]:
+        """The most used link: from, to, and how much of it."""
+        link = int(np.argmax(self.utilisation))
+        nodes = self.topology.nodes
+        source, target = nodes[self.topology.source[link]].name, nodes[self.topology.target[link]].name
+        return source, target, float(self.utilisation[link])
+
+
+def exchange(place: Deployment, operation: Operation, size: int, collective: str | None = None) -> Exchange:
+    """Simulates one collective of ``size`` bytes on ``place``, by its own collective or another."""
+    name = collective or place.collective_at(size, operation)
+    network = Fluid(place.capacity, bins=_BINS)
+    handle = network.add(place.program(operation, size, collective=collective))
+    network.advance()
+    assert handle.end is not None
+    bins, width = network.utilisation()
+    return Exchange(
+        name=name,
+        operation=operation,
+        size=size,
+        ranks=place.total_gpus,
+        time=handle.end,
+        least=_least(place, operation, size),
+        topology=place.network,
+        bins=bins,
+        bin=width,
+    )
+
+
+def _least(place: Deployment, operation: Operation, size: int) -> Time:
+    """What the slowest port has to carry at the least; an all-reduce that the network itself reduces has to carry S."""
+    ranks = place.total_gpus
+    topology = place.topology
+    nodes = topology.ranks[list(place.members)]
+    ends = (topology.source, topology.target)
+    slowest = min(np.bincount(end, topology.capacity, len(topology.nodes))[nodes].min() for end in ends)
+    share = (ranks - 1) / ranks
+    if operation == "broadcast":
+        share = 1.0
+    elif operation == "all_reduce":
+        share = 1.0 if any(node.reduces for node in topology.nodes) else 2 * share
+    return math.ceil(share * size / slowest * SECOND)
