@@ -46,7 +46,7 @@ class Scenario:
         from foretrain.network.notation import DEFAULT_DEVICE
         from foretrain.workload import load, zoo
 
-        with patience("compiling the network simulator, once per installation (some 10 s)"):
+        with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
             place = cluster(self.cluster)
         if self.workload.endswith(".toml") or Path(self.workload).is_file():
             for field in ("batch", "precision", "throughput"):

@@ -44,7 +44,7 @@ def collective(
     data = parse_size(size, "size")
     if data < 1:
         raise ConfigError("size", size, "is nothing to exchange", "write e.g. 100MB")
-    with patience("compiling the network simulator, once per installation (some 10 s)"):
+    with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
         place = deployment(network)
         names = collectives or tuple(suited(operation, place.topology, place.members))
         found = sorted((exchange(place, operation, data, name) for name in names), key=lambda one: one.time)
