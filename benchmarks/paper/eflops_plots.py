@@ -60,7 +60,7 @@ class Chart:
         return figure.to_html(include_plotlyjs=True, full_html=True)
 
     def svg(self) -> str:
-        """As `docs/chart.py` draws, with a legend on the right."""
+        """As the documentation's own charts look, with a legend on the right."""
         right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="{FONT}" '

@@ -25,7 +25,7 @@ SERVER, NETWORK = 11.3, 6.08
 """Published, "up to"."""
 BIG = 25_000_000
 """From this size on rates decide, and below it rounds do."""
-CONSOLE = Console(width=150)
+CONSOLE = Console(width=160)
 FABRICS = ("two-tier", "three-tier", "bigraph")
 
 
@@ -52,6 +52,9 @@ def server_part() -> Part:
     for title, cell in cells.items():
         lines = [[name, *(cell(found[name, gpus]) for gpus in server.GPUS)] for name in names]
         table(title, ("input", *(f"k = {gpus}" for gpus in server.GPUS)), lines)
+    paced = (one for one in server.INPUTS if 0 < one.copied < float("inf"))
+    print("copied to each GPU, GB/s: " + "; ".join(f"{one.name} {one.copied / 1e9:.2f}" for one in paced))
+    print(f"64-byte packets leave gradients {server.SMALL_PACKETS:.2f} of PCIe's payload")
     _print_algorithms()
     alone, best = (found[given.name, 8] for given in (server.NONE, server.MIXED))
     print(
@@ -203,6 +206,10 @@ def scaling_part(counts: Sequence[int], seeds: int) -> Part:
     for g in (512, 10_000):
         e, r = found["fp16", g, "EFLOPS"].ddp, found["fp16", g, "ring"].ddp
         print(f"  {g:,} GPUs: EFLOPS {e:.1%}, baseline {r:.1%}, ratio {e / r:.2f}")
+    even, uneven = (scaling.eflops_system(10_000, shape) for shape in (scaling.BIGRAPHS[10_000], scaling.SMALLEST))
+    size = scaling.model("fp16").size
+    ratio = uneven.duration("all_reduce", size) / even.duration("all_reduce", size)
+    print(f"HDRM of 10,000 GPUs on {uneven.topology.name}, unevenly filled, over {even.topology.name}: {ratio:.2f}")
     print(scaling.WHY)
     values = {f"efficiency_{s.lower()}_{g}": found["fp16", g, s].ddp for s in ("EFLOPS", "ring") for g in (512, 10_000)}
     lines = {

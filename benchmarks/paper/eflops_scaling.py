@@ -40,6 +40,8 @@ BIGRAPHS = {
     10_000: (200, 50),
 }
 """Of so many GPUs: switches, and hosts at each. 10,000 fill 200 switches of 150 ports evenly."""
+SMALLEST = (142, 71)
+"""The BiGraph of smallest switches that holds 10,000."""
 FAT_TREES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2), 16: (4, 4), 32: (8, 4), 64: (8, 8), 1_250: (50, 25)}
 """Of so many servers: leaves, and servers at each, under as many spines."""
 SCHEDULES = {
@@ -47,7 +49,7 @@ SCHEDULES = {
     "bytescheduler": tuple(
         f"bytescheduler(partition={size}MB, credit={4 * size}MB, fuse={fuse})"
         for size in (4, 16, 64, 256)
-        for fuse in (0, 4, 16)
+        for fuse in (0, 4, 16, 64)
     ),
 }
 """Each with the knobs of which the best is taken."""
@@ -82,9 +84,9 @@ def model(precision: str) -> Workload:
 
 
 @cache
-def eflops_system(gpus: int) -> Deployment:
-    switches, hosts = BIGRAPHS[gpus]
-    return Deployment(bigraph(switches, hosts, RATE), "hdrm", step=STEP)
+def eflops_system(gpus: int, shape: tuple[int, int] | None = None) -> Deployment:
+    switches, hosts = shape or BIGRAPHS[gpus]
+    return Deployment(bigraph(switches, hosts, RATE), "hdrm", ranks=tuple(range(gpus)), step=STEP)
 
 
 def baseline_system(gpus: int, precision: str, *, collective: str = "ring", seed: int | None = None) -> Deployment:

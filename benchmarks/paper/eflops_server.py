@@ -22,7 +22,6 @@ from foretrain.network.program import Paths, Program
 from foretrain.network.routing import Shortest
 from foretrain.network.servers import PCIeTree
 from foretrain.network.servers.eflops import STORAGE, eflops, eflops_baseline
-from foretrain.network.servers.pcie import PCIE3
 from foretrain.network.topology import Topology
 from foretrain.units import MICROSECOND, SECOND
 from foretrain.workload import zoo
@@ -81,13 +80,13 @@ _FP32, _FP16 = images_per_second("fp32"), images_per_second("fp16")
 NONE = Input("no input")
 FULL = Input("float32 images, fp32", _FP32 * FLOAT32, _FP32 * JPEG)
 MIXED = Input("float32 images, mixed", _FP16 * FLOAT32, _FP16 * JPEG)
-PACKETS = replace(MIXED, name="the same, 64 B packets", packets=SMALL_PACKETS)
+PACKETS = replace(MIXED, name="float32, mixed, 64 B packets", packets=SMALL_PACKETS)
 INPUTS = (
     NONE,
     Input("uint8 images, mixed", _FP16 * UINT8, _FP16 * JPEG),
     FULL,
     MIXED,
-    replace(MIXED, name="the same, no GPUDirect", staged=True),
+    replace(MIXED, name="float32, mixed, no GPUDirect", staged=True),
     PACKETS,
     Input("a batch in one burst", np.inf, _FP16 * JPEG, amount=BATCH * FLOAT32),
     Input("copies without pause", np.inf, np.inf),
@@ -240,8 +239,3 @@ def by_algorithm(given: Input, gpus: int = 8) -> dict[str, tuple[float, float]]:
         name: tuple(system.time(system.exchange(plan, order), given) for system in pair)
         for name, plan, order in algorithms(gpus, SERVERS)
     }
-
-
-def closed_form(gpus: int) -> float:
-    """What a GPU's flow gets in the baseline without input: bytes/s."""
-    return min(PCIE3, eflops_baseline(gpus).port or 0.0) / gpus
