@@ -206,10 +206,8 @@ def scaling_part(counts: Sequence[int], seeds: int) -> Part:
     for g in (512, 10_000):
         e, r = found["fp16", g, "EFLOPS"].ddp, found["fp16", g, "ring"].ddp
         print(f"  {g:,} GPUs: EFLOPS {e:.1%}, baseline {r:.1%}, ratio {e / r:.2f}")
-    even, uneven = (scaling.eflops_system(10_000, shape) for shape in (scaling.BIGRAPHS[10_000], scaling.SMALLEST))
-    size = scaling.model("fp16").size
-    ratio = uneven.duration("all_reduce", size) / even.duration("all_reduce", size)
-    print(f"HDRM of 10,000 GPUs on {uneven.topology.name}, unevenly filled, over {even.topology.name}: {ratio:.2f}")
+    if len(counts) == len(scaling.BIGRAPHS):
+        _print_uneven()
     print(scaling.WHY)
     values = {f"efficiency_{s.lower()}_{g}": found["fp16", g, s].ddp for s in ("EFLOPS", "ring") for g in (512, 10_000)}
     lines = {
@@ -220,6 +218,13 @@ def scaling_part(counts: Sequence[int], seeds: int) -> Part:
     marks = (8, 64, 512, 10_000)
     chart = Chart("eflops-scaling", "ResNet-50 under DDP", "GPUs", "efficiency", lines, marks=marks, top=1.0)
     return values, [(*key, asdict(one)) for key, one in found.items()], chart
+
+
+def _print_uneven() -> None:
+    even, uneven = (scaling.eflops_system(10_000, shape) for shape in (scaling.BIGRAPHS[10_000], scaling.SMALLEST))
+    size = scaling.model("fp16").size
+    ratio = uneven.duration("all_reduce", size) / even.duration("all_reduce", size)
+    print(f"HDRM of 10,000 GPUs on {uneven.topology.name}, unevenly filled, over {even.topology.name}: {ratio:.2f}")
 
 
 def _systems(name: str, gpus: int, precision: str, seeds: int) -> list[Deployment]:
