@@ -46,6 +46,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/command.py --quick
 	$(BIN)/python benchmarks/paper/bytescheduler.py --quick
 	$(BIN)/python benchmarks/paper/prophet.py --quick
+	$(BIN)/python benchmarks/paper/eflops.py --quick
+	$(BIN)/python benchmarks/collectives.py --quick
 	$(BIN)/python benchmarks/lab.py --quick
 
 docs: $(READY)
