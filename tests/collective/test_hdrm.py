@@ -65,7 +65,7 @@ def test_any_number_of_ranks_on_any_fabric_shares_links_as_little_as_possible():
         seats = hdrm_mapping(switches, hosts, ranks)
         assert len(set(seats.host.tolist())) == ranks
         assert 0 <= seats.host.min() <= seats.host.max() < switches * hosts
-        plan = build("hdrm", "all_reduce", ranks, switches=switches, hosts=hosts)
+        plan = build("hdrm", "all_reduce", ranks, switches=switches, hosts=hosts, balanced=False)
         most = max(contention(plan, seats), default=0)
         if ranks <= hosts:
             assert most == 0
@@ -78,13 +78,17 @@ def test_any_number_of_ranks_on_any_fabric_shares_links_as_little_as_possible():
         used = [len(set(seats.switch[seats.part == part].tolist())) for part in (0, 1)]
         if most > 1:
             assert most == -(-fullest // min(used))
+        balanced = build("hdrm", "all_reduce", ranks, switches=switches, hosts=hosts)
+        assert max(contention(balanced, seats), default=0) <= 2 * most
 
 
 def test_bytes_and_rounds_are_near_the_bounds():
     for switches, hosts, ranks in fabrics():
         plan = build("hdrm", "all_reduce", ranks, switches=switches, hosts=hosts)
         ratio = plan.sent(1.0).max() / (2 * (ranks - 1) / ranks)
-        assert 1 - 1e-12 <= ratio <= 1.25
+        assert 1 - 1e-12 <= ratio <= 1.13
+        whole = build("hdrm", "all_reduce", ranks, switches=switches, hosts=hosts, balanced=False)
+        assert whole.sent(1.0).max() / (2 * (ranks - 1) / ranks) <= 1.25
         if ranks == switches * hosts:  # a full fabric
             assert ratio == pytest.approx(1)
             least = 2 * sum(len(circle(size).rounds) for size in (switches, hosts))
@@ -93,8 +97,9 @@ def test_bytes_and_rounds_are_near_the_bounds():
 
 @pytest.mark.parametrize(("switches", "hosts", "ranks"), [(4, 3, 12), (6, 3, 18), (6, 2, 11), (8, 3, 23), (12, 2, 21)])
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather"])
-def test_every_generalisation_ends_with_the_sum(switches, hosts, ranks, operation):
-    verify(build("hdrm", operation, ranks, switches=switches, hosts=hosts))
+@pytest.mark.parametrize("balanced", [True, False])
+def test_every_generalisation_ends_with_the_sum(switches, hosts, ranks, operation, balanced):
+    verify(build("hdrm", operation, ranks, switches=switches, hosts=hosts, balanced=balanced))
 
 
 def steps_of(ranks: int) -> list[list[tuple[int, int]]]:
@@ -200,7 +205,7 @@ def test_what_mappings_of_plain_halving_doubling_can_do(fabric, expected):
     switches, hosts, ranks = fabric
     if expected[0] is not None and hosts <= switches // 2:
         assert expected[1] <= expected[0]
-    plan = build("hdrm", "all_reduce", ranks, switches=switches, hosts=hosts)
+    plan = build("hdrm", "all_reduce", ranks, switches=switches, hosts=hosts, balanced=False)
     ours = max(contention(plan, hdrm_mapping(switches, hosts, ranks)), default=0)
     assert (least_contention(switches, hosts, ranks), ours) == expected
 

@@ -30,7 +30,11 @@ from foretrain.errors import ConfigError
 # j = j' mod h. So there are at most ⌈k/h⌉ flows on a link direction: one if k ≤ h, and that is the least possible where
 # ranks sit on more than one switch. If k > h, it is the least for rounds in which all k hosts of a switch send at once.
 #
-# Where the ranks do not fill the switches evenly, some have k and some k − 1 hosts; there one host has two shards.
+# Where the ranks do not fill the switches evenly, some have k and some k − 1 hosts. Each switch still gives its hosts
+# equal parts; shards are then what lies between any two edges of parts, and shard j is turned by the number of the k-th
+# part that it is in. A k-th part has at most two shards, so that at most two flows share a link, which together carry
+# what one does elsewhere. With one flow a link (``balanced`` false) k shards are whole, and one host of a switch of
+# k − 1 has two of them: its port is then the bottleneck, and a step takes up to 1.9 times as long.
 # Rounds are paced, as one that runs ahead would meet the flows of another on its links.
 
 
@@ -61,18 +65,19 @@ class _Layout:
 
     @property
     def cost(self) -> float:
-        """Data that the busiest link moves in the reduce-scatter, in units of S, if rounds are in lock step."""
-        busiest = max(self.flows, 1 + (min(self.ranks) < self.shards))
-        return (self.shards - 1 + busiest * (1 - 1 / (2 * self.half))) / self.shards
+        """Time of the reduce-scatter in units of S/B, if rounds are in lock step: in switches, then across links."""
+        busiest = max(self.flows / self.shards, 1 / min(self.ranks))
+        return (self.shards - 1) / self.shards + busiest * (1 - 1 / (2 * self.half))
 
 
-def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int) -> Plan:
+def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int, balanced: bool = True) -> Plan:
     """All-reduce for a BiGraph (EFLOPS, HPCA'20); place its ranks on the hosts that `hdrm_mapping` names.
 
     The paper's, halving-doubling with near partners first, where the ranks are 2h·m with powers of two and m ≤ h. The
     generalisation to every number of ranks is ours: see Note [HDRM for any number of hosts].
-    It has at most one flow per link direction in a round wherever a switch has no more hosts than links. Bytes are the
-    least possible, 2(P − 1)/P · S, where all switches in use have equally many ranks; elsewhere up to a fifth more.
+    It has at most one flow per link direction in a round wherever a switch has no more hosts than links, or two that
+    carry as much as one where the switches in use have not equally many ranks. Bytes are the least possible,
+    2(P − 1)/P · S, where they have, and a few per cent more elsewhere.
     Ranks that fit under one switch stay there; an odd number of ranks below N sit on a switch each, in one circle.
 
     Args:
@@ -80,6 +85,8 @@ def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int) -> Plan
         ranks: P, from 2 to switches · hosts.
         switches: N, even.
         hosts: M, per switch.
+        balanced: whether the ranks of a switch share the data evenly, whatever other switches have; else there is one
+            flow per link direction everywhere, at the price of more bytes.
 
     Raises:
         ConfigError: the switches are odd, or the ranks too many.
@@ -87,7 +94,7 @@ def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int) -> Plan
     _check(ranks, switches, hosts)
     if ranks <= hosts or _published(ranks, switches, hosts) or (ranks < switches and ranks % 2):
         return exchange("hdrm", operation, halvings(ranks), paced=True)
-    return _two_levels(operation, ranks, _layout(ranks, switches, hosts))
+    return _two_levels(operation, ranks, _layout(ranks, switches, hosts), balanced)
 
 
 def hdrm_mapping(switches: int, hosts: int, ranks: int | None = None) -> Seats:
@@ -151,43 +158,42 @@ def _crossing(half: int) -> list[Circle]:
     return [circle(2)] * twos + [circle(2 * (half >> twos), odd=True)]
 
 
-def _two_levels(operation: Operation, ranks: int, layout: _Layout) -> Plan:
-    shards, half, starts = layout.shards, layout.half, _starts(layout)
+def _two_levels(operation: Operation, ranks: int, layout: _Layout, balanced: bool) -> Plan:
+    half, starts, counts = layout.half, _starts(layout), np.array(layout.ranks)
     nodes = 2 * half
+    # The data in units of which every part of every switch is a whole number.
+    units = math.lcm(*layout.ranks) if balanced else layout.shards
+    parts = {int(count): np.arange(count + 1) * units // count for count in set(layout.ranks)}
+    edges = np.unique(np.concatenate([*parts.values(), parts[layout.shards]]))
     between = exchange("hdrm", operation, _crossing(half), paced=True)
     # The parity of a node is that of its digits' sum: each round changes one digit by an odd number in an even circle.
     parity = _parity(_crossing(half))
     place = np.empty(nodes, np.int64)
     for part in (0, 1):
         place[parity == part] = np.arange(half)
-    turned = (place + np.arange(shards)[:, None]) % half
-    switch = np.where(parity == 0, turned, half + place)
-    slot = np.array([_holder(count, shards) for count in range(1, shards + 1)])
-    holders = starts[switch] + slot[np.array(layout.ranks)[switch] - 1, np.arange(shards)[:, None]]
-    across = copies(between, holders, np.arange(shards) * nodes, np.arange(nodes + 1))
+    across, owner = [], []
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        turn = low * layout.shards // units
+        switch = np.where(parity == 0, (place + turn) % half, half + place)
+        slot = {count: int(np.searchsorted(part, low, "right")) - 1 for count, part in parts.items()}
+        holders = starts[switch] + np.array([slot[count] for count in counts[switch].tolist()])
+        width = high - low
+        across.append(copies(between, holders[None], [low * nodes], np.arange(nodes + 1) * width))
+        owner.append(np.repeat(holders[between.owner], width) if operation != "all_reduce" else holders[:0])
 
     def inside(kind: Operation) -> list[Plan]:
         made = []
-        for count in sorted(set(layout.ranks) - {1}):
-            template = exchange("hdrm", kind, [circle(count)], paced=True)
-            members = starts[:-1][np.array(layout.ranks) == count][:, None] + np.arange(count)
-            made.append(copies(template, members, np.zeros(len(members), np.int64), _edges(count, shards) * nodes))
+        for count, part in sorted(parts.items()):
+            if count > 1:
+                template = exchange("hdrm", kind, [circle(count)], paced=True)
+                members = starts[:-1][counts == count][:, None] + np.arange(count)
+                made.append(copies(template, members, np.zeros(len(members), np.int64), part * nodes))
         return [together(made)] if made else []
 
     before = inside("reduce_scatter") if operation != "all_gather" else []
     later = inside("all_gather") if operation != "reduce_scatter" else []
-    owner = () if operation == "all_reduce" else holders[:, between.owner].reshape(-1)
-    return in_turn("hdrm", operation, ranks, shards * nodes, [*before, across, *later], owner=owner)
-
-
-def _edges(count: int, shards: int) -> NDArray[np.int64]:
-    """Where the shards of each of ``count`` hosts begin."""
-    return np.arange(count + 1) * shards // count
-
-
-def _holder(count: int, shards: int) -> NDArray[np.int64]:
-    """Which of ``count`` hosts of a switch has each shard."""
-    return np.repeat(np.arange(count), np.diff(_edges(count, shards)))
+    stages = [*before, together(across), *later]
+    return in_turn("hdrm", operation, ranks, units * nodes, stages, owner=np.concatenate(owner))
 
 
 def _parity(circles: Sequence[Circle]) -> NDArray[np.int64]:
