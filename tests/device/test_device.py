@@ -9,7 +9,7 @@ from foretrain import device
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, SECOND
 
-NAMES = ("K80", "M60", "P100", "V100", "T4", "2080Ti", "RTX3090", "A100", "H100")
+NAMES = ("K80", "M60", "P100", "V100", "T4", "2080Ti", "RTX3090", "A100", "H100", "H200", "B200")
 
 
 def test_presets_are_the_documented_ones():

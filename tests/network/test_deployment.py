@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.collective.nccl.choice import choose
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
 from foretrain.network.arrangement import arrange, ranks_per_server, suited
 from foretrain.network.deployment import Deployment
+from foretrain.network.exchange import exchange
+from foretrain.network.nccl import choice_on
+from foretrain.network.shape import as_bigraph
 from foretrain.network.topology_notation import topology
 from foretrain.units import COST_SHIFT, MICROSECOND, SECOND
+from foretrain.virtual import simulate
+from foretrain.workload import zoo
 
 RATE = 12.5e9
+WORK = zoo("alexnet", batch=32, device="V100")
 PLACES = [
     Deployment(topology(text)) for text in ("star:5@100Gbps", "fat_tree:4@100Gbps", "bigraph:4x3@100Gbps", "dgx-a100:2")
 ]
@@ -112,12 +119,76 @@ def test_between_powers_of_two_time_is_what_a_simulation_says() -> None:
         assert place.duration("all_reduce", size) == pytest.approx(place._exact("all_reduce", size), rel=5e-3)
 
 
-@pytest.mark.parametrize("size", [1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28])
-def test_simulating_nccl_takes_as_long_as_its_model_says(size: int) -> None:
-    place = Deployment(topology("dgx-a100:1"), "nccl", device="A100")
-    choice = choose("all_reduce", size, 8, "A100")
-    assert place.collective_at(size).endswith(choice.protocol)
-    assert place.duration("all_reduce", size) == pytest.approx(choice.time, rel=0.02)
+@pytest.mark.parametrize("text", ["dgx-a100:1", "dgx-h100:1", "dgx-h100:2", "dgx-h100:4", "dgx-v100:2", "dgx-b200:3"])
+@pytest.mark.parametrize("size", [1 << 12, 1 << 20, 1 << 24, 1 << 28])
+def test_simulating_nccl_on_an_idle_network_takes_as_long_as_its_model_says(text: str, size: int) -> None:
+    place = cluster(f"{text},collective=nccl")
+    assert isinstance(place, Deployment)
+    choice, name = choice_on(place.topology, place.members, place.device, "all_reduce", size)
+    assert place.collective_at(size) == f"{name}, {choice.protocol}"
+    assert place.duration("all_reduce", size) == pytest.approx(choice.time, rel=1e-6)
+
+
+def test_a_ring_uses_every_nvlink_of_a_mesh_and_every_nic_of_a_server() -> None:
+    """Measured with nccl-tests on a DGX-1 with V100: 130 GB/s; of its six links of 25 GB/s a ring gets all but one."""
+    mesh = exchange(Deployment(topology("dgx-v100:1")), "all_reduce", 1 << 28, "ring")
+    assert mesh.bandwidth == pytest.approx(125e9, rel=0.02)
+    rails = exchange(Deployment(topology("dgx-h100:4")), "all_reduce", 1 << 28, "ring")
+    assert rails.bandwidth > 6 * 50e9
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "parameter_server", "circulant"])
+@pytest.mark.parametrize("text", ["leaf_spine:3x3@10Gbps,oversubscription=2", "fat_tree:4@10Gbps,routing=adaptive"])
+def test_no_schedule_beats_the_optimum_not_even_in_halves(text: str, name: str) -> None:
+    for schedule in ("dear", "bytescheduler", "fifo"):
+        run = simulate(WORK, f"{text},collective={name}", schedule, trace=False)
+        assert run.iteration_time >= run.bound.time
+
+
+def test_a_collective_without_halves_borrows_them() -> None:
+    place = Deployment(topology("star:4@10Gbps"), "double_tree")
+    auto = Deployment(topology("star:4@10Gbps"))
+    assert place.duration("all_gather", 10**6) == auto.duration("all_gather", 10**6)
+    assert simulate(WORK, place, "dear", trace=False).iteration_time > 0
+
+
+def test_hdrm_stays_on_the_hosts_that_the_job_has() -> None:
+    """Two jobs on the halves of all switches, each with a BiGraph of its own."""
+    network = topology("bigraph:4x4@100Gbps")
+    hosts = np.arange(16).reshape(4, 4)
+    for ranks in (hosts[:, :2], hosts[:, 2:], hosts[[0, 2], :1], hosts[:1]):
+        members = tuple(ranks.reshape(-1).tolist())
+        arrangement = arrange("hdrm", "all_reduce", network, members)
+        assert sorted(arrangement.ranks.tolist()) == list(members)
+        found = exchange(Deployment(network, "hdrm", ranks=members), "all_reduce", 10**8)
+        assert found.time == pytest.approx(found.least, rel=0.01)
+    with pytest.raises(ConfigError, match="are not on equally many switches of both parts"):
+        arrange("hdrm", "all_reduce", network, range(7))
+    with pytest.raises(ConfigError, match="are not whole servers"):
+        Deployment(topology("bigraph:4x2@25Gbps,server=eflops"), "hdrm", ranks=tuple(range(10)))
+
+
+def test_a_bigraph_is_known_by_its_links() -> None:
+    made = topology("bigraph:6x2@100Gbps")
+    renamed = dataclasses.replace(made, name="ours")
+    assert "hdrm" in suited("all_reduce", renamed, range(12))
+    shape = as_bigraph(renamed)
+    assert shape is not None
+    assert shape.half == 3
+    assert np.bincount(shape.switch).tolist() == [2] * 6
+    for other in (
+        "star:4@1Gbps",
+        "leaf_spine:4x4@1Gbps",
+        "fat_tree:4@1Gbps",
+        "dragonfly:3x2x1@1Gbps",
+        "torus:3x3@1Gbps",
+    ):
+        assert as_bigraph(topology(other)) is None
+
+
+def test_thousands_of_ranks_do_not_try_what_takes_minutes() -> None:
+    place = Deployment(topology("dgx-h100:256"))
+    assert place.collective_at(1 << 20) in ("halving_doubling", "hierarchical", "circulant", "double_tree")
 
 
 def test_nccl_wants_to_know_the_gpu() -> None:

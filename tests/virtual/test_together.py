@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from foretrain.errors import ConfigError
@@ -100,4 +98,4 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ConfigError, match="is empty"):
         together([])
     with pytest.raises(ConfigError, match="steps"):
-        together([Tenant(work(), dataclasses.replace(place, _memo={}))], steps=0)
+        together([Tenant(work(), place)], steps=0)

@@ -136,7 +136,7 @@ def _changes(place: Place) -> list[tuple[Place, str]]:
     if not isinstance(place, Cluster):
         changes: list[tuple[Place, str]] = [(double, "links twice as fast")]
         if place.collective != "auto":
-            changes.append((dataclasses.replace(place, collective="auto", _memo={}), "the fastest collective"))
+            changes.append((place.carried_by("auto"), "the fastest collective"))
         return changes
     changes = [(double, f"{format_rate(2 * place.up)} links")]
     if place.local:

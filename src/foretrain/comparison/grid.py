@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,7 +128,7 @@ def _cell(workload: Workload, text: str, place: Place, name: str, plans: Sequenc
         carried, exchange = place.exchange, place.cost.time(workload.size)
     else:
         try:
-            place = dataclasses.replace(place, collective=name, _memo={})
+            place = place.carried_by(name)
         except ConfigError as error:
             if error.problem == "is unknown":
                 raise

@@ -153,5 +153,32 @@ H100 = Device(
     bf16=Arithmetic(989 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
 )
 
-_PRESETS = (K80, M60, P100, V100, T4, RTX2080TI, RTX3090, A100, H100)
+# SXM5: H100's chip with 141 GB of HBM3e at 4.8 TB/s (datasheet). Fractions are H100's.
+H200 = Device(
+    name="H200",
+    memory=141 * 10**9,
+    bandwidth=4800 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=427 * _GIGA,  # H100's NVLink
+    fp32=H100.fp32,
+    tf32=H100.tf32,
+    fp16=H100.fp16,
+    bf16=H100.bf16,
+)
+
+# In a DGX B200 (datasheet of the system over 8, without sparsity: 75, 1100, 2250 TFLOP/s, 180 GB at 8 TB/s). Fractions
+# are H100's; no training rate was fitted.
+B200 = Device(
+    name="B200",
+    memory=180 * 10**9,
+    bandwidth=8000 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=830 * _GIGA,  # estimate: H100's part of 900 GB/s, with reduction in the switch
+    fp32=Arithmetic(75 * _TERA, conv=0.4, winograd=1.0, gemm=0.75),
+    tf32=Arithmetic(1100 * _TERA, conv=0.25, winograd=0.25, gemm=0.5),
+    fp16=Arithmetic(2250 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+    bf16=Arithmetic(2250 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+)
+
+_PRESETS = (K80, M60, P100, V100, T4, RTX2080TI, RTX3090, A100, H100, H200, B200)
 _BY_KEY = {_key(device.name): device for device in _PRESETS}

@@ -6,7 +6,6 @@ a server has, which switch can reduce, that the fabric is a BiGraph.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,10 @@ from numpy.typing import NDArray
 from foretrain.collective import Operation, Plan
 from foretrain.collective.algorithms import ALGORITHMS, build
 from foretrain.collective.hdrm import hdrm, hdrm_mapping
+from foretrain.collective.ring import ring
 from foretrain.errors import ConfigError, unknown
+from foretrain.network.rings import ring_orders
+from foretrain.network.shape import BiGraph, as_bigraph
 from foretrain.network.topology import Topology
 
 _CHUNK = 1 << 19
@@ -63,7 +65,11 @@ def arrange(
         local = ranks_per_server(topology, members)
         if local == 1 or local == len(members):
             raise ConfigError("collective", name, "needs several servers of several ranks", "use 'ring'")
-        return Arrangement(build(name, operation, len(members), local=local), members)
+        inner = partial(ring, orders=ring_orders(topology, members[:local], local))
+        return Arrangement(build(name, operation, len(members), local=local, inner=inner), members)
+    if name == "ring":
+        orders = ring_orders(topology, members, ranks_per_server(topology, members))
+        return Arrangement(build(name, operation, len(members), orders=orders), members)
     if name == "in_network":
         switch = _reducing(topology, members)
         return Arrangement(build(name, operation, len(members), chunks=pieces), members, (switch,))
@@ -115,17 +121,48 @@ def _reducing(topology: Topology, ranks: NDArray[np.int64]) -> int:
 
 def _hdrm(operation: Operation, topology: Topology, ranks: NDArray[np.int64]) -> Arrangement:
     """HDRM among the places of a BiGraph; where a place is a server of several ranks, per shard between servers."""
-    shape = re.fullmatch(r"bigraph\((\d+)x(\d+)\)", topology.name)
+    shape = as_bigraph(topology)
     if shape is None:
         raise ConfigError("collective", "hdrm", f"needs a BiGraph and not {topology.name}", "use 'halving_doubling'")
-    switches, hosts = int(shape[1]), int(shape[2])
-    local = len(topology.ranks) // (switches * hosts)
-    count = len(ranks) // local
-    if (ranks != np.arange(count * local)).any():
-        raise ConfigError("ranks", ranks.tolist()[:8], "are not the first ones", "hdrm places a job by itself")
-    seats = hdrm_mapping(switches, hosts, count).host
+    places = np.unique(shape.place[ranks])
+    local = len(ranks) // len(places)
+    members = ranks[np.argsort(shape.place[ranks], kind="stable")]
+    if len(ranks) % len(places) or (shape.place[members].reshape(-1, local) != places[:, None]).any():
+        raise ConfigError("ranks", ranks.tolist()[:8], "are not whole servers", "hdrm needs all ranks of each server")
+    switches, hosts, seats = _seats(shape, places)
+    # Seat by seat the number of its place among the job's, and the ranks there.
+    chosen = members.reshape(-1, local)[np.searchsorted(places, seats)]
     if local == 1:
-        return Arrangement(hdrm(operation, count, switches=switches, hosts=hosts), seats)
+        return Arrangement(hdrm(operation, len(places), switches=switches, hosts=hosts), chosen.reshape(-1))
     outer = partial(hdrm, switches=switches, hosts=hosts)
     plan = build("hierarchical", operation, len(ranks), local=local, outer=outer)
-    return Arrangement(plan, (seats[:, None] * local + np.arange(local)).reshape(-1))
+    return Arrangement(plan, chosen.reshape(-1))
+
+
+def _seats(shape: BiGraph, places: NDArray[np.int64]) -> tuple[int, int, NDArray[np.int64]]:
+    """The BiGraph that a job on ``places`` has for itself: switches, hosts of each, and the place of each of its seats.
+
+    Either equally many places at equally many switches of both parts, or the hosts that `hdrm_mapping` would choose.
+    """
+    at = shape.switch[places]
+    used, counts = np.unique(at, return_counts=True)
+    upper = int((used < shape.half).sum())
+    if len(used) == 1:
+        return 2, len(places), places
+    if 2 * upper == len(used) and counts.min() == counts.max():
+        hosts = int(counts[0])
+        seats = hdrm_mapping(len(used), hosts).host
+        return len(used), hosts, places[np.argsort(at, kind="stable")][seats]
+    everywhere = np.bincount(shape.switch, minlength=2 * shape.half)
+    hosts = int(everywhere.max())
+    if everywhere.min() == hosts:
+        seats = hdrm_mapping(2 * shape.half, hosts, len(places)).host
+        chosen = np.argsort(shape.switch, kind="stable")[seats]
+        if np.array_equal(np.sort(chosen), places):
+            return 2 * shape.half, hosts, chosen
+    raise ConfigError(
+        "ranks",
+        places.tolist()[:8],
+        "are not on equally many switches of both parts, equally many on each",
+        "choose such places, or those of foretrain.collective.hdrm_mapping",
+    )

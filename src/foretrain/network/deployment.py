@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.collective import Operation
+from foretrain.collective import Operation, steps_on_critical_path
 from foretrain.errors import ConfigError
 from foretrain.network.arrangement import Arrangement, arrange, chunks, suited
 from foretrain.network.placing import place
@@ -27,6 +27,10 @@ from foretrain.units import COST_SHIFT, MICROSECOND, Time, format_rate, format_t
 
 DEFAULT_STEP: Time = 2 * MICROSECOND
 """Software of one step of a collective, besides the links' latency: what RDMA takes from GPU to GPU."""
+_WHOLE_ONLY = ("double_tree",)
+"""Collectives that do a whole all-reduce and no half of it."""
+_MOST_STEPS = 4_000_000
+"""Steps of all transfers of a collective that ``"auto"`` considers: those of a ring of 1,400 ranks, a second's work."""
 _LARGE = 1 << 36
 """Bytes from which on only the rate of a collective matters: 64 GiB take seconds on the fastest link there is."""
 
@@ -110,11 +114,11 @@ class Deployment:
     def cost(self) -> Cost:
         """κ and θ as policies want them: what a byte costs in large collectives, and what one costs besides.
 
-        κ is the least that any size costs per byte, so that no schedule beats the optimum.
+        κ is the least that any size costs per byte, whole or in two halves, so that no schedule beats the optimum.
         """
         if "cost" not in self._memo:
-            per_byte = (self._exact("all_reduce", 2 * _LARGE) - self._exact("all_reduce", _LARGE)) / _LARGE
-            kappa = math.floor(per_byte * (1 << COST_SHIFT) * (1 - 1e-9))
+            halves = self._per_byte("reduce_scatter") + self._per_byte("all_gather")
+            kappa = math.floor(min(self._per_byte("all_reduce"), halves) * (1 << COST_SHIFT) * (1 - 1e-9))
             size = 1 << 20
             start = max(0, self.duration("all_reduce", size) - moving(size, kappa))
             self._memo["cost"] = Cost(overhead=self.overhead + start, per_byte=kappa)
@@ -139,41 +143,57 @@ class Deployment:
         way = self._way(operation, size) if collective is None else self._plain(operation, collective, size)
         return self._program(way, size, release)
 
+    def carried_by(self, collective: str) -> Deployment:
+        """The same with another collective."""
+        return self._with(collective=collective)
+
     def without_latency(self) -> Deployment:
         """The same without anything that an operation costs besides its bytes."""
         wires = self.topology.changed(range(self.topology.links), latency=0)
-        return dataclasses.replace(self, topology=wires, overhead=0, step=0, _memo={})
+        return self._with(topology=wires, overhead=0, step=0)
 
     def scaled(self, factor: float) -> Deployment:
         """The same with every link ``factor`` times as fast, background traffic included."""
         topology = self.topology
         faster = dataclasses.replace(topology, rate=topology.rate * factor, background=topology.background * factor)
-        return dataclasses.replace(self, topology=faster, _memo={})
+        return self._with(topology=faster)
 
     def changed(self, parameter: str, value: float) -> Deployment:
         """The same with another value of one parameter of a sweep.
 
         Args:
-            parameter: ``"rate"`` of the ranks' fastest port, all links in proportion; ``"latency"`` of every link;
-                ``"overhead"``; or ``"workers"``, the job's first ranks.
+            parameter: ``"rate"`` of the fastest cable out of a host or server, all links in proportion; ``"latency"``
+                of every link; ``"overhead"``; or ``"workers"``, the job's first ranks.
             value: in bytes/s, ps or ranks.
         """
         if parameter == "rate":
             return self.scaled(value / self._ports().max())
         if parameter == "latency":
             wires = self.topology.changed(range(self.topology.links), latency=int(value))
-            return dataclasses.replace(self, topology=wires, _memo={})
+            return self._with(topology=wires)
         if parameter == "workers":
             if value > len(self.members):
                 have = len(self.members)
                 raise ConfigError("workers", int(value), f"are more than the job's {have} ranks", "sweep fewer")
-            return dataclasses.replace(self, ranks=self.members[: int(value)], _memo={})
-        return dataclasses.replace(self, overhead=int(value), _memo={})
+            return self._with(ranks=self.members[: int(value)])
+        return self._with(overhead=int(value))
 
     def _ports(self) -> NDArray[np.float64]:
-        """The different rates of the links that leave the job's ranks, ascending."""
-        nodes = self.topology.ranks[list(self.members)]
-        return np.unique(self.topology.rate[np.isin(self.topology.source, nodes)])
+        """The different rates of the cables that leave the job's hosts or servers, ascending; of one server, inside."""
+        topology = self.topology
+        ranks = topology.ranks[list(self.members)]
+        server = np.array([node.server for node in topology.nodes])
+        inside = np.isin(np.arange(len(server)), ranks) | ((server >= 0) & np.isin(server, server[ranks]))
+        leaving = inside[topology.source] & ~inside[topology.target]
+        return np.unique(topology.rate[leaving if leaving.any() else np.isin(topology.source, ranks)])
+
+    def _per_byte(self, operation: Operation) -> float:
+        """ps that one byte more takes in large collectives."""
+        return (self._exact(operation, 2 * _LARGE) - self._exact(operation, _LARGE)) / _LARGE
+
+    def _with(self, **changes: Any) -> Deployment:
+        """The same with other fields, and nothing remembered."""
+        return dataclasses.replace(self, **changes, _memo={})
 
     def _exact(self, operation: Operation, size: int) -> float:
         """ps of a collective of ``size`` bytes alone."""
@@ -201,6 +221,9 @@ class Deployment:
         return self._memo[key]
 
     def _plain(self, operation: Operation, name: str, size: int) -> _Way:
+        if operation in ("reduce_scatter", "all_gather") and name in _WHOLE_ONLY:
+            # A schedule that splits an all-reduce needs halves from somewhere: the fastest that there are.
+            return self._with(collective="auto")._way(operation, size)
         pieces = chunks(size)
         key = "plain", operation, name, pieces
         if key not in self._memo:
@@ -209,21 +232,31 @@ class Deployment:
         return self._memo[key]
 
     def _suited(self, operation: Operation) -> tuple[str, ...]:
+        """What ``"auto"`` chooses from: all that suit, but for those that would take minutes to simulate."""
         key = "suited", operation
         if key not in self._memo:
-            self._memo[key] = tuple(suited(operation, self.topology, self.members))
+            found = suited(operation, self.topology, self.members)
+            steps = {name: int(one.plan.steps.sum()) for name, one in found.items()}
+            quick = tuple(name for name in found if steps[name] <= _MOST_STEPS)
+            self._memo[key] = quick or (min(steps, key=steps.__getitem__),)
         return self._memo[key]
 
     def _nccl(self, operation: Operation, size: int) -> _Way:
+        """NCCL's choice; latency of a step and share of links are such that it takes its time on an idle network."""
         from foretrain.network.nccl import choice_on
 
         choice, name = choice_on(self.topology, self.members, self.device, operation, size)
         key = "nccl", operation, name
         if key not in self._memo:
-            self._memo[key] = arrange(name, operation, self.topology, self.members)
+            arrangement = arrange(name, operation, self.topology, self.members)
+            bare = _Way(name, arrangement, 0, wire=False)
+            rounds = steps_on_critical_path(arrangement.plan)
+            self._memo[key] = arrangement, rounds, self._time(bare, _LARGE) / _LARGE
+        arrangement, rounds, per_byte = self._memo[key]
+        step = choice.steps * choice.step_latency // rounds
+        moving = max(choice.time - choice.launch - rounds * step, 1)
         label = f"{name}, {choice.protocol}"
-        # What NCCL needs for a step was measured with the wires.
-        return _Way(label, self._memo[key], choice.step_latency, choice.launch, choice.efficiency, wire=False)
+        return _Way(label, arrangement, step, choice.launch, size * per_byte / moving, wire=False)
 
     def _program(self, way: _Way, size: int, release: Time) -> Program:
         arrangement = way.arrangement

@@ -15,6 +15,8 @@ from foretrain.network.topology import Topology
 
 _PLANS = {"ring": "ring", "tree": "double_tree", "nvls": "in_network", "direct": "direct"}
 """Our collective for NCCL's algorithm inside one server, and where a server is one rank."""
+_RINGS = 512
+"""Ranks over several servers up to which a ring is simulated as one, on all its channels."""
 
 
 def choice_on(
@@ -22,8 +24,8 @@ def choice_on(
 ) -> tuple[Choice, str]:
     """What NCCL would do with ``size`` bytes among ``ranks``, and the name of the collective to simulate.
 
-    Across servers of several GPUs NCCL's channels use all NICs at once, which our ``hierarchical`` does as well; it
-    stands for ring and trees there.
+    Across servers of several GPUs a ring has a channel for each NIC; ``hierarchical`` stands for trees, and for rings
+    of very many ranks, as it uses all NICs at once as well.
 
     Raises:
         ConfigError: the GPU is not named or not known.
@@ -37,7 +39,9 @@ def choice_on(
     several = local < len(members)
     rate = _outside(topology) if several else None
     choice = choose(operation, size, len(members), gpu, ranks_per_server=local, inter_rate=rate)
-    name = "hierarchical" if several and local > 1 else _PLANS.get(choice.algorithm, "ring")
+    name = _PLANS.get(choice.algorithm, "ring")
+    if several and local > 1 and (name not in ("ring", "direct") or len(members) > _RINGS):
+        name = "hierarchical"
     return choice, name
 
 

@@ -70,13 +70,22 @@ def max_min(capacity: np.ndarray, lists: Sequence[Sequence[int]], weights: np.nd
     rates = np.full(n, np.nan)
     while np.isnan(rates).any():
         free = np.isnan(rates)
-        # Variables: the level of all free flows. One number, so the program is max t with Σ w t + Σ fixed ≤ room.
-        load = use[:, free] @ weights[free]
-        left = room - use[:, ~free] @ rates[~free]
-        found = linprog([-1.0], A_ub=load[:, None], b_ub=left, bounds=[(0, None)], method="highs")
-        level = found.x[0]
-        stuck = (left - load * level <= 1e-11 * room) & (load > 0)
-        rates[free & use[stuck].any(axis=0)] = level * weights[free & use[stuck].any(axis=0)]
+        # Variables: every flow's rate, and the level t that all free flows have at least. Maximise t.
+        least = np.hstack([-np.eye(n), weights[:, None]])[free]
+        bounds = [(0, None) if one else (rate, rate) for one, rate in zip(free, rates, strict=True)]
+        found = linprog(
+            [0.0] * n + [-1.0],
+            A_ub=np.vstack([np.hstack([use, np.zeros((len(use), 1))]), least]),
+            b_ub=np.concatenate([room, np.zeros(len(least))]),
+            bounds=[*bounds, (0, None)],
+            method="highs",
+        )
+        level = found.x[-1]
+        # Stuck is who crosses a link that is full when all free flows have just that level.
+        load = use @ np.where(free, level * weights, rates)
+        stuck = (room - load <= 1e-9 * room) & (use[:, free].sum(axis=1) > 0)
+        frozen = free & use[stuck].any(axis=0)
+        rates[frozen] = level * weights[frozen]
     return rates * RATE
 
 

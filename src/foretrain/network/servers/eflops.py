@@ -10,6 +10,7 @@ The paper's parts list was not to be had: counts and rates below are ours, for 2
 from __future__ import annotations
 
 from foretrain.network.servers.pcie import PCIE3, PCIeTree
+from foretrain.network.servers.server import CABLE
 
 NIC = 12.5e9
 """100 Gb/s Ethernet (RoCE)."""
@@ -22,7 +23,10 @@ PEER = 10e9
 
 
 def eflops(gpus: int = 8, *, nic: float = NIC, pcie: float = PCIE3) -> PCIeTree:
-    """One NIC beside each GPU: ``gpus`` PCIe switches over two sockets (one, where the number is odd)."""
+    """One NIC beside each GPU: ``gpus`` PCIe switches over two sockets (one, where the number is odd).
+
+    GPUs of one server meet through their NICs and the switch outside.
+    """
     return PCIeTree(
         sockets=1 if gpus % 2 else 2,
         switches=gpus,
@@ -34,6 +38,7 @@ def eflops(gpus: int = 8, *, nic: float = NIC, pcie: float = PCIE3) -> PCIeTree:
         peer=PEER,
         memory=MEMORY,
         storage=STORAGE,
+        root=10 * CABLE,
     )
 
 

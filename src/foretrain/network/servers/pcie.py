@@ -49,6 +49,7 @@ class PCIeTree:
         peer: bytes/s between two root complexes, as peers get it.
         memory: bytes/s of each socket's memory; 0 for none.
         storage: bytes/s of the storage at the first root complex; 0 for none.
+        root: metric of the links at a root complex; above that of two cables, GPUs meet through their NICs instead.
     """
 
     sockets: int
@@ -62,6 +63,7 @@ class PCIeTree:
     shared: int = 0
     memory: float = 0.0
     storage: float = 0.0
+    root: int = ROOT
 
     def __post_init__(self) -> None:
         for field in ("sockets", "switches", "ports", "gpus_per_port"):
@@ -91,11 +93,11 @@ class PCIeTree:
         nics = [build.node(f"{name}.nic{i}", "nic", server=index) for i in range(self.nics)]
         roots = self._roots(build, name, index)
         for nic in nics[len(nics) - self.shared :]:
-            build.cable(nic, roots[0], rate=self.lanes, latency=PCIE_LATENCY, metric=ROOT)
+            build.cable(nic, roots[0], rate=self.lanes, latency=PCIE_LATENCY, metric=self.root)
         for switch in range(self.switches):
             top = build.node(f"{name}.pcie{switch}", "pcie", server=index)
             root = roots[switch * self.sockets // self.switches]
-            build.cable(top, root, rate=self.lanes, latency=ROOT_LATENCY, metric=ROOT)
+            build.cable(top, root, rate=self.lanes, latency=ROOT_LATENCY, metric=self.root)
             for port in range(self.ports):
                 at = top if self.ports == 1 else self._port(build, f"{name}.pcie{switch}.{port}", index, top)
                 place = switch * self.ports + port
@@ -108,7 +110,7 @@ class PCIeTree:
         roots = [build.node(f"{name}.root{i}", "root", server=index) for i in range(self.sockets)]
         for i, a in enumerate(roots):
             for b in roots[i + 1 :]:
-                build.cable(a, b, rate=self.peer, latency=ROOT_LATENCY, metric=ROOT)
+                build.cable(a, b, rate=self.peer, latency=ROOT_LATENCY, metric=self.root)
             if self.memory:
                 memory = build.node(f"{name}.memory{i}", "memory", server=index)
                 build.cable(a, memory, rate=self.memory, latency=PCIE_LATENCY, metric=PCIE)

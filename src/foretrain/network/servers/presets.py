@@ -61,10 +61,10 @@ def _dgx_h100() -> NVSwitch:
 
 def _dgx_b200() -> NVSwitch:
     # DGX B200: NVLink 5, 900 GB/s a GPU; ConnectX-7 at 400 Gb/s beside each; 2 × Xeon Platinum 8570, eight channels of
-    # DDR5-5600. Between the sockets as DGX H100: NCCL knows no newer number.
+    # DDR5-5600; between the sockets ERP_QPI_BW.
     tree = PCIeTree(
         sockets=2, switches=8, ports=1, gpus_per_port=1, nics_per_port=1,
-        lanes=PCIE5, port=50 * _GB, peer=22 * _GB, memory=358.4 * _GB,
+        lanes=PCIE5, port=50 * _GB, peer=40 * _GB, memory=358.4 * _GB,
     )  # fmt: skip
     return NVSwitch(tree, 900 * _GB, reduces=True)
 
