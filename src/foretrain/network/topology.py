@@ -287,6 +287,10 @@ def _checked(topology: Topology) -> Topology:
     for node in topology.nodes:
         if node.kind not in get_args(Kind):
             raise unknown(f"nodes.{node.name}.kind", node.kind, get_args(Kind))
+        if node.server < -1:
+            raise ConfigError(
+                f"nodes.{node.name}.server", node.server, "is no server", "write 0 or more, or leave it out"
+            )
         if not 1 <= node.slowdown < float("inf"):
             raise ConfigError(
                 f"nodes.{node.name}.slowdown", node.slowdown, "is not a factor of at least 1", "write 1.2 for 20 %"
@@ -320,7 +324,16 @@ def _check_links(topology: Topology) -> None:
     for name, wrong, problem, remedy in checks:
         if wrong.any():
             link = int(np.flatnonzero(wrong)[0])
-            raise ConfigError(f"links[{link}].{name}", getattr(topology, name)[link].item(), problem, remedy)
+            raise ConfigError(
+                f"links[{_link_name(topology, link)}].{name}", getattr(topology, name)[link].item(), problem, remedy
+            )
+
+
+def _link_name(topology: Topology, link: int) -> str:
+    """By its nodes, since links are not numbered as whoever wrote them did."""
+    ends = (int(topology.source[link]), int(topology.target[link]))
+    known = range(len(topology.nodes))
+    return " -> ".join(topology.nodes[end].name if end in known else str(end) for end in ends)
 
 
 def _check_connected(topology: Topology) -> None:

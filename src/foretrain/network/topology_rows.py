@@ -107,6 +107,7 @@ def typed(row: object, where: str, types: Mapping[str, type], required: Sequence
         number = types[key] is float and isinstance(value, int) and not isinstance(value, bool)
         if not number and type(value) is not types[key]:
             words, example = _WORDS[types[key]]
+            example = "'500ns'" if key == "latency" else example
             raise ConfigError(f"{where}.{key}", value, f"is not {words}", f"write e.g. {example}")
         fields[key] = float(value) if number else value
     for key in required:

@@ -2,7 +2,7 @@
 
 GPUs of the same number in different servers of a unit are one switch apart. NVIDIA's DGX SuperPOD (reference
 architecture for DGX H100: units of 32 servers, 8 leaves each); without spines, the rail-only network of Wang et al.
-(HotI'24), where other rails are reached through the servers.
+(HotI'24), where other rails are reached through the servers' PCIe. NCCL would go by NVLink there (PXN): not modelled.
 """
 
 from __future__ import annotations
