@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 from eflops_server import BATCH, FLOAT32, STEP, images_per_second
 
+from foretrain.collective import hdrm_mapping
 from foretrain.network.deployment import Deployment
 from foretrain.network.fabrics.bigraph import bigraph
 from foretrain.network.fabrics.leaf_spine import leaf_spine
@@ -86,7 +87,8 @@ def model(precision: str) -> Workload:
 @cache
 def eflops_system(gpus: int, shape: tuple[int, int] | None = None) -> Deployment:
     switches, hosts = shape or BIGRAPHS[gpus]
-    return Deployment(bigraph(switches, hosts, RATE), "hdrm", ranks=tuple(range(gpus)), step=STEP)
+    ranks = np.sort(hdrm_mapping(switches, hosts, gpus).host)
+    return Deployment(bigraph(switches, hosts, RATE), "hdrm", ranks=tuple(ranks.tolist()), step=STEP)
 
 
 def baseline_system(gpus: int, precision: str, *, collective: str = "ring", seed: int | None = None) -> Deployment:
