@@ -81,3 +81,37 @@ def take(keys, order, place, n, item):
         else:
             sink(keys, order, place, n, at)
     return n
+
+
+@inside
+def settle(keys, items, n, at, item, key):
+    """In a heap of pairs, puts ``item`` of ``key`` at position ``at`` or below, where what is there may be lost.
+
+    For heaps whose members are only asked for the least: nobody needs to know where the others are.
+    """
+    while True:
+        child = 4 * at + 1
+        if child >= n:
+            break
+        least = child
+        for other in range(child + 1, min(child + 4, n)):
+            if keys[other] < keys[least]:
+                least = other
+        if keys[least] >= key:
+            break
+        keys[at], items[at] = keys[least], items[least]
+        at = least
+    keys[at], items[at] = key, item
+
+
+@inside
+def lift(keys, items, n, item, key):
+    """Adds ``item`` of ``key`` to a heap of ``n`` pairs."""
+    at = n
+    while at > 0:
+        above = (at - 1) >> 2
+        if keys[above] <= key:
+            break
+        keys[at], items[at] = keys[above], items[above]
+        at = above
+    keys[at], items[at] = key, item

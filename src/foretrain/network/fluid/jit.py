@@ -12,7 +12,7 @@ from typing import Any
 from numba import njit
 
 _OPTIONS: dict[str, Any] = {"cache": True, "fastmath": False, "error_model": "numpy", "nogil": True, "_nrt": False}
-_BARE: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_BARE: dict[str, Any] = _OPTIONS | {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 entry: Any = njit(**_OPTIONS)
 """A kernel that Python calls."""

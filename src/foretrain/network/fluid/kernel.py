@@ -17,26 +17,38 @@ Everything is in this one file because numba's cache does not notice changes in 
 # Those join, and all is computed again, until nobody joins. What results satisfies every certificate, hence is *the*
 # max-min fair allocation, which is unique.
 
+# Note [Enlisting]
+# Nearly all that would join afterwards are found on the way, where nothing needs to be computed again. Filling goes
+# from low levels to high ones, so a flow can still join while its level is above the one that filling has reached. When
+# a link is full at a level, those that stayed on it above that level have to yield (`enlist`). When a flow is frozen
+# below what it had, its other links have room, and those they held, at its old level or above, may have it. The room
+# that such a flow brings along raises levels only, so that nothing that is frozen was frozen too early.
+
 # Note [Lazy levels]
 # The level at which a link is full only rises while others freeze flows. So a heap of links keyed by levels that may be
-# too low is enough: the top is recomputed when it comes up, and goes back if it was too low.
+# too low is enough: the top is recomputed when it comes up, and goes back if it was too low. Of the links that a flow
+# shares with no other chosen one only the tightest can bind; the others are not queued until somebody comes
+# (`queue_path`). A link may be queued more than once; that it has nobody left to freeze makes the others harmless.
 
 # Note [Collapsed rings]
 # A ring in lock step whose links nobody else uses follows a recurrence, x_i(s) = c_i + max(x_i(s-1), x_{i-1}(s-1)),
 # with x_i(s) the end of step s of member i and c_i what a step takes it alone. Instead of two events a step the ring
 # then costs one event a member. The moment something else comes to one of its links, or the link changes, `expand` runs
 # the recurrence up to now and hands the members back to the event loop as they stand. So it never approximates.
+# Nobody but its successor may follow a member step by step, since its steps are not made one by one.
 
 from __future__ import annotations
 
 import numpy as np
 
 from foretrain.network.fluid import state as c
-from foretrain.network.fluid.heap import put, sink, take
+from foretrain.network.fluid.heap import lift, put, settle, take
 from foretrain.network.fluid.jit import entry, inlined, inside
 
 EPSILON = 1e-11
 """Relative difference below which two levels, or a link's load and its capacity, count as equal."""
+STARVED = 1e-12
+"""Part of a link's capacity below which what classes share is nothing."""
 UNCHANGED = 1e-14
 """Relative difference below which a recomputed rate is the old one: rounding, not worth moving an event for."""
 SIMULTANEOUS = 1e-14
@@ -47,8 +59,8 @@ SIMULTANEOUS = 1e-14
 def mark(s, link):
     """Notes that the flows of ``link`` need a look at the next refill."""
     n = s.counter[c.DIRTY]
-    if s.link[link, c.DIRTY_TICK] != s.counter[c.BATCHES]:
-        s.link[link, c.DIRTY_TICK] = s.counter[c.BATCHES]
+    if s.link[link, c.DIRTY_TICK] != s.counter[c.REFILLS]:
+        s.link[link, c.DIRTY_TICK] = s.counter[c.REFILLS]
         s.dirty[n] = link
         s.counter[c.DIRTY] = n + 1
 
@@ -66,8 +78,8 @@ def carry(s, link, time):
                 s.carried[one, b] = 0.0
         s.time[c.BIN] *= 2
     rate = 0.0
-    for p in range(s.used.shape[0]):
-        rate += s.used[p, link]
+    for p in range(s.share.shape[1] - c.USED):
+        rate += s.share[link, c.USED + p]
     spread(s, link, s.share[link, c.USED_SINCE], time, rate)
     s.share[link, c.USED_SINCE] = time
 
@@ -106,7 +118,7 @@ def set_rate(s, f, rate, time):
         link = s.hop[h, c.LINK]
         if s.carried.shape[0]:
             carry(s, link, time)
-        s.used[p, link] += change
+        s.share[link, c.USED + p] += change
     n = s.counter[c.QUEUED]
     if rate > 0.0:
         end = time + max(s.fluid[f, c.LEFT], 0.0) / rate
@@ -116,18 +128,8 @@ def set_rate(s, f, rate, time):
 
 
 @inside
-def join(s, f, time):
-    """Makes flow ``f`` active. Rings that were collapsed on its links no longer are."""
-    for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
-        ring = s.link[s.hop[h, c.LINK], c.TAKEN_BY]
-        if ring >= 0:
-            expand(s, ring, time)
-    seat(s, f, time)
-
-
-@inside
 def seat(s, f, time):
-    """Gives active flow ``f`` a seat on each of its links; it waits for a rate."""
+    """Makes flow ``f`` active, with a seat on each of its links. Collapsed rings there wait to be expanded."""
     s.flow[f, c.PHASE] = c.ACTIVE
     s.fluid[f, c.RATE] = 0.0
     s.fluid[f, c.SINCE] = time
@@ -140,6 +142,11 @@ def seat(s, f, time):
         s.seat[where, c.HOP] = h
         s.hop[h, c.SEAT] = where
         mark(s, link)
+        ring = s.link[link, c.TAKEN_BY]
+        if ring >= 0 and not s.ring[ring, c.DISTURBED]:
+            s.ring[ring, c.DISTURBED] = 1
+            s.ring[s.counter[c.TO_EXPAND], c.EXPAND] = ring
+            s.counter[c.TO_EXPAND] += 1
     s.new[s.counter[c.NEW]] = f
     s.counter[c.NEW] += 1
 
@@ -158,13 +165,17 @@ def leave(s, f, time):
         s.seat[where, c.FLOW] = s.seat[last, c.FLOW]
         s.seat[where, c.HOP] = s.seat[last, c.HOP]
         s.hop[s.seat[where, c.HOP], c.SEAT] = where
-        s.used[p, link] -= s.fluid[f, c.RATE]
+        s.share[link, c.USED + p] -= s.fluid[f, c.RATE]
         if s.link[link, c.DEGREE] == 0:
-            # Exactly, so that rounding does not pile up over a long simulation.
-            for q in range(s.used.shape[0]):
-                s.used[q, link] = 0.0
+            # Exactly, so that rounding does not pile up; on a link that is never empty it is 2e-14 after 10⁷ events.
+            for q in range(s.share.shape[1] - c.USED):
+                s.share[link, c.USED + q] = 0.0
         mark(s, link)
     s.fluid[f, c.RATE] = 0.0
+    held = s.flow[f, c.BOTTLENECK]
+    if held >= 0:
+        s.link[held, c.HELD] -= 1
+        s.flow[f, c.BOTTLENECK] = -1
 
 
 @inside
@@ -180,6 +191,12 @@ def may_start(s, f):
     return True
 
 
+@inlined
+def sends(s, f):
+    """Whether flow ``f`` has bytes to send and links to send them over; otherwise a step is its latency alone."""
+    return s.flow[f, c.HOP_FIRST] < s.flow[f, c.HOP_LAST] and s.fluid[f, c.SIZE] > 0.0
+
+
 @inside
 def begin(s, f, time):
     """Begins the next step of flow ``f``: its latency runs."""
@@ -191,7 +208,9 @@ def begin(s, f, time):
     if ring >= 0 and s.flow[f, c.DONE] == 0:
         s.ring[ring, c.READY] += 1
         if s.ring[ring, c.READY] == s.ring[ring + 1, c.FIRST] - s.ring[ring, c.FIRST]:
-            collapse(s, ring, max(time, s.fluid[f, c.RELEASE]))
+            s.ring_begin[ring] = max(time, s.fluid[f, c.RELEASE])
+            s.ring[s.counter[c.TO_COLLAPSE], c.COLLAPSE] = ring
+            s.counter[c.TO_COLLAPSE] += 1
 
 
 @inlined
@@ -202,7 +221,7 @@ def end_step(s, f, time):
     whole = s.flow[f, c.DONE] == s.flow[f, c.STEPS]
     if whole:
         s.flow[f, c.PHASE] = c.OVER
-        s.fluid[f, c.FINISH] = time
+        s.fluid[f, c.SINCE] = time
         s.counter[c.UNFINISHED] -= 1
         owner = s.flow[f, c.OWNER]
         s.program[owner, c.OPEN] -= 1
@@ -231,9 +250,18 @@ def step_time(s, f):
     return s.fluid[f, c.LATENCY] + s.fluid[f, c.SIZE] / rate
 
 
-@inside
-def collapse(s, ring, time):
-    """Lets a ring run as one entity if all its links are free. See Note [Collapsed rings]."""
+@entry
+def collapse(s):
+    """Lets each ring that waits for it run as one entity if all its links are free. See Note [Collapsed rings]."""
+    for a in range(s.counter[c.TO_COLLAPSE]):
+        collapse_one(s, s.ring[a, c.COLLAPSE])
+    s.counter[c.TO_COLLAPSE] = 0
+
+
+@inlined
+def collapse_one(s, ring):
+    """Lets ``ring`` run as one entity if all its links are free."""
+    time = s.ring_begin[ring]
     first, last = s.ring[ring, c.FIRST], s.ring[ring + 1, c.FIRST]
     n = last - first
     free = True
@@ -256,7 +284,6 @@ def collapse(s, ring, time):
                 if s.link[s.hop[h, c.LINK], c.TAKEN_BY] == ring:
                     s.link[s.hop[h, c.LINK], c.TAKEN_BY] = -1
         return
-    s.ring_begin[ring] = time
     for m in range(first, last):
         s.member_cost[m] = step_time(s, s.member[m])
     recurrence(s, ring, np.inf)
@@ -266,7 +293,7 @@ def collapse(s, ring, time):
         s.counter[c.QUEUED] = put(s.key, s.order, s.place, s.counter[c.QUEUED], f, time + s.scratch[0, i])
 
 
-@inside
+@inlined
 def recurrence(s, ring, until):
     """Runs a collapsed ring alone for at most ``until`` ps.
 
@@ -311,9 +338,18 @@ def recurrence(s, ring, until):
             break
 
 
-@inside
-def expand(s, ring, time):
-    """Hands the members of a collapsed ring back to the event loop as they stand at ``time``."""
+@entry
+def expand(s):
+    """Hands the members of each ring that waits for it back to the event loop as they stand now."""
+    for a in range(s.counter[c.TO_EXPAND]):
+        expand_one(s, s.ring[a, c.EXPAND], s.time[c.CLOCK])
+    s.counter[c.TO_EXPAND] = 0
+
+
+@inlined
+def expand_one(s, ring, time):
+    """Hands the members of ``ring`` back to the event loop as they stand at ``time``."""
+    s.ring[ring, c.DISTURBED] = 0
     first, last = s.ring[ring, c.FIRST], s.ring[ring + 1, c.FIRST]
     begun = s.ring_begin[ring]
     recurrence(s, ring, time - begun)
@@ -332,7 +368,7 @@ def expand(s, ring, time):
             s.flow[f, c.PHASE] = c.IDLE
             s.counter[c.QUEUED] = take(s.key, s.order, s.place, s.counter[c.QUEUED], f)
             if s.carried.shape[0]:
-                account(s, f, begun, time)
+                account(s, f, begun, time, s.flow[f, c.DONE] * s.fluid[f, c.SIZE])
     for m in range(first, last):
         f = s.member[m]
         i = m - first
@@ -341,121 +377,237 @@ def expand(s, ring, time):
         start = begun + (starts[i] if done[i] == s.flow[f, c.DONE] else ends[i] - s.member_cost[m])
         flowing = time - start - s.fluid[f, c.LATENCY]
         s.fluid[f, c.LEFT] = s.fluid[f, c.SIZE]
-        if flowing < 0.0:
+        if flowing < 0.0 or not sends(s, f):
             s.flow[f, c.PHASE] = c.LATENT
-            s.counter[c.QUEUED] = put(s.key, s.order, s.place, s.counter[c.QUEUED], f, start + s.fluid[f, c.LATENCY])
+            when = max(time, start + s.fluid[f, c.LATENCY])
+            s.counter[c.QUEUED] = put(s.key, s.order, s.place, s.counter[c.QUEUED], f, when)
         else:
             s.fluid[f, c.LEFT] *= 1.0 - min(1.0, flowing / (s.member_cost[m] - s.fluid[f, c.LATENCY]))
+            if s.carried.shape[0]:
+                account(s, f, time - flowing, time, s.fluid[f, c.SIZE] - s.fluid[f, c.LEFT])
             seat(s, f, time)
 
 
 @inside
-def account(s, f, begin_, end):
-    """Utilisation of a collapsed flow: its bytes, spread evenly over the time it ran."""
+def account(s, f, begin_, end, bytes_):
+    """Utilisation of a collapsed flow: ``bytes_``, spread evenly over the time that it needed for them."""
     if end <= begin_:
         return
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
         link = s.hop[h, c.LINK]
         carry(s, link, end)
-        spread(s, link, begin_, end, s.flow[f, c.DONE] * s.fluid[f, c.SIZE] / (end - begin_))
+        spread(s, link, begin_, end, bytes_ / (end - begin_))
+
+
+@inside
+def level_on(s, link):
+    """The level at which what ``link`` has left is shared by its flows that are not frozen.
+
+    What is left by rounding alone is nothing: flows that classes before theirs starve, or a link that is down, would
+    creep along on it for ever, and nobody would be told.
+    """
+    room, capacity = s.share[link, c.ROOM_LEFT], s.share[link, c.CAPACITY]
+    return room / s.share[link, c.WEIGHTS] if capacity > 0.0 and room > STARVED * capacity else 0.0
 
 
 @inside
 def waterfill(s, n, p, tick):
     """Max-min fair levels of the ``n`` chosen flows of class ``p`` in the room that all others leave.
 
-    Fills ``new_rate`` and ``bottleneck``; returns how many links these flows touch. See Note [Lazy levels].
+    Fills ``NEW_RATE`` and ``BOTTLENECK``; returns how many are chosen then. See Notes [Lazy levels] and [Enlisting].
     """
-    links = 0
-    for a in range(n):
-        f = s.chosen[a]
-        s.fluid[f, c.NEW_RATE] = -1.0
-        for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
-            link = s.hop[h, c.LINK]
-            if s.link[link, c.TOUCHED_TICK] != tick:
-                s.link[link, c.TOUCHED_TICK] = tick
-                s.touched[links] = link
-                links += 1
-                s.link[link, c.UNFROZEN] = 0
-                s.share[link, c.WEIGHTS] = 0.0
-                s.share[link, c.ROOM_LEFT] = 0.0
-                s.share[link, c.LEVEL] = -1.0
-            s.link[link, c.UNFROZEN] += 1
-            s.share[link, c.WEIGHTS] += s.fluid[f, c.WEIGHT]
-            s.share[link, c.ROOM_LEFT] += s.fluid[f, c.RATE]
-    heap = 0
-    for a in range(links):
-        link = s.touched[a]
-        room = s.share[link, c.CAPACITY]
-        for q in range(p):
-            room -= s.used[q, link]
-        if s.link[link, c.UNFROZEN] < s.link[link, c.DEGREE]:
-            # Some flow stays: there is room for what the chosen ones have now and what nobody uses.
-            room += s.share[link, c.ROOM_LEFT] - s.used[p, link]
-        s.share[link, c.ROOM_LEFT] = room
-        s.link_key[link] = max(room, 0.0) / s.share[link, c.WEIGHTS]
-        s.link_order[heap] = link
-        s.link_place[link] = heap
-        heap += 1
-    for at in range((heap - 2) >> 2, -1, -1):
-        sink(s.link_key, s.link_order, s.link_place, heap, at)
-    left = n
-    while left > 0 and heap > 0:
-        link = s.link_order[0]
-        if s.link[link, c.UNFROZEN] == 0:
-            heap = take(s.link_key, s.link_order, s.link_place, heap, link)
-            continue
-        level = max(s.share[link, c.ROOM_LEFT], 0.0) / s.share[link, c.WEIGHTS]
-        if level > s.link_key[link] * (1.0 + 1e-15) + 1e-300:
-            s.link_key[link] = level
-            sink(s.link_key, s.link_order, s.link_place, heap, 0)
-            continue
-        heap = take(s.link_key, s.link_order, s.link_place, heap, link)
-        s.share[link, c.LEVEL] = level
-        for where in range(s.link[link, c.SEATS], s.link[link, c.SEATS] + s.link[link, c.DEGREE]):
-            f = s.seat[where, c.FLOW]
-            if s.flow[f, c.CHOSEN_TICK] != tick or s.fluid[f, c.NEW_RATE] >= 0.0:
+    queue_links(s, n, p, tick)
+    frozen = 0
+    while frozen < n and s.counter[c.WAITING] > 0:
+        link, queued = s.queue_link[0], s.queue_level[0]
+        level = np.inf
+        if s.link[link, c.UNFROZEN] > 0:
+            level = level_on(s, link)
+            if level > queued * (1.0 + 1e-15) + 1e-300:
+                s.share[link, c.QUEUED_AT] = level
+                settle(s.queue_level, s.queue_link, s.counter[c.WAITING], 0, link, level)
                 continue
-            rate = level * s.fluid[f, c.WEIGHT]
-            s.fluid[f, c.NEW_RATE] = rate
-            s.flow[f, c.BOTTLENECK] = link
-            left -= 1
-            for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
-                other = s.hop[h, c.LINK]
-                s.share[other, c.ROOM_LEFT] -= rate
-                s.link[other, c.UNFROZEN] -= 1
-                s.share[other, c.WEIGHTS] -= s.fluid[f, c.WEIGHT]
-                s.counter[c.FROZEN] += 1
-    for a in range(links):
-        s.link_place[s.touched[a]] = -1
-    return links
+        last = s.counter[c.WAITING] - 1
+        s.counter[c.WAITING] = last
+        settle(s.queue_level, s.queue_link, last, 0, s.queue_link[last], s.queue_level[last])
+        s.share[link, c.QUEUED_AT] = np.inf
+        if level == np.inf:
+            continue
+        if s.link[link, c.CHOSEN] < s.link[link, c.DEGREE]:
+            more = enlist(s, n, link, p, tick, level * (1.0 + EPSILON))
+            if more > n:
+                # `enlist` has queued this link again.
+                n = more
+                continue
+        n = fill(s, n, link, p, tick, level)
+        frozen += s.counter[c.FILLED]
+    return n
 
 
 @inside
-def recruit(s, n, links, p, tick):
-    """Adds the flows of class ``p`` that stayed and whose certificate broke to the chosen ones. Returns how many."""
-    for a in range(links):
+def touch(s, f, p, tick):
+    """Lets chosen flow ``f`` take part: its links have its rate as room, and its weight."""
+    s.fluid[f, c.NEW_RATE] = -1.0
+    for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
+        link = s.hop[h, c.LINK]
+        if s.link[link, c.TOUCHED_TICK] != tick:
+            s.link[link, c.TOUCHED_TICK] = tick
+            s.touched[s.counter[c.TOUCHED]] = link
+            s.counter[c.TOUCHED] += 1
+            s.link[link, c.CHOSEN] = 0
+            s.link[link, c.UNFROZEN] = 0
+            s.link[link, c.SOMEONE] = f
+            room = s.share[link, c.CAPACITY]
+            for q in range(p + 1):
+                room -= s.share[link, c.USED + q]
+            s.share[link, c.ROOM_LEFT] = room
+            s.share[link, c.WEIGHTS] = 0.0
+            s.share[link, c.LEVEL] = -1.0
+            s.share[link, c.HIGHEST] = -1.0
+            s.share[link, c.QUEUED_AT] = np.inf
+        s.link[link, c.CHOSEN] += 1
+        s.link[link, c.UNFROZEN] += 1
+        s.share[link, c.WEIGHTS] += s.fluid[f, c.WEIGHT]
+        s.share[link, c.ROOM_LEFT] += s.fluid[f, c.RATE]
+
+
+@inside
+def queue_links(s, n, p, tick):
+    """Makes the heap of the links that may bind: those that chosen flows share, and of each flow the tightest other."""
+    s.counter[c.TOUCHED] = 0
+    for a in range(n):
+        touch(s, s.chosen[a], p, tick)
+    queued = 0
+    for a in range(s.counter[c.TOUCHED]):
         link = s.touched[a]
-        first, last = s.link[link, c.SEATS], s.link[link, c.SEATS] + s.link[link, c.DEGREE]
-        highest = -1.0
-        stayed = False
-        for where in range(first, last):
-            f = s.seat[where, c.FLOW]
-            if s.flow[f, c.CHOSEN_TICK] == tick and s.fluid[f, c.NEW_RATE] >= 0.0:
-                highest = max(highest, s.fluid[f, c.NEW_RATE] / s.fluid[f, c.WEIGHT])
-            elif s.flow[f, c.PRIORITY] == p:
-                stayed = True
-        if not stayed:
+        if s.link[link, c.CHOSEN] > 1:
+            s.queue_link[queued] = link
+            queued += 1
+    for a in range(n):
+        f = s.chosen[a]
+        tightest, least = -1, np.inf
+        for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
+            link = s.hop[h, c.LINK]
+            if s.link[link, c.CHOSEN] == 1 and (tightest < 0 or s.share[link, c.ROOM_LEFT] < least):
+                tightest, least = link, s.share[link, c.ROOM_LEFT]
+        if tightest >= 0:
+            s.queue_link[queued] = tightest
+            queued += 1
+    for at in range(queued - 1, -1, -1):
+        link = s.queue_link[at]
+        level = level_on(s, link)
+        s.share[link, c.QUEUED_AT] = level
+        settle(s.queue_level, s.queue_link, queued, at, link, level)
+    s.counter[c.WAITING] = queued
+
+
+@inside
+def enlist(s, n, link, p, tick, above):
+    """Adds flows of class ``p`` that stayed on ``link`` to the chosen ones, in the midst of filling.
+
+    Those of a level above ``above``, or where that is negative those for which it is the bottleneck. Returns how many
+    are chosen then. See Note [Enlisting].
+    """
+    for where in range(s.link[link, c.SEATS], s.link[link, c.SEATS] + s.link[link, c.DEGREE]):
+        g = s.seat[where, c.FLOW]
+        if s.flow[g, c.CHOSEN_TICK] == tick or s.flow[g, c.PRIORITY] != p:
+            continue
+        if s.flow[g, c.BOTTLENECK] != link if above < 0.0 else s.fluid[g, c.RATE] <= above * s.fluid[g, c.WEIGHT]:
+            continue
+        s.flow[g, c.CHOSEN_TICK] = tick
+        s.chosen[n] = g
+        n += 1
+        touch(s, g, p, tick)
+        queue_path(s, g)
+        for h in range(s.flow[g, c.HOP_FIRST], s.flow[g, c.HOP_LAST]):
+            other = s.hop[h, c.LINK]
+            if s.link[other, c.CHOSEN] == 2:
+                # Whoever was alone here, and for whom this link alone was queued, may now be bound elsewhere first.
+                queue_path(s, s.link[other, c.SOMEONE])
+    return n
+
+
+@inside
+def queue_path(s, f):
+    """Queues the links of chosen flow ``f`` that are not, or later than they should be."""
+    for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
+        link = s.hop[h, c.LINK]
+        if s.link[link, c.UNFROZEN] > 0:
+            level = level_on(s, link)
+            if level < s.share[link, c.QUEUED_AT] * (1.0 - 1e-12):  # Not for rounding: the queue has its bounds.
+                s.share[link, c.QUEUED_AT] = level
+                lift(s.queue_level, s.queue_link, s.counter[c.WAITING], link, level)
+                s.counter[c.WAITING] += 1
+
+
+@inlined
+def fill(s, n, link, p, tick, level):
+    """Freezes the chosen flows on ``link``, which is full at ``level``; counts them in ``FILLED``.
+
+    Where one gets less than it had, those held by its other links may get more: they are enlisted. Returns how many are
+    chosen then.
+    """
+    s.share[link, c.LEVEL] = level
+    s.counter[c.FILLED] = 0
+    alone = s.link[link, c.CHOSEN] == 1
+    first = s.link[link, c.SEATS]
+    for where in range(first, first + (1 if alone else s.link[link, c.DEGREE])):
+        f = s.link[link, c.SOMEONE] if alone else s.seat[where, c.FLOW]
+        if s.flow[f, c.CHOSEN_TICK] != tick or s.fluid[f, c.NEW_RATE] >= 0.0:
+            continue
+        s.counter[c.FILLED] += 1
+        freeze(s, f, link, level)
+        if s.fluid[f, c.NEW_RATE] >= s.fluid[f, c.RATE] * (1.0 - EPSILON):
+            continue
+        for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
+            other = s.hop[h, c.LINK]
+            if s.link[other, c.HELD] > 0 and s.link[other, c.ROUSED_TICK] != tick:
+                s.link[other, c.ROUSED_TICK] = tick
+                if s.link[other, c.CHOSEN] == s.link[other, c.DEGREE]:
+                    continue
+                n = enlist(s, n, other, p, tick, -1.0)
+    return n
+
+
+@inlined
+def freeze(s, f, link, level):
+    """Gives chosen flow ``f`` its rate at ``level``, because ``link`` is full."""
+    rate = level * s.fluid[f, c.WEIGHT]
+    s.fluid[f, c.NEW_RATE] = rate
+    before = s.flow[f, c.BOTTLENECK]
+    if before >= 0:
+        s.link[before, c.HELD] -= 1
+    s.link[link, c.HELD] += 1
+    s.flow[f, c.BOTTLENECK] = link
+    s.counter[c.FROZEN] += s.flow[f, c.HOP_LAST] - s.flow[f, c.HOP_FIRST]
+    for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
+        other = s.hop[h, c.LINK]
+        s.share[other, c.ROOM_LEFT] -= rate
+        s.link[other, c.UNFROZEN] -= 1
+        s.share[other, c.WEIGHTS] -= s.fluid[f, c.WEIGHT]
+        s.share[other, c.HIGHEST] = max(level, s.share[other, c.HIGHEST])
+
+
+@inside
+def recruit(s, n, p, tick):
+    """Adds the flows of class ``p`` that stayed and whose certificate broke to the chosen ones. Returns how many."""
+    for a in range(s.counter[c.TOUCHED]):
+        link = s.touched[a]
+        if s.link[link, c.CHOSEN] == s.link[link, c.DEGREE]:
             continue
         saturated = s.share[link, c.ROOM_LEFT] <= s.share[link, c.CAPACITY] * EPSILON
-        for where in range(first, last):
+        froze = saturated and s.share[link, c.LEVEL] >= 0.0
+        if not froze and s.link[link, c.HELD] == 0:
+            continue
+        # With these a flow that is bottlenecked here is too low; with those any is too high.
+        low = s.share[link, c.HIGHEST] * (1.0 - EPSILON) if saturated else np.inf
+        high = s.share[link, c.LEVEL] * (1.0 + EPSILON) if froze else np.inf
+        for where in range(s.link[link, c.SEATS], s.link[link, c.SEATS] + s.link[link, c.DEGREE]):
             g = s.seat[where, c.FLOW]
             if s.flow[g, c.PRIORITY] != p or s.flow[g, c.CHOSEN_TICK] == tick:
                 continue
             level = s.fluid[g, c.RATE] / s.fluid[g, c.WEIGHT]
-            lower = s.flow[g, c.BOTTLENECK] == link and (not saturated or level < highest * (1.0 - EPSILON))
-            higher = saturated and s.share[link, c.LEVEL] >= 0.0 and level > s.share[link, c.LEVEL] * (1.0 + EPSILON)
-            if lower or higher:
+            if level > high or (level < low and s.flow[g, c.BOTTLENECK] == link):
                 s.flow[g, c.CHOSEN_TICK] = tick
                 s.fluid[g, c.NEW_RATE] = -2.0
                 s.chosen[n] = g
@@ -484,8 +636,11 @@ def choose(s, p, tick):
         link = s.dirty[a]
         load = 0.0
         for q in range(p + 1):
-            load += s.used[q, link]
+            load += s.share[link, c.USED + q]
         overloaded = load > s.share[link, c.CAPACITY] * (1.0 + EPSILON)
+        s.link[link, c.ROUSED_TICK] = tick
+        if not overloaded and s.link[link, c.HELD] == 0:
+            continue
         for where in range(s.link[link, c.SEATS], s.link[link, c.SEATS] + s.link[link, c.DEGREE]):
             f = s.seat[where, c.FLOW]
             if s.flow[f, c.PRIORITY] != p or s.flow[f, c.CHOSEN_TICK] == tick:
@@ -497,18 +652,18 @@ def choose(s, p, tick):
     return n
 
 
-@inlined
+@inside
 def refill(s, time):
     """Makes all rates max-min fair again after a batch of changes. See Note [Local refill]."""
-    classes = s.used.shape[0]
+    classes = s.share.shape[1] - c.USED
     for p in range(classes):
         s.counter[c.TICK] += 1
         tick = s.counter[c.TICK]
         n = choose(s, p, tick)
         while n > 0:
             s.counter[c.ROUNDS] += 1
-            links = waterfill(s, n, p, tick)
-            more = recruit(s, n, links, p, tick)
+            n = waterfill(s, n, p, tick)
+            more = recruit(s, n, p, tick)
             if more == n:
                 break
             n = more
@@ -530,55 +685,58 @@ def refill(s, time):
                     mark(s, s.hop[h, c.LINK])
     s.counter[c.DIRTY] = 0
     s.counter[c.NEW] = 0
+    s.counter[c.REFILLS] += 1
 
 
 @entry
 def advance(s, until, budget, stop):
     """Lets everything happen up to and including ``until``, at most ``budget`` batches of events.
 
-    Flows that were loaded since the last time begin first, where they wait for nobody. With ``stop`` it ends after the
-    first batch that completes a program. Returns whether it came to ``until``.
+    Flows that were loaded since the last time begin first, where they wait for nobody; then rates are found after what
+    was changed. It ends after the batch that completes what ``stop`` says: a program by its index, ``ANYTHING``, or
+    ``NOTHING``. Returns ``THERE`` if it came to ``until``, ``RINGS`` where some wait for `expand` or `collapse`, before
+    which it must not go on (those are rare, and this loop is compiled faster without them), or ``PAUSED``.
     """
     for f in range(s.counter[c.ADMITTED], s.counter[c.FLOWS]):
         if s.flow[f, c.PHASE] == c.IDLE and may_start(s, f):
             begin(s, f, s.time[c.CLOCK])
     s.counter[c.ADMITTED] = s.counter[c.FLOWS]
-    while s.counter[c.QUEUED] > 0:
-        time = s.key[s.order[0]]
-        if time > until:
+    while True:
+        if s.counter[c.TO_EXPAND] > 0 or s.counter[c.TO_COLLAPSE] > 0:
+            return c.RINGS
+        if s.counter[c.DIRTY] > 0:
+            refill(s, s.time[c.CLOCK])
+        if (stop == c.ANYTHING and s.counter[c.COMPLETED] > 0) or (stop >= 0 and s.program[stop, c.OPEN] == 0):
+            return c.PAUSED
+        if s.counter[c.QUEUED] == 0 or s.key[s.order[0]] > until:
             break
-        if budget <= 0 or (stop and s.counter[c.COMPLETED] > 0):
-            return False
+        if budget <= 0:
+            return c.PAUSED
         budget -= 1
-        batch(s, time)
-    if stop and s.counter[c.COMPLETED] > 0:
-        return False
+        batch(s, s.key[s.order[0]])
     if s.time[c.CLOCK] < until < np.inf:
         s.time[c.CLOCK] = until
-    return True
+    return c.THERE
 
 
 @inlined
 def batch(s, time):
-    """One instant: everything that happens at ``time``, then new rates."""
+    """One instant: everything that happens at ``time``, or until a ring can be collapsed."""
     s.time[c.CLOCK] = max(s.time[c.CLOCK], time)
     s.counter[c.BATCHES] += 1
     horizon = time * (1.0 + SIMULTANEOUS)
-    while s.counter[c.QUEUED] > 0 and s.key[s.order[0]] <= horizon:
+    while s.counter[c.QUEUED] > 0 and s.key[s.order[0]] <= horizon and s.counter[c.TO_COLLAPSE] == 0:
         f = s.order[0]
         s.counter[c.QUEUED] = take(s.key, s.order, s.place, s.counter[c.QUEUED], f)
         s.counter[c.EVENTS] += 1
-        if s.flow[f, c.PHASE] == c.LATENT:
-            if s.flow[f, c.HOP_FIRST] == s.flow[f, c.HOP_LAST] or s.fluid[f, c.SIZE] <= 0.0:
-                end_step(s, f, time)
-            else:
-                join(s, f, time)
-        elif s.flow[f, c.PHASE] == c.ACTIVE:
+        if s.flow[f, c.PHASE] == c.LATENT and sends(s, f):
+            seat(s, f, time)
+            continue
+        if s.flow[f, c.PHASE] == c.ACTIVE:
             leave(s, f, time)
-            end_step(s, f, time)
         elif s.flow[f, c.PHASE] == c.COLLAPSED:
             finish_member(s, f, time)
-    refill(s, time)
+        end_step(s, f, time)
 
 
 @inlined
@@ -586,21 +744,16 @@ def finish_member(s, f, time):
     """A member of a collapsed ring has made all its steps."""
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
         s.link[s.hop[h, c.LINK], c.TAKEN_BY] = -1
-    s.flow[f, c.DONE] = s.flow[f, c.STEPS]
+    s.flow[f, c.DONE] = s.flow[f, c.STEPS] - 1
     if s.carried.shape[0]:
-        account(s, f, s.ring_begin[s.flow[f, c.RING]], time)
-    s.flow[f, c.DONE] -= 1
-    end_step(s, f, time)
+        account(s, f, s.ring_begin[s.flow[f, c.RING]], time, s.flow[f, c.STEPS] * s.fluid[f, c.SIZE])
 
 
 @entry
 def withdraw(s, first, last):
-    """Cancels the flows ``first`` to ``last``, whatever they are doing, now."""
+    """Cancels the flows ``first`` to ``last``, none of which is collapsed, now; `advance` then finds the new rates."""
     time = s.time[c.CLOCK]
-    s.counter[c.BATCHES] += 1
     for f in range(first, last):
-        if s.flow[f, c.PHASE] == c.COLLAPSED:
-            expand(s, s.flow[f, c.RING], time)
         if s.flow[f, c.PHASE] == c.ACTIVE:
             leave(s, f, time)
         if s.flow[f, c.PHASE] != c.OVER and s.flow[f, c.PHASE] != c.CANCELLED:
@@ -608,21 +761,15 @@ def withdraw(s, first, last):
             s.flow[f, c.PHASE] = c.CANCELLED
             s.counter[c.UNFINISHED] -= 1
             s.program[s.flow[f, c.OWNER], c.OPEN] -= 1
-    refill(s, time)
 
 
 @entry
 def rewire(s, links, capacities):
-    """Gives ``links`` new capacities, now."""
-    time = s.time[c.CLOCK]
-    s.counter[c.BATCHES] += 1
+    """Gives ``links``, which no collapsed ring has, new capacities, now; `advance` then finds the new rates."""
     for a in range(len(links)):
         link = links[a]
-        if s.link[link, c.TAKEN_BY] >= 0:
-            expand(s, s.link[link, c.TAKEN_BY], time)
         s.share[link, c.CAPACITY] = capacities[a]
         mark(s, link)
-    refill(s, time)
 
 
 @entry
@@ -640,12 +787,13 @@ def reseat(link, seat, hop, links, seats, rooms):
 
 
 @entry
-def find_rings(flow, fluid, gate, ring, member, first, last, rings):
+def find_rings(s, first, last, rings):
     """Finds rings in lock step among the flows ``first`` to ``last``: who waits for whom comes back to where it began.
 
-    A member has one gate, of lag 0; all members have equal steps, release and whole dependencies. Writes `State.member`
-    and `State.ring_first` from ring ``rings`` on, and returns how many rings there are then.
+    A member has one gate, of lag 0, and is the gate of one flow; all members have equal steps, release and whole
+    dependencies. Writes `State.member` and `State.ring` from ring ``rings`` on; returns how many rings there are then.
     """
+    flow, member, ring = s.flow, s.member, s.ring
     for start in range(first, last):
         if flow[start, c.RING] != -1:
             continue
@@ -653,12 +801,11 @@ def find_rings(flow, fluid, gate, ring, member, first, last, rings):
         base = ring[rings, c.FIRST]
         while True:
             flow[f, c.RING] = -2
-            lonely = flow[f, c.GATE_LAST] - flow[f, c.GATE_FIRST] != 1 or gate[flow[f, c.GATE_FIRST], c.LAG] != 0
-            if lonely or flow[f, c.STEPS] != flow[start, c.STEPS] or fluid[f, c.RELEASE] != fluid[start, c.RELEASE]:
+            if not in_lock_step(s, f, start):
                 break
             member[base + n] = f
             n += 1
-            f = gate[flow[f, c.GATE_FIRST], c.FLOW]
+            f = s.gate[flow[f, c.GATE_FIRST], c.FLOW]
             if flow[f, c.RING] != -1:
                 break
         closed = n > 1 and f == start and same_waits(flow, member, base, n)
@@ -678,6 +825,20 @@ def find_rings(flow, fluid, gate, ring, member, first, last, rings):
     return rings
 
 
+@inside
+def in_lock_step(s, f, start):
+    """Whether flow ``f`` may be a member of one ring with flow ``start``."""
+    gate = s.flow[f, c.GATE_FIRST]
+    if s.flow[f, c.GATE_LAST] - gate != 1 or s.gate[gate, c.LAG] != 0:
+        return False
+    # Nobody else may follow its steps: while the ring is collapsed they are not made one by one.
+    followers = 0
+    for d in range(s.flow[f, c.HEIR_FIRST], s.flow[f, c.HEIR_LAST]):
+        followers += s.heir[d] >= 0
+    same = s.flow[f, c.STEPS] == s.flow[start, c.STEPS] and s.fluid[f, c.RELEASE] == s.fluid[start, c.RELEASE]
+    return followers == 1 and same
+
+
 @inlined
 def same_waits(flow, member, base, n):
     """Whether the ``n`` members from ``base`` on wait for equally many others wholly.
@@ -692,11 +853,11 @@ def same_waits(flow, member, base, n):
 
 @entry
 def move(s, flow, first, last):
-    """Puts ``flow`` on the path of hops ``first`` to ``last``, now; what it has sent stays sent."""
+    """Puts ``flow``, which is not collapsed, on hops ``first`` to ``last``, now; what it has sent stays sent.
+
+    `advance` then finds the new rates.
+    """
     time = s.time[c.CLOCK]
-    s.counter[c.BATCHES] += 1
-    if s.flow[flow, c.PHASE] == c.COLLAPSED:
-        expand(s, s.flow[flow, c.RING], time)
     active = s.flow[flow, c.PHASE] == c.ACTIVE
     if active:
         s.fluid[flow, c.LEFT] -= s.fluid[flow, c.RATE] * (time - s.fluid[flow, c.SINCE])
@@ -704,6 +865,9 @@ def move(s, flow, first, last):
         leave(s, flow, time)
     s.flow[flow, c.HOP_FIRST] = first
     s.flow[flow, c.HOP_LAST] = last
-    if active:
-        join(s, flow, time)
-    refill(s, time)
+    if active and first == last:
+        # Nothing is in its way any more: the step ends now.
+        s.flow[flow, c.PHASE] = c.LATENT
+        s.counter[c.QUEUED] = put(s.key, s.order, s.place, s.counter[c.QUEUED], flow, time)
+    elif active:
+        seat(s, flow, time)

@@ -23,12 +23,12 @@ def load(state: State, program: Program, owner: int) -> tuple[State, int]:
     )
     flow, fluid = state.flow[first:last], state.fluid[first:last]
     flow[:], fluid[:] = 0, 0.0
-    flow[:, c.HOP_FIRST] = len(state.hop) + program.paths.first[:-1]
-    flow[:, c.HOP_LAST] = len(state.hop) + program.paths.first[1:]
+    flow[:, c.HOP_FIRST] = state.counter[c.HOPS] + program.paths.first[:-1]
+    flow[:, c.HOP_LAST] = state.counter[c.HOPS] + program.paths.first[1:]
     flow[:, c.STEPS], flow[:, c.PRIORITY] = program.steps, program.priority
     flow[:, c.OWNER], flow[:, c.RING], flow[:, c.BOTTLENECK] = owner, -1, -1
     fluid[:, c.SIZE], fluid[:, c.LATENCY] = program.size, program.latency
-    fluid[:, c.RELEASE], fluid[:, c.WEIGHT], fluid[:, c.FINISH] = program.release, program.weight, np.nan
+    fluid[:, c.RELEASE], fluid[:, c.WEIGHT] = program.release, program.weight
     state.place[first:last] = -1
     state.program[owner, c.OPEN] = n
     state.counter[c.FLOWS] += n
@@ -43,12 +43,18 @@ def reserve(state: State, links: NDArray[np.int32]) -> State:
     link[:, c.RESERVED] += np.bincount(links, minlength=len(link))
     short = np.flatnonzero(link[:, c.RESERVED] > link[:, c.ROOM])
     room = np.maximum(link[short, c.RESERVED], 2 * link[short, c.ROOM])
-    ends = len(state.seat) + np.cumsum(room)
-    hop = whole(len(links), 2)
-    hop[:, c.LINK] = links
+    hops, seats = state.counter[[c.HOPS, c.SEATED]].tolist()
+    ends = seats + np.cumsum(room)
+    state.counter[c.HOPS], state.counter[c.SEATED] = hops + len(links), seats + room.sum()
+    # A flow may have a link queued again by each of its hops.
+    queue = len(link) + hops + len(links)
     state = state._replace(
-        hop=np.concatenate([state.hop, hop]), seat=np.concatenate([state.seat, whole(int(room.sum()), 2)])
+        hop=grown(state.hop, hops + len(links)),
+        seat=grown(state.seat, int(state.counter[c.SEATED])),
+        queue_level=grown(state.queue_level, queue),
+        queue_link=grown(state.queue_link, queue),
     )
+    state.hop[hops : hops + len(links), c.LINK] = links
     kernel.reseat(state.link, state.seat, state.hop, short, ends - room, room)
     return state
 
@@ -56,8 +62,12 @@ def reserve(state: State, links: NDArray[np.int32]) -> State:
 def unload(state: State, first: int, last: int) -> None:
     """Gives back what the flows ``first`` to ``last``, which are over, had reserved."""
     flow = state.flow[first:last]
-    links = state.hop[ranges(flow[:, c.HOP_FIRST], flow[:, c.HOP_LAST]), c.LINK]
-    state.link[:, c.RESERVED] -= np.bincount(links, minlength=len(state.link))
+    release(state, ranges(flow[:, c.HOP_FIRST], flow[:, c.HOP_LAST]))
+
+
+def release(state: State, hops: NDArray[np.integer]) -> None:
+    """Gives back the seats that were reserved for ``hops``."""
+    state.link[:, c.RESERVED] -= np.bincount(state.hop[hops, c.LINK], minlength=len(state.link))
 
 
 def compacted(state: State, kept: Sequence[tuple[int, int]]) -> State:
@@ -91,6 +101,7 @@ def compacted(state: State, kept: Sequence[tuple[int, int]]) -> State:
     order = whole(len(old))
     order[:queued] = new[state.order[:queued]]
     state.counter[c.FLOWS] = state.counter[c.ADMITTED] = len(old)
+    state.counter[[c.HOPS, c.SEATED, c.GATES, c.HEIRS]] = len(hop), len(seat), len(gate), len(heir)
     return _with_kept_rings(
         state._replace(
             **{name: getattr(state, name)[old] for name in FLOW_ARRAYS} | {"flow": flow, "order": order},
@@ -147,15 +158,20 @@ def _wired(state: State, program: Program, first: int) -> State:
     whole_ = program.lag >= WHOLE
     flow[:, c.MISSING] = np.bincount(waiter[whole_], minlength=n)
     gates = np.bincount(waiter[~whole_], minlength=n)
-    flow[:, c.GATE_LAST] = len(state.gate) + np.cumsum(gates)
+    first_gate, first_heir = state.counter[[c.GATES, c.HEIRS]].tolist()
+    flow[:, c.GATE_LAST] = first_gate + np.cumsum(gates)
     flow[:, c.GATE_FIRST] = flow[:, c.GATE_LAST] - gates
     heirs = np.bincount(program.after, minlength=n)
-    flow[:, c.HEIR_LAST] = len(state.heir) + np.cumsum(heirs)
+    flow[:, c.HEIR_LAST] = first_heir + np.cumsum(heirs)
     flow[:, c.HEIR_FIRST] = flow[:, c.HEIR_LAST] - heirs
+    last_gate, last_heir = int(flow[-1, c.GATE_LAST]), int(flow[-1, c.HEIR_LAST])
+    state.counter[c.GATES], state.counter[c.HEIRS] = last_gate, last_heir
+    state = state._replace(gate=grown(state.gate, last_gate), heir=grown(state.heir, last_heir))
+    state.gate[first_gate:last_gate, c.FLOW] = program.after[~whole_] + first
+    state.gate[first_gate:last_gate, c.LAG] = program.lag[~whole_]
     order = np.argsort(program.after, kind="stable")
-    heir = np.where(whole_, -1 - (waiter + first), waiter + first)[order]
-    gate = np.stack([program.after[~whole_].astype(np.int64) + first, program.lag[~whole_]], axis=1)
-    return state._replace(gate=np.concatenate([state.gate, gate]), heir=np.concatenate([state.heir, heir]))
+    state.heir[first_heir:last_heir] = np.where(whole_, -1 - (waiter + first), waiter + first)[order]
+    return state
 
 
 def _with_rings(state: State, first: int, last: int) -> State:
@@ -166,10 +182,10 @@ def _with_rings(state: State, first: int, last: int) -> State:
     state = state._replace(
         member=np.concatenate([state.member, whole(last - first)]),
         member_cost=np.concatenate([state.member_cost, np.zeros(last - first)]),
-        ring=np.concatenate([state.ring, whole(possible, 2)]),
+        ring=np.concatenate([state.ring, whole(possible, c.RING_COLUMNS)]),
         ring_begin=np.concatenate([state.ring_begin, np.zeros(possible)]),
     )
-    found = kernel.find_rings(state.flow, state.fluid, state.gate, state.ring, state.member, first, last, rings)
+    found = kernel.find_rings(state, first, last, rings)
     members = int(state.ring[found, c.FIRST])
     largest = int(np.diff(state.ring[: found + 1, c.FIRST]).max(initial=0))
     return state._replace(

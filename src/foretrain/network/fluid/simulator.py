@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from foretrain.errors import ConfigError
 from foretrain.network.fluid import kernel
 from foretrain.network.fluid import state as c
-from foretrain.network.fluid.loading import compacted, load, reserve, unload
+from foretrain.network.fluid.loading import compacted, load, release, reserve, unload
 from foretrain.network.fluid.stall import stalled
 from foretrain.network.fluid.state import EFFORT, State, empty
 from foretrain.network.program import Paths, Program
@@ -73,9 +73,16 @@ class Fluid:
             raise ConfigError("classes", classes, "is not a number of priority classes", "take 1 to 8")
         if bins < 0 or bins % 2:
             raise ConfigError("bins", bins, "is not an even number of bins", "take e.g. 64, or 0 for none")
-        self._state: State = empty(np.asarray(capacity, np.float64) / SECOND, classes, bins)
+        rates = np.asarray(capacity, np.float64)
+        if not (np.isfinite(rates) & (rates >= 0)).all():
+            link = int(np.flatnonzero(~(np.isfinite(rates) & (rates >= 0)))[0])
+            raise ConfigError(
+                f"capacity[{link}]", rates[link], "is not a rate", "give bytes/s, 0 for a link that is down"
+            )
+        self._state: State = empty(rates / SECOND, classes, bins)
         self._state.counter[c.FULL] = full
         self._running: dict[int, Running] = {}
+        self._live = 0
         self._ahead: Fluid | None = None
         self._ends: dict[int, Time] = {}
 
@@ -122,21 +129,17 @@ class Fluid:
             self.pass_to(at)
         self._check(program)
         self._changed()
-        live = [handle._range for handle in self._running.values()]
-        if self._state.counter[c.FLOWS] > 2 * sum(last - first for first, last in live) + _DEAD:
-            self._state = compacted(self._state, live)
-            for place, handle in zip(
-                np.cumsum([0, *(last - first for first, last in live)]), self.running, strict=False
-            ):
-                handle._first = int(place)
+        if self._state.counter[c.FLOWS] > 2 * self._live + _DEAD:
+            self._compact()
         handle = Running(program, self.now, finish=np.full(len(program), np.nan))
         if not len(program):
             handle.end = handle.added
             return handle
-        handle._index = max(self._running, default=-1) + 1
+        handle._index = next(reversed(self._running), -1) + 1
+        self._live += len(program)
         self._state, handle._first = load(self._state, program, handle._index)
         self._running[handle._index] = handle
-        kernel.advance(self._state, self._state.time[c.CLOCK], 0, False)
+        self._settle()
         return handle
 
     def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[Running, ...]:
@@ -152,9 +155,7 @@ class Fluid:
         limit = math.inf if until is None else float(until)
         if limit < float(self._state.time[c.CLOCK]):
             raise ConfigError("until", until, "is past", f"it is {self.now} ps now")
-        while not kernel.advance(self._state, limit, _SLICE, stop):
-            if stop and self._state.counter[c.COMPLETED]:
-                break
+        self._run(limit, c.ANYTHING if stop else c.NOTHING)
         done = self._collect()
         if until is None and self._running and not (stop and done):
             raise stalled(self._state, [handle._range for handle in self._running.values()])
@@ -183,9 +184,11 @@ class Fluid:
             raise ConfigError("handle", handle._index, "was cancelled", "ask for a program that runs")
         if self._ahead is None:
             self._ahead = self._copy()
-        while handle._index not in self._ends:
-            for done in self._ahead.advance(stop=True):
-                self._ends[done._index] = done.end or 0
+        if handle._index not in self._ends:
+            self._ahead._run(math.inf, handle._index)
+            self._ends |= {done._index: done.end or 0 for done in self._ahead._collect()}
+        if handle._index not in self._ends:
+            raise stalled(self._ahead._state, [one._range for one in self._ahead.running])
         return self._ends[handle._index]
 
     def next_completion(self) -> Time | None:
@@ -207,7 +210,9 @@ class Fluid:
         """Takes ``handle`` out of the network, now. What it has sent stays sent."""
         self._check_running(handle)
         self._changed()
+        self._expand_flows(np.arange(*handle._range))
         kernel.withdraw(self._state, *handle._range)
+        self._settle()
         handle.cancelled = True
         self._forget(handle)
 
@@ -219,19 +224,33 @@ class Fluid:
         if not (np.isfinite(values) & (values >= 0)).all():
             raise ConfigError("capacity", capacity, "is not a rate", "give bytes/s, 0 for a link that is down")
         self._changed()
+        self._expand(self._state.link[chosen, c.TAKEN_BY])
         kernel.rewire(self._state, chosen, values)
+        self._settle()
 
     def reroute(self, handle: Running, flows: NDArray[np.integer], paths: Paths) -> None:
         """Puts ``flows`` of ``handle`` on new ``paths``, now: what they have sent stays sent, the rest goes there."""
         if len(flows) != len(paths):
             raise ConfigError("paths", len(paths), "are not one per flow", f"give {len(flows)}")
         self._check_running(handle)
+        wrong = flows[(flows < 0) | (flows >= len(handle.program))]
+        if len(wrong):
+            raise ConfigError("flows", int(wrong[0]), "is no flow", f"they are 0 to {len(handle.program) - 1}")
+        if len(np.unique(flows)) < len(flows):
+            raise ConfigError("flows", flows.tolist()[:8], "name one twice", "give each flow one path")
         self._check_links(paths.links)
         self._changed()
-        first = len(self._state.hop)
+        self._expand_flows(handle._first + flows)
+        # The list of flows without a rate has room for each once: whoever was expanded gets one before it moves.
+        self._settle()
+        first = int(self._state.counter[c.HOPS])
         self._state = reserve(self._state, paths.links)
         for flow, begin, end in zip(flows.tolist(), paths.first[:-1], paths.first[1:], strict=True):
-            kernel.move(self._state, handle._first + flow, first + int(begin), first + int(end))
+            flow += handle._first
+            before = self._state.flow[flow, [c.HOP_FIRST, c.HOP_LAST]]
+            kernel.move(self._state, flow, first + int(begin), first + int(end))
+            release(self._state, np.arange(*before))
+        self._settle()
 
     def utilisation(self) -> tuple[NDArray[np.float64], Time]:
         """What each link carried up to now: bytes in equal bins of time, (links, bins), and the bins' width in ps.
@@ -243,6 +262,47 @@ class Fluid:
         kernel.carry_all(self._state)
         return self._state.carried.copy(), int(self._state.time[c.BIN])
 
+    def _run(self, until: float, stop: int) -> None:
+        """Lets time pass to ``until``, or to what ``stop`` says; see `foretrain.network.fluid.kernel.advance`."""
+        state = self._state
+        while (came := kernel.advance(state, until, _SLICE, stop)) != c.THERE:
+            if came == c.RINGS:
+                self._rearrange()
+            elif (stop == c.ANYTHING and state.counter[c.COMPLETED]) or (stop >= 0 and not state.program[stop, c.OPEN]):
+                break
+
+    def _settle(self) -> None:
+        """Lets begin what may, and finds the rates after a change; no time passes."""
+        while kernel.advance(self._state, self._state.time[c.CLOCK], 0, c.NOTHING) == c.RINGS:
+            self._rearrange()
+
+    def _rearrange(self) -> None:
+        """Expands and collapses the rings that wait for it."""
+        if self._state.counter[c.TO_EXPAND]:
+            kernel.expand(self._state)
+        if self._state.counter[c.TO_COLLAPSE]:
+            kernel.collapse(self._state)
+
+    def _expand(self, rings: NDArray[np.int64]) -> None:
+        """Expands ``rings``, which may repeat, and be -1 for none."""
+        disturbed = np.unique(rings[rings >= 0])
+        self._state.ring[: len(disturbed), c.EXPAND] = disturbed
+        self._state.counter[c.TO_EXPAND] = len(disturbed)
+        self._rearrange()
+
+    def _expand_flows(self, flows: NDArray[np.integer]) -> None:
+        """Expands the rings of those of ``flows`` that are collapsed."""
+        flow = self._state.flow[flows]
+        self._expand(flow[flow[:, c.PHASE] == c.COLLAPSED, c.RING])
+
+    def _compact(self) -> None:
+        """Forgets the flows that are over."""
+        self._state = compacted(self._state, [handle._range for handle in self._running.values()])
+        place = 0
+        for handle in self._running.values():
+            handle._first = place
+            place += len(handle.program)
+
     def _changed(self) -> None:
         """Forgets what was predicted."""
         self._ahead = None
@@ -250,7 +310,8 @@ class Fluid:
 
     def _copy(self) -> Fluid:
         twin = Fluid(np.zeros(0))
-        twin._state = State._make(array.copy() for array in self._state)
+        # What links carry is not asked of the twin.
+        twin._state = State._make(array.copy() for array in self._state._replace(carried=np.zeros((0, 0))))
         twin._running = {
             index: Running(one.program, one.added, _first=one._first, _index=index)
             for index, one in self._running.items()
@@ -262,13 +323,14 @@ class Fluid:
         done = tuple(self._running[int(index)] for index in state.program[: state.counter[c.COMPLETED], c.COMPLETE])
         state.counter[c.COMPLETED] = 0
         for handle in done:
-            handle.finish = state.fluid[slice(*handle._range), c.FINISH].copy()
+            handle.finish = state.fluid[slice(*handle._range), c.SINCE].copy()
             handle.end = math.ceil(handle.finish.max())
             self._forget(handle)
         return done
 
     def _forget(self, handle: Running) -> None:
         del self._running[handle._index]
+        self._live -= len(handle.program)
         unload(self._state, *handle._range)
 
     def _check_running(self, handle: Running) -> None:
@@ -277,7 +339,7 @@ class Fluid:
             raise ConfigError("handle", handle._index, state, "name a program that runs")
 
     def _check(self, program: Program) -> None:
-        classes = len(self._state.used)
+        classes = self._state.share.shape[1] - c.USED
         wrong = program.priority[(program.priority < 0) | (program.priority >= classes)]
         if len(wrong):
             raise ConfigError("priority", int(wrong[0]), "is no class", f"this network has 0 to {classes - 1}")

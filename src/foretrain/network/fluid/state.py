@@ -14,33 +14,48 @@ from numpy.typing import NDArray
 # What a flow is doing. A collapsed flow is a member of a ring that nothing disturbs; see Note [Collapsed rings].
 IDLE, LATENT, ACTIVE, COLLAPSED, OVER, CANCELLED = range(6)
 
-# Columns of ``flow``: its hops; the gates it waits for and the heirs that wait for it, as ranges; ``MISSING`` flows
-# that it waits for wholly; the refill that chose it last.
-HOP_FIRST, HOP_LAST, GATE_FIRST, GATE_LAST, HEIR_FIRST, HEIR_LAST, STEPS, PRIORITY = range(8)
-OWNER, MISSING, PHASE, DONE, BOTTLENECK, RING, CHOSEN_TICK = range(8, 15)
-FLOW_COLUMNS = 15
-# Columns of ``fluid``. ``LEFT`` bytes of the step were left at time ``SINCE``, and flow at ``RATE`` since then.
-SIZE, LATENCY, RELEASE, WEIGHT, LEFT, RATE, SINCE, FINISH, NEW_RATE = range(9)
-FLUID_COLUMNS = 9
-# Columns of ``link``: its list of active flows in the pool of seats (where, how many, room for how many, how many may
-# come); the collapsed ring that has it, -1 for none; flows not yet frozen in this refill; the last that touched it.
-SEATS, DEGREE, ROOM, RESERVED, TAKEN_BY, UNFROZEN, TOUCHED_TICK, DIRTY_TICK = range(8)
-LINK_COLUMNS = 8
-# Columns of ``share``: bytes/ps; in this refill, what flows not yet frozen may share, their weights, and the level at
-# which it was full; up to when its utilisation is accounted for.
-CAPACITY, ROOM_LEFT, WEIGHTS, LEVEL, USED_SINCE = range(5)
-SHARE_COLUMNS = 5
+# Columns of tables stand in such an order that what a refill needs is in one cache line.
+# Columns of ``flow``: its hops, the gates it waits for and the heirs that wait for it, as ranges; the refill that chose
+# it last; ``MISSING`` flows that it waits for wholly.
+HOP_FIRST, HOP_LAST, PRIORITY, CHOSEN_TICK, BOTTLENECK, PHASE, DONE, STEPS = range(8)
+GATE_FIRST, GATE_LAST, HEIR_FIRST, HEIR_LAST, MISSING, RING, OWNER = range(8, 15)
+FLOW_COLUMNS = 16
+# Columns of ``fluid``. ``LEFT`` bytes of the step were left at time ``SINCE``, and flow at ``RATE`` since then. Of a
+# flow that is over, ``SINCE`` is when it ended.
+LEFT, RATE, SINCE, NEW_RATE, WEIGHT, SIZE, LATENCY, RELEASE = range(8)
+FLUID_COLUMNS = 8
+# Columns of ``link``: its list of active flows in the pool of seats (where, how many); for how many of them it is the
+# bottleneck; in this refill, how many are chosen, one of them, how many are not yet frozen; the refills that touched
+# it and roused those it holds; the collapsed ring that has it, -1 for none; the refill before which it changed; room
+# for how many flows in its list, and how many may come.
+SEATS, DEGREE, HELD, CHOSEN, SOMEONE, UNFROZEN = range(6)
+TOUCHED_TICK, ROUSED_TICK, TAKEN_BY, DIRTY_TICK, ROOM, RESERVED = range(6, 12)
+LINK_COLUMNS = 12
+# Columns of ``share``: bytes/ps; in this refill, what flows not yet frozen may share, their weights, the levels that
+# it is queued at, was full at, and the highest on it; up to when its utilisation is accounted for; from
+# ``USED`` on what each priority class takes.
+CAPACITY, ROOM_LEFT, WEIGHTS, QUEUED_AT, LEVEL, HIGHEST, USED_SINCE, USED = range(8)
 # Columns of ``hop``, ``seat``, ``gate``, ``ring`` and ``program``.
 LINK, SEAT = range(2)
 FLOW, HOP = range(2)
 LAG = 1
-FIRST, READY = range(2)
+FIRST, READY, DISTURBED, EXPAND, COLLAPSE = range(5)
+RING_COLUMNS = 5
 OPEN, COMPLETE = range(2)
 # Places in ``counter``: lengths of lists, flows that had their chance to begin, those not over, the number of this
 # refill, the mode, and what it has cost.
 FLOWS, ADMITTED, QUEUED, DIRTY, NEW, COMPLETED, UNFINISHED, TICK, FULL = range(9)
 EVENTS, BATCHES, REFILLED, ROUNDS, FROZEN = range(9, 14)
-COUNTS = 14
+# Places for what a refill has touched, queued, and frozen at once; lengths of arrays that have room for more;
+# refills, from 1 on; rings to expand and to collapse.
+TOUCHED, WAITING, FILLED = range(14, 17)
+HOPS, SEATED, GATES, HEIRS = range(17, 21)
+REFILLS, TO_EXPAND, TO_COLLAPSE = range(21, 24)
+COUNTS = 24
+# What `foretrain.network.fluid.kernel.advance` may stop at, besides the end of the program of a given index.
+NOTHING, ANYTHING = -2, -1
+# How it can end.
+PAUSED, THERE, RINGS = range(3)
 EFFORT = {"events": EVENTS, "batches": BATCHES, "refilled": REFILLED, "rounds": ROUNDS, "frozen": FROZEN}
 # Places in ``time``, ps: the present, and the width of a bin of utilisation.
 CLOCK, BIN = range(2)
@@ -56,16 +71,16 @@ class State(NamedTuple):
         seat: the pool of these lists: flow and hop.
         gate: a flow waited for, and how far it must be ahead.
         heir: who waits for a flow; -1 - f for a flow f that waits for it wholly.
-        ring: its first place in ``member`` (the last row closes the last ring), and how many members wait to begin.
+        ring: its first place in ``member`` (the last row closes the last ring), how many members wait to begin, whether
+            something has come to its links; and the lists of rings to expand and to collapse.
         ring_begin: when it did.
         member, member_cost: the flows of each ring in the direction of the data, and what a step took each alone when
             the ring was collapsed.
         scratch: rows of one entry per member of the largest ring.
         program: how many of its flows are not over; the list of programs that completed.
-        used: bytes/ps taken by each priority class on each link, (classes, links).
         carried: bytes per link and bin of time, (links, bins); no links if it is not kept.
         key, order, place: the queue of events, one per flow; see `foretrain.network.fluid.heap`.
-        link_key, link_order, link_place: the queue of links by level, during a refill.
+        queue_level, queue_link: the heap of links by level, during a refill.
         chosen, new, touched, dirty: lists of flows and of links.
         counter, time: scalars.
     """
@@ -84,14 +99,12 @@ class State(NamedTuple):
     member_cost: NDArray[np.float64]
     scratch: NDArray[np.float64]
     program: NDArray[np.int64]
-    used: NDArray[np.float64]
     carried: NDArray[np.float64]
     key: NDArray[np.float64]
     order: NDArray[np.int64]
     place: NDArray[np.int64]
-    link_key: NDArray[np.float64]
-    link_order: NDArray[np.int64]
-    link_place: NDArray[np.int64]
+    queue_level: NDArray[np.float64]
+    queue_link: NDArray[np.int64]
     chosen: NDArray[np.int64]
     new: NDArray[np.int64]
     touched: NDArray[np.int64]
@@ -107,8 +120,10 @@ FLOW_ARRAYS = ("flow", "fluid", "key", "order", "place", "chosen", "new")
 def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> State:
     """No flows yet on links of ``capacity`` bytes/ps, ``classes`` priority classes, ``bins`` bins of time (0: none)."""
     links = len(capacity)
-    link, share = whole(links, LINK_COLUMNS), np.zeros((links, SHARE_COLUMNS))
+    link, share = whole(links, LINK_COLUMNS), np.zeros((links, USED + classes))
     link[:, TAKEN_BY] = -1
+    counter = whole(COUNTS)
+    counter[REFILLS] = 1
     share[:, CAPACITY] = capacity
     return State(
         flow=whole(0, FLOW_COLUMNS),
@@ -119,25 +134,23 @@ def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> State:
         seat=whole(0, 2),
         gate=whole(0, 2),
         heir=whole(0),
-        ring=whole(1, 2),
+        ring=whole(1, RING_COLUMNS),
         ring_begin=np.zeros(1),
         member=whole(0),
         member_cost=np.zeros(0),
         scratch=np.zeros((5, 0)),
         program=whole(0, 2),
-        used=np.zeros((classes, links)),
         carried=np.zeros((links if bins else 0, bins)),
         key=np.zeros(0),
         order=whole(0),
         place=whole(0),
-        link_key=np.zeros(links),
-        link_order=whole(links),
-        link_place=whole(links) - 1,
+        queue_level=np.zeros(links),
+        queue_link=whole(links),
         chosen=whole(0),
         new=whole(0),
         touched=whole(links),
         dirty=whole(links),
-        counter=whole(COUNTS),
+        counter=counter,
         time=np.array([0.0, 1e6]),
     )
 
