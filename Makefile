@@ -48,6 +48,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/paper/prophet.py --quick
 	$(BIN)/python benchmarks/paper/eflops.py --quick
 	$(BIN)/python benchmarks/collectives.py --quick
+	$(BIN)/python benchmarks/fluid.py --quick
 	$(BIN)/python benchmarks/lab.py --quick
 
 docs: $(READY)
