@@ -56,11 +56,12 @@ class Exchange:
 
     @property
     def busiest(self) -> tuple[str, str, float]:
-        """The most used link: from, to, and how much of it."""
-        link = int(np.argmax(self.utilisation))
+        """The most used link: from, to, and how much of it; of equally used ones the first."""
+        used = self.utilisation
+        link = int(np.flatnonzero(used >= used.max() * (1 - 1e-9))[0])
         nodes = self.topology.nodes
         source, target = nodes[self.topology.source[link]].name, nodes[self.topology.target[link]].name
-        return source, target, float(self.utilisation[link])
+        return source, target, float(used[link])
 
 
 def exchange(place: Deployment, operation: Operation, size: int, collective: str | None = None) -> Exchange:
