@@ -77,11 +77,11 @@ def test_flows_over_a_link_that_fails_go_another_way_and_nothing_is_lost() -> No
 
 def test_without_another_way_who_waits_is_said() -> None:
     network = topology("star:4@100Gbps")
-    fluid = Fluid(network.capacity)
+    fluid = Fluid(network.capacity, name=network.link_name)
     fluid.add(place(build("ring", "all_reduce", 4), 10**9, router(network)))
     fluid.pass_to(10**9)
     fluid.set_capacity(network.between("host2", "switch"), 0)
-    with pytest.raises(StallError, match="which is down"):
+    with pytest.raises(StallError, match="wait for host2 -> switch, which is down"):
         fluid.advance()
 
 

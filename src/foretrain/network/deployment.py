@@ -205,7 +205,7 @@ class Deployment:
     def _time(self, way: _Way, size: int) -> float:
         from foretrain.network.fluid import run
 
-        return float(run(self._program(way, size, 0), self.capacity).finish.max())
+        return float(run(self._program(way, size, 0), self.capacity, name=self.network.link_name).finish.max())
 
     def _way(self, operation: Operation, size: int) -> _Way:
         """How ``size`` bytes are exchanged; ``"auto"`` decides once per power of two."""

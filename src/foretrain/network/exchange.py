@@ -67,7 +67,7 @@ class Exchange:
 def exchange(place: Deployment, operation: Operation, size: int, collective: str | None = None) -> Exchange:
     """Simulates one collective of ``size`` bytes on ``place``, by its own collective or another."""
     name = collective or place.collective_at(size, operation)
-    network = Fluid(place.capacity, bins=_BINS)
+    network = Fluid(place.capacity, bins=_BINS, name=place.network.link_name)
     handle = network.add(place.program(operation, size, collective=collective))
     network.advance()
     assert handle.end is not None

@@ -151,6 +151,10 @@ class Topology:
             raise ConfigError("link", f"{source} -> {target}", "does not exist", f"{source} is linked to: {near}")
         return found
 
+    def link_name(self, link: int) -> str:
+        """Its ends, e.g. ``"host0 -> switch"``."""
+        return _link_name(self, link)
+
     def changed(
         self,
         links: Sequence[int] | NDArray[np.integer],

@@ -161,7 +161,7 @@ class _Shared:
 
     def __init__(self, world: VirtualWorld, where: Deployment) -> None:
         self._world = world
-        self._fluid = Fluid(where.capacity)
+        self._fluid = Fluid(where.capacity, name=where.network.link_name)
         self._landed: dict[Running, Callable[[], None]] = {}
         self._asked = 0
 

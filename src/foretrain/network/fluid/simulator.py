@@ -12,7 +12,7 @@ Times at the border are int ps; inside they are float64, exact for integers up t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,9 +66,19 @@ class Fluid:
         classes: strict-priority classes, 1 to 8; a program's priorities are below it.
         bins: if positive, an even number: utilisation of each link is kept in that many bins of time.
         full: recompute every flow at every event instead of those that can change: slower, the same result; an oracle.
+        name: of a link, for errors, e.g. `Topology.link_name`.
     """
 
-    def __init__(self, capacity: NDArray[np.float64], *, classes: int = 1, bins: int = 0, full: bool = False) -> None:
+    def __init__(
+        self,
+        capacity: NDArray[np.float64],
+        *,
+        classes: int = 1,
+        bins: int = 0,
+        full: bool = False,
+        name: Callable[[int], str] = "link {}".format,
+    ) -> None:
+        self._name = name
         if not 1 <= classes <= 8:
             raise ConfigError("classes", classes, "is not a number of priority classes", "take 1 to 8")
         if bins < 0 or bins % 2:
@@ -158,7 +168,7 @@ class Fluid:
         self._run(limit, c.ANYTHING if stop else c.NOTHING)
         done = self._collect()
         if until is None and self._running and not (stop and done):
-            raise stalled(self._state, [handle._range for handle in self._running.values()])
+            raise stalled(self._state, [handle._range for handle in self._running.values()], self._name)
         return done
 
     def pass_to(self, time: Time) -> None:
@@ -188,7 +198,7 @@ class Fluid:
             self._ahead._run(math.inf, handle._index)
             self._ends |= {done._index: done.end or 0 for done in self._ahead._collect()}
         if handle._index not in self._ends:
-            raise stalled(self._ahead._state, [one._range for one in self._ahead.running])
+            raise stalled(self._ahead._state, [one._range for one in self._ahead.running], self._name)
         return self._ends[handle._index]
 
     def next_completion(self) -> Time | None:
@@ -351,13 +361,20 @@ class Fluid:
             raise ConfigError("links", int(wrong[0]), "is no link", f"they are 0 to {len(self._state.link) - 1}")
 
 
-def run(program: Program, capacity: NDArray[np.float64], *, classes: int = 1, full: bool = False) -> Running:
-    """Runs one program alone to its end.
+def run(
+    program: Program,
+    capacity: NDArray[np.float64],
+    *,
+    classes: int = 1,
+    full: bool = False,
+    name: Callable[[int], str] = "link {}".format,
+) -> Running:
+    """Runs one program alone to its end; arguments as of `Fluid`.
 
     Raises:
         StallError: it can never complete.
     """
-    network = Fluid(capacity, classes=classes, full=full)
+    network = Fluid(capacity, classes=classes, full=full, name=name)
     handle = network.add(program)
     network.advance()
     return handle
