@@ -29,7 +29,7 @@ from rich.progress import track
 
 GB = 1e9
 SEED = 0
-LIVE, ADDS, ASKED = 1000, 300, 30
+LIVE, ADDS, ASKED = 1000, 300, 15
 """Programs that run while others are added, and asked about; how many of each."""
 
 
