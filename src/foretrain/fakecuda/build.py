@@ -1,0 +1,150 @@
+"""Compiles the fake device on first use, keeps it in the user's cache, and loads it.
+
+One C++ extension, compiled by g++ against the headers that come with PyTorch. What is kept is named after the sources,
+PyTorch's version and the compiler's, so that another of these compiles anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from foretrain.errors import ForetrainError, MissingExtra
+
+NAME = "foretrain_fakecuda"
+TORCH = "2.13"
+"""The minor release of PyTorch whose private interfaces the device uses."""
+_SOURCES = Path(__file__).parent / "native"
+_FLAGS = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-DUSE_C10D", f"-DTORCH_EXTENSION_NAME={NAME}")
+
+Progress = Callable[[int, int], None]
+"""Called with the number of files compiled and the number of all."""
+
+
+class BuildError(ForetrainError):
+    """The fake device could not be compiled. ``output`` is what the compiler said."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        self.output = output
+        super().__init__(message + (f"\n{output}" if output else ""))
+
+
+def load(progress: Progress | None = None) -> ModuleType:
+    """The extension, compiled first if need be.
+
+    Raises:
+        MissingExtra: PyTorch is not installed.
+        BuildError: there is no compiler, it fails, or PyTorch is another release.
+    """
+    path = built(progress)
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
+    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def built(progress: Progress | None = None) -> Path:
+    """The compiled extension's path; compiles it unless it is in the cache."""
+    version = _torch_version()
+    folder = _cache() / _fingerprint(version)
+    library = folder / f"{NAME}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            if not library.exists():
+                _compile(folder, library, progress or (lambda done, all_: None))
+    return library
+
+
+def compiler() -> str:
+    """The C++ compiler: ``$CXX``, or g++, or clang++; BuildError if there is none."""
+    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise BuildError(
+        "The simulated GPU is compiled on first use and needs a C++ compiler, but neither g++ nor clang++ is installed;"
+        " install one, e.g. with `apt install g++`, or name yours in the environment variable CXX."
+    )
+
+
+def _torch_version() -> str:
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtra("torch", "torch", "the simulated GPU") from None
+    if not torch.__version__.startswith(f"{TORCH}."):
+        raise BuildError(
+            f"The simulated GPU needs PyTorch {TORCH}, whose private interfaces it uses, but {torch.__version__} is"
+            f" installed; install it with `pip install 'torch=={TORCH}.*'`."
+        )
+    return torch.__version__
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "foretrain" / "fakecuda"
+
+
+def _files() -> list[Path]:
+    return sorted(_SOURCES.glob("*.cpp"))
+
+
+def _fingerprint(version: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(_SOURCES.glob("*.?pp")):
+        digest.update(path.name.encode() + path.read_bytes())
+    digest.update(" ".join([*_FLAGS, compiler(), sysconfig.get_python_version()]).encode())
+    return f"torch{version}-{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one process compiles; the others wait and find it done."""
+    with open(folder / "lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(folder: Path, library: Path, progress: Progress) -> None:
+    import torch
+
+    root = Path(torch.__file__).parent
+    includes = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    base = [compiler(), *_FLAGS, *(f"-I{path}" for path in includes)]
+    files = _files()
+    objects = [folder / f"{path.stem}.o" for path in files]
+    progress(0, len(files))
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        jobs = [
+            pool.submit(_run, [*base, "-c", str(source), "-o", str(target)])
+            for source, target in zip(files, objects, strict=True)
+        ]
+        for done, job in enumerate(as_completed(jobs), 1):
+            job.result()
+            progress(done, len(files))
+    link = [compiler(), "-shared", *map(str, objects), f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}"]
+    unfinished = folder / f"{NAME}.{os.getpid()}.so"
+    _run([*link, "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", "-o", str(unfinished)])
+    unfinished.replace(library)
+    for path in objects:
+        path.unlink()
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        wrong = [line for line in done.stderr.splitlines() if "error" in line][:8]
+        raise BuildError(f"The simulated GPU does not compile: `{command[0]}` failed.", "\n".join(wrong) or done.stderr)

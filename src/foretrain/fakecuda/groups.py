@@ -1,0 +1,164 @@
+"""Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network.
+
+    # Note [Stores]
+    A store is where ranks leave each other notes when they meet. Under folding most ranks of the world do not exist, so
+    nobody may wait for all of them: the ranks that do share one `FileStore` in a folder of the run's own, which also
+    spares a listening socket.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch.distributed import distributed_c10d
+
+
+def install(device: ModuleType, store: Callable[[], dist.Store]) -> None:
+    """Puts simulated process groups in place of NCCL's and Gloo's.
+
+    Args:
+        device: the loaded extension.
+        store: makes the store that ranks meet in.
+    """
+    _install_nccl(device)
+    _install_gloo(device)
+    _install_rendezvous(store)
+    _install_families(device)
+    dist.set_timeout = lambda *_, **__: None
+
+
+class Options(Backend.Options):
+    """``ProcessGroupNCCL.Options``."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__("nccl")
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = _Configuration()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+        return Options(self.is_high_priority_stream)
+
+
+class _Configuration:
+    """``ncclConfig_t``: takes whatever is set, none of which has an effect here."""
+
+
+class _Named(type):
+    """isinstance by the backend's name, as all groups here are of one C++ class."""
+
+    backend: str
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Backend) and instance.name() == cls.backend
+
+
+def _install_nccl(device: ModuleType) -> None:
+    class ProcessGroupNCCL(metaclass=_Named):
+        """Simulated; isinstance holds for every group of backend "nccl"."""
+
+        backend = "nccl"
+        Options = Options
+        NCCLConfig = _Configuration
+
+        def __new__(cls, store: dist.Store, rank: int, size: int, options: Any = None, **_: Any) -> Any:
+            return device.group("nccl", rank, _ranks(options, size), options or Options())
+
+    for module in (distributed_c10d, dist):
+        setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)
+        setattr(module, "is_nccl_available", lambda: True)
+    distributed_c10d._NCCL_AVAILABLE = True
+    for name, value in {
+        "options": property(lambda self: Options()),
+        "comm_split_count": lambda self: 0,
+        "perform_nocolor_split": lambda self, device: None,
+        "register_mem_pool": lambda self, pool: None,
+        "deregister_mem_pool": lambda self, pool: None,
+    }.items():
+        if not hasattr(Backend, name):
+            setattr(Backend, name, value)
+
+
+def _install_gloo(device: ModuleType) -> None:
+    def create(store: dist.Store, rank: int, size: int, timeout: Any) -> Any:
+        ranks = _member_ranks[-1] if _member_ranks and len(_member_ranks[-1]) == size else list(range(size))
+        return device.group("gloo", rank, list(ranks), Backend.Options("gloo"))
+
+    class ProcessGroupGloo(metaclass=_Named):
+        """Simulated; isinstance holds for every group of backend "gloo"."""
+
+        backend = "gloo"
+
+        def __new__(cls, store: dist.Store, rank: int, size: int, timeout: Any = None) -> Any:
+            return create(store, rank, size, timeout)
+
+    for module in (distributed_c10d, dist):
+        setattr(module, "ProcessGroupGloo", ProcessGroupGloo)
+
+
+def _ranks(options: Any, size: int) -> list[int]:
+    return list(getattr(options, "global_ranks_in_group", None) or range(size))
+
+
+def _install_rendezvous(store: Callable[[], dist.Store]) -> None:
+    """Ranks meet in the run's own store; see Note [Stores]."""
+    # `torch.distributed.rendezvous` is the function, which hides the module of the same name.
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+    setattr(rendezvous, "TCPStore", lambda *_, **__: store())
+    setattr(rendezvous, "_create_c10d_store", lambda *_, **__: store())
+
+
+_member_ranks: list[Sequence[int]] = []
+"""Of the group that is being made; Gloo's constructor is not told."""
+
+
+def _install_families(device: ModuleType) -> None:
+    """Tells of every group that a script makes, its own or not: they say which ranks are alike."""
+    families = _Families(device.announce_group)
+    helper = distributed_c10d._new_process_group_helper
+
+    def make(group_size: int, group_rank: int, global_ranks_in_group: Sequence[int], *rest: Any, **named: Any) -> Any:
+        ranks = list(global_ranks_in_group) or list(range(group_size))
+        families.add(ranks)
+        _member_ranks.append(ranks)
+        try:
+            return helper(group_size, group_rank, global_ranks_in_group, *rest, **named)
+        finally:
+            _member_ranks.pop()
+
+    distributed_c10d._new_process_group_helper = make
+    split = dist.split_group
+
+    def split_group(parent_pg: Any = None, split_ranks: Any = None, *rest: Any, **named: Any) -> Any:
+        for ranks in split_ranks or ():
+            families.add(dist.get_process_group_ranks(parent_pg or dist.group.WORLD)[rank] for rank in ranks)
+        return split(parent_pg, split_ranks, *rest, **named)
+
+    for module in (dist, distributed_c10d):
+        setattr(module, "split_group", split_group)
+
+
+class _Families:
+    """Numbers groups that were made in one go: of the same size, one after the other, with no rank in common."""
+
+    def __init__(self, announce: Callable[[list[int], int], int]) -> None:
+        self._announce = announce
+        self._number = 0
+        self._size = 0
+        self._seen: set[int] = set()
+
+    def add(self, ranks: Any) -> None:
+        """One more group, of the world ranks ``ranks``."""
+        ranks = list(ranks)
+        if len(ranks) != self._size or self._seen.intersection(ranks):
+            self._number, self._size, self._seen = self._number + 1, len(ranks), set()
+        self._seen.update(ranks)
+        self._announce(ranks, self._number)
+
+
+del torch

@@ -1,0 +1,51 @@
+// The kernel behind every operator on the fake device: shapes, values where they are kept, and a line in the log.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "log.hpp"
+
+namespace foretrain {
+
+// Tells what an operator costs. Called once per operator and shapes; arguments and results as on the stack.
+using Price = std::function<Cost(const std::string& name, c10::ArrayRef<c10::IValue> arguments,
+                                 c10::ArrayRef<c10::IValue> results)>;
+void set_price(Price price);
+Cost price_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+
+// The same, remembered by name and arguments.
+const Cost& cost_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments);
+
+// The number of a kernel's name in traces.
+std::int32_t number_of(const std::string& name);
+const std::vector<std::string>& kernel_names();
+
+// Puts one kernel on the current stream of the current device, unless a shape function is at work.
+void launch(const Cost& cost);
+
+// # Note [Fused regions]
+// What a compiler would fuse runs operator by operator here, and is charged as one kernel: inside a region nothing is
+// launched, and whoever opened it launches one kernel in the end.
+void begin_fused();
+void end_fused();
+
+// Called when the host reads a value that is not real; may throw.
+void set_on_unreal_read(std::function<void(const std::string& what)> call);
+void unreal_read(const std::string& what);
+
+// How often each operator was priced and how often found.
+struct Statistics {
+  std::int64_t launched = 0, priced = 0, computed = 0;
+};
+Statistics statistics();
+
+// Registers the kernel for `operators` (of namespace aten, with overload) and as fallback for all others.
+void install_kernels(const std::vector<std::string>& operators);
+// Operators with kernels of their own (natives.cpp).
+const std::vector<std::string>& native_operators();
+
+}  // namespace foretrain

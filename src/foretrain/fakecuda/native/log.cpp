@@ -1,0 +1,222 @@
+#include "log.hpp"
+
+#include <Python.h>
+#include <c10/util/Exception.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace foretrain {
+namespace {
+
+constexpr std::size_t LONG_LOG = 512;  // records after which a rank tells the conductor, so that others may go on
+
+// Others need the interpreter while this thread stands still.
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutInterpreter() {
+    if (state_) PyEval_RestoreThread(state_);
+  }
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace
+
+Log& log() {
+  static Log* log = new Log;  // never destroyed: tensors may outlive static objects
+  return *log;
+}
+
+Log::Run& Log::run_on(StreamKey stream) {
+  for (auto run = runs_.rbegin(); run != runs_.rend(); ++run)
+    if (run->stream == stream) return *run;
+  runs_.push_back(Run{stream});
+  return runs_.back();
+}
+
+void Log::kernel(StreamKey stream, const Cost& cost) {
+  std::lock_guard lock(mutex_);
+  Time now = host_.fetch_add(launch_, std::memory_order_relaxed) + launch_;
+  launched_.fetch_add(1, std::memory_order_relaxed);
+  Run& run = run_on(stream);
+  run.work += cost.duration;
+  run.floor = std::max(run.floor, now) + cost.duration;
+  run.kernels += 1;
+  if (tracing_) {
+    wire::Kernel kernel{cost.name, cost.provenance, now, cost.duration};
+    run.traced.append(reinterpret_cast<const char*>(&kernel), sizeof kernel);
+  }
+}
+
+void Log::close(Run& run) {
+  if (!run.kernels) return;
+  auto& record = write(wire::RUN, run.stream, run.traced);
+  record.a = run.work;
+  record.b = run.floor;
+  record.count = run.kernels;
+  run = Run{run.stream};
+}
+
+void Log::close_all() {
+  for (auto& run : runs_) close(run);
+}
+
+wire::Record& Log::write(wire::Kind kind, StreamKey stream, std::string_view payload) {
+  wire::Record record{};
+  record.kind = kind;
+  record.stream = stream;
+  record.host = host();
+  record.payload = static_cast<std::uint32_t>(payload.size());
+  payload_.append(payload);
+  records_.push_back(record);
+  return records_.back();
+}
+
+EventId Log::record(StreamKey stream) {
+  std::lock_guard lock(mutex_);
+  close(run_on(stream));
+  write(wire::RECORD, stream).a = ++events_;
+  send_if_long();
+  return events_;
+}
+
+void Log::wait(StreamKey stream, EventId event) {
+  if (!event) return;
+  std::lock_guard lock(mutex_);
+  close(run_on(stream));
+  write(wire::WAIT, stream).a = event;
+}
+
+EventId Log::collective(StreamKey stream, wire::Operation operation, std::int64_t group, std::int64_t bytes, int root,
+                        std::string_view contribution) {
+  std::lock_guard lock(mutex_);
+  close(run_on(stream));
+  auto& record = write(wire::COLLECTIVE, stream, contribution);
+  record.code = operation;
+  record.a = ++events_;
+  record.b = group;
+  record.c = bytes;
+  record.count = static_cast<std::uint32_t>(root);
+  send_if_long();
+  return events_;
+}
+
+EventId Log::message(StreamKey stream, bool receive, std::int64_t group, int peer, std::int64_t bytes, bool more,
+                     std::string_view contribution) {
+  std::lock_guard lock(mutex_);
+  close(run_on(stream));
+  auto& record = write(wire::MESSAGE, stream, contribution);
+  record.flag = more;
+  record.code = receive;
+  record.a = ++events_;
+  record.b = group;
+  record.c = bytes;
+  record.count = static_cast<std::uint32_t>(peer);
+  if (!more) send(wire::RUNNING);  // the peer waits for it
+  return events_;
+}
+
+void Log::splits(const std::vector<std::int64_t>& bytes) {
+  std::lock_guard lock(mutex_);
+  write(wire::SPLITS, 0, {reinterpret_cast<const char*>(bytes.data()), bytes.size() * sizeof bytes[0]});
+}
+
+void Log::group(std::int64_t number, std::int64_t family, const std::vector<std::int32_t>& ranks) {
+  std::lock_guard lock(mutex_);
+  auto& record = write(wire::GROUP, 0, {reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks[0]});
+  record.a = number;
+  record.b = family;
+}
+
+void Log::forget(EventId event) {
+  if (!event) return;
+  std::lock_guard lock(mutex_);
+  forgotten_.push_back(event);
+}
+
+void Log::note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view payload) {
+  std::lock_guard lock(mutex_);
+  auto& record = write(wire::NOTE, 0, payload);
+  record.code = code;
+  record.a = a;
+  record.b = b;
+}
+
+Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::int64_t b) {
+  WithoutInterpreter others_may_run;
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(connected(), "the simulated GPU has no conductor to ask; start the script with `foretrain simulate`");
+  close_all();
+  auto& record = write(wire::ASK, stream);
+  record.code = question;
+  record.a = a;
+  record.b = b;
+  send(wire::ASKING);
+  wire::Answer head;
+  receive_all(&head, sizeof head);
+  Answer answer{head.time, head.value, std::string(head.payload, '\0')};
+  receive_all(answer.payload.data(), answer.payload.size());
+  TORCH_CHECK(head.status == 0, answer.payload);
+  if (head.time > host()) host_.store(head.time, std::memory_order_relaxed);
+  return answer;
+}
+
+void Log::send_if_long() {
+  if (records_.size() >= LONG_LOG) send(wire::RUNNING);
+}
+
+void Log::send(wire::State state) {
+  if (!connected()) {
+    // Before the fork nobody listens, and what happens there belongs to no rank.
+    records_.clear();
+    payload_.clear();
+    forgotten_.clear();
+    return;
+  }
+  if (!forgotten_.empty()) {
+    wire::Record record{};
+    record.kind = wire::FORGET;
+    record.payload = static_cast<std::uint32_t>(forgotten_.size() * sizeof forgotten_[0]);
+    // Behind all records that may still name these events, but a question stays last; it has no payload.
+    payload_.append(reinterpret_cast<const char*>(forgotten_.data()), record.payload);
+    records_.insert(records_.end() - (state == wire::ASKING), record);
+    forgotten_.clear();
+  }
+  wire::Header header{static_cast<std::uint32_t>(records_.size()), static_cast<std::uint32_t>(payload_.size()), host(),
+                      state, 0};
+  std::string frame(reinterpret_cast<const char*>(&header), sizeof header);
+  frame.append(reinterpret_cast<const char*>(records_.data()), records_.size() * sizeof records_[0]);
+  frame.append(payload_);
+  records_.clear();
+  payload_.clear();
+  send_all(frame.data(), frame.size());
+}
+
+void Log::send_all(const void* data, std::size_t size) {
+  for (auto at = static_cast<const char*>(data); size;) {
+    ssize_t sent = ::send(socket_, at, size, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    TORCH_CHECK(sent > 0, "the simulation has ended: ", std::strerror(errno));
+    at += sent;
+    size -= static_cast<std::size_t>(sent);
+  }
+}
+
+void Log::receive_all(void* data, std::size_t size) {
+  for (auto at = static_cast<char*>(data); size;) {
+    ssize_t got = ::recv(socket_, at, size, 0);
+    if (got < 0 && errno == EINTR) continue;
+    TORCH_CHECK(got > 0, "the simulation has ended");
+    at += got;
+    size -= static_cast<std::size_t>(got);
+  }
+}
+
+}  // namespace foretrain

@@ -1,0 +1,105 @@
+// The rank's log: its host clock, what it put on each stream, and the questions it asks. See foretrain/live/__init__.py.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "wire.hpp"
+
+namespace foretrain {
+
+using Time = std::int64_t;       // picoseconds since the rank began
+using EventId = std::int64_t;    // from 1; 0 is the event that has always happened
+using StreamKey = std::int32_t;  // device << 16 | stream of the device
+
+inline StreamKey stream_key(int device, std::int64_t stream) { return device << 16 | static_cast<int>(stream); }
+
+// What an operator costs: how long it runs on the device, under which name, and how well that is known.
+struct Cost {
+  Time duration = 0;
+  std::int32_t name = 0;
+  std::uint32_t provenance = 0;
+};
+
+struct Answer {
+  Time time = 0;
+  std::int64_t value = 0;
+  std::string payload;
+};
+
+// Thread-safe. All members lock, but for the host's clock, which one reads without.
+class Log {
+ public:
+  // Sends frames to and takes answers from the socket `fd`, which it does not own.
+  void connect(int fd) { socket_ = fd; }
+  bool connected() const { return socket_ >= 0; }
+
+  Time host() const { return host_.load(std::memory_order_relaxed); }
+  // The host computes, or is taken to compute, for `time`.
+  void spend(Time time) { host_.fetch_add(time, std::memory_order_relaxed); }
+  // What the host spends on launching one kernel; 0 where it is measured instead.
+  void set_launch(Time launch) { launch_ = launch; }
+  Time launch() const { return launch_; }
+  // Sends every kernel of a run along with it.
+  void set_tracing(bool tracing) { tracing_ = tracing; }
+
+  // One kernel behind what is on `stream`.
+  void kernel(StreamKey stream, const Cost& cost);
+  EventId record(StreamKey stream);
+  void wait(StreamKey stream, EventId event);
+  EventId collective(StreamKey stream, wire::Operation operation, std::int64_t group, std::int64_t bytes, int root,
+                     std::string_view contribution);
+  EventId message(StreamKey stream, bool receive, std::int64_t group, int peer, std::int64_t bytes, bool more,
+                  std::string_view contribution);
+  void splits(const std::vector<std::int64_t>& bytes);
+  void group(std::int64_t number, std::int64_t family, const std::vector<std::int32_t>& ranks);
+  void forget(EventId event);
+  void note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view payload);
+
+  // Stops the thread until the conductor answers; the host's clock then is the answer's time, if that is later.
+  // Throws c10::Error with the conductor's words if it says no, or if it is gone.
+  Answer ask(wire::Question question, StreamKey stream, std::int64_t a = 0, std::int64_t b = 0);
+
+  // Kernels launched so far, for the watchdog and for statistics.
+  std::int64_t launched() const { return launched_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Run {  // kernels on one stream that have not been written yet
+    StreamKey stream = 0;
+    Time work = 0, floor = 0;
+    std::uint32_t kernels = 0;
+    std::string traced;
+  };
+
+  Run& run_on(StreamKey stream);
+  void close(Run& run);
+  void close_all();
+  wire::Record& write(wire::Kind kind, StreamKey stream, std::string_view payload = {});
+  void send(wire::State state);
+  void send_if_long();
+  void send_all(const void* data, std::size_t size);
+  void receive_all(void* data, std::size_t size);
+
+  std::recursive_mutex mutex_;
+  std::atomic<Time> host_{0};
+  std::atomic<std::int64_t> launched_{0};
+  Time launch_ = 6'000'000;
+  bool tracing_ = false;
+  int socket_ = -1;
+  EventId events_ = 0;
+  std::vector<wire::Record> records_;
+  std::string payload_;
+  std::vector<Run> runs_;  // a handful of streams at most: searched from the last used
+  std::vector<EventId> forgotten_;
+};
+
+// The one log of this process.
+Log& log();
+
+}  // namespace foretrain

@@ -1,0 +1,85 @@
+// Device memory: addresses without bytes behind them, and the values of small tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <memory>
+#include <string>
+
+#include "log.hpp"
+
+namespace foretrain {
+
+constexpr int MAX_DEVICES = 64;
+constexpr std::size_t SMALL = 16384;  // bytes of storage up to which values are kept
+
+// A collective whose result a storage will hold once somebody wants to see it.
+class Delivery {
+ public:
+  virtual ~Delivery() = default;
+  // Waits, in real time only, until all members have contributed, and writes the values.
+  virtual void deliver() = 0;
+};
+
+// What stands behind a storage. Values, where there are any, are in ordinary memory.
+struct Block {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  std::int16_t device = 0;
+  bool charged = false;  // counted as allocated; tensors that a shape function makes on the way are not
+  bool real = false;     // the values are what a GPU would have computed
+  char* values = nullptr;
+  std::shared_ptr<Delivery> pending;
+};
+
+// The block behind a CUDA tensor or storage; null for others, and for empty ones.
+Block* block_of(const at::Tensor& tensor);
+Block* block_of(const c10::StorageImpl& storage);
+
+// # Note [Real values]
+// Control flow of training scripts hangs on a few small tensors: bucket indices, loss scales, found_inf, split sizes.
+// So a storage of up to SMALL bytes can have values, and an operator whose inputs all can is computed, on the CPU. What
+// comes out of a large tensor is not known: it gets a plausible constant and is marked as not real, and so is all that
+// is computed with it.
+
+// Whether values could be kept.
+bool can_hold(const at::Tensor& tensor);
+// Whether the tensor has values that a GPU would have computed; true for empty tensors.
+bool is_real(const at::Tensor& tensor);
+// A CPU tensor over the values; they are made up first where there are none.
+at::Tensor on_cpu(const at::Tensor& tensor);
+// Makes room for values in a storage of any size.
+void hold(const at::Tensor& tensor);
+void set_real(const at::Tensor& tensor, bool real);
+// Its values have been overwritten with unknown ones.
+void lose(const at::Tensor& tensor);
+// `delivery` will write them.
+void expect(const at::Tensor& tensor, std::shared_ptr<Delivery> delivery);
+
+// Counts a tensor that came out of a shape function.
+void charge(const at::Tensor& tensor);
+
+c10::DeviceAllocator& device_memory();
+c10::Allocator& pinned_memory();
+bool is_pinned(const void* pointer);
+// Of every GPU, bytes, and what of it is not PyTorch's: CUDA's context, NCCL's buffers.
+void set_capacity(std::int64_t bytes, std::int64_t elsewhere);
+void set_memory_fraction(double fraction, int device);
+double memory_fraction(int device);
+// Gives the storage another size; what it held is gone.
+void resize_storage(c10::StorageImpl& storage, std::size_t bytes);
+
+// While it lives, allocations are not counted and nothing is launched: a shape function is at work.
+class Shapes {
+ public:
+  Shapes() { ++depth; }
+  ~Shapes() { --depth; }
+  Shapes(const Shapes&) = delete;
+  static bool at_work() { return depth > 0; }
+
+ private:
+  static thread_local int depth;
+};
+
+}  // namespace foretrain

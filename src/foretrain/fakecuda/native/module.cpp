@@ -1,0 +1,203 @@
+// What Python sees of the device: module `foretrain_fakecuda`.
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include "device.hpp"
+#include "group.hpp"
+#include "kernels.hpp"
+#include "memory.hpp"
+
+namespace py = pybind11;
+using namespace foretrain;
+
+namespace {
+
+py::object described(const at::Tensor& tensor) {
+  if (!tensor.defined()) return py::none();
+  auto numbers = [](c10::IntArrayRef values) {
+    py::tuple all(values.size());
+    for (std::size_t k = 0; k < values.size(); ++k) all[k] = values[k];
+    return all;
+  };
+  std::string type = c10::toString(tensor.scalar_type());
+  return py::make_tuple(numbers(tensor.sizes()), numbers(tensor.strides()), type, tensor.device().str());
+}
+
+// An argument as Python's cost model sees it: tensors as (shape, stride, dtype, device), dtype with
+// C++'s name, lists as tuples.
+py::object described(const c10::IValue& value) {
+  if (value.isTensor()) return described(value.toTensor());
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  if (value.isString()) return py::str(value.toStringRef());
+  if (value.isTensorList()) {
+    auto list = value.toTensorList();
+    py::tuple all(list.size());
+    for (std::size_t k = 0; k < list.size(); ++k) all[k] = described(at::Tensor(list.get(k)));
+    return all;
+  }
+  if (value.isList()) {
+    auto list = value.toListRef();
+    py::tuple all(list.size());
+    for (std::size_t k = 0; k < list.size(); ++k) all[k] = described(list[k]);
+    return all;
+  }
+  return py::none();
+}
+
+py::tuple described(c10::ArrayRef<c10::IValue> values) {
+  py::tuple all(values.size());
+  for (std::size_t k = 0; k < values.size(); ++k) all[k] = described(values[k]);
+  return all;
+}
+
+// Keeps a Python callable for as long as the process lives, and calls it with the interpreter's lock.
+std::shared_ptr<py::function> kept(py::function function) {
+  return {new py::function(std::move(function)), [](py::function*) {}};
+}
+
+void take_price(py::function function) {
+  set_price([call = kept(std::move(function))](const std::string& name, c10::ArrayRef<c10::IValue> arguments,
+                                               c10::ArrayRef<c10::IValue> results) {
+    py::gil_scoped_acquire lock;
+    py::tuple answer = (*call)(name, described(arguments), described(results));
+    return Cost{answer[0].cast<Time>(), number_of(answer[1].cast<std::string>()), answer[2].cast<std::uint32_t>()};
+  });
+}
+
+void take_on_unreal_read(py::function function) {
+  set_on_unreal_read([call = kept(std::move(function))](const std::string& what) {
+    py::gil_scoped_acquire lock;
+    (*call)(what);
+  });
+}
+
+// DDP's reducer times itself with one.
+struct ReducerTimer final : c10d::Timer {
+  explicit ReducerTimer(c10::Device) {}
+  void record(Event event) override { getTimeRef(event) = log().host() / 1000; }
+  std::optional<int64_t> measureDifference(Event begin, Event end) override {
+    auto from = getTimeRef(begin), to = getTimeRef(end);
+    return from < 0 || to < 0 ? std::nullopt : std::optional(to - from);
+  }
+};
+
+py::dict described(const c10::CachingAllocator::Stat& stat) {
+  py::dict all;
+  all["current"] = stat.current;
+  all["peak"] = stat.peak;
+  all["allocated"] = stat.allocated;
+  all["freed"] = stat.freed;
+  return all;
+}
+
+py::dict described(const c10::CachingAllocator::StatArray& stats) {
+  py::dict all;
+  const char* names[] = {"all", "small_pool", "large_pool"};
+  for (std::size_t k = 0; k < stats.size(); ++k) all[names[k]] = described(stats[k]);
+  return all;
+}
+
+// As `torch._C._cuda_memoryStats` names them.
+py::dict described(const c10::CachingDeviceAllocator::DeviceStats& stats) {
+  py::dict all;
+  all["allocation"] = described(stats.allocation);
+  all["segment"] = described(stats.segment);
+  all["active"] = described(stats.active);
+  all["inactive_split"] = described(stats.inactive_split);
+  all["allocated_bytes"] = described(stats.allocated_bytes);
+  all["reserved_bytes"] = described(stats.reserved_bytes);
+  all["active_bytes"] = described(stats.active_bytes);
+  all["inactive_split_bytes"] = described(stats.inactive_split_bytes);
+  all["requested_bytes"] = described(stats.requested_bytes);
+  all["reserved_bytes_by_private_pools"] = py::dict();
+  all["oversize_allocations"] = described(stats.oversize_allocations);
+  all["oversize_segments"] = described(stats.oversize_segments);
+  all["num_alloc_retries"] = stats.num_alloc_retries;
+  all["num_ooms"] = stats.num_ooms;
+  all["num_sync_all_streams"] = stats.num_sync_all_streams;
+  all["num_device_alloc"] = stats.num_device_alloc;
+  all["num_device_free"] = stats.num_device_free;
+  all["max_split_size"] = stats.max_split_size;
+  return all;
+}
+
+int device_or_current(int device) { return device < 0 ? current_device() : device; }
+
+}  // namespace
+
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, ReducerTimer)
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "The fake CUDA device of foretrain; see foretrain.fakecuda.";
+
+  m.def("install", [](const std::vector<std::string>& operators) {
+    install_device();
+    install_kernels(operators);
+  });
+  m.def("native_operators", &native_operators);
+  m.def("set_price", &take_price);
+  m.def("set_on_unreal_read", &take_on_unreal_read);
+
+  m.def("set_device_count", &set_device_count);
+  m.def("device_count", &device_count);
+  m.def("current_device", &current_device);
+  m.def("set_device", &set_current_device);
+  m.def("exchange_device", [](int device) {
+    int before = current_device();
+    if (device >= 0) set_current_device(device);
+    return before;
+  });
+  m.def("current_stream", [](int device) { return current_stream(device_or_current(device)); });
+  m.def("set_stream", [](std::int64_t stream, int device) { set_current_stream(device, stream); });
+  m.def("synchronize", [](int device) { log().ask(wire::DEVICE, stream_key(device_or_current(device), 0)); });
+  m.def("default_generator", [](int device) { return default_generator(device); });
+  m.def("elapsed", [](std::int64_t begin, std::int64_t end) {
+    TORCH_CHECK(begin && end, "Both events must be recorded before calculating elapsed time.");
+    auto id = [](std::int64_t event) { return reinterpret_cast<Event*>(event)->id; };
+    return static_cast<double>(log().ask(wire::ELAPSED, 0, id(begin), id(end)).value) / 1e9;
+  });
+
+  m.def("set_capacity", &set_capacity);
+  m.def("memory_info", [](int device) { return device_memory().getMemoryInfo(device_or_current(device)); });
+  m.def("reset_peak", [](int device) { device_memory().resetPeakStats(device_or_current(device)); });
+  m.def("reset_accumulated", [](int device) { device_memory().resetAccumulatedStats(device_or_current(device)); });
+  m.def("empty_cache", [](py::args) { device_memory().emptyCache({0, 0}); });
+  m.def("memory_stats", [](int device) { return described(device_memory().getDeviceStats(device_or_current(device))); });
+  m.def("set_memory_fraction", &set_memory_fraction);
+  m.def("memory_fraction", &memory_fraction);
+  m.def("has_values", [](const at::Tensor& tensor) { return can_hold(tensor) && is_real(tensor); });
+  m.def("resize_storage", [](py::object storage, std::int64_t bytes) {
+    resize_storage(*torch::createStorage(storage.ptr()).unsafeGetStorageImpl(), bytes);
+  });
+
+  m.def("connect", [](int fd) { log().connect(fd); });
+  m.def("host", [] { return log().host(); });
+  m.def("spend", [](Time time) { log().spend(time); });
+  m.def("set_launch", [](Time time) { log().set_launch(time); });
+  m.def("set_tracing", [](bool on) { log().set_tracing(on); });
+  m.def("announce_names", [] {
+    auto& names = kernel_names();
+    for (std::size_t k = 0; k < names.size(); ++k) log().note(wire::NAME, static_cast<std::int64_t>(k), 0, names[k]);
+  });
+  m.def("note", [](int code, std::int64_t a, std::int64_t b, py::bytes payload) {
+    log().note(static_cast<wire::Note>(code), a, b, std::string_view(payload));
+  });
+  m.def("record", [] { return log().record(current_key(current_device())); });
+  m.def("leave", [](int status) { log().ask(wire::LEAVE, 0, status); });
+  m.def("group", &make_group);
+  m.def("announce_group", &announce_group);
+  m.def("begin_fused", &begin_fused);
+  m.def("end_fused", &end_fused);
+  m.def("launch_fused", [](const std::string& name, Time duration, std::uint32_t provenance) {
+    launch(Cost{duration, number_of(name), provenance});
+  });
+  m.def("statistics", [] {
+    auto all = statistics();
+    return py::make_tuple(all.launched, all.priced, all.computed);
+  });
+}
