@@ -20,11 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from foretrain.errors import ForetrainError, MissingExtra
+from foretrain.errors import ForetrainError
+from foretrain.workload.torch_version import require_torch
 
 NAME = "foretrain_fakecuda"
-TORCH = "2.13"
-"""The minor release of PyTorch whose private interfaces the device uses."""
 _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-DUSE_C10D", f"-DTORCH_EXTENSION_NAME={NAME}")
 
@@ -45,7 +44,8 @@ def load(progress: Progress | None = None) -> ModuleType:
 
     Raises:
         MissingExtra: PyTorch is not installed.
-        BuildError: there is no compiler, it fails, or PyTorch is another release.
+        ForetrainError: it is another minor release than the one whose private interfaces the device uses.
+        BuildError: there is no compiler, or it fails.
     """
     path = built(progress)
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
@@ -81,15 +81,9 @@ def compiler() -> str:
 
 
 def _torch_version() -> str:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "torch", "the simulated GPU") from None
-    if not torch.__version__.startswith(f"{TORCH}."):
-        raise BuildError(
-            f"The simulated GPU needs PyTorch {TORCH}, whose private interfaces it uses, but {torch.__version__} is"
-            f" installed; install it with `pip install 'torch=={TORCH}.*'`."
-        )
+    require_torch("the simulated GPU")
+    import torch
+
     return torch.__version__
 
 

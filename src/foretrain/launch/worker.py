@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import os
-import runpy
 import signal
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import get_args
 
 from foretrain.launch import Compression, Settings
+from foretrain.main_script import run_as_main, told_as_its_own
 
 _SET_DEATH_SIGNAL = 1
 """Linux's PR_SET_PDEATHSIG."""
@@ -32,19 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.excepthook = told_as_its_own
     _end_with_torchrun()
     with Takeover(settings):
-        run(options.script[0], options.script[1:], module=options.module)
-
-
-def run(script: str, arguments: Sequence[str], *, module: bool = False) -> None:
-    """Runs a script, or with ``module`` a module by its dotted name, as Python itself would: as ``__main__``."""
-    sys.argv = [script, *arguments]
-    if module:
-        # The current folder leads sys.path already: torchrun started this module with -m too.
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
-        return
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(script))
-    runpy.run_path(script, run_name="__main__")
+        run_as_main(options.script[0], options.script[1:], module=options.module)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,13 +50,6 @@ def _end_with_torchrun() -> None:
     """Where the system can: torchrun ends its ranks when it is asked to end, but not when it is killed outright."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def told_as_its_own(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints ``error`` without the frames that led to the script, which are not the user's."""
-    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
-        trace = trace.tb_next
-    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 if __name__ == "__main__":

@@ -187,6 +187,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("note", [](int code, std::int64_t a, std::int64_t b, py::bytes payload) {
     log().note(static_cast<wire::Note>(code), a, b, std::string_view(payload));
   });
+  m.attr("STEP") = static_cast<int>(wire::STEP);
+  m.attr("MEMORY") = static_cast<int>(wire::MEMORY);
+  m.attr("WARNING") = static_cast<int>(wire::WARNING);
+  m.attr("ANNOTATION") = static_cast<int>(wire::ANNOTATION);
+  m.attr("COST") = static_cast<int>(wire::COST);
   m.def("record", [] { return log().record(current_key(current_device())); });
   m.def("leave", [](int status) { log().ask(wire::LEAVE, 0, status); });
   m.def("group", &make_group);

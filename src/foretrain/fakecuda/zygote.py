@@ -1,0 +1,160 @@
+"""The process that all simulated ranks are forked from: PyTorch imported and the device activated once.
+
+    # Note [Talk with the zygote]
+    ``python -m foretrain.fakecuda.zygote FD`` serves the process that started it over the socket FD, in lines of JSON.
+    It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a socket for that rank beside it; it tells
+    ``{"building": [done, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
+    with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. When its socket closes it ends
+    all ranks and itself, and the kernel ends a rank when the zygote dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from types import ModuleType
+from typing import Any
+
+from foretrain.errors import ForetrainError
+from foretrain.fakecuda import build
+from foretrain.fakecuda.settings import Settings
+
+_SET_DEATH_SIGNAL = 1
+"""Linux's PR_SET_PDEATHSIG."""
+_LINE = 1 << 16
+
+
+def main(descriptor: int) -> None:
+    """Serves until the socket closes."""
+    _die_with_parent(signal.SIGTERM)
+    with socket.socket(fileno=descriptor) as control:
+        try:
+            settings = Settings.from_json(json.loads(_receive(control)[0])["settings"])
+            device = build.load(lambda done, every: _tell(control, building=[done, every]))
+            _prepare(device, settings)
+        except (ForetrainError, ImportError) as error:
+            _tell(control, failed=str(error))
+            return
+        _tell(control, ready=True)
+        _Nursery(control, device, settings).serve()
+
+
+def _prepare(device: ModuleType, settings: Settings) -> None:
+    """Imports what scripts import, so that ranks share it, and activates the device."""
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
+    import torch.nn.parallel
+
+    from foretrain.fakecuda import rank
+
+    rank.activate(device, settings)
+    gc.collect()
+    gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
+
+
+class _Nursery:
+    """Forks ranks and tells of their ends."""
+
+    def __init__(self, control: socket.socket, device: ModuleType, settings: Settings) -> None:
+        self._control, self._device, self._settings = control, device, settings
+        self._ranks: dict[int, int] = {}
+
+    def serve(self) -> None:
+        """Until the other end of the control socket is closed."""
+        wakeup, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides what ends
+        try:
+            with selectors.DefaultSelector() as ready:
+                ready.register(self._control, selectors.EVENT_READ)
+                ready.register(wakeup, selectors.EVENT_READ)
+                while self._handle({key.fileobj for key, _ in ready.select()}, wakeup):
+                    pass
+        finally:
+            self._end()
+
+    def _handle(self, ready: set[Any], wakeup: int) -> bool:
+        if wakeup in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 1024)
+            self._reap()
+        if self._control in ready:
+            text, descriptors = _receive(self._control)
+            if not text:
+                return False
+            self._fork(json.loads(text)["fork"], descriptors[0])
+        return True
+
+    def _fork(self, rank: int, descriptor: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become(rank, descriptor)
+        os.close(descriptor)
+        self._ranks[pid] = rank
+        _tell(self._control, forked=rank, pid=pid)
+
+    def _become(self, rank: int, descriptor: int) -> None:
+        """The rank's whole life; never returns."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _die_with_parent(signal.SIGKILL)
+            self._control.close()
+            from foretrain.fakecuda.rank import run
+
+            status = run(self._device, self._settings, rank, descriptor)
+        except BaseException as error:
+            sys.stderr.write(f"foretrain: rank {rank}: {error}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(status & 0xFF)
+
+    def _reap(self) -> None:
+        while self._ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            if pid in self._ranks:
+                _tell(self._control, ended=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
+
+    def _end(self) -> None:
+        for pid in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self._ranks:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _receive(control: socket.socket) -> tuple[str, list[int]]:
+    """One message and the sockets beside it; empty when the other end is closed."""
+    data, descriptors, _, _ = socket.recv_fds(control, _LINE, 1)
+    return data.decode(), descriptors
+
+
+def _tell(control: socket.socket, **message: Any) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        control.sendall(json.dumps(message).encode())
+
+
+def _die_with_parent(number: int) -> None:
+    """Where the system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
