@@ -1,0 +1,3 @@
+#pragma once
+#include <cuda_runtime_api.h>
+#define CUDA_VERSION 13000
