@@ -170,5 +170,6 @@ void cuda_oracle_start(std::uint64_t capacity, std::uint64_t overhead) {
   oracle::capacity = capacity;
   oracle::overhead = overhead;
 }
+unsigned long long cuda_oracle_in_use() { return oracle::reserved + oracle::overhead; }
 void cuda_oracle_finish(void* stream) { oracle::finished[stream] = oracle::recorded[stream]; }
 }

@@ -10,9 +10,14 @@
 extern "C" void cuda_oracle_start(std::uint64_t capacity, std::uint64_t overhead);
 extern "C" void cuda_oracle_finish(void* stream);
 
-namespace c10::cuda::_internal {
+namespace c10::cuda {
+namespace _internal {
 void setHasPrimaryContext(bool (*function)(DeviceIndex));
 }
+namespace detail {
+void init_p2p_access_cache(std::int64_t devices);
+}
+}  // namespace c10::cuda
 
 namespace {
 
@@ -160,6 +165,7 @@ struct Oracle {
 
 int main() {
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
+  c10::cuda::detail::init_p2p_access_cache(1);
   Oracle oracle;
   for (std::string text; std::getline(std::cin, text);) {
     std::istringstream line(text);
@@ -169,6 +175,8 @@ int main() {
       oracle.run(command, line);
     } catch (const c10::Error& error) {
       std::cout << "error " << error.what_without_backtrace() << "\n";
+    } catch (const std::exception& error) {
+      std::cout << "error " << error.what() << "\n";
     }
   }
 }

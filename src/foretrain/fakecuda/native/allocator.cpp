@@ -36,7 +36,8 @@ std::uint64_t round_to_division(std::uint64_t size, std::uint64_t divisions) {
 }
 
 void check_tag(Tag tag) {
-  if (tag >= kTags) throw std::invalid_argument("tag " + std::to_string(tag) + " is not below " + std::to_string(kTags));
+  if (tag < kTags) return;
+  throw std::invalid_argument("tag " + std::to_string(tag) + " is not below " + std::to_string(kTags));
 }
 
 struct LowerAddress {
@@ -77,7 +78,8 @@ struct PendingEvents {
 };
 
 BlockInfo describe(const Block& block) {
-  return {block.address, block.size, block.requested, block.allocated, block.in_use(), block.tag};
+  const bool active = block.in_use();
+  return {block.address, block.size, active ? block.requested : 0, block.allocated, active, block.tag};
 }
 
 }  // namespace
@@ -125,8 +127,8 @@ class Allocator::State {
     if (bytes >= kLargestRequest) throw failure(bytes, bytes);
     const std::uint64_t size = rounded(bytes);
     Pool& pool = size <= kLargestSmall ? small_ : large_;
-    if (collects()) ++pool.searches;
     if (settings_.poll_always && pending_) poll_events();
+    if (collects()) ++pool.searches;
     Block* block = take_free(pool, size, stream);
     if (!block && pending_ && !settings_.poll_always && poll_events()) block = take_free(pool, size, stream);
     if (!block) block = reserve(pool, size, stream);
@@ -335,6 +337,7 @@ class Allocator::State {
   void split_off(Block* block, std::uint64_t size) {
     Block* rest = arena_.make(block->address + size, block->size - size, block->stream, block->small);
     rest->expandable = block->expandable;
+    rest->segment = block->segment;
     rest->link(block, block->next);
     block->size = size;
     shelve(rest);
@@ -491,7 +494,9 @@ class Allocator::State {
     count_reserved(pool.small, segment);
     statistics_.segment.increase(pool.small, 1);
     if (segment >= settings_.options.max_split_size) statistics_.oversize_segments.increase(1);
-    return arena_.make(addresses_.take(segment), segment, stream, pool.small);
+    Block* block = arena_.make(addresses_.take(segment), segment, stream, pool.small);
+    block->segment = ++segments_;
+    return block;
   }
 
   void count_reserved(bool small, std::uint64_t size) {
@@ -528,14 +533,15 @@ class Allocator::State {
   }
 
   // With max_split_size: gives back the smallest cached oversize block that would do, or else several, the largest
-  // first. Returns whether that is enough.
+  // first. Returns whether that is enough. PyTorch does not ask whether such a block is split, and fails where the
+  // limit was lowered while it was.
   bool release_oversize(Pool& pool, std::uint64_t size, Stream stream) {
     const std::uint64_t least = settings_.options.max_split_size;
     if (least == kUnlimited) return false;
     const std::uint64_t wanted = std::max(size, least);
     FreeBlocks& free = pool.shelf(stream).free;
     const auto fitting = free.lower_bound(wanted);
-    if (free.valid(fitting) && !free[fitting]->expandable) {
+    if (free.valid(fitting) && whole_segment(*free[fitting])) {
       release_segment(free[fitting]);
       return true;
     }
@@ -544,7 +550,7 @@ class Allocator::State {
     for (auto at = fitting; !free.first(at) && released < wanted;) {
       at = free.previous(at);
       if (free[at]->size < least) break;
-      if (free[at]->expandable) continue;
+      if (!whole_segment(*free[at])) continue;
       released += free[at]->size;
       largest.push_back(free[at]);
     }
@@ -578,13 +584,15 @@ class Allocator::State {
     }
   }
 
+  static bool whole_segment(const Block& block) { return !block.split() && !block.expandable; }
+
   std::uint64_t age(const Block& block) const { return large_.searches - block.searches_before; }
 
   std::vector<Block*> whole_cached_segments() const {
     std::vector<Block*> whole;
     for (const Shelf& shelf : large_.shelves) {
       for (Block* block : shelf.free.all()) {
-        if (!block->split() && !block->expandable) whole.push_back(block);
+        if (whole_segment(*block)) whole.push_back(block);
       }
     }
     return whole;
@@ -624,6 +632,7 @@ class Allocator::State {
     const std::uint64_t size = round_up(settings_.capacity + settings_.capacity / 8, page);
     auto segment = std::make_unique<ExpandableSegment>(ExpandableSegment{addresses_.take(size), size, page});
     Block* block = arena_.make(segment->address, size, shelf.stream, pool.small);
+    block->segment = ++segments_;
     block->mapped = false;
     block->expandable = segment.get();
     shelf.unmapped.insert(block);
@@ -641,6 +650,7 @@ class Allocator::State {
       Block* rest = arena_.make(block->address + mapped, block->size - mapped, block->stream, block->small);
       rest->mapped = false;
       rest->expandable = block->expandable;
+      rest->segment = block->segment;
       rest->link(block, block->next);
       block->size = mapped;
       shelf.unmapped.insert(rest);
@@ -679,6 +689,7 @@ class Allocator::State {
   Block* cut(const Block* block, Address begin, Address end, Block* before, Block* after) {
     Block* part = arena_.make(begin, end - begin, block->stream, block->small);
     part->expandable = block->expandable;
+    part->segment = block->segment;
     part->link(before, after);
     return part;
   }
@@ -724,6 +735,7 @@ class Allocator::State {
   std::size_t pending_ = 0;            // events in all queues
   std::uint64_t reserved_ = 0;
   std::uint64_t allowed_ = kUnlimited;
+  std::uint64_t segments_ = 0;        // ever reserved
   std::uint64_t serial_ = 0;          // of the last allocation
   std::uint64_t serial_at_peak_ = 0;  // when allocated_bytes had its peak
   bool rounds_ = false;               // whether any size is rounded to divisions

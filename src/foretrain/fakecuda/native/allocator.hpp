@@ -11,8 +11,9 @@
 // # Note [How memory is given out]
 // A request is rounded up to 512 B. Up to 1 MiB it comes from the small pool, whose segments have 2 MiB; above from the
 // large pool, whose segments have 20 MiB for requests below 10 MiB and else the request rounded up to 2 MiB. It gets
-// the smallest free block of its pool and stream that fits, at the lowest address; what is left of the block is split
-// off if it has 512 B (small pool, expandable segments) or more than 1 MiB. A freed block merges with free neighbours.
+// the smallest free block of its pool and stream that fits, of equals the one in the segment reserved first and there
+// the lowest; what is left of the block is split off if it has 512 B (small pool, expandable segments) or more than
+// 1 MiB (large pool). A freed block merges with free neighbours.
 // If nothing fits a segment is reserved; if the device is full, cached segments that are wholly free are given back.
 //
 // # Note [Departures]

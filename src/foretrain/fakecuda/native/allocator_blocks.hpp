@@ -34,6 +34,7 @@ struct Block {
   Block* previous = nullptr;
   Block* next = nullptr;
   ExpandableSegment* expandable = nullptr;  // null: from cudaMalloc
+  std::uint64_t segment = 0;                // number of its segment, in the order in which they were reserved
   std::uint64_t serial = 0;                 // which allocation it was given out by
   std::uint64_t searches_before = 0;        // of its pool when it was last freed: its age
   std::vector<Stream> uses;                 // other streams that use it
@@ -90,16 +91,18 @@ class BlockArena {
   std::vector<Block*> stock_;
 };
 
-// Free blocks of one stream and pool in the order of (size, address): a list of sorted arrays, so that a search is two
-// binary searches and a change moves at most one short array.
+// Free blocks of one stream and pool in the order of (size, segment, address): a list of sorted arrays, so that a
+// search is two binary searches and a change moves at most one short array.
 class FreeBlocks {
  public:
   struct Entry {
     std::uint64_t size;
+    std::uint64_t segment;
     Address address;
     Block* block;
     bool operator<(const Entry& other) const {
-      return size != other.size ? size < other.size : address < other.address;
+      if (size != other.size) return size < other.size;
+      return segment != other.segment ? segment < other.segment : address < other.address;
     }
   };
 
@@ -126,31 +129,24 @@ class FreeBlocks {
     return {at.array - 1, arrays_[at.array - 1].size() - 1};
   }
 
-  // The first entry not before (size, address); invalid if there is none.
-  Position lower_bound(std::uint64_t size, Address address = 0) const {
-    const Entry key{size, address, nullptr};
-    const auto array = std::partition_point(arrays_.begin(), arrays_.end(),
-                                            [&](const std::vector<Entry>& entries) { return entries.back() < key; });
-    if (array == arrays_.end()) return {arrays_.size(), 0};
-    const auto entry = std::lower_bound(array->begin(), array->end(), key);
-    return {static_cast<std::size_t>(array - arrays_.begin()), static_cast<std::size_t>(entry - array->begin())};
-  }
+  // The smallest block of at least `size` bytes; invalid if there is none.
+  Position lower_bound(std::uint64_t size) const { return lower_bound(Entry{size, 0, 0, nullptr}); }
 
   void insert(Block* block) {
-    const Entry entry{block->size, block->address, block};
+    const Entry entry = entry_of(block);
     if (arrays_.empty()) {
       arrays_.emplace_back().reserve(kLongest);
       arrays_.back().push_back(entry);
       return;
     }
-    Position at = lower_bound(entry.size, entry.address);
+    Position at = lower_bound(entry);
     if (!valid(at)) at = {arrays_.size() - 1, arrays_.back().size()};
     std::vector<Entry>& array = arrays_[at.array];
     array.insert(array.begin() + static_cast<std::ptrdiff_t>(at.index), entry);
     if (array.size() == kLongest) halve(at.array);
   }
 
-  void erase(Block* block) { erase(lower_bound(block->size, block->address)); }
+  void erase(Block* block) { erase(lower_bound(entry_of(block))); }
 
   void erase(Position at) {
     std::vector<Entry>& array = arrays_[at.array];
@@ -172,6 +168,16 @@ class FreeBlocks {
 
  private:
   static constexpr std::size_t kLongest = 128;
+
+  static Entry entry_of(Block* block) { return {block->size, block->segment, block->address, block}; }
+
+  Position lower_bound(const Entry& key) const {
+    const auto array = std::partition_point(arrays_.begin(), arrays_.end(),
+                                            [&](const std::vector<Entry>& entries) { return entries.back() < key; });
+    if (array == arrays_.end()) return {arrays_.size(), 0};
+    const auto entry = std::lower_bound(array->begin(), array->end(), key);
+    return {static_cast<std::size_t>(array - arrays_.begin()), static_cast<std::size_t>(entry - array->begin())};
+  }
 
   void halve(std::size_t index) {
     std::vector<Entry> upper;

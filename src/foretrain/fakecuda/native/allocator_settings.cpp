@@ -47,6 +47,7 @@ class OptionParser {
   }
 
   ParsedOptions parse() {
+    read_large_segment_size();
     while (at_ < tokens_.size()) {
       const std::string key = next();
       expect(":", key);
@@ -57,13 +58,28 @@ class OptionParser {
   }
 
  private:
+  // Before the others, wherever it stands: it is the least that they may be.
+  void read_large_segment_size() {
+    const std::string key = "large_segment_size_mb";
+    const auto found = std::find(tokens_.begin(), tokens_.end(), key);
+    if (found != tokens_.end()) {
+      at_ = static_cast<std::size_t>(found - tokens_.begin()) + 1;
+      expect(":", key);
+      const std::uint64_t value = read_integer(key);
+      if (value <= 10) refuse("CachingAllocator option " + key + " must be > 10 MB");
+      options_.large_segment_size = std::min(value, kUnlimited / kMiB) * kMiB;
+    }
+    options_.max_non_split_rounding_size = options_.large_segment_size;
+    at_ = 0;
+  }
+
   void read(const std::string& key) {
     if (key == "max_split_size_mb") {
-      options_.max_split_size = read_mebibytes(key, options_.large_segment_size / kMiB);
+      options_.max_split_size = read_mebibytes(key);
     } else if (key == "max_non_split_rounding_mb") {
-      options_.max_non_split_rounding_size = read_mebibytes(key, options_.large_segment_size / kMiB);
+      options_.max_non_split_rounding_size = read_mebibytes(key);
     } else if (key == "large_segment_size_mb") {
-      options_.large_segment_size = read_mebibytes(key, kSmallestLargeSegment);
+      next();
     } else if (key == "garbage_collection_threshold") {
       options_.garbage_collection_threshold = read_fraction(key, false);
     } else if (key == "per_process_memory_fraction") {
@@ -104,7 +120,8 @@ class OptionParser {
     }
   }
 
-  std::uint64_t read_mebibytes(const std::string& key, std::uint64_t least) {
+  std::uint64_t read_mebibytes(const std::string& key) {
+    const std::uint64_t least = options_.large_segment_size / kMiB;
     const std::uint64_t value = read_integer(key);
     if (value < least) refuse("CachingAllocator option " + key + " too small, must be >= " + std::to_string(least));
     return std::min(value, kUnlimited / kMiB) * kMiB;
@@ -161,7 +178,7 @@ class OptionParser {
     expect("]", key);
   }
 
-  // One "interval in MiB:divisions" of the list; ">" stands for all intervals from the last one named on.
+  // One "interval in MiB:divisions" of the list; ">" stands for all intervals behind the last one named.
   std::size_t read_division(const std::string& key, bool first, std::size_t last) {
     auto& divisions = options_.roundup_power2_divisions;
     const bool rest = at_ < tokens_.size() && tokens_[at_] == ">";
@@ -172,7 +189,7 @@ class OptionParser {
       refuse("For roundups, the divisions has to be power of 2 or 0 to disable roundup");
     }
     if (rest) {
-      std::fill(divisions.begin() + static_cast<std::ptrdiff_t>(last), divisions.end(), value);
+      std::fill(divisions.begin() + static_cast<std::ptrdiff_t>(last) + 1, divisions.end(), value);
       return last;
     }
     if (!is_power_of_two(interval)) refuse("For roundups, the intervals have to be power of 2");
@@ -181,8 +198,6 @@ class OptionParser {
     divisions[index] = value;
     return index;
   }
-
-  static constexpr std::uint64_t kSmallestLargeSegment = 20;
 
   std::vector<std::string> tokens_;
   std::size_t at_ = 0;

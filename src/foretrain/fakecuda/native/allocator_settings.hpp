@@ -40,9 +40,10 @@ struct ParsedOptions {
   std::vector<std::string> messages;  // for the user: what was ignored, and why
 };
 
-// Reads e.g. "max_split_size_mb:128,roundup_power2_divisions:[256:1,>:4],expandable_segments:True". As in PyTorch, what
-// is not named is kept from `before`, except max_split_size, the divisions and the threshold, which fall back to their
-// defaults. Throws std::invalid_argument, in PyTorch's words where it has some, for a value that is none.
+// Reads e.g. "max_split_size_mb:128,roundup_power2_divisions:[256:1,>:4],expandable_segments:True". As in PyTorch,
+// expandable_segments, large_segment_size and memory_fraction stay as they were `before` where they are not named; the
+// others fall back to their defaults, max_non_split_rounding_size to the size of large segments. Throws
+// std::invalid_argument for a value that is none, in PyTorch's words where it has some.
 ParsedOptions parse_allocator_options(std::string_view text, const AllocatorOptions& before = {});
 
 // Of the variables PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF (either may be null) the first counts where both are
