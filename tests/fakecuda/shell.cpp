@@ -18,12 +18,14 @@ constexpr Address kFirstAddress = Address{1} << 46;
 // Streams whose work is over when the commands say so.
 struct Streams {
   std::map<Stream, std::uint64_t> recorded, finished;
+  int synchronized = 0;
 
   StreamCallbacks callbacks() {
     const auto place = [](std::uint64_t event) { return static_cast<Stream>(event >> 32); };
     StreamCallbacks made;
     made.record = [this](Stream stream) { return std::uint64_t(stream) << 32 | ++recorded[stream]; };
     made.over = [this, place](std::uint64_t event) { return (event & 0xFFFFFFFF) <= finished[place(event)]; };
+    made.synchronize = [this] { ++synchronized; };
     made.wait = [this, place](std::uint64_t event) {
       finished[place(event)] = std::max(finished[place(event)], event & 0xFFFFFFFF);
     };
@@ -139,6 +141,8 @@ struct Shell {
     } else if (command == "format") {
       line >> number;
       std::cout << "text " << format_size(number) << "\n";
+    } else if (command == "synchronized") {
+      std::cout << "synchronized " << streams.synchronized << "\n";
     } else if (command == "empty") {
       allocator->empty_cache();
     } else if (command == "reset_peak") {

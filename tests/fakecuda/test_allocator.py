@@ -167,6 +167,14 @@ def test_cached_segments_are_given_back_before_memory_runs_out(shell: Shell) -> 
     assert [found[f"num_{name}"] for name in ("alloc_retries", "ooms", "device_free")] == [1, 0, 1]
 
 
+def test_giving_memory_back_waits_for_the_device_once(shell: Shell) -> None:
+    three = [f"alloc n{i} {12 * MIB} 0" for i in range(3)]
+    printed = shell(
+        "new 1073741824 0 0", *three, "empty", "synchronized", "free n0", "free n2", "empty", "synchronized"
+    )
+    assert printed[3:] == ["synchronized 0", "synchronized 1"]
+
+
 def test_out_of_memory_in_torchs_words(shell: Shell) -> None:
     printed = shell(
         f"new {80 * GIB - 900 * MIB} {600 * MIB} 0", f"alloc a {78 * GIB} 0", f"alloc b {3 * MIB} 0", "alloc c 1 0",

@@ -172,6 +172,11 @@ class Allocator::State {
     block->tag = tag;
   }
 
+  void empty_cache() {
+    synchronized_ = false;
+    release_cached();
+  }
+
   void release_cached() {
     wait_for_events();
     for (Pool* pool : {&large_, &small_}) {
@@ -477,6 +482,7 @@ class Allocator::State {
   // A block of at least `size` bytes in memory newly reserved, after giving back as much as that takes; null if it
   // cannot be had.
   Block* reserve(Pool& pool, std::uint64_t size, Stream stream) {
+    synchronized_ = false;
     collect_garbage();
     Block* block = reserve_once(pool, size, stream);
     if (!block && release_oversize(pool, size, stream)) block = reserve_once(pool, size, stream);
@@ -513,13 +519,19 @@ class Allocator::State {
 
   // Gives a wholly free segment back to the device. The block must be on its shelf.
   void release_segment(Block* block) {
-    if (streams_.synchronize) streams_.synchronize();
+    synchronize_once();
     count_returned(block->small, block->size);
     statistics_.segment.decrease(block->small, 1);
     if (block->size >= settings_.options.max_split_size) statistics_.oversize_segments.decrease(1);
     shelf_of(*block).free.erase(block);
     addresses_.give_back(block->address, block->size);
     arena_.destroy(block);
+  }
+
+  // cudaFree waits for the device; while the caller stays here nothing new is launched, so once is enough.
+  void synchronize_once() {
+    if (!synchronized_ && streams_.synchronize) streams_.synchronize();
+    synchronized_ = true;
   }
 
   void release_shelf(Shelf& shelf) {
@@ -669,7 +681,7 @@ class Allocator::State {
     const Address begin = origin + round_up(block->address - origin, page);
     const Address end = origin + (block->address + block->size - origin) / page * page;
     if (begin >= end) return;
-    if (streams_.synchronize) streams_.synchronize();
+    synchronize_once();
     Shelf& shelf = shelf_of(*block);
     shelf.free.erase(block);
     if (begin > block->address) shelve(cut(block, block->address, begin, block->previous, block));
@@ -738,6 +750,7 @@ class Allocator::State {
   std::uint64_t segments_ = 0;        // ever reserved
   std::uint64_t serial_ = 0;          // of the last allocation
   std::uint64_t serial_at_peak_ = 0;  // when allocated_bytes had its peak
+  bool synchronized_ = false;         // with the device, in the call under way
   bool rounds_ = false;               // whether any size is rounded to divisions
 };
 
@@ -772,7 +785,7 @@ void Allocator::retag(Address address, Tag tag) {
 
 void Allocator::empty_cache() {
   const std::lock_guard<std::mutex> guard(state_->lock());
-  state_->release_cached();
+  state_->empty_cache();
 }
 
 void Allocator::set_memory_fraction(double fraction) {

@@ -48,12 +48,13 @@ struct Settings {
 };
 
 // What the allocator asks of the device's streams. Called with the allocator's lock held: must not call the allocator
-// nor wait for a lock that is held while calling it. Where they are missing, all events are over at once.
+// nor wait for a lock that is held while calling it. Where they are missing, all events are over at once. Events are
+// asked for in the order in which they were recorded on their stream, and none behind one that is not over.
 struct StreamCallbacks {
   std::function<std::uint64_t(Stream)> record;  // an event behind all work of the stream; its number
   std::function<bool(std::uint64_t)> over;      // has it happened? once it has, the event is not used again
   std::function<void(std::uint64_t)> wait;      // returns when it has happened; the event is not used again
-  std::function<void()> synchronize;            // before memory goes back: cudaFree waits for the whole device
+  std::function<void()> synchronize;            // once before memory goes back: cudaFree waits for the whole device
 };
 
 // Thrown when a request cannot be met although all that could be given back was. Sizes in bytes.
