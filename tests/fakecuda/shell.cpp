@@ -92,8 +92,8 @@ struct Shell {
                 << segment.requested_size << " " << segment.allocated_size << " " << segment.active_size << " "
                 << segment.stream << " " << segment.is_large << " " << segment.is_expandable << "\n";
       for (const BlockInfo& block : segment.blocks) {
-        std::cout << "block " << block.address - kFirstAddress << " " << block.size << " " << block.requested_size << " "
-                  << block.state() << "\n";
+        std::cout << "block " << block.address - kFirstAddress << " " << block.size << " " << block.requested_size
+                  << " " << block.state() << "\n";
       }
     }
   }

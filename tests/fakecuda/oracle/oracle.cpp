@@ -45,7 +45,8 @@ struct Oracle {
 
   void configure(const std::string& text) {
     c10::CachingAllocator::setAllocatorSettings(text);
-    allocator->setMemoryFraction(c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::per_process_memory_fraction(), 0);
+    using c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
+    allocator->setMemoryFraction(CUDAAllocatorConfig::per_process_memory_fraction(), 0);
     using Config = AcceleratorAllocatorConfig;
     std::cout << "options " << Config::max_split_size() << " " << Config::max_non_split_rounding_size() << " "
               << Config::large_segment_size() << " " << Config::garbage_collection_threshold() << " "
