@@ -80,6 +80,10 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         device.set_device(device_index)
         device.set_stream(stream_id, device_index)
 
+    def snapshot(*_: Any) -> dict[str, Any]:
+        segments = [one for index in range(device.device_count()) for one in device.memory_snapshot(index)]
+        return {"segments": segments, "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+
     return {
         "_cuda_init": lambda: None,
         "_cuda_getDeviceCount": device.device_count,
@@ -110,7 +114,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_resetAccumulatedMemoryStats": device.reset_accumulated,
         "_cuda_setMemoryFraction": device.set_memory_fraction,
         "_cuda_getMemoryFraction": device.memory_fraction,
-        "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [], "allocator_settings": {}},
+        "_cuda_memorySnapshot": snapshot,
         "_cuda_record_memory_history": lambda *_, **__: None,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: None,

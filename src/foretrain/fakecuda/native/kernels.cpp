@@ -547,7 +547,7 @@ const Cost& cost_of(const std::string& name, c10::ArrayRef<IValue> arguments) {
   return costs->emplace(std::move(key), cost).first->second;
 }
 
-Statistics statistics() { return {log().launched(), priced.load(), computed.load()}; }
+Counts counts() { return {log().launched(), priced.load(), computed.load()}; }
 
 void install_kernels(const std::vector<std::string>& operators) {
   auto kernel = [] { return torch::CppFunction::makeFromBoxedFunction<&boxed>(); };

@@ -37,11 +37,11 @@ void end_fused();
 void set_on_unreal_read(std::function<void(const std::string& what)> call);
 void unreal_read(const std::string& what);
 
-// How often each operator was priced and how often found.
-struct Statistics {
+// Kernels launched, operators priced, operators computed, so far.
+struct Counts {
   std::int64_t launched = 0, priced = 0, computed = 0;
 };
-Statistics statistics();
+Counts counts();
 
 // Registers the kernel for `operators` (of namespace aten, with overload) and as fallback for all others.
 void install_kernels(const std::vector<std::string>& operators);

@@ -17,7 +17,7 @@ constexpr std::size_t LONG_LOG = 512;  // records after which a rank tells the c
 // Others need the interpreter while this thread stands still.
 class WithoutInterpreter {
  public:
-  WithoutInterpreter() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  explicit WithoutInterpreter(bool yielding) : state_(yielding && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
   ~WithoutInterpreter() {
     if (state_) PyEval_RestoreThread(state_);
   }
@@ -149,8 +149,8 @@ void Log::note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view
   record.b = b;
 }
 
-Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::int64_t b) {
-  WithoutInterpreter others_may_run;
+Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::int64_t b, bool yielding) {
+  WithoutInterpreter others_may_run(yielding);
   std::lock_guard lock(mutex_);
   TORCH_CHECK(connected(), "the simulated GPU has no conductor to ask; start the script with `foretrain simulate`");
   close_all();

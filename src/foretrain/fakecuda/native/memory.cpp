@@ -4,6 +4,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -18,66 +19,109 @@ thread_local int Shapes::depth = 0;
 namespace {
 
 std::mutex mutex;
-std::int64_t capacity = 80LL << 30;
-struct Use { std::int64_t now = 0, peak = 0; } use[MAX_DEVICES];
-std::uintptr_t next_address = 0x700000000000ULL;
+Settings settings;
+std::atomic<Tag> tag{kActivation};
+std::atomic<Address> next_uncharged{Address{1} << 46};  // above what any allocator hands out
+
+StreamCallbacks streams_of(int device) {
+  // The allocator's lock is held, so the interpreter must be kept as well.
+  auto ask = [](wire::Question question, StreamKey stream, std::uint64_t event) {
+    return log().ask(question, stream, static_cast<EventId>(event), 0, false);
+  };
+  StreamCallbacks calls;
+  calls.record = [device](Stream stream) {
+    return static_cast<std::uint64_t>(log().record(stream_key(device, stream)));
+  };
+  calls.over = [ask](std::uint64_t event) {
+    bool over = ask(wire::QUERY_EVENT, 0, event).value;
+    if (over) log().forget(static_cast<EventId>(event));
+    return over;
+  };
+  calls.wait = [ask](std::uint64_t event) {
+    ask(wire::EVENT, 0, event);
+    log().forget(static_cast<EventId>(event));
+  };
+  calls.synchronize = [ask, device] { ask(wire::DEVICE, stream_key(device, 0), 0); };
+  return calls;
+}
 
 void release(void* context) {
   auto block = static_cast<Block*>(context);
   if (!block) return;
-  {
-    std::lock_guard lock(mutex);
-    if (block->charged) use[block->device].now -= block->bytes;
-  }
+  if (block->charged) allocator_of(block->device).release(block->address);
   std::free(block->values);
   delete block;
 }
 
-void charge_block(Block& block) {
-  std::lock_guard lock(mutex);
-  auto& mine = use[block.device];
-  mine.now += block.bytes;
-  mine.peak = std::max(mine.peak, mine.now);
-  if (mine.now > capacity) {
-    mine.now -= block.bytes;
-    C10_THROW_ERROR(OutOfMemoryError, "CUDA out of memory.");
+void charge_block(Block& block, Tag purpose) {
+  try {
+    block.address = allocator_of(block.device)
+                        .allocate(block.bytes, static_cast<Stream>(current_stream(block.device)), purpose);
+  } catch (const OutOfMemory& error) {
+    C10_THROW_ERROR(OutOfMemoryError, error.message());
   }
   block.charged = true;
 }
 
+c10::DataPtr new_block(std::size_t bytes, Tag purpose) {
+  c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(current_device()));
+  if (!bytes) return {nullptr, nullptr, &release, device};
+  auto block = std::make_unique<Block>();
+  block->bytes = bytes;
+  block->device = static_cast<std::int16_t>(current_device());
+  if (Shapes::at_work())
+    block->address = next_uncharged.fetch_add((bytes + 511) / 512 * 512);
+  else
+    charge_block(*block, purpose);
+  auto address = reinterpret_cast<void*>(block->address);
+  return {address, block.release(), &release, device};
+}
+
+c10::CachingAllocator::Stat copied(const Stat& stat) { return {stat.current, stat.peak, stat.allocated, stat.freed}; }
+
+c10::CachingAllocator::StatArray copied(const PoolStat& stats) {
+  return {copied(stats.all), copied(stats.small_pool), copied(stats.large_pool)};
+}
+
 struct DeviceMemory final : c10::DeviceAllocator {
-  c10::DataPtr allocate(std::size_t bytes) override {
-    c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(current_device()));
-    if (!bytes) return {nullptr, nullptr, &release, device};
-    auto block = std::make_unique<Block>();
-    block->bytes = bytes;
-    block->device = static_cast<std::int16_t>(current_device());
-    {
-      std::lock_guard lock(mutex);
-      block->address = next_address;
-      next_address += (bytes + 511) / 512 * 512;
-    }
-    if (!Shapes::at_work()) charge_block(*block);
-    auto address = reinterpret_cast<void*>(block->address);
-    return {address, block.release(), &release, device};
-  }
+  c10::DataPtr allocate(std::size_t bytes) override { return new_block(bytes, tag); }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void*, const void*, std::size_t) const override {}
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  void emptyCache(c10::MempoolId_t) override {
+    for (int device = 0; device < device_count(); ++device) allocator_of(device).empty_cache();
+  }
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    if (data.get_deleter() != &release || !data.get_context()) return;
+    auto block = static_cast<Block*>(data.get_context());
+    if (block->charged) allocator_of(block->device).record_stream(block->address, static_cast<Stream>(stream.id()));
+  }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    auto ours = allocator_of(device).statistics();
     c10::CachingDeviceAllocator::DeviceStats stats;
-    for (auto* all : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
-      (*all)[0].current = use[device].now;
-      (*all)[0].peak = use[device].peak;
-    }
+    stats.allocation = copied(ours.allocation);
+    stats.segment = copied(ours.segment);
+    stats.active = copied(ours.active);
+    stats.inactive_split = copied(ours.inactive_split);
+    stats.allocated_bytes = copied(ours.allocated_bytes);
+    stats.reserved_bytes = copied(ours.reserved_bytes);
+    stats.active_bytes = copied(ours.active_bytes);
+    stats.inactive_split_bytes = copied(ours.inactive_split_bytes);
+    stats.requested_bytes = copied(ours.requested_bytes);
+    stats.oversize_allocations = copied(ours.oversize_allocations);
+    stats.oversize_segments = copied(ours.oversize_segments);
+    stats.num_alloc_retries = ours.num_alloc_retries;
+    stats.num_ooms = ours.num_ooms;
+    stats.num_sync_all_streams = ours.num_sync_all_streams;
+    stats.num_device_alloc = ours.num_device_alloc;
+    stats.num_device_free = ours.num_device_free;
+    stats.max_split_size = ours.max_split_size;
     return stats;
   }
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex device) override { use[device].peak = use[device].now; }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { allocator_of(device).reset_accumulated(); }
+  void resetPeakStats(c10::DeviceIndex device) override { allocator_of(device).reset_peak(); }
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
-    return {static_cast<std::size_t>(capacity - use[device].now), static_cast<std::size_t>(capacity)};
+    return allocator_of(device).memory_info();
   }
 };
 
@@ -133,9 +177,32 @@ bool is_pinned(const void* pointer) {
   return pinned().count(pointer) > 0;
 }
 
-void set_capacity(std::int64_t bytes, std::int64_t) { capacity = bytes; }
-void set_memory_fraction(double, int) {}
-double memory_fraction(int) { return 1; }
+void set_capacity(std::int64_t bytes, std::int64_t elsewhere) {
+  settings.capacity = static_cast<std::uint64_t>(bytes);
+  settings.overhead = static_cast<std::uint64_t>(elsewhere);
+}
+
+Allocator& allocator_of(int device) {
+  static std::atomic<Allocator*> allocators[MAX_DEVICES];
+  auto& mine = allocators[device];
+  if (auto found = mine.load(std::memory_order_acquire)) return *found;
+  std::lock_guard lock(mutex);
+  if (!mine.load()) {
+    auto own = settings;
+    own.device = device;
+    auto text = [](const char* name) { return std::getenv(name); };
+    own.options =
+        allocator_options_from_environment(text("PYTORCH_ALLOC_CONF"), text("PYTORCH_CUDA_ALLOC_CONF")).options;
+    mine.store(new Allocator(own, streams_of(device)), std::memory_order_release);
+  }
+  return *mine.load();
+}
+
+void set_tag(Tag purpose) { tag = purpose; }
+
+void retag(const at::Tensor& tensor, Tag purpose) {
+  if (auto block = block_of(tensor); block && block->charged) allocator_of(block->device).retag(block->address, purpose);
+}
 
 Block* block_of(const c10::StorageImpl& storage) {
   auto& data = storage.data_ptr();
@@ -208,13 +275,13 @@ void expect(const at::Tensor& tensor, std::shared_ptr<Delivery> delivery) {
 }
 
 void charge(const at::Tensor& tensor) {
-  if (auto block = block_of(tensor); block && !block->charged) charge_block(*block);
+  if (auto block = block_of(tensor); block && !block->charged) charge_block(*block, tag);
 }
 
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes) {
   if (bytes == storage.nbytes()) return;
   OnDevice here(storage.device().index());
-  storage.set_data_ptr_noswap(device_memory().allocate(bytes));
+  storage.set_data_ptr_noswap(new_block(bytes, kParameter));
   storage.set_nbytes(bytes);
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "allocator.hpp"
 #include "log.hpp"
 
 namespace foretrain {
@@ -24,10 +25,10 @@ class Delivery {
 
 // What stands behind a storage. Values, where there are any, are in ordinary memory.
 struct Block {
-  std::uintptr_t address = 0;
+  Address address = 0;  // the allocator's once `charged`; tensors that a shape function makes on the way are not
   std::size_t bytes = 0;
   std::int16_t device = 0;
-  bool charged = false;  // counted as allocated; tensors that a shape function makes on the way are not
+  bool charged = false;
   bool real = false;     // the values are what a GPU would have computed
   char* values = nullptr;
   std::shared_ptr<Delivery> pending;
@@ -63,12 +64,17 @@ void charge(const at::Tensor& tensor);
 c10::DeviceAllocator& device_memory();
 c10::Allocator& pinned_memory();
 bool is_pinned(const void* pointer);
-// Of every GPU, bytes, and what of it is not PyTorch's: CUDA's context, NCCL's buffers.
+// Of every GPU, bytes, and what of it is not PyTorch's: CUDA's context, NCCL's buffers. Before the first allocation.
 void set_capacity(std::int64_t bytes, std::int64_t elsewhere);
-void set_memory_fraction(double fraction, int device);
-double memory_fraction(int device);
-// Gives the storage another size; what it held is gone.
+// The model of the caching allocator behind `device`.
+Allocator& allocator_of(int device);
+// Gives the storage another size; what it held is gone. Sharded training frees and remakes whole parameters so.
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes);
+
+// What new memory is taken to be for; the optimizer says so while it steps.
+void set_tag(Tag tag);
+// The tensor's memory turns out to be for something else.
+void retag(const at::Tensor& tensor, Tag tag);
 
 // While it lives, allocations are not counted and nothing is launched: a shape function is at work.
 class Shapes {

@@ -124,6 +124,38 @@ py::dict described(const c10::CachingDeviceAllocator::DeviceStats& stats) {
   return all;
 }
 
+// As `torch.cuda.memory_snapshot` shows segments and their blocks.
+py::list described(const std::vector<SegmentInfo>& segments, int device) {
+  py::list all;
+  for (const auto& segment : segments) {
+    py::list blocks;
+    for (const auto& block : segment.blocks) {
+      py::dict one;
+      one["address"] = block.address;
+      one["size"] = block.size;
+      one["requested_size"] = block.requested_size;
+      one["state"] = block.state();
+      one["frames"] = py::list();
+      blocks.append(one);
+    }
+    py::dict one;
+    one["device"] = device;
+    one["address"] = segment.address;
+    one["total_size"] = segment.total_size;
+    one["allocated_size"] = segment.allocated_size;
+    one["active_size"] = segment.active_size;
+    one["requested_size"] = segment.requested_size;
+    one["stream"] = segment.stream;
+    one["segment_type"] = segment.is_large ? "large" : "small";
+    one["segment_pool_id"] = py::make_tuple(0, 0);
+    one["is_expandable"] = segment.is_expandable;
+    one["frames"] = py::list();
+    one["blocks"] = blocks;
+    all.append(one);
+  }
+  return all;
+}
+
 int device_or_current(int device) { return device < 0 ? current_device() : device; }
 
 }  // namespace
@@ -168,8 +200,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reset_accumulated", [](int device) { device_memory().resetAccumulatedStats(device_or_current(device)); });
   m.def("empty_cache", [](py::args) { device_memory().emptyCache({0, 0}); });
   m.def("memory_stats", [](int device) { return described(device_memory().getDeviceStats(device_or_current(device))); });
-  m.def("set_memory_fraction", &set_memory_fraction);
-  m.def("memory_fraction", &memory_fraction);
+  m.def("set_memory_fraction", [](double fraction, int device) {
+    allocator_of(device_or_current(device)).set_memory_fraction(fraction);
+  });
+  m.def("memory_fraction", [](int device) { return allocator_of(device_or_current(device)).memory_fraction(); });
+  m.def("memory_breakdown", [](int device) {
+    auto at_peak = allocator_of(device_or_current(device)).statistics().bytes_per_tag_at_peak;
+    py::dict all;
+    const char* names[] = {"parameters", "gradients", "optimizer", "activations", "workspace", "other"};
+    for (std::size_t tag = 0; tag <= kOther; ++tag) all[names[tag]] = at_peak[tag];
+    return all;
+  });
+  m.def("memory_snapshot", [](int device) { return described(allocator_of(device_or_current(device)).snapshot(), device); });
+  m.def("set_tag", [](int tag) { set_tag(static_cast<Tag>(tag)); });
+  m.def("retag", [](const std::vector<at::Tensor>& tensors, int tag) {
+    for (const auto& tensor : tensors) retag(tensor, static_cast<Tag>(tag));
+  });
+  m.attr("PARAMETER") = static_cast<int>(kParameter);
+  m.attr("GRADIENT") = static_cast<int>(kGradient);
+  m.attr("OPTIMIZER") = static_cast<int>(kOptimizer);
+  m.attr("ACTIVATION") = static_cast<int>(kActivation);
   m.def("has_values", [](const at::Tensor& tensor) { return can_hold(tensor) && is_real(tensor); });
   m.def("resize_storage", [](py::object storage, std::int64_t bytes) {
     resize_storage(*torch::createStorage(storage.ptr()).unsafeGetStorageImpl(), bytes);
@@ -202,7 +252,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     launch(Cost{duration, number_of(name), provenance});
   });
   m.def("statistics", [] {
-    auto all = statistics();
+    auto all = counts();
     return py::make_tuple(all.launched, all.priced, all.computed);
   });
 }
