@@ -24,6 +24,11 @@ ACHIEVED_BANDWIDTH = 0.8
 """Part of the datasheet's memory bandwidth that streaming kernels reach (fitted on A100, H100 and B200)."""
 
 
+KERNEL_OVERHEAD = 3e-6
+"""Seconds of a kernel with nothing to do, between two others in a full queue. `Device.launch`, which is larger, is for
+models that know no queue: it includes the host's part."""
+
+
 def element_size(precision: Precision) -> int:
     """Bytes of one number: TF32 is a way to multiply, its numbers are stored as fp32."""
     return 4 if precision in ("fp32", "tf32") else 2
@@ -63,6 +68,13 @@ class Device:
         launch: picoseconds that every operator costs on top of its work.
         local_rate: bytes per second, the bus bandwidth of an all-reduce among the GPUs of one server.
         fp32, tf32, fp16, bf16: the arithmetic that exists; None where it does not.
+        product: the name the driver gives, as ``torch.cuda.get_device_name`` prints it.
+        capability: CUDA's compute capability, major and minor.
+        sms: streaming multiprocessors.
+        l2: bytes of the second-level cache.
+        host_rate: bytes per second of a copy from or to pinned host memory, one direction.
+        measured_as: the GPU of `foretrain.device.table` whose measured times are this one's; None where only
+            the roofline is known.
     """
 
     name: str
@@ -74,6 +86,12 @@ class Device:
     tf32: Arithmetic | None = None
     fp16: Arithmetic | None = None
     bf16: Arithmetic | None = None
+    product: str = ""
+    capability: tuple[int, int] = (0, 0)
+    sms: int = 0
+    l2: int = 0
+    host_rate: float = 12e9
+    measured_as: str | None = None
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

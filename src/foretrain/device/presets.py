@@ -9,6 +9,9 @@ published they are taken over from the nearest relative, and the entry says so. 
     [TFB]   TensorFlow performance benchmarks, May 2017: synthetic data, fp32
     [LAM]   Lambda, RTX 2080 Ti deep learning benchmarks with TensorFlow, March 2019
     [GEMM]  fit of a three-parameter roofline to large GEMMs: 0.79 of peak on A100, 0.81 on H100; launch 4 to 6 us
+
+Multiprocessors, caches and compute capabilities are the vendor's; ``host_rate`` is what copies from pinned memory
+commonly reach over 16 lanes of PCIe 3.0, 4.0 or 5.0 (8 of 3.0 on T4): 12, 25 and 53 GB/s.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from foretrain.device.gpu import Arithmetic, Device
 from foretrain.units import MICROSECOND
 
 _GIB = 2**30
+_MIB = 2**20
 _TERA = 1e12
 _GIGA = 1e9
 _LAUNCH = 5 * MICROSECOND  # [GEMM]; an eager framework launches a tiny kernel every 5 to 10 us
@@ -49,6 +53,11 @@ K80 = Device(
     launch=_LAUNCH,
     local_rate=8 * _GIGA,  # estimate: PCIe 3.0 x16 through the board's switch
     fp32=Arithmetic(4.37 * _TERA, conv=0.25, winograd=0.75, gemm=0.55),
+    product="Tesla K80",
+    capability=(3, 7),
+    sms=13,
+    l2=int(1.5 * _MIB),
+    host_rate=10 * _GIGA,
 )
 
 # One of the two GPUs of a board: 2048 cores at 1178 MHz, 160 GB/s (datasheet). It is the GPU of EC2's g3 instances.
@@ -60,6 +69,11 @@ M60 = Device(
     launch=_LAUNCH,
     local_rate=8 * _GIGA,  # estimate: PCIe 3.0 x16
     fp32=Arithmetic(4.83 * _TERA, conv=0.45, winograd=1.55, gemm=0.7),
+    product="Tesla M60",
+    capability=(5, 2),
+    sms=16,
+    l2=2 * _MIB,
+    host_rate=12 * _GIGA,
 )
 
 # SXM2 (datasheet: 10.6 TFLOP/s, 732 GB/s). Fitted to [TFB]: ResNet-50 219, VGG-16 154, Inception-v3 142 images/s.
@@ -71,6 +85,11 @@ P100 = Device(
     local_rate=35 * _GIGA,  # estimate: one of the DGX-1's NVLink 1.0 rings of 20 GB/s each way, two rings
     fp32=Arithmetic(10.6 * _TERA, conv=0.45, winograd=1.55, gemm=0.7),
     fp16=Arithmetic(21.2 * _TERA, conv=0.4, winograd=0.6, gemm=0.6),  # no tensor cores; estimate
+    product="Tesla P100-SXM2-16GB",
+    capability=(6, 0),
+    sms=56,
+    l2=4 * _MIB,
+    host_rate=12 * _GIGA,
 )
 
 # SXM2 (datasheet: 15.7 and 125 TFLOP/s, 900 GB/s). Fitted to [DLE]: ResNet-50 367 (fp32) and 1200 (mixed) images/s,
@@ -83,6 +102,11 @@ V100 = Device(
     local_rate=130 * _GIGA,  # nccl-tests, all-reduce on 8 GPUs of a DGX-1V
     fp32=Arithmetic(15.7 * _TERA, conv=0.65, winograd=1.7, gemm=0.8),
     fp16=Arithmetic(125 * _TERA, conv=0.7, winograd=0.7, gemm=0.5),
+    product="Tesla V100-SXM2-16GB",
+    capability=(7, 0),
+    sms=80,
+    l2=6 * _MIB,
+    host_rate=12 * _GIGA,
 )
 
 # Datasheet: 8.1 and 65 TFLOP/s, 320 GB/s, at 70 W, which holds the clock far below what the peak assumes.
@@ -95,6 +119,11 @@ T4 = Device(
     local_rate=6 * _GIGA,  # estimate: PCIe 3.0 x8, as in EC2's g4dn.12xlarge
     fp32=Arithmetic(8.1 * _TERA, conv=0.55, winograd=1.6, gemm=0.7),
     fp16=Arithmetic(65 * _TERA, conv=0.35, winograd=0.4, gemm=0.4),
+    product="Tesla T4",
+    capability=(7, 5),
+    sms=40,
+    l2=4 * _MIB,
+    host_rate=6 * _GIGA,
 )
 
 # Turing whitepaper, reference card: 13.4 TFLOP/s, 53.8 with fp32 accumulation, 616 GB/s.
@@ -107,6 +136,11 @@ RTX2080TI = Device(
     local_rate=8 * _GIGA,  # estimate: PCIe 3.0 x16 through host memory, peer access is disabled on this card
     fp32=Arithmetic(13.4 * _TERA, conv=0.6, winograd=1.5, gemm=0.8),
     fp16=Arithmetic(53.8 * _TERA, conv=0.3, winograd=0.35, gemm=0.6),
+    product="NVIDIA GeForce RTX 2080 Ti",
+    capability=(7, 5),
+    sms=68,
+    l2=int(5.5 * _MIB),
+    host_rate=12 * _GIGA,
 )
 
 # GA102 whitepaper: 35.6 TFLOP/s, also for TF32; 71 with fp32 accumulation; 936 GB/s.
@@ -121,6 +155,11 @@ RTX3090 = Device(
     tf32=Arithmetic(35.6 * _TERA, conv=0.85, winograd=1.0, gemm=0.75),
     fp16=Arithmetic(71 * _TERA, conv=0.85, winograd=0.9, gemm=0.75),
     bf16=Arithmetic(71 * _TERA, conv=0.85, winograd=0.9, gemm=0.75),
+    product="NVIDIA GeForce RTX 3090",
+    capability=(8, 6),
+    sms=82,
+    l2=6 * _MIB,
+    host_rate=25 * _GIGA,
 )
 
 # SXM4 80 GB (datasheet: 19.5, 156, 312 TFLOP/s, 2039 GB/s). Fitted to [DLE]: ResNet-50 938 (TF32) and 2470 (mixed)
@@ -136,6 +175,12 @@ A100 = Device(
     tf32=Arithmetic(156 * _TERA, conv=0.25, winograd=0.25, gemm=0.55),
     fp16=Arithmetic(312 * _TERA, conv=0.45, winograd=0.5, gemm=0.55),
     bf16=Arithmetic(312 * _TERA, conv=0.45, winograd=0.5, gemm=0.55),
+    product="NVIDIA A100-SXM4-80GB",
+    capability=(8, 0),
+    sms=108,
+    l2=40 * _MIB,
+    host_rate=25 * _GIGA,
+    measured_as="A100",
 )
 
 # SXM5 (datasheet, without sparsity: 66.9, 495, 989 TFLOP/s, 3352 GB/s). Fractions of GEMM: Llama 3 8B in bf16 does
@@ -151,6 +196,12 @@ H100 = Device(
     tf32=Arithmetic(495 * _TERA, conv=0.25, winograd=0.25, gemm=0.5),
     fp16=Arithmetic(989 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
     bf16=Arithmetic(989 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+    product="NVIDIA H100 80GB HBM3",
+    capability=(9, 0),
+    sms=132,
+    l2=50 * _MIB,
+    host_rate=53 * _GIGA,
+    measured_as="H100",
 )
 
 # SXM5: H100's chip with 141 GB of HBM3e at 4.8 TB/s (datasheet). Fractions are H100's.
@@ -164,6 +215,12 @@ H200 = Device(
     tf32=H100.tf32,
     fp16=H100.fp16,
     bf16=H100.bf16,
+    product="NVIDIA H200",
+    capability=(9, 0),
+    sms=132,
+    l2=50 * _MIB,
+    host_rate=53 * _GIGA,
+    measured_as="H200",
 )
 
 # In a DGX B200 (datasheet of the system over 8, without sparsity: 75, 1100, 2250 TFLOP/s, 180 GB at 8 TB/s). Fractions
@@ -178,6 +235,12 @@ B200 = Device(
     tf32=Arithmetic(1100 * _TERA, conv=0.25, winograd=0.25, gemm=0.5),
     fp16=Arithmetic(2250 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
     bf16=Arithmetic(2250 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+    product="NVIDIA B200",
+    capability=(10, 0),
+    sms=148,
+    l2=126 * _MIB,
+    host_rate=53 * _GIGA,
+    measured_as="B200",
 )
 
 _PRESETS = (K80, M60, P100, V100, T4, RTX2080TI, RTX3090, A100, H100, H200, B200)

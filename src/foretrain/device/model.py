@@ -1,0 +1,167 @@
+"""How long an operator takes on a GPU, and how we know.
+
+In this order: what the user measured (`foretrain.device.calibration`), a measured shape of the table
+(`foretrain.device.table`), its neighbours, a roofline. An operator nobody knows costs the bytes it touches: none is
+free. One factor per software stack (`foretrain.device.stack`) scales everything that was not measured by the user.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from foretrain.device.arithmetic import rate
+from foretrain.device.copies import copy_time
+from foretrain.device.fused_attention import attention_seconds
+from foretrain.device.gpu import ACHIEVED_BANDWIDTH, KERNEL_OVERHEAD
+from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown
+from foretrain.errors import ConfigError
+from foretrain.units import SECOND, Time
+
+if TYPE_CHECKING:
+    from foretrain.device.calibration import Calibration
+    from foretrain.device.gpu import Device
+    from foretrain.device.table import Gemms, Prediction
+    from foretrain.device.work import Format, Work
+
+Provenance: TypeAlias = Literal["measured", "interpolated", "modelled", "unknown"]
+
+FAR = 1.0
+"""Distance (`Prediction.distance`) from which the table only lends its efficiency: a size is e times beyond it."""
+
+MEASURED_SIGMA = 0.02
+NEAR_SIGMA = 0.03
+GEMM_SIGMA = 0.15
+MEMORY_SIGMA = 0.15
+CONVOLUTION_SIGMA = 0.2
+COPY_SIGMA = 0.3
+UNKNOWN_SIGMA = 1.0
+
+
+class Estimate(NamedTuple):
+    """How long an operator takes.
+
+    Attributes:
+        time: picoseconds, above 0 unless there is no kernel at all.
+        sigma: relative standard deviation of the time, 0.1 for ±10 %.
+        provenance: how it is known; ``"interpolated"`` between measured shapes, ``"modelled"`` by a roofline.
+    """
+
+    time: Time
+    sigma: float
+    provenance: Provenance
+
+
+class Seconds(NamedTuple):
+    """An `Estimate` before the stack's factor."""
+
+    seconds: float
+    sigma: float
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorModel:
+    """Operator times of one GPU under one software stack.
+
+    Attributes:
+        device: the GPU.
+        factor: of the software stack, above 1 where it is slower than the table's; see `foretrain.device.stack`.
+        tf32: whether products of FP32 matrices may use TF32 (``torch.backends.cuda.matmul.allow_tf32``).
+        tf32_convolutions: the same of convolutions (``torch.backends.cudnn.allow_tf32``).
+        measured: what was measured on such a GPU; preferred, and not scaled.
+    """
+
+    device: Device
+    factor: float = 1.0
+    tf32: bool = False
+    tf32_convolutions: bool = True
+    measured: Calibration | None = None
+    _times: dict[Work, Estimate] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ConfigError("factor", self.factor, "is not a factor above 0", "write e.g. 1.1 for 10 % slower")
+        if self.measured is not None:
+            self.measured.check(self.device)
+            self._times.update(
+                (found.work, Estimate(found.time, found.spread or MEASURED_SIGMA, "measured"))
+                for found in self.measured.measured
+            )
+
+    def estimate(self, work: Work) -> Estimate:
+        """The time of ``work`` on an otherwise idle GPU, without what the host needs to launch it. Remembered."""
+        known = self._times.get(work)
+        if known is None:
+            known = self._times[work] = self._estimate(work)
+        return known
+
+    def _estimate(self, work: Work) -> Estimate:
+        match work:
+            case Nothing():
+                return Estimate(0, 0.0, "modelled")
+            case HostCopy():
+                # Not scaled: the link is no part of the software stack.
+                return Estimate(copy_time(self.device, work.moved, work.pinned), COPY_SIGMA, "modelled")
+            case Gemm():
+                found = self._gemm(work)
+            case Attention():
+                found = Seconds(*attention_seconds(self.device, work))
+            case Convolution():
+                found = Seconds(self._convolution(work), CONVOLUTION_SIGMA, "modelled")
+            case Memory():
+                found = Seconds(self._streaming(work.moved, work.kernels), MEMORY_SIGMA, "modelled")
+            case Unknown():
+                found = Seconds(self._streaming(work.moved), UNKNOWN_SIGMA, "unknown")
+        return Estimate(max(1, math.ceil(found.seconds * self.factor * SECOND)), found.sigma, found.provenance)
+
+    def _streaming(self, moved: float, kernels: int = 1) -> float:
+        """Seconds of kernels that only move bytes."""
+        return moved / (ACHIEVED_BANDWIDTH * self.device.bandwidth) + kernels * KERNEL_OVERHEAD
+
+    def _convolution(self, work: Convolution) -> float:
+        wanted = "tf32" if work.dtype == "fp32" and self.tf32_convolutions else work.dtype
+        achieved = rate(self.device, wanted).arithmetic.achieved("winograd" if work.winograd else "conv")
+        return max(work.flops / achieved + KERNEL_OVERHEAD, self._streaming(work.moved))
+
+    def _gemm(self, work: Gemm) -> Seconds:
+        if min(work.m, work.n, work.k, work.batch) < 1:  # an empty product still launches a kernel or two
+            return Seconds(self._streaming(work.moved), MEMORY_SIGMA, "modelled")
+        wanted: Format = "tf32" if work.dtype == "fp32" and self.tf32 else work.dtype
+        computed, arithmetic = rate(self.device, wanted)
+        table = self._table(computed)
+        if table is None:
+            compute = work.flops / arithmetic.achieved("gemm") + KERNEL_OVERHEAD
+            return Seconds(max(compute, self._streaming(work.moved)), GEMM_SIGMA, "modelled")
+        name, gemms = table
+        own = computed == work.dtype and name != "borrowed" and work.batch == 1
+        if own and (seconds := gemms.measured(work.m, work.n, work.k)) is not None:
+            return Seconds(seconds, MEASURED_SIGMA, "measured")
+        half = rate(self.device, "bf16").arithmetic.peak
+        peak = half if gemms.size == 2 else 2 * half
+        near = gemms.near(work.m * work.batch, work.n, work.k, peak, self.device.bandwidth)
+        roof = max(work.flops / arithmetic.peak, work.moved / self.device.bandwidth) + KERNEL_OVERHEAD
+        seconds = roof * math.exp(near.ratio)
+        if own and near.distance < FAR:
+            return Seconds(seconds, interpolation_sigma(near), "interpolated")
+        return Seconds(seconds, math.hypot(GEMM_SIGMA, near.spread), "modelled")
+
+    def _table(self, computed: Format) -> tuple[Literal["own", "borrowed"], Gemms] | None:
+        """Measured GEMMs in this format, or in the nearest of tensor cores, whose efficiency is then borrowed."""
+        if self.device.measured_as is None or computed in ("fp32", "fp64"):
+            return None
+        from foretrain.device import table
+
+        if computed in ("fp16", "bf16"):
+            found = table.gemms(self.device.measured_as, "half")
+            return ("own", found) if found else None
+        if computed in ("fp8", "fp8_block") and (found := table.gemms(self.device.measured_as, computed)):
+            return "own", found
+        found = table.gemms(self.device.measured_as, "half")
+        return ("borrowed", found) if found else None
+
+
+def interpolation_sigma(near: Prediction) -> float:
+    """Relative uncertainty of a time between measured ones: no less than they scatter among themselves."""
+    return math.hypot(NEAR_SIGMA, near.spread)

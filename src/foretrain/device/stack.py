@@ -1,0 +1,55 @@
+"""What depends on the software around the kernels: its factor, the host's launches, and communication beside them."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foretrain import errors
+from foretrain.units import MICROSECOND, Time
+
+if TYPE_CHECKING:
+    from foretrain.device.gpu import Device
+
+HOST_LAUNCH: Time = 6 * MICROSECOND
+"""Host time of one operator of eager PyTorch with a small kernel; between 5 and 10 us on the hosts of GPU servers."""
+
+COMMUNICATION_SMS = 16
+"""Multiprocessors that NCCL's kernel takes from computation: one a channel, 16 to 32 channels with NVLink and fewer
+where the network is the bound (DeepSeek-V3's own kernels take 20 of 132)."""
+
+
+def overlap_slowdown(device: Device) -> float:
+    """How much longer computation takes while a collective runs beside it.
+
+    Large GEMMs lose the multiprocessors the collective holds: 1.14 on H100, 1.17 on A100, 1.12 on B200. Echo (2025)
+    measured 1.38 as the mean over all kernels, small ones that share the memory's bandwidth included; what a
+    transformer spends its time on is large GEMMs, hence the smaller number. 1.15 where the device does not say.
+    """
+    if not device.sms:
+        return 1.15
+    held = min(COMMUNICATION_SMS, device.sms // 6)  # small GPUs are on links that fewer channels fill
+    return device.sms / (device.sms - held)
+
+
+def stack_factor(device: Device, stack: str) -> float:
+    """By what operator times of ``stack`` differ from the table's on this GPU; 1 where nothing was fitted.
+
+    Raises ConfigError for a stack that ``stacks.toml`` does not have.
+    """
+    factors = _factors()
+    if stack not in factors:
+        raise errors.unknown("stack", stack, factors)
+    return float(factors[stack].get(device.name, factors[stack].get("default", 1.0)))
+
+
+def stacks() -> tuple[str, ...]:
+    """The stacks `stack_factor` knows."""
+    return tuple(_factors())
+
+
+@cache
+def _factors() -> dict[str, dict[str, float]]:
+    return tomllib.loads(Path(__file__).with_name("stacks.toml").read_text("utf-8"))

@@ -1,0 +1,126 @@
+"""What an operator does to a GPU, without how long it takes: the arithmetic of a shape, or the bytes it moves.
+
+A number format is ``"fp64"``, ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"fp8_block"`` (with one
+scale for each block of 128 numbers, not for each row or tensor) or ``"int8"``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Format: TypeAlias = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block", "int8"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+Algorithm: TypeAlias = Literal["flash", "cudnn", "efficient", "best"]
+"""Whose attention: FlashAttention 2 (PyTorch's), cuDNN's, xFormers' memory-efficient one, or the measured best."""
+
+_SIZES: dict[Format, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1}
+
+
+def format_size(name: Format) -> int:
+    """Bytes of one number."""
+    return _SIZES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """``batch`` products of an ``(m, k)`` with a ``(k, n)`` matrix."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: Format = "bf16"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written when each matrix crosses the memory bus once; results have two bytes or more."""
+        size = format_size(self.dtype)
+        return self.batch * (size * (self.m + self.n) * self.k + max(size, 2) * self.m * self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Fused attention of ``(batch, heads, queries, head_dim)`` to ``(batch, kv_heads, keys, head_dim)``.
+
+    Attributes:
+        causal: query i sees the keys up to i only.
+        backward: the gradients of queries, keys and values instead of the result.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    causal: bool = True
+    dtype: Format = "bf16"
+    backward: bool = False
+    algorithm: Algorithm = "flash"
+
+    @property
+    def flops(self) -> int:
+        """Of two products forward and five backward, masked ones left out."""
+        short = min(self.queries, self.keys)
+        pairs = (
+            short * (short + 1) // 2 + (self.queries - short) * self.keys if self.causal else self.queries * self.keys
+        )
+        return (10 if self.backward else 4) * self.batch * self.heads * pairs * self.head_dim
+
+    @property
+    def moved(self) -> int:
+        """Bytes: queries, keys, values and result; backward these, their gradients and the sums of the softmax."""
+        rows = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys
+        once = self.batch * rows * self.head_dim * format_size(self.dtype)
+        return 2 * once + 4 * self.batch * self.heads * self.queries if self.backward else once
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution: ``flops`` as if done directly, ``moved`` bytes read and written.
+
+    ``winograd`` says that it is one of 3×3 or 5×5 with stride 1, for which Winograd's algorithm may be used.
+    """
+
+    flops: int
+    moved: int
+    dtype: Format = "bf16"
+    winograd: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Kernels whose time is that of the bytes they read and write, ``moved`` in all ``kernels`` together."""
+
+    moved: int
+    kernels: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy between the memories of host and GPU; ``pinned`` when the host's pages cannot be swapped out."""
+
+    moved: int
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """An operator nobody taught us: it costs at least the ``moved`` bytes of its arguments and results."""
+
+    moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No kernel at all: a view, an allocation, a question about a shape."""
+
+
+Work: TypeAlias = Gemm | Attention | Convolution | Memory | HostCopy | Unknown | Nothing
