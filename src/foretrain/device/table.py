@@ -7,10 +7,10 @@ heads and heads of keys.
 
 # Note [Neighbours]
 Between measured shapes the logarithm of time over roofline is averaged over the nearest shapes, in logarithms of the
-sizes. This reaches 3 to 6 % on large GEMMs, where the roofline with fitted constants has 7 to 11 % (see
-``benchmarks/operators.py``). How full the last tile of 128 rows or columns is counts as a distance as well: else 4,097
-rows, which waste a whole row of tiles, would be the nearest thing to 4,096. A model of waves of tiles below the average
-gained on one GPU in seven and lost on the others, so there is none.
+sizes. This is 4 to 5 % off on large GEMMs, where a roofline with fitted constants is 7 % off, and 3 to 5 % on those
+over 100 us (``benchmarks/operators.py``). A good part of it is the noise of single measurements. How full the last tile of 256 rows or columns is counts as a distance as well: else 4,097
+rows, which waste a whole row of tiles, would be the nearest thing to 4,096. Averaging
+the time over whole waves of tiles instead is a little worse on each GPU: the libraries choose among too many tiles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _STEP = math.log(LONGEST / SHORTEST) / 65535
 NEIGHBOURS = 8
 _SMOOTH = 0.05
 """Distance up to which neighbours weigh alike, so that noise of a single measurement is averaged out."""
-_TILE = 128
+_TILE = 256
+"""Rows or columns of the largest tiles."""
 
 Vector = npt.NDArray[np.float64]
 
@@ -124,7 +125,7 @@ def _gemm_places(shapes: npt.NDArray[np.int64]) -> Vector:
     m, n, k = shapes.T.astype(np.float64)
     filling = [2 * np.log(np.ceil(side / _TILE) * _TILE / side) for side in (m, n)]
     # A tile's efficiency hardly depends on how long it accumulates, hence the lesser weight of k.
-    return np.stack([np.log(m), np.log(n), 0.7 * np.log(k), *filling], axis=1)
+    return np.stack([np.log(m), np.log(n), 0.4 * np.log(k), *filling], axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
