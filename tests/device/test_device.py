@@ -9,7 +9,8 @@ from foretrain import device
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, SECOND
 
-NAMES = ("K80", "M60", "P100", "V100", "T4", "2080Ti", "RTX3090", "A100", "H100", "H200", "B200")
+NAMES = ("K80", "M60", "P100", "V100", "T4", "2080Ti", "RTX3090", "A100-40GB", "A100", "L40S", "H100", "H100-HBM2e")
+NAMES += ("H200", "B200", "GB200", "B300", "GB300")
 
 
 def test_presets_are_the_documented_ones():

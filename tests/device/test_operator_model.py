@@ -206,3 +206,11 @@ def test_a_model_is_made_without_loading_numpy_or_torch():
         "sys.exit(bool({'numpy', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_relative_with_less_bandwidth_is_slower_only_where_bytes_count():
+    computing, streaming = Gemm(8192, 8192, 8192), Gemm(8, 8192, 8192)
+    ours, less = MODELS["H100"], MODELS["H100-HBM2e"]
+    assert less.estimate(computing).time == pytest.approx(ours.estimate(computing).time)
+    assert less.estimate(computing).provenance == "interpolated"
+    assert 1.2 < less.estimate(streaming).time / ours.estimate(streaming).time < 3352 / 2400

@@ -50,5 +50,10 @@ def rate(device: Device, wanted: Format) -> Rate:
     return rate(device, _WIDER[wanted])
 
 
+def twins(device: Device, other: Device) -> bool:
+    """Whether what was measured on ``other`` holds for ``device``: equal peaks and bandwidth."""
+    return (device.bf16, device.bandwidth) == (other.bf16, other.bandwidth)
+
+
 def _scaled(arithmetic: Arithmetic, factor: float) -> Arithmetic:
     return Arithmetic(arithmetic.peak * factor, arithmetic.conv, arithmetic.winograd, arithmetic.gemm)

@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from foretrain.device.arithmetic import rate
+from foretrain.device.arithmetic import rate, twins
 from foretrain.device.gpu import ACHIEVED_BANDWIDTH, KERNEL_OVERHEAD
+from foretrain.device.presets import preset
 
 if TYPE_CHECKING:
     from foretrain.device.gpu import Device
@@ -56,9 +57,10 @@ def attention_seconds(
     shape = (work.batch, length, work.heads, work.kv_heads)
     share = kernel_share(device, work) * head_share(device, work)
     plain = work.causal and work.queries == work.keys and not work.backward and share == 1.0 and computed != "fp8"
-    if plain and (seconds := measured.measured(*shape)) is not None:
+    source = preset(device.measured_as)
+    if plain and twins(device, source) and (seconds := measured.measured(*shape)) is not None:
         return seconds, 0.02, "measured"
-    near = measured.near(shape, rate(device, "bf16").arithmetic.peak, device.bandwidth)
+    near = measured.near(shape, rate(source, "bf16").arithmetic.peak, source.bandwidth)
     share *= 1.0 if work.causal else UNMASKED_GAIN
     share *= backward_share(work.keys) if work.backward else 1.0
     roof = max(work.flops / arithmetic.peak / share, work.moved / device.bandwidth) + KERNEL_OVERHEAD

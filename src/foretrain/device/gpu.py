@@ -73,8 +73,8 @@ class Device:
         sms: streaming multiprocessors.
         l2: bytes of the second-level cache.
         host_rate: bytes per second of a copy from or to pinned host memory, one direction.
-        measured_as: the GPU of `foretrain.device.table` whose measured times are this one's; None where only
-            the roofline is known.
+        measured_as: the preset of which `foretrain.device.table` has measured times, this one or its nearest relative,
+            whose times are scaled by the two rooflines; None where only the roofline is known.
     """
 
     name: str

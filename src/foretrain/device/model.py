@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from foretrain.device.arithmetic import rate
+from foretrain.device.arithmetic import rate, twins
 from foretrain.device.copies import copy_time
 from foretrain.device.fused_attention import attention_seconds
 from foretrain.device.gpu import ACHIEVED_BANDWIDTH, KERNEL_OVERHEAD
+from foretrain.device.presets import preset
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown
 from foretrain.errors import ConfigError
 from foretrain.units import SECOND, Time
@@ -135,12 +136,12 @@ class OperatorModel:
             compute = work.flops / arithmetic.achieved("gemm") + KERNEL_OVERHEAD
             return Seconds(max(compute, self._streaming(work.moved)), GEMM_SIGMA, "modelled")
         name, gemms = table
-        own = computed == work.dtype and name != "borrowed" and work.batch == 1
-        if own and (seconds := gemms.measured(work.m, work.n, work.k)) is not None:
+        source = preset(self.device.measured_as or self.device.name)
+        own = computed == work.dtype and name == "own" and work.batch == 1
+        if own and twins(self.device, source) and (seconds := gemms.measured(work.m, work.n, work.k)) is not None:
             return Seconds(seconds, MEASURED_SIGMA, "measured")
-        half = rate(self.device, "bf16").arithmetic.peak
-        peak = half if gemms.size == 2 else 2 * half
-        near = gemms.near(work.m * work.batch, work.n, work.k, peak, self.device.bandwidth)
+        peak = rate(source, "bf16" if gemms.size == 2 else "fp8").arithmetic.peak
+        near = gemms.near(work.m * work.batch, work.n, work.k, peak, source.bandwidth)
         roof = max(work.flops / arithmetic.peak, work.moved / self.device.bandwidth) + KERNEL_OVERHEAD
         seconds = roof * math.exp(near.ratio)
         if own and near.distance < FAR:

@@ -16,6 +16,8 @@ commonly reach over 16 lanes of PCIe 3.0, 4.0 or 5.0 (8 of 3.0 on T4): 12, 25 an
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from foretrain import errors
 from foretrain.device.gpu import Arithmetic, Device
 from foretrain.units import MICROSECOND
@@ -243,5 +245,77 @@ B200 = Device(
     measured_as="B200",
 )
 
-_PRESETS = (K80, M60, P100, V100, T4, RTX2080TI, RTX3090, A100, H100, H200, B200)
+# The first A100: the same chip with HBM2 at 1555 GB/s (datasheet).
+A100_40GB = replace(A100, name="A100-40GB", memory=40 * _GIB, bandwidth=1555 * _GIGA, product="NVIDIA A100-SXM4-40GB")
+
+# H100's chip with HBM2e at 2.4 TB/s and 500 W, which torchtitan's published runs used; memory is what they report.
+H100_HBM2E = replace(H100, name="H100-HBM2e", memory=int(95.04 * _GIB), bandwidth=2400 * _GIGA, product="NVIDIA H100")
+
+# Datasheet, without sparsity: 91.6, 183, 362 TFLOP/s, 864 GB/s. Fractions are A100's; of the memory the driver shows
+# 46,068 MiB.
+L40S = Device(
+    name="L40S",
+    memory=46068 * _MIB,
+    bandwidth=864 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=20 * _GIGA,  # estimate: PCIe 4.0 x16
+    fp32=Arithmetic(91.6 * _TERA, conv=0.4, winograd=1.0, gemm=0.6),
+    tf32=Arithmetic(183 * _TERA, conv=0.25, winograd=0.25, gemm=0.5),
+    fp16=Arithmetic(362 * _TERA, conv=0.35, winograd=0.35, gemm=0.5),
+    bf16=Arithmetic(362 * _TERA, conv=0.35, winograd=0.35, gemm=0.5),
+    product="NVIDIA L40S",
+    capability=(8, 9),
+    sms=142,
+    l2=96 * _MIB,
+    host_rate=25 * _GIGA,
+    measured_as="L40S",
+)
+
+# In a GB200 NVL72 (datasheet over 72, without sparsity: 80, 1250, 2500 TFLOP/s, 8 TB/s); of the memory the driver shows
+# 189,471 MiB. Fractions are H100's.
+GB200 = Device(
+    name="GB200",
+    memory=189471 * _MIB,
+    bandwidth=8000 * _GIGA,
+    launch=_LAUNCH,
+    local_rate=830 * _GIGA,  # B200's
+    fp32=Arithmetic(80 * _TERA, conv=0.4, winograd=1.0, gemm=0.75),
+    tf32=Arithmetic(1250 * _TERA, conv=0.25, winograd=0.25, gemm=0.5),
+    fp16=Arithmetic(2500 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+    bf16=Arithmetic(2500 * _TERA, conv=0.4, winograd=0.4, gemm=0.5),
+    product="NVIDIA GB200",
+    capability=(10, 0),
+    sms=152,
+    l2=126 * _MIB,
+    host_rate=350 * _GIGA,  # estimate: NVLink-C2C of 450 GB/s a direction
+    measured_as="GB200",
+)
+
+# Blackwell Ultra: GB200 and B200 with 288 GB; the driver shows 284,208 MiB. FP64 is nearly gone.
+GB300 = replace(
+    GB200, name="GB300", memory=284208 * _MIB, product="NVIDIA GB300", capability=(10, 3), measured_as="GB300"
+)
+B300 = replace(
+    B200, name="B300", memory=270 * 10**9, product="NVIDIA B300 SXM6 AC", capability=(10, 3), measured_as="GB300"
+)
+
+_PRESETS = (
+    K80,
+    M60,
+    P100,
+    V100,
+    T4,
+    RTX2080TI,
+    RTX3090,
+    A100_40GB,
+    A100,
+    L40S,
+    H100,
+    H100_HBM2E,
+    H200,
+    B200,
+    GB200,
+    B300,
+    GB300,
+)
 _BY_KEY = {_key(device.name): device for device in _PRESETS}

@@ -8,9 +8,10 @@ heads and heads of keys.
 # Note [Neighbours]
 Between measured shapes the logarithm of time over roofline is averaged over the nearest shapes, in logarithms of the
 sizes. This is 4 to 5 % off on large GEMMs, where a roofline with fitted constants is 7 % off, and 3 to 5 % on those
-over 100 us (``benchmarks/operators.py``). A good part of it is the noise of single measurements. How full the last tile of 256 rows or columns is counts as a distance as well: else 4,097
-rows, which waste a whole row of tiles, would be the nearest thing to 4,096. Averaging
-the time over whole waves of tiles instead is a little worse on each GPU: the libraries choose among too many tiles.
+over 100 us (``benchmarks/operators.py``); a good part of it is the noise of single measurements. How full the last
+tile of 256 rows or columns is counts as a distance as well: else 4,097 rows, which waste a whole row of tiles, would be
+the nearest thing to 4,096. Averaging the time over whole waves of tiles instead is a little worse on each GPU: the
+libraries choose among too many tiles.
 """
 
 from __future__ import annotations
