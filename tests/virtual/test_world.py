@@ -8,7 +8,7 @@ from foretrain.tasks import Chunk, Piece
 from foretrain.timeline import Timeline
 from foretrain.virtual import VirtualWorld
 from foretrain.virtual.pipes import Pipes
-from foretrain.virtual.world import ARRIVAL, TIMER
+from foretrain.virtual.world import ARRIVAL, LOOK, START, TIMER
 
 
 def chunk(size, op="all_reduce"):
@@ -137,3 +137,26 @@ def test_time_that_stands_still_is_an_error(monkeypatch):
     world.call_at(7, again)
     with pytest.raises(StallError, match="time stands still at 7 ps after 1,000 events"):
         world.run()
+
+
+def test_advancing_stops_where_more_may_be_asked_for():
+    seen = []
+    world = VirtualWorld()
+    for when, priority in ((3, TIMER), (5, LOOK), (5, START), (5, TIMER), (5, ARRIVAL), (6, TIMER)):
+        world.schedule(when, priority, seen.append, (when, priority))
+    world.advance(5)
+    assert seen == [(3, TIMER), (5, ARRIVAL), (5, TIMER)]
+    world.schedule(5, TIMER, seen.append, "late")
+    world.advance(6)
+    assert seen[3:] == ["late", (5, START), (5, LOOK), (6, TIMER)]
+    assert world.now() == 6
+
+
+def test_an_advance_can_be_held():
+    seen = []
+    world = VirtualWorld()
+    for when in (1, 2, 3, 4):
+        world.call_at(when, lambda when=when: seen.append(when))
+    world.call_at(2, lambda: world.hold(3))
+    world.advance(100)
+    assert seen == [1, 2, 3]
