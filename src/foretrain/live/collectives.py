@@ -1,0 +1,190 @@
+"""Collectives: the k-th of a group is the same for all its members, and begins when all that are executed have come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from foretrain.errors import Disagreement
+from foretrain.live.groups import Group, Party, who
+from foretrain.live.starts import Order, Starts, Traffic
+from foretrain.live.streams import Event, Stream, late
+from foretrain.live.wire import CONTRIBUTION, OPERATIONS, Entry
+from foretrain.units import Time, format_time
+
+ROOTED: Final = (OPERATIONS.index("broadcast"), OPERATIONS.index("scatter"))
+"""Operations to which only the root contributes."""
+
+
+class Part:
+    """One rank's call of a collective."""
+
+    __slots__ = ("arrived", "code", "event", "host", "meeting", "order", "party", "payload", "root", "size", "stream")
+
+    def __init__(self, party: Party, stream: Stream, entry: Entry) -> None:
+        self.party, self.stream, self.order = party, stream, party.order()
+        self.code, self.size, self.root = entry.code, entry.c, entry.count
+        self.host, self.payload = entry.host, entry.payload
+        self.arrived = False
+        self.meeting: Collective
+        self.event: Event
+
+    def arrive(self, time: Time) -> None:
+        """The stream is there."""
+        self.arrived = True
+        self.party.chapter.came(self.meeting, time)
+        self.meeting.arrive(time, self.party.rank)
+
+    def __str__(self) -> str:
+        return f"{OPERATIONS[self.code]} #{self.meeting.number} of {self.meeting.group}"
+
+    def missing(self) -> list[int]:
+        """The live ranks it waits for."""
+        return self.meeting.missing()
+
+
+class Collective:
+    """One collective: the parts of the live members of its group.
+
+    Attributes:
+        number: which of the group's, from 1.
+        parts: by world rank; in the group's order once it is complete.
+    """
+
+    def __init__(self, starts: Starts, group: Group, number: int) -> None:
+        self.group, self.number = group, number
+        self.parts: dict[int, Part] = {}
+        self._splits: dict[int, tuple[int, ...]] = {}
+        self._starts = starts
+        self._arrived, self._latest = 0, 0
+        self._askers: list[Callable[[], None]] = []
+
+    def post(self, part: Part, splits: tuple[int, ...] | None) -> None:
+        """A live member's record is there; Disagreement if it is the last, and they are not the same."""
+        self.parts[part.party.rank] = part
+        part.meeting, part.event = self, Event(meeting=self)
+        if splits is not None:
+            self._splits[part.party.rank] = splits
+        if self.complete():
+            del self.group.pending[self.number]
+            self.check()
+            self.parts = {rank: self.parts[rank] for rank in self.group.live}
+            askers, self._askers = self._askers, []
+            for asker in askers:
+                asker()
+
+    def complete(self) -> bool:
+        """Whether all records are there."""
+        return len(self.parts) == len(self.group.live)
+
+    def arrive(self, time: Time, rank: int) -> None:
+        """The stream of ``rank`` comes at ``time``."""
+        now = self._starts.world.now()
+        if time < now:
+            raise late(rank, "a collective", time, now)
+        self._arrived += 1
+        self._latest = max(self._latest, time)
+        if self._arrived == len(self.group.live):
+            self._starts.at(self._latest, self)
+
+    @property
+    def order(self) -> Order:
+        """Its place among those that begin at the same instant."""
+        return min(part.order for part in self.parts.values())
+
+    def begin(self) -> None:
+        """All have come."""
+        now = self._starts.world.now()
+        for part in self.parts.values():
+            part.party.chapter.began(self, now)
+            part.party.pace.communication(1)
+
+    def transfer(self) -> None:
+        """It is no message."""
+
+    def hand_to(self, traffic: Traffic) -> None:
+        """Begins it in the network."""
+        parts, members = self.parts, self.group.members
+        splits = None
+        if self._splits:
+            even = {rank: (part.size // len(members),) * len(members) for rank, part in parts.items()}
+            splits = {**even, **self._splits}
+        any_part = next(iter(parts.values()))
+        traffic.collective(
+            OPERATIONS[any_part.code], max(part.size for part in parts.values()), members, splits, self.end
+        )
+
+    def end(self) -> None:
+        """It is over now."""
+        now = self._starts.world.now()
+        for part in self.parts.values():
+            part.party.pace.communication(-1)
+            part.party.chapter.ended(
+                self, now, part.stream.number, OPERATIONS[part.code], part.size, self.group.members
+            )
+        for part in self.parts.values():
+            part.event.happen(now)
+            part.stream.resume(now)
+
+    def values(self) -> bytes | None:
+        """The answer to a question for its values; None as long as records are missing."""
+        if not self.complete():
+            return None
+        givers = self._givers()
+        if not all(self.parts[rank].payload for rank in givers):
+            return b""
+        answer = bytearray()
+        for rank, part in self.parts.items():
+            payload = part.payload if rank in givers else b""
+            answer += CONTRIBUTION.pack(self.group.index[rank], self.group.weights[rank], len(payload)) + payload
+        return bytes(answer)
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls when all records are there."""
+        self._askers.append(call)
+
+    def missing(self) -> list[int]:
+        """The live ranks whose streams have not come."""
+        return [rank for rank in self.group.live if rank not in self.parts or not self.parts[rank].arrived]
+
+    def unposted(self) -> list[int]:
+        """The live ranks whose records are not there."""
+        return [rank for rank in self.group.live if rank not in self.parts]
+
+    def __str__(self) -> str:
+        any_part = next(iter(self.parts.values()))
+        return str(any_part)
+
+    def check(self) -> None:
+        """Disagreement unless all that are there call the same."""
+        said: dict[tuple[int, int, int], list[int]] = {}
+        for rank, part in self.parts.items():
+            said.setdefault((part.code, 0 if self._splits else part.size, part.root), []).append(rank)
+        if len(said) > 1:
+            raise self._disagreement(said)
+
+    def _disagreement(self, said: dict[tuple[int, int, int], list[int]]) -> Disagreement:
+        lines: list[str] = []
+        for (code, size, root), ranks in sorted(said.items(), key=lambda item: min(item[1])):
+            ranks.sort()
+            call = "call" if len(ranks) > 1 else "calls"
+            root_text = f", root {root}" if root else ""
+            at = format_time(self.parts[ranks[0]].host)
+            lines.append(f"  - {who(ranks)} {call} {OPERATIONS[code]} of {size:,} B{root_text}, {at} after the start")
+        return Disagreement(
+            "\n".join(
+                [
+                    f"collective #{self.number} of {self.group} is not the same on all its ranks:",
+                    *lines,
+                    "all members of a group must call the same collectives in the same order; look for a branch "
+                    "that only some ranks take",
+                ]
+            )
+        )
+
+    def _givers(self) -> tuple[int, ...]:
+        """The live members whose contribution the result is made of."""
+        any_part = next(iter(self.parts.values()))
+        if any_part.code not in ROOTED:
+            return self.group.live
+        return (self.group.stand_in(self.group.members[any_part.root]),)

@@ -1,0 +1,238 @@
+"""The conductor: hears what the ranks send, lets virtual time advance as far as it may, and answers.
+
+See Note [Conservative time] in `foretrain.live`. What happens at one instant does not depend on the order in which
+frames came: streams and events only ever take the latest of times, which is the same in every order, and what order
+could tell, starts and queries, waits for the end of the instant and is taken together
+(Note [Starts of one instant] in `foretrain.live.starts`).
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from foretrain.errors import ForetrainError, PeerLost, StallError
+from foretrain.live.folding import Folding
+from foretrain.live.gpu import Gpu, Meetings
+from foretrain.live.groups import who
+from foretrain.live.questions import Looks, Question
+from foretrain.live.starts import Traffic
+from foretrain.live.story import Story
+from foretrain.live.wire import ASK, LEAVE, Frame, answer, frames
+from foretrain.units import Time, format_time
+from foretrain.virtual.world import VirtualWorld
+
+_FOREVER: Final[Time] = 1 << 62
+_READ: Final = 1 << 20
+
+
+class Live:
+    """A rank that is executed.
+
+    Attributes:
+        clock: the least that its host's clock can be.
+        question: what it has stopped for; None if it runs.
+        left: whether it has ended as it should; ``status`` is then its exit status.
+    """
+
+    __slots__ = ("clock", "gpu", "left", "number", "question", "status")
+
+    def __init__(self, number: int, gpu: Gpu) -> None:
+        self.number, self.gpu = number, gpu
+        self.clock: Time = 0
+        self.question: Question | None = None
+        self.left = False
+        self.status = 0
+
+
+class Conductor:
+    """Executes the logs of all live ranks in one world. Knows no sockets: `conduct` does.
+
+    Args:
+        world: owned by the conductor from now on.
+        traffic: what communications are handed to.
+        folding: which ranks are live.
+        reply: sends an answer to a rank.
+        slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
+        story: remembers what happens.
+    """
+
+    def __init__(
+        self,
+        world: VirtualWorld,
+        traffic: Traffic,
+        folding: Folding,
+        reply: Callable[[int, bytes], None],
+        *,
+        slowdown: float = 1.0,
+        story: Story,
+    ) -> None:
+        self._world, self._send = world, reply
+        self._looks = Looks(world)
+        self._meetings = meetings = Meetings(world, traffic, folding)
+        self._ranks = {
+            rank: Live(rank, Gpu(rank, world, meetings, story.chapters[rank], slowdown, folding.size))
+            for rank in folding.live
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks have left."""
+        return all(rank.left for rank in self._ranks.values())
+
+    def hear(self, number: int, frame: Frame) -> None:
+        """Takes what a rank has sent.
+
+        Raises:
+            Disagreement: ranks that meet call different things.
+        """
+        rank = self._ranks[number]
+        asks = bool(frame.entries) and frame.entries[-1].kind == ASK
+        rank.gpu.take(frame.entries[:-1] if asks else frame.entries)
+        rank.clock = max(rank.clock, frame.host)
+        if not asks:
+            return
+        entry = frame.entries[-1]
+        if entry.code == LEAVE:
+            rank.left, rank.status = True, entry.a
+        rank.question = question = Question(rank.gpu, entry, partial(self._reply, rank))
+        question.put()
+        if rank.question is question and question.queries:
+            self._looks.at(question)
+
+    def advance(self) -> None:
+        """Lets time advance as far as it may, until a rank runs on.
+
+        Raises:
+            StallError: all ranks have stopped, and none can be answered.
+        """
+        self._world.advance(min((rank.clock for rank in self._running()), default=_FOREVER))
+        if not self.over and not self._running():
+            self._meetings.disagreements()
+            raise StallError("all ranks wait, and nothing more can happen:", self._waits())
+
+    def finish(self) -> None:
+        """Lets happen what is left to happen when all ranks have left."""
+        self._world.advance(_FOREVER)
+
+    def lost(self, number: int) -> None:
+        """The connection to a rank is closed: PeerLost unless it has left."""
+        rank = self._ranks[number]
+        if not rank.left:
+            waits = "".join(f"\n  - {line}" for line in self._waits(number)[:12])
+            raise PeerLost(
+                f"rank {number} ended early, {format_time(rank.clock)} after its start, by an error or a signal; "
+                + (f"for it wait:{waits}" if waits else "no other rank waits for it yet")
+            )
+
+    def refuse(self, text: str) -> None:
+        """Answers all that have stopped with an error."""
+        for rank in self._ranks.values():
+            if rank.question is not None:
+                rank.question = None
+                self._send(rank.number, answer(rank.clock, payload=text.encode(), failed=True))
+
+    def _running(self) -> list[Live]:
+        return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
+
+    def _reply(self, rank: Live, time: Time, data: bytes) -> None:
+        rank.question = None
+        rank.clock = time
+        if not rank.left:
+            self._world.hold(time)
+        self._send(rank.number, data)
+
+    def _waits(self, lacking: int | None = None) -> list[str]:
+        """Who waits for what; if ``lacking`` is given, only those that wait for that rank."""
+        waits: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for rank in self._ranks.values():
+            found = [(f"in {call}", tuple(call.missing())) for call in rank.gpu.calls()]
+            question = rank.question
+            if question is not None and question.meeting is not None:
+                found.append((f"for the values of {question.meeting}", tuple(question.meeting.unposted())))
+            elif question is not None and not found:
+                found.append(("for an answer", ()))
+            for wait in found:
+                if lacking is None or lacking in wait[1]:
+                    waits.setdefault(wait, []).append(rank.number)
+        return [self._wait_text(what, missing, ranks) for (what, missing), ranks in waits.items()]
+
+    def _wait_text(self, what: str, missing: tuple[int, ...], ranks: list[int]) -> str:
+        text = f"{who(ranks)} {'wait' if len(ranks) > 1 else 'waits'} {what}"
+        if not missing:
+            return text
+        ended = [rank for rank in missing if self._ranks[rank].left]
+        if not ended:
+            return f"{text} for {who(missing)}"
+        verb = "have" if len(ended) > 1 else "has"
+        whose = "which" if len(ended) == len(missing) else f"of which {who(ended)}"
+        return f"{text} for {who(missing)}, {whose} {verb} ended"
+
+
+def conduct(
+    sockets: Mapping[int, socket.socket],
+    world: VirtualWorld,
+    traffic: Traffic,
+    folding: Folding,
+    *,
+    slowdown: float = 1.0,
+    story: Story | None = None,
+) -> Story:
+    """Conducts the live ranks until all have left.
+
+    Args:
+        sockets: the conductor's end of each live rank's socket pair, blocking.
+        world: where all happens.
+        traffic: what communications are handed to; knows ``world``.
+        folding: which ranks are live.
+        slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
+        story: remembers what happens; by default no activities.
+
+    Raises:
+        Disagreement: ranks that meet call different things.
+        PeerLost: a rank's connection was closed before it left.
+        StallError: all ranks have stopped, and none can be answered.
+    """
+    story = story or Story(folding.live)
+
+    def reply(rank: int, data: bytes) -> None:
+        with suppress(ConnectionError):  # That it is gone is what reading will tell.
+            sockets[rank].sendall(data)
+
+    conductor = Conductor(world, traffic, folding, reply, slowdown=slowdown, story=story)
+    try:
+        _converse(conductor, sockets)
+    except ForetrainError as error:
+        conductor.refuse(str(error))
+        raise
+    conductor.finish()
+    return story
+
+
+def _converse(conductor: Conductor, sockets: Mapping[int, socket.socket]) -> None:
+    with selectors.DefaultSelector() as selector:
+        for rank, end in sockets.items():
+            selector.register(end, selectors.EVENT_READ, (rank, end, bytearray()))
+        while not conductor.over:
+            for key, _ in selector.select():
+                rank, end, buffer = key.data
+                data = _read(end)
+                if not data:
+                    selector.unregister(end)
+                    conductor.lost(rank)
+                buffer += data
+                for frame in frames(buffer):
+                    conductor.hear(rank, frame)
+            conductor.advance()
+
+
+def _read(end: socket.socket) -> bytes:
+    """What is there; empty if the other end is closed."""
+    try:
+        return end.recv(_READ)
+    except ConnectionError:
+        return b""

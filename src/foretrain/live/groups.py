@@ -1,0 +1,79 @@
+"""Process groups, and their members as those see them who meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from foretrain.live.folding import Folding
+from foretrain.live.starts import Order
+from foretrain.live.story import Chapter
+from foretrain.live.streams import Pace
+
+if TYPE_CHECKING:
+    from foretrain.live.collectives import Collective
+
+
+class Group:
+    """A process group, the same object for all its ranks.
+
+    Attributes:
+        members: world ranks in the group's order.
+        live: those that are executed, in the same order.
+        family: number of the family it was made in.
+        index: rank in the group of each member.
+        weights: how many members each of ``live`` stands for.
+        called: how many collectives each of ``live`` has called.
+        pending: collectives that some of ``live`` have called and some have not, by number.
+    """
+
+    def __init__(self, members: tuple[int, ...], family: int, folding: Folding) -> None:
+        self.members, self.family = members, family
+        self.index = {rank: position for position, rank in enumerate(members)}
+        self.weights = folding.multiplicity(members)
+        self.live = tuple(rank for rank in members if rank in self.weights)
+        self.called = dict.fromkeys(self.live, 0)
+        self.pending: dict[int, Collective] = {}
+        self._folding = folding
+
+    def stand_in(self, member: int) -> int:
+        """The live member that does what ``member`` would do."""
+        stand_in = self._folding.representative(member)
+        return stand_in if stand_in in self.weights else self.live[0]
+
+    def __str__(self) -> str:
+        return f"group {ranks_text(self.members)}"
+
+
+class Party:
+    """A live rank as those see it who meet it: its number, how fast it computes, its story."""
+
+    __slots__ = ("_posted", "chapter", "pace", "rank")
+
+    def __init__(self, rank: int, pace: Pace, chapter: Chapter) -> None:
+        self.rank, self.pace, self.chapter = rank, pace, chapter
+        self._posted = 0
+
+    def order(self) -> Order:
+        """The place of the next communication that it posts."""
+        self._posted += 1
+        return self.rank, self._posted
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks for a person: ``[0..7]``, ``[0, 8 .. 56]``, or the first of them."""
+    if len(ranks) > 2:
+        stride = ranks[1] - ranks[0]
+        if stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
+            return f"[{ranks[0]}..{ranks[-1]}]" if stride == 1 else f"[{ranks[0]}, {ranks[1]} .. {ranks[-1]}]"
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"[{shown}, … {len(ranks)} ranks]" if len(ranks) > 8 else f"[{shown}]"
+
+
+def who(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0, 1 and 5``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"ranks {', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

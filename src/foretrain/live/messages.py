@@ -1,0 +1,233 @@
+"""Messages between two ranks of a group: sends and receives match in their order.
+
+# Note [Messages and folding]
+A message whose one end is not executed is matched with what the representatives of its ends do in the groups of the
+same family: in a ring of alike ranks the one that is executed sends to its successor and receives from itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from foretrain.errors import Disagreement
+from foretrain.live.folding import Folding
+from foretrain.live.groups import Group, Party
+from foretrain.live.starts import Order, Starts, Traffic
+from foretrain.live.streams import Event, Stream, late
+from foretrain.live.wire import CONTRIBUTION, Entry
+from foretrain.units import Time
+
+Channel: TypeAlias = tuple[object, int, int]
+"""Group, or family where an end is not executed; source and target, or their representatives."""
+
+
+class Batch:
+    """The messages of one NCCL group on one rank.
+
+    They proceed together: the stream stands until the last is over, and that is when the events of all happen.
+    """
+
+    __slots__ = ("ends", "host", "left", "party", "stream")
+
+    def __init__(self, party: Party, stream: Stream) -> None:
+        self.party, self.stream = party, stream
+        self.host: Time = 0
+        self.ends: list[End] = []
+        self.left = 0
+
+    def arrive(self, time: Time) -> None:
+        """The stream is there."""
+        self.left = len(self.ends)
+        for end in self.ends:
+            end.arrive(time)
+
+    def end_of_one(self, now: Time) -> None:
+        """One of the messages is over."""
+        self.left -= 1
+        if not self.left:
+            for end in self.ends:
+                end.event.happen(now)
+            self.stream.resume(now)
+
+    def __str__(self) -> str:
+        return " and ".join(str(end) for end in self.ends if not end.begun)
+
+    def missing(self) -> list[int]:
+        """The live ranks it waits for."""
+        return sorted({end.other for end in self.ends if not end.begun and not end.other_has_come()})
+
+
+class End:
+    """One end of a message, on the rank that sends or receives it.
+
+    Attributes:
+        peer: the rank at the other end, as the script says.
+        other: the live rank that does what ``peer`` would do.
+        number: which of those that this rank sends to (or receives from) the peer in the group, from 1.
+        event: the end of the batch.
+    """
+
+    __slots__ = (
+        "_askers",
+        "arrived",
+        "batch",
+        "begun",
+        "event",
+        "group",
+        "message",
+        "number",
+        "order",
+        "other",
+        "payload",
+        "peer",
+        "sends",
+        "size",
+    )
+
+    def __init__(self, batch: Batch, group: Group, entry: Entry, other: int, number: int) -> None:
+        self.batch, self.group, self.other, self.number = batch, group, other, number
+        self.peer, self.sends = group.members[entry.count], not entry.code
+        self.size, self.payload = entry.c, entry.payload
+        self.order = batch.party.order()
+        self.event = Event(meeting=self)
+        self.message: Message | None = None
+        self.arrived: Time | None = None
+        self.begun = False
+        self._askers: list[Callable[[], None]] = []
+
+    def arrive(self, time: Time) -> None:
+        """The stream is there."""
+        self.arrived = time
+        self.batch.party.chapter.came(self, time)
+        if self.message is not None:
+            self.message.try_to_begin()
+
+    def match(self, message: Message) -> None:
+        """The other end's record is there, too."""
+        self.message = message
+        askers, self._askers = self._askers, []
+        for asker in askers:
+            asker()
+
+    def begin(self, now: Time) -> None:
+        """Both ends have come."""
+        self.begun = True
+        self.batch.party.chapter.began(self, now)
+        self.batch.party.pace.communication(1)
+
+    def finish(self, now: Time, ends: tuple[int, int]) -> None:
+        """The message is over."""
+        party, name = self.batch.party, "send" if self.sends else "recv"
+        party.pace.communication(-1)
+        party.chapter.ended(self, now, self.batch.stream.number, name, self.size, ends)
+        self.batch.end_of_one(now)
+
+    def values(self) -> bytes | None:
+        """The answer to a question for its values: what is sent; None as long as the other end's record is missing."""
+        if self.message is None:
+            return None
+        payload = self.message.sender.payload
+        source = self.batch.party.rank if self.sends else self.peer
+        return CONTRIBUTION.pack(self.group.index[source], 1, len(payload)) + payload if payload else b""
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls when the other end's record is there."""
+        self._askers.append(call)
+
+    def unposted(self) -> list[int]:
+        """The live ranks whose records are not there."""
+        return [self.other] if self.message is None else []
+
+    def other_has_come(self) -> bool:
+        """Whether it does not wait for the other end."""
+        return self.message is not None and self.message.opposite(self).arrived is not None
+
+    def __str__(self) -> str:
+        what = f"send #{self.number} to" if self.sends else f"recv #{self.number} from"
+        return f"{what} rank {self.peer}"
+
+
+class Message:
+    """A send and its receive."""
+
+    __slots__ = ("_starts", "receiver", "sender")
+
+    def __init__(self, starts: Starts, sender: End, receiver: End) -> None:
+        self.sender, self.receiver, self._starts = sender, receiver, starts
+        if sender.size != receiver.size:
+            source, target = sender.batch.party.rank, receiver.batch.party.rank
+            raise Disagreement(
+                f"rank {source} calls {sender} with {sender.size:,} B, but rank {target} calls {receiver} with "
+                f"{receiver.size:,} B in {sender.group}; both must be of the same size and type"
+            )
+
+    def opposite(self, end: End) -> End:
+        """The other end."""
+        return self.receiver if end is self.sender else self.sender
+
+    def try_to_begin(self) -> None:
+        """An end has come: if both have, it begins when the later one is there."""
+        sent, received = self.sender.arrived, self.receiver.arrived
+        if sent is None or received is None:
+            return
+        when, now = max(sent, received), self._starts.world.now()
+        if when < now:
+            raise late(self.sender.batch.party.rank, "a message", when, now)
+        self._starts.at(when, self)
+
+    @property
+    def order(self) -> Order:
+        """Its place among those that begin at the same instant."""
+        return self.sender.order
+
+    def begin(self) -> None:
+        """Both have come."""
+        now = self._starts.world.now()
+        self.sender.begin(now)
+        self.receiver.begin(now)
+
+    def transfer(self) -> tuple[int, int, int]:
+        """Source, target and bytes, as the sender says."""
+        return self.sender.batch.party.rank, self.sender.peer, self.sender.size
+
+    def hand_to(self, traffic: Traffic) -> None:
+        """Messages are handed over together."""
+        raise AssertionError("a message is handed over with the others of its instant")
+
+    def end(self) -> None:
+        """It is over now."""
+        now = self._starts.world.now()
+        ends = (self.sender.batch.party.rank, self.sender.peer)
+        self.sender.finish(now, ends)
+        self.receiver.finish(now, ends)
+
+
+class Mail:
+    """All that is sent and not received yet, and the other way round; see Note [Messages and folding]."""
+
+    def __init__(self, starts: Starts, folding: Folding) -> None:
+        self._starts, self._folding = starts, folding
+        self._unmatched: dict[Channel, tuple[deque[End], deque[End]]] = {}
+        self._counts: dict[tuple[Group, int, int, bool], int] = {}
+
+    def post(self, batch: Batch, group: Group, entry: Entry) -> End:
+        """A record of ``batch``'s rank is there."""
+        rank, peer, sends = batch.party.rank, group.members[entry.count], not entry.code
+        other = self._folding.representative(peer)
+        counted = (group, rank, peer, sends)
+        number = self._counts[counted] = self._counts.get(counted, 0) + 1
+        end = End(batch, group, entry, other, number)
+        place = group if other == peer else group.family
+        channel = (place, rank, other) if sends else (place, other, rank)
+        sent, received = self._unmatched.setdefault(channel, (deque(), deque()))
+        mine, theirs = (sent, received) if sends else (received, sent)
+        if not theirs:
+            mine.append(end)
+            return end
+        opposite = theirs.popleft()
+        message = Message(self._starts, end, opposite) if sends else Message(self._starts, opposite, end)
+        end.match(message)
+        opposite.match(message)
+        return end

@@ -1,0 +1,258 @@
+"""What happened to each rank: steps in numbers, and, where it is asked for, every kernel and communication.
+
+# Note [Accounts of a step]
+A rank's step lasts from one STEP mark to the next. Every instant of it belongs to the first of these that fits: some
+stream computes; some communication is under way (then it is *exposed*); some stream stands at a communication whose
+other members have not come (*waiting*: stragglers, the bubble of a pipeline); or the GPU is *idle*: it waits for its
+host. A run of kernels with gaps in which the host launches counts as computing for as long as its work takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from foretrain.live.wire import ANNOTATION, COST, KERNEL, MEMORY, NAME, WARNING, Entry
+from foretrain.units import Time
+
+HOST = -1
+"""The stream of what the script does itself."""
+
+
+class Step(NamedTuple):
+    """The account of one step of one rank; times in ps.
+
+    Attributes:
+        number: as the script's optimizer counted.
+        begin: the mark before, or 0: the first step contains whatever came before it.
+        end: its own mark.
+        compute: some stream computed.
+        communication: some communication was under way.
+        exposed: the part of ``communication`` in which nothing was computed.
+        waiting: neither, but a stream stood at a communication that lacked members.
+        idle: the rest.
+    """
+
+    number: int
+    begin: Time
+    end: Time
+    compute: Time
+    communication: Time
+    exposed: Time
+    waiting: Time
+    idle: Time
+
+
+class Activity(NamedTuple):
+    """One interval of one rank; times in ps.
+
+    Attributes:
+        kind: a kernel, a communication, or a range that the script has named.
+        stream: number, or `HOST`.
+        name: of the kernel, operation or range.
+        reached: when its stream got there.
+        start: when it began: a communication, when all members had come.
+        end: when it was over.
+        size: bytes of a communication.
+        group: world ranks of a communication; source and target of a message.
+        provenance: where a kernel's duration is from, as the rank numbers it.
+    """
+
+    kind: Literal["kernel", "communication", "annotation"]
+    stream: int
+    name: str
+    reached: Time
+    start: Time
+    end: Time
+    size: int = 0
+    group: tuple[int, ...] = ()
+    provenance: int = 0
+
+
+class Chapter:
+    """The story of one rank.
+
+    Args:
+        rank: in the world.
+        kept: of how many last steps to keep the activities; None of all.
+        stepped: called with each step when it is complete.
+
+    Attributes:
+        steps: the accounts of all.
+        memory: what the rank last said of its memory.
+        cost: what it last said of where its times are from.
+        warnings: texts and how often each came.
+        traced: whether activities are kept.
+    """
+
+    def __init__(self, rank: int, kept: int | None = 0, stepped: Callable[[int, Step], None] | None = None) -> None:
+        self.rank = rank
+        self.steps: list[Step] = []
+        self.memory: dict[str, Any] = {}
+        self.cost: dict[str, Any] = {}
+        self.warnings: dict[str, int] = {}
+        self.traced = kept != 0
+        self._kept, self._stepped = kept, stepped
+        self._names: dict[int, str] = {}
+        # Begins and ends one after the other, back to back ones joined: what the next account is made of.
+        self._computed: list[Time] = []
+        self._communicated: list[Time] = []
+        self._waited: list[Time] = []
+        self._came: dict[object, Time] = {}
+        self._began: dict[object, Time] = {}
+        self._runs: list[tuple[int, Time, Time, Time, tuple[Any, ...]]] = []
+        self._operations: list[Activity] = []
+        self._ranges: list[tuple[Time, bool, str]] = []
+
+    def ran(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> None:
+        """A run of kernels was over at ``end``; ``stream`` got to it when ``reached``."""
+        computed = self._computed
+        if computed and computed[-1] == begin:
+            computed[-1] = end
+        else:
+            computed += (begin, end)
+        if self.traced:
+            self._runs.append((stream, reached, begin, end, run))
+
+    def came(self, what: object, time: Time) -> None:
+        """A stream comes to the communication ``what`` at ``time``."""
+        self._came[what] = time
+
+    def began(self, what: object, now: Time) -> None:
+        """All members have come."""
+        came = self._came[what]
+        if came < now:
+            self._waited += (came, now)
+        self._began[what] = now
+
+    def ended(self, what: object, now: Time, stream: int, name: str, size: int, group: tuple[int, ...]) -> None:
+        """The communication is over."""
+        came, began = self._came.pop(what), self._began.pop(what)
+        self._communicated += (began, now)
+        if self.traced:
+            self._operations.append(Activity("communication", stream, name, came, began, now, size, group))
+
+    def note(self, note: Entry) -> None:
+        """Remembers what the rank says."""
+        if note.code == ANNOTATION and self.traced:
+            self._ranges.append((note.host, bool(note.a), note.payload.decode()))
+        elif note.code == NAME:
+            self._names[note.a] = note.payload.decode()
+        elif note.code == MEMORY:
+            self.memory = json.loads(note.payload)
+        elif note.code == COST:
+            self.cost = json.loads(note.payload)
+        elif note.code == WARNING:
+            text = note.payload.decode()
+            self.warnings[text] = self.warnings.get(text, 0) + 1
+
+    def close(self, number: int, now: Time, running: Iterable[Time]) -> None:
+        """Step ``number`` ends now; ``running`` are the begins of runs under way. See Note [Accounts of a step]."""
+        begin = self.steps[-1].end if self.steps else 0
+        computed = [*self._computed, *_until(now, running)]
+        communicated = [*self._communicated, *_until(now, self._began.values())]
+        standing = (came for what, came in self._came.items() if what not in self._began)
+        waited = [*self._waited, *_until(now, standing)]
+        compute = covered(computed, begin, now)
+        communication = covered(communicated, begin, now)
+        either = covered(computed + communicated, begin, now)
+        any_of_them = covered(computed + communicated + waited, begin, now)
+        exposed, waiting, idle = either - compute, any_of_them - either, now - begin - any_of_them
+        step = Step(number, begin, now, compute, communication, exposed, waiting, idle)
+        self.steps.append(step)
+        self._computed, self._communicated, self._waited = (
+            _after(now, spans) for spans in (self._computed, self._communicated, self._waited)
+        )
+        self._prune()
+        if self._stepped is not None:
+            self._stepped(self.rank, step)
+
+    def activities(self) -> Iterator[Activity]:
+        """What is kept: kernels, then communications, then named ranges, each in the order in which they were over."""
+        for stream, reached, begin, end, run in self._runs:
+            yield from self._kernels(stream, reached, begin, end, run)
+        yield from self._operations
+        open_ranges: list[tuple[Time, str]] = []
+        for host, begins, name in self._ranges:
+            if begins:
+                open_ranges.append((host, name))
+            elif open_ranges:
+                begin, name = open_ranges.pop()
+                yield Activity("annotation", HOST, name, begin, begin, host)
+
+    def _kernels(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> Iterator[Activity]:
+        """The kernels of a run: as launched, or behind each other and stretched if communication slowed them."""
+        payload, work = run[9], run[4]
+        if not payload:
+            yield Activity("kernel", stream, f"{run[8]} kernels", reached, begin, end)
+        stretched = end - begin != work
+        at, done = reached, 0
+        for name, provenance, launch, duration in KERNEL.iter_unpack(payload):
+            if stretched:
+                start = begin + (end - begin) * done // work
+                done += duration
+                over = begin + (end - begin) * done // work
+            else:
+                start = launch if launch > at else at
+                over = start + duration
+            title = self._names.get(name, f"kernel {name}")
+            yield Activity("kernel", stream, title, at, start, over, provenance=provenance)
+            at = over
+
+    def _prune(self) -> None:
+        if not self._kept or len(self.steps) < self._kept:
+            return
+        since = self.steps[-self._kept].begin
+        self._runs = [run for run in self._runs if run[3] > since]
+        self._operations = [operation for operation in self._operations if operation.end > since]
+        self._ranges = _whole([mark for mark in self._ranges if mark[0] > since])
+
+
+def covered(spans: list[Time], begin: Time, end: Time) -> Time:
+    """How much of ``[begin, end)`` any of ``spans`` covers: begins and ends one after the other, in any order."""
+    pairs = np.array(spans, np.int64).reshape(-1, 2).clip(begin, end)
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(np.concatenate([[begin], pairs[:, 1]]))
+    return int(np.maximum(pairs[:, 1] - np.maximum(pairs[:, 0], reach[:-1]), 0).sum())
+
+
+def _until(now: Time, begins: Iterable[Time]) -> list[Time]:
+    """Spans from each of ``begins`` to now."""
+    return [bound for begin in begins if begin < now for bound in (begin, now)]
+
+
+def _after(now: Time, spans: list[Time]) -> list[Time]:
+    """The spans that are not over now."""
+    pairs = np.array(spans, np.int64).reshape(-1, 2)
+    return pairs[pairs[:, 1] > now].ravel().tolist()
+
+
+def _whole(marks: list[tuple[Time, bool, str]]) -> list[tuple[Time, bool, str]]:
+    """Without the ends whose begins are gone."""
+    kept: list[tuple[Time, bool, str]] = []
+    depth = 0
+    for mark in marks:
+        depth += 1 if mark[1] else -1
+        if depth < 0:
+            depth = 0
+        else:
+            kept.append(mark)
+    return kept
+
+
+class Story:
+    """The chapters of all live ranks.
+
+    Args:
+        ranks: the live ranks.
+        kept: of how many last steps to keep the activities; None of all, which grows with the run.
+        stepped: called with (rank, step) whenever a rank has completed a step.
+    """
+
+    def __init__(
+        self, ranks: Iterable[int], kept: int | None = 0, stepped: Callable[[int, Step], None] | None = None
+    ) -> None:
+        self.chapters = {rank: Chapter(rank, kept, stepped) for rank in ranks}

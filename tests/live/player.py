@@ -1,0 +1,299 @@
+"""Ranks without a script: generators that write a log and are sent the answers to their questions.
+
+A program is ``def program(rank: Rank)``; ``yield rank.frame()`` sends what has been written so far, and
+``answer = yield rank.ask(...)`` stops for an answer.
+"""
+
+import random
+import socket
+import struct
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import NamedTuple
+
+from foretrain.live.conductor import Conductor, conduct
+from foretrain.live.folding import Representatives
+from foretrain.live.story import Story
+from foretrain.live.wire import (
+    ANSWER,
+    ASK,
+    COLLECTIVE,
+    CONTRIBUTION,
+    FORGET,
+    GROUP,
+    HEADER,
+    KERNEL,
+    LEAVE,
+    MESSAGE,
+    NOTE,
+    OPERATIONS,
+    RECORD,
+    RECORD_LAYOUT,
+    RUN,
+    SPLITS,
+    STEP,
+    WAIT,
+    frames,
+)
+from foretrain.virtual.world import ARRIVAL, VirtualWorld
+
+
+class Reply(NamedTuple):
+    failed: bool
+    time: int
+    value: int
+    payload: bytes
+
+    def values(self):
+        """(rank in the group, weight, bytes) of each."""
+        found, at = [], 0
+        while at < len(self.payload):
+            rank, weight, size = CONTRIBUTION.unpack_from(self.payload, at)
+            at += CONTRIBUTION.size
+            found.append((rank, weight, self.payload[at : at + size]))
+            at += size
+        return found
+
+
+@dataclass
+class Rank:
+    """Writes the log of one rank. ``clock`` is the host's."""
+
+    number: int
+    clock: int = 0
+    replies: list[Reply] = field(default_factory=list)
+    _records: bytearray = field(default_factory=bytearray)
+    _payloads: bytearray = field(default_factory=bytearray)
+    _event: int = 0
+    _group: int = 0
+
+    def put(self, kind, *, flag=0, code=0, stream=0, a=0, b=0, c=0, host=0, count=0, payload=b""):
+        self._records += RECORD_LAYOUT.pack(kind, flag, code, stream, a, b, c, host, len(payload), count)
+        self._payloads += payload
+
+    def run(self, stream, work, *, floor=0):
+        """Kernels launched now; or later, if there is a ``floor``."""
+        self.put(RUN, stream=stream, a=work, b=max(floor, self.clock + work), count=1)
+
+    def kernels(self, stream, *durations, every=0):
+        """The same, traced: one kernel launched each ``every``."""
+        launches = [self.clock + every * i for i in range(len(durations))]
+        floor = max(launch + sum(durations[i:]) for i, launch in enumerate(launches))
+        each = (KERNEL.pack(i, 0, launches[i], durations[i]) for i in range(len(durations)))
+        self.put(RUN, stream=stream, a=sum(durations), b=floor, count=len(durations), payload=b"".join(each))
+
+    def record(self, stream):
+        self._event += 1
+        self.put(RECORD, stream=stream, a=self._event, host=self.clock)
+        return self._event
+
+    def wait(self, stream, event):
+        self.put(WAIT, stream=stream, a=event)
+
+    def call(self, stream, operation, size=0, *, group=0, root=0, payload=b"", splits=None):
+        if splits is not None:
+            self.put(SPLITS, payload=struct.pack(f"<{len(splits)}q", *splits))
+        self._event += 1
+        code = OPERATIONS.index(operation)
+        self.put(
+            COLLECTIVE,
+            code=code,
+            stream=stream,
+            a=self._event,
+            b=group,
+            c=size,
+            host=self.clock,
+            count=root,
+            payload=payload,
+        )
+        return self._event
+
+    def message(self, stream, peer, size, *, sends, group=0, more=False, payload=b""):
+        self._event += 1
+        self.put(
+            MESSAGE,
+            flag=int(more),
+            code=int(not sends),
+            stream=stream,
+            a=self._event,
+            b=group,
+            c=size,
+            host=self.clock,
+            count=peer,
+            payload=payload,
+        )
+        return self._event
+
+    def group(self, *members, family=1):
+        self._group += 1
+        self.put(GROUP, a=self._group, b=family, payload=struct.pack(f"<{len(members)}i", *members))
+        return self._group
+
+    def forget(self, *events):
+        self.put(FORGET, payload=struct.pack(f"<{len(events)}q", *events))
+
+    def step(self, number, event):
+        self.put(NOTE, code=STEP, a=number, b=event)
+
+    def note(self, code, *, a=0, payload=b""):
+        self.put(NOTE, code=code, a=a, host=self.clock, payload=payload)
+
+    def frame(self, asking=False):
+        header = HEADER.pack(len(self._records) // RECORD_LAYOUT.size, len(self._payloads), self.clock, asking, 0)
+        data = header + bytes(self._records) + bytes(self._payloads)
+        self._records.clear()
+        self._payloads.clear()
+        return data, asking
+
+    def ask(self, code, *, stream=0, a=0, b=0):
+        self.put(ASK, code=code, stream=stream, a=a, b=b, host=self.clock)
+        return self.frame(asking=True)
+
+    def leave(self, status=0):
+        return self.ask(LEAVE, a=status)
+
+    def hear(self, data):
+        status, size, time, value = ANSWER.unpack_from(data)
+        reply = Reply(bool(status), time, value, data[ANSWER.size : ANSWER.size + size])
+        if not reply.failed:
+            self.clock = max(self.clock, time)
+        self.replies.append(reply)
+        return reply
+
+
+class Constant:
+    """Traffic in which everything takes a fixed time, whatever else is under way."""
+
+    def __init__(self, world, duration=100):
+        self._world, self._duration = world, duration
+        self.log = []
+
+    def _end(self, *what):
+        duration = self._duration(*what) if callable(self._duration) else self._duration
+        return self._world.now() + duration
+
+    def collective(self, operation, size, group, splits, done):
+        self.log.append((self._world.now(), operation, size, group, splits))
+        self._world.schedule(self._end(operation, size), ARRIVAL, done)
+
+    def messages(self, transfers, done):
+        self.log.append((self._world.now(), "messages", tuple(transfers)))
+        for (_, _, size), call in zip(transfers, done, strict=True):
+            self._world.schedule(self._end("message", size), ARRIVAL, call)
+
+
+class Played(NamedTuple):
+    story: Story
+    ranks: dict[int, Rank]
+    log: list
+
+    def times(self, rank=0):
+        """When each question of ``rank`` but the last, its leave, was answered."""
+        return [reply.time for reply in self.ranks[rank].replies[:-1]]
+
+    def outcome(self):
+        """All that anyone could see of it."""
+        chapters = {rank: (c.steps, list(c.activities()), c.warnings) for rank, c in self.story.chapters.items()}
+        return chapters, {rank: played.replies for rank, played in self.ranks.items()}, self.log
+
+
+def play(*programs, duration=100, slowdown=1.0, folding=None, kept=None):
+    """Plays the program of each live rank in a thread of its own over a real socket pair; the rank leaves at its end."""
+    folding = folding or Representatives.all_live(len(programs))
+    world = VirtualWorld()
+    traffic = Constant(world, duration)
+    ranks = {number: Rank(number) for number in folding.live}
+    pairs = {number: socket.socketpair() for number in ranks}
+    threads = [
+        Thread(target=_drive, args=(_whole(program, ranks[number]), ranks[number], pairs[number][1]))
+        for number, program in zip(ranks, programs, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    story = Story(folding.live, kept)
+    try:
+        conduct(
+            {rank: ours for rank, (ours, _) in pairs.items()}, world, traffic, folding, slowdown=slowdown, story=story
+        )
+    finally:
+        for ours, _ in pairs.values():
+            ours.close()
+        for thread in threads:
+            thread.join()
+    return Played(story, ranks, traffic.log)
+
+
+def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=None):
+    """The same without sockets: frames come, and time advances, in an order drawn with ``seed``."""
+    rng = random.Random(seed)
+    folding = folding or Representatives.all_live(len(programs))
+    world = VirtualWorld()
+    traffic = Constant(world, duration)
+    ranks = {number: Rank(number) for number in folding.live}
+    story = Story(folding.live, kept)
+    asking = set()
+
+    def reply(number, data):
+        asking.discard(number)
+        ranks[number].hear(data)
+
+    conductor = Conductor(world, traffic, folding, reply, slowdown=slowdown, story=story)
+    playing = {n: _whole(program, ranks[n]) for n, program in zip(ranks, programs, strict=True)}
+    while playing:
+        ready = sorted(set(playing) - asking)
+        if not ready or rng.random() < 0.3:
+            conductor.advance()
+            continue
+        number = rng.choice(ready)
+        _deliver(conductor, playing, ranks[number], asking)
+    conductor.finish()
+    return Played(story, ranks, traffic.log)
+
+
+def _deliver(conductor, playing, rank, asking):
+    generator, reply = playing[rank.number], rank.replies[-1] if rank.replies else None
+    try:
+        data, asks = generator.send(reply)
+    except StopIteration:
+        del playing[rank.number]
+        return
+    if asks:
+        asking.add(rank.number)
+    for frame in frames(bytearray(data)):
+        conductor.hear(rank.number, frame)
+
+
+def _whole(program, rank):
+    yield from program(rank)
+    yield rank.leave()
+
+
+def _drive(generator, rank, end):
+    """Sends what the program yields, and the answers to it."""
+    with end:
+        reply = None
+        while True:
+            try:
+                data, asks = generator.send(reply)
+            except StopIteration:
+                return
+            try:
+                end.sendall(data)
+                reply = rank.hear(_answer(end)) if asks else None
+            except ConnectionError:
+                return
+
+
+def _answer(end):
+    head = _exactly(end, ANSWER.size)
+    return head + _exactly(end, ANSWER.unpack(head)[1])
+
+
+def _exactly(end, size):
+    data = b""
+    while len(data) < size:
+        more = end.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError
+        data += more
+    return data

@@ -1,0 +1,169 @@
+import pytest
+
+from foretrain.live.wire import DEVICE, ELAPSED, EVENT, QUERY_EVENT, QUERY_STREAM, STREAM
+from tests.live.player import play
+
+
+def test_a_stream_runs_one_kernel_behind_the_other():
+    def program(rank):
+        rank.run(1, 300)
+        rank.clock = 10
+        rank.run(1, 50)
+        done = yield rank.ask(STREAM, stream=1)
+        assert done.time == rank.clock == 350
+
+    assert play(program).times() == [350]
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+def test_a_gpu_waits_for_its_host(slowdown):
+    # Kernels of 10 launched every 30: the last is launched at 60.
+    def program(rank):
+        rank.kernels(1, 10, 10, 10, every=30)
+        rank.clock = 60
+        yield rank.ask(STREAM, stream=1)
+
+    played = play(program, slowdown=slowdown)
+    assert played.times() == [70]
+    spans = [(span.start, span.end) for span in played.story.chapters[0].activities()]
+    assert spans == [(0, 10), (30, 40), (60, 70)]
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+def test_a_stream_waits_for_an_event_of_another(slowdown):
+    def program(rank):
+        rank.run(1, 200)
+        first = rank.record(1)
+        rank.run(2, 30)
+        rank.wait(2, first)
+        rank.run(2, 30)
+        second = rank.record(2)
+        yield rank.ask(EVENT, a=second)
+        elapsed = yield rank.ask(ELAPSED, a=first, b=second)
+        assert elapsed.value == 30
+        yield rank.ask(DEVICE)
+
+    assert play(program, slowdown=slowdown).times() == [230, 230, 230]
+
+
+def test_an_event_happens_no_earlier_than_its_host_records_it():
+    def program(rank):
+        rank.run(1, 10)
+        rank.clock = 500
+        event = rank.record(1)
+        rank.wait(2, event)
+        rank.run(2, 1)
+        rank.clock = 501
+        yield rank.ask(STREAM, stream=2)
+
+    assert play(program).times() == [501]
+
+
+def test_what_was_done_before_is_answered_with_the_hosts_clock():
+    def program(rank):
+        rank.run(1, 10)
+        event = rank.record(1)
+        rank.clock = 500
+        yield rank.ask(EVENT, a=event)
+        rank.clock = 600
+        yield rank.ask(STREAM, stream=1)
+        yield rank.ask(STREAM, stream=7)
+        yield rank.ask(DEVICE, stream=1 << 16)
+
+    assert play(program).times() == [500, 600, 600, 600]
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+def test_a_query_sees_what_has_happened_by_now(slowdown):
+    def program(rank):
+        rank.run(1, 100)
+        event = rank.record(1)
+        seen = []
+        for clock in (0, 99, 100, 101):
+            rank.clock = clock
+            seen.append((yield rank.ask(QUERY_EVENT, a=event)).value)
+            assert rank.clock == clock
+        assert seen == [0, 0, 1, 1]
+        rank.run(1, 100)
+        seen = []
+        for clock in (200, 201):
+            rank.clock = clock
+            seen.append((yield rank.ask(QUERY_STREAM, stream=1)).value)
+        assert seen == [0, 1]
+
+    assert play(program, slowdown=slowdown).times() == [0, 99, 100, 101, 200, 201]
+
+
+def overlapping(rank):
+    """Computes 1,000 from 0 while a collective takes from 200 to 500."""
+    rank.run(1, 1000)
+    rank.run(2, 200)
+    rank.call(2, "all_reduce", 8)
+    yield rank.ask(STREAM, stream=2)
+    yield rank.ask(STREAM, stream=1)
+
+
+def test_communication_slows_computing_piecewise():
+    # 200 at full pace, 300 ps at 2/3 of it are 200 of work, 600 remain.
+    played = play(overlapping, duration=300, slowdown=1.5)
+    assert played.times() == [500, 1100]
+
+
+def test_without_slowdown_communication_costs_nothing():
+    assert play(overlapping, duration=300).times() == [500, 1000]
+
+
+def test_a_run_that_begins_while_communicating_is_slow_until_that_ends():
+    def program(rank):
+        rank.call(2, "all_reduce", 8)
+        rank.clock = 100
+        rank.run(1, 300)
+        yield rank.ask(STREAM, stream=1)
+
+    # 200 ps at half the pace are 100 of work, 200 remain.
+    assert play(program, duration=300, slowdown=2.0).times() == [500]
+
+
+def test_two_communications_slow_no_more_than_one():
+    def program(rank):
+        rank.call(2, "all_reduce", 8)
+        rank.call(3, "all_gather", 8)
+        rank.run(1, 300)
+        yield rank.ask(STREAM, stream=1)
+
+    # From 0 to 200 half the pace, whatever ends at 100.
+    took = {"all_reduce": 200, "all_gather": 100}
+    assert play(program, duration=lambda operation, _: took[operation], slowdown=2.0).times() == [400]
+
+
+def test_a_run_that_waits_for_its_host_is_not_slowed_before():
+    def program(rank):
+        rank.call(2, "all_reduce", 8)
+        rank.run(1, 50, floor=550)
+        yield rank.ask(STREAM, stream=1)
+
+    assert play(program, duration=300, slowdown=2.0).times() == [550]
+
+
+def test_events_that_are_forgotten_are_waited_for_all_the_same():
+    def program(rank):
+        rank.run(1, 100)
+        event = rank.record(1)
+        rank.wait(2, event)
+        rank.forget(event)
+        rank.run(2, 1)
+        yield rank.ask(STREAM, stream=2)
+
+    assert play(program, slowdown=1.5).times() == [101]
+
+
+def test_a_log_that_goes_back_in_time_is_our_bug():
+    def program(rank):
+        rank.run(1, 100)
+        yield rank.ask(STREAM, stream=1)
+        rank.clock = 0
+        rank.run(2, 10)
+        yield rank.ask(STREAM, stream=2)
+
+    with pytest.raises(AssertionError, match="rank 0 sent kernels of 0 ps"):
+        play(program, slowdown=1.5)
