@@ -197,8 +197,8 @@ class Played(NamedTuple):
         return chapters, {rank: played.replies for rank, played in self.ranks.items()}, self.log
 
 
-def play(*programs, duration=100, slowdown=1.0, folding=None, kept=None):
-    """Plays the program of each live rank in a thread of its own over a real socket pair; the rank leaves at its end."""
+def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0):
+    """Plays the program of each live rank in a thread over a real socket pair; the rank leaves at its end."""
     folding = folding or Representatives.all_live(len(programs))
     world = VirtualWorld()
     traffic = Constant(world, duration)
@@ -223,7 +223,7 @@ def play(*programs, duration=100, slowdown=1.0, folding=None, kept=None):
     return Played(story, ranks, traffic.log)
 
 
-def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=None):
+def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=0):
     """The same without sockets: frames come, and time advances, in an order drawn with ``seed``."""
     rng = random.Random(seed)
     folding = folding or Representatives.all_live(len(programs))
@@ -275,12 +275,9 @@ def _drive(generator, rank, end):
         while True:
             try:
                 data, asks = generator.send(reply)
-            except StopIteration:
-                return
-            try:
                 end.sendall(data)
                 reply = rank.hear(_answer(end)) if asks else None
-            except ConnectionError:
+            except (StopIteration, ConnectionError):
                 return
 
 

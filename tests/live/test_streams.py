@@ -23,7 +23,7 @@ def test_a_gpu_waits_for_its_host(slowdown):
         rank.clock = 60
         yield rank.ask(STREAM, stream=1)
 
-    played = play(program, slowdown=slowdown)
+    played = play(program, slowdown=slowdown, kept=None)
     assert played.times() == [70]
     spans = [(span.start, span.end) for span in played.story.chapters[0].activities()]
     assert spans == [(0, 10), (30, 40), (60, 70)]

@@ -124,6 +124,7 @@ class Collective:
             )
         for part in self.parts.values():
             part.event.happen(now)
+            del part.event, part.meeting  # No cycle stays behind: it would live until the collector comes by.
             part.stream.resume(now)
 
     def values(self) -> bytes | None:

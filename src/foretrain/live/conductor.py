@@ -8,10 +8,11 @@ could tell, starts and queries, waits for the end of the instant and is taken to
 
 from __future__ import annotations
 
+import gc
 import selectors
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -36,17 +37,16 @@ class Live:
     Attributes:
         clock: the least that its host's clock can be.
         question: what it has stopped for; None if it runs.
-        left: whether it has ended as it should; ``status`` is then its exit status.
+        left: whether it has ended as it should.
     """
 
-    __slots__ = ("clock", "gpu", "left", "number", "question", "status")
+    __slots__ = ("clock", "gpu", "left", "number", "question")
 
     def __init__(self, number: int, gpu: Gpu) -> None:
         self.number, self.gpu = number, gpu
         self.clock: Time = 0
         self.question: Question | None = None
         self.left = False
-        self.status = 0
 
 
 class Conductor:
@@ -71,7 +71,7 @@ class Conductor:
         slowdown: float = 1.0,
         story: Story,
     ) -> None:
-        self._world, self._send = world, reply
+        self._world, self._send, self._story = world, reply, story
         self._looks = Looks(world)
         self._meetings = meetings = Meetings(world, traffic, folding)
         self._ranks = {
@@ -98,7 +98,8 @@ class Conductor:
             return
         entry = frame.entries[-1]
         if entry.code == LEAVE:
-            rank.left, rank.status = True, entry.a
+            rank.left = True
+            self._story.chapters[number].status = entry.a
         rank.question = question = Question(rank.gpu, entry, partial(self._reply, rank))
         question.put()
         if rank.question is question and question.queries:
@@ -205,12 +206,24 @@ def conduct(
 
     conductor = Conductor(world, traffic, folding, reply, slowdown=slowdown, story=story)
     try:
-        _converse(conductor, sockets)
+        with _collecting_rarely():
+            _converse(conductor, sockets)
     except ForetrainError as error:
         conductor.refuse(str(error))
         raise
     conductor.finish()
     return story
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Has Python look for cycles less often: queued records are many, and looking through them takes half the time."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
 
 
 def _converse(conductor: Conductor, sockets: Mapping[int, socket.socket]) -> None:

@@ -112,6 +112,8 @@ class Gpu:
         for stream in tuple(streams.values()):
             if stream.blocked is None and stream.queue:
                 stream.advance()
+        if self._chapter.is_long():
+            self._chapter.settle(self._world.now(), self._running())
 
     def event(self, number: int) -> Event:
         """Event ``number``; KeyError if there is none."""

@@ -47,8 +47,10 @@ class Batch:
         """One of the messages is over."""
         self.left -= 1
         if not self.left:
-            for end in self.ends:
+            ends, self.ends = self.ends, []
+            for end in ends:
                 end.event.happen(now)
+                del end.event  # No cycle stays behind: it would live until the collector comes by.
             self.stream.resume(now)
 
     def __str__(self) -> str:
@@ -71,6 +73,7 @@ class End:
 
     __slots__ = (
         "_askers",
+        "_sent",
         "arrived",
         "batch",
         "begun",
@@ -95,6 +98,7 @@ class End:
         self.message: Message | None = None
         self.arrived: Time | None = None
         self.begun = False
+        self._sent: bytes | None = None
         self._askers: list[Callable[[], None]] = []
 
     def arrive(self, time: Time) -> None:
@@ -106,7 +110,7 @@ class End:
 
     def match(self, message: Message) -> None:
         """The other end's record is there, too."""
-        self.message = message
+        self.message, self._sent = message, message.sender.payload
         askers, self._askers = self._askers, []
         for asker in askers:
             asker()
@@ -120,15 +124,16 @@ class End:
     def finish(self, now: Time, ends: tuple[int, int]) -> None:
         """The message is over."""
         party, name = self.batch.party, "send" if self.sends else "recv"
+        self.message = None
         party.pace.communication(-1)
         party.chapter.ended(self, now, self.batch.stream.number, name, self.size, ends)
         self.batch.end_of_one(now)
 
     def values(self) -> bytes | None:
         """The answer to a question for its values: what is sent; None as long as the other end's record is missing."""
-        if self.message is None:
+        payload = self._sent
+        if payload is None:
             return None
-        payload = self.message.sender.payload
         source = self.batch.party.rank if self.sends else self.peer
         return CONTRIBUTION.pack(self.group.index[source], 1, len(payload)) + payload if payload else b""
 
@@ -138,7 +143,7 @@ class End:
 
     def unposted(self) -> list[int]:
         """The live ranks whose records are not there."""
-        return [self.other] if self.message is None else []
+        return [self.other] if self._sent is None else []
 
     def other_has_come(self) -> bool:
         """Whether it does not wait for the other end."""

@@ -20,6 +20,8 @@ from foretrain.units import Time
 
 HOST = -1
 """The stream of what the script does itself."""
+_LONG = 100_000
+"""Bounds of spans after which a rank whose script marks no steps is accounted for all the same."""
 
 
 class Step(NamedTuple):
@@ -77,7 +79,7 @@ class Chapter:
 
     Args:
         rank: in the world.
-        kept: of how many last steps to keep the activities; None of all.
+        kept: of how many last steps to keep the activities; None of all. Without steps nothing is thrown away.
         stepped: called with each step when it is complete.
 
     Attributes:
@@ -86,6 +88,7 @@ class Chapter:
         cost: what it last said of where its times are from.
         warnings: texts and how often each came.
         traced: whether activities are kept.
+        status: with which exit status the rank has left, or None.
     """
 
     def __init__(self, rank: int, kept: int | None = 0, stepped: Callable[[int, Step], None] | None = None) -> None:
@@ -95,12 +98,16 @@ class Chapter:
         self.cost: dict[str, Any] = {}
         self.warnings: dict[str, int] = {}
         self.traced = kept != 0
+        self.status: int | None = None
         self._kept, self._stepped = kept, stepped
         self._names: dict[int, str] = {}
         # Begins and ends one after the other, back to back ones joined: what the next account is made of.
         self._computed: list[Time] = []
         self._communicated: list[Time] = []
         self._waited: list[Time] = []
+        # Of the step under way, until when it is accounted for: computed, communicated, either, or waited as well.
+        self._settled: Time = 0
+        self._sums = [0, 0, 0, 0]
         self._came: dict[object, Time] = {}
         self._began: dict[object, Time] = {}
         self._runs: list[tuple[int, Time, Time, Time, tuple[Any, ...]]] = []
@@ -149,26 +156,36 @@ class Chapter:
             text = note.payload.decode()
             self.warnings[text] = self.warnings.get(text, 0) + 1
 
-    def close(self, number: int, now: Time, running: Iterable[Time]) -> None:
-        """Step ``number`` ends now; ``running`` are the begins of runs under way. See Note [Accounts of a step]."""
-        begin = self.steps[-1].end if self.steps else 0
-        computed = [*self._computed, *_until(now, running)]
-        communicated = [*self._communicated, *_until(now, self._began.values())]
-        standing = (came for what, came in self._came.items() if what not in self._began)
-        waited = [*self._waited, *_until(now, standing)]
-        compute = covered(computed, begin, now)
-        communication = covered(communicated, begin, now)
-        either = covered(computed + communicated, begin, now)
-        any_of_them = covered(computed + communicated + waited, begin, now)
-        exposed, waiting, idle = either - compute, any_of_them - either, now - begin - any_of_them
-        step = Step(number, begin, now, compute, communication, exposed, waiting, idle)
+    def close(self, number: int, end: Time, running: Iterable[Time]) -> None:
+        """Step ``number`` ended at ``end``; ``running`` are the begins of runs under way."""
+        self.settle(end, running)
+        compute, communication, either, any_of_them = self._sums
+        begin, end = self.steps[-1].end if self.steps else 0, self._settled
+        exposed, waiting, idle = either - compute, any_of_them - either, end - begin - any_of_them
+        step = Step(number, begin, end, compute, communication, exposed, waiting, idle)
         self.steps.append(step)
-        self._computed, self._communicated, self._waited = (
-            _after(now, spans) for spans in (self._computed, self._communicated, self._waited)
-        )
+        self._sums = [0, 0, 0, 0]
         self._prune()
         if self._stepped is not None:
             self._stepped(self.rank, step)
+
+    def settle(self, now: Time, running: Iterable[Time]) -> None:
+        """Adds to the account what is known of the time until now, so that nothing of it need be kept."""
+        begin, now = self._settled, max(now, self._settled)
+        computed = [*self._computed, *_until(now, running)]
+        either = [*computed, *self._communicated, *_until(now, self._began.values())]
+        standing = (came for what, came in self._came.items() if what not in self._began)
+        all_of_them = [*either, *self._waited, *_until(now, standing)]
+        spans = (computed, either[len(computed) :], either, all_of_them)
+        self._sums = [total + covered(each, begin, now) for total, each in zip(self._sums, spans, strict=True)]
+        self._settled = now
+        self._computed = _after(now, self._computed)
+        self._communicated = _after(now, self._communicated)
+        self._waited = _after(now, self._waited)
+
+    def is_long(self) -> bool:
+        """Whether it is time to `settle`, though no step ends."""
+        return len(self._computed) + len(self._communicated) + len(self._waited) > _LONG
 
     def activities(self) -> Iterator[Activity]:
         """What is kept: kernels, then communications, then named ranges, each in the order in which they were over."""

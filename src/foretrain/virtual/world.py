@@ -2,7 +2,8 @@
 
 The heap's key is (time, priority, sequence): among events of one instant arrivals come before timers, because what has
 arrived is a fact that a timer's owner should know, and otherwise they keep the order in which they were asked for.
-Starts and looks come last: what must be seen as a whole, whichever order its parts came in, waits for all of an instant.
+Starts and looks come last: what must be seen as a whole, in whichever order its parts came, waits for the rest of an
+instant.
 """
 
 from __future__ import annotations
