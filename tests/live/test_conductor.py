@@ -1,7 +1,7 @@
 import gc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.errors import Disagreement, PeerLost, StallError
@@ -97,6 +97,7 @@ def programs(draw):
     return [of(number) for number in range(ranks)]
 
 
+@settings(max_examples=300)
 @given(programs(), st.sampled_from([1.0, 1.37]), st.lists(st.integers(0, 10**6), min_size=3, max_size=3))
 def test_the_order_in_which_frames_come_does_not_tell(made, slowdown, seeds):
     outcomes = [shuffled(seed, *made, slowdown=slowdown, duration=17, kept=None).outcome() for seed in seeds]

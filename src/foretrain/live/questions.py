@@ -77,9 +77,6 @@ class Question:
         done = all(event.time is not None and event.time <= self.host for event in self._events)
         self._reply(self.host, answer(self.host, int(done)))
 
-    def __str__(self) -> str:
-        return f"asks for {QUESTIONS[self.code]}"
-
     def _asked_about(self, entry: Entry) -> None:
         gpu, code = self._gpu, entry.code
         try:

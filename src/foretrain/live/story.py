@@ -188,10 +188,10 @@ class Chapter:
         return len(self._computed) + len(self._communicated) + len(self._waited) > _LONG
 
     def activities(self) -> Iterator[Activity]:
-        """What is kept: kernels, then communications, then named ranges, each in the order in which they were over."""
-        for stream, reached, begin, end, run in self._runs:
+        """What is kept: kernels, communications and named ranges; the first two stream by stream, in their order."""
+        for stream, reached, begin, end, run in sorted(self._runs, key=lambda run: run[0]):
             yield from self._kernels(stream, reached, begin, end, run)
-        yield from self._operations
+        yield from sorted(self._operations, key=lambda operation: operation.stream)
         open_ranges: list[tuple[Time, str]] = []
         for host, begins, name in self._ranges:
             if begins:
