@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.collective import Operation, steps_on_critical_path
+from foretrain.collective import Operation
 from foretrain.errors import ConfigError
 from foretrain.network.arrangement import Arrangement, arrange, chunks, suited
 from foretrain.network.placing import place
@@ -249,9 +249,10 @@ class Deployment:
         key = "nccl", operation, name
         if key not in self._memo:
             arrangement = arrange(name, operation, self.topology, self.members)
-            bare = _Way(name, arrangement, 0, wire=False)
-            rounds = steps_on_critical_path(arrangement.plan)
-            self._memo[key] = arrangement, rounds, self._time(bare, _LARGE) / _LARGE
+            # A step of 1 ps instead of none: rings collapse only while their latency runs, and large ones must.
+            bare = _Way(name, arrangement, 1, wire=False)
+            rounds = round(self._time(bare, 0))
+            self._memo[key] = arrangement, rounds, (self._time(bare, _LARGE) - rounds) / _LARGE
         arrangement, rounds, per_byte = self._memo[key]
         step = choice.steps * choice.step_latency // rounds
         moving = max(choice.time - choice.launch - rounds * step, 1)
