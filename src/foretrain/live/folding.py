@@ -1,69 +1,372 @@
-"""Folding: which ranks are executed, and which of them each other rank is like."""
+"""Which ranks are alike, so that few processes stand for very many.
+
+    folding = Folding.discover(1024, groups, families, messages)
+    folding.live                     # (0, 256, 512, 768): one per stage of the pipeline
+    folding.representative(300)      # 256
+
+# Note [Who is alike]
+A collective is symmetric in its members, so that one of them can stand for all. A message is not: what a stage of a
+pipeline does depends on its place. So a rank is known by its *places*: for every family of groups (the groups that the
+script made in one go) in which messages are sent, its index in its own group; and where messages go over the world, its
+index in its *chain*, one of the shifted copies of what rank 0 is connected with that tile the world. Ranks of equal
+places are alike. The live ranks are those whom rank 0 reaches by messages, which have every place once.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import Protocol
+from itertools import pairwise
+
+from foretrain.errors import ConfigError
+
+Group = tuple[int, ...]
+Message = tuple[int, int, Group]
+"""Source and target by world ranks, and the group they were addressed in."""
+
+_MOST_LINES = 12
+_MOST_RANGES = 4
 
 
-class Folding(Protocol):
-    """What the conductor must know of it."""
+class Folding:
+    """Which ranks are live, and whom each of them stands for.
 
-    @property
-    def size(self) -> int:
-        """Ranks of the world."""
-        ...
-
-    @property
-    def live(self) -> tuple[int, ...]:
-        """The world ranks that are executed, ascending."""
-        ...
-
-    def representative(self, rank: int) -> int:
-        """The live rank that does what ``rank`` would do."""
-        ...
-
-    def multiplicity(self, group: tuple[int, ...]) -> Mapping[int, int]:
-        """How many members of ``group`` each of its live members stands for, itself included."""
-        ...
-
-
-@dataclass(frozen=True)
-class Representatives:
-    """A folding given rank by rank.
+    Args:
+        world: ranks in all.
+        live: those that run.
+        representative: for each rank the live one that stands for it.
+        chains: for messages over the world, what is added to a rank to get to the same place of each other chain.
 
     Attributes:
-        of: the representative of each rank of the world; a live rank represents itself.
+        world, live: as given; ``live`` ascending.
     """
 
-    of: tuple[int, ...]
+    def __init__(self, world: int, live: Iterable[int], representative: Sequence[int], shifts: Sequence[int] = ()):
+        self.world = world
+        self.live: tuple[int, ...] = tuple(sorted(live))
+        self._representative = tuple(representative)
+        self._shifts = tuple(shifts)
+        self._families: dict[int, list[Group]] = {}
+        self._family_of: dict[Group, int] = {}
+        self._group_of: dict[int, dict[int, Group]] = {}
+        self._messaging: list[int] = []
+        self._images: dict[Group, tuple[Group, ...]] = {}
 
     @classmethod
-    def all_live(cls, size: int) -> Representatives:
-        """Every one of ``size`` ranks is executed."""
-        return cls(tuple(range(size)))
+    def all_live(cls, world: int) -> Folding:
+        """Every rank runs."""
+        _check_world(world)
+        return cls(world, range(world), range(world))
 
-    @property
-    def size(self) -> int:
-        """Ranks of the world."""
-        return len(self.of)
+    @classmethod
+    def discover(
+        cls,
+        world: int,
+        groups: Sequence[Group],
+        families: Sequence[int],
+        messages: Iterable[Message],
+        *,
+        heard: Collection[int] = (0,),
+    ) -> Folding:
+        """As few live ranks as messages allow; see Note [Who is alike].
 
-    @cached_property
-    def live(self) -> tuple[int, ...]:
-        """The ranks that represent themselves."""
-        return tuple(rank for rank, other in enumerate(self.of) if rank == other)
+        Args:
+            world: ranks in all.
+            groups: world ranks in each group's order.
+            families: for each group its family.
+            messages: what was sent, both ends of it.
+            heard: ranks all of whose messages are among ``messages``. What rank 0 sends over the world to rank s, rank
+                s is taken to send to 2s, and so on to the end of the world, until it has been heard.
+
+        Raises:
+            ConfigError: a group or message names a rank that there is not, or lists are of different lengths.
+        """
+        return cls._found(world, 0, groups, families, messages, heard)
+
+    @classmethod
+    def first(
+        cls,
+        world: int,
+        n: int,
+        groups: Sequence[Group] = (),
+        families: Sequence[int] = (),
+        messages: Iterable[Message] = (),
+        *,
+        heard: Collection[int] = (0,),
+    ) -> Folding:
+        """``n`` live ranks: those that `discover` finds, and further ones in order, as many as have all their peers.
+
+        Raises:
+            ConfigError: as `discover`; ``n`` is more than the world, or less than what `discover` finds.
+        """
+        _check_world(world)
+        if not 1 <= n <= world:
+            raise ConfigError("live", n, f"is not a number of ranks among {world}", f"write 1 to {world}, or auto")
+        return cls._found(world, n, groups, families, messages, heard)
+
+    @classmethod
+    def _found(
+        cls,
+        world: int,
+        n: int,
+        groups: Sequence[Group],
+        families: Sequence[int],
+        messages: Iterable[Message],
+        heard: Collection[int],
+    ) -> Folding:
+        _check_world(world)
+        if len(groups) != len(families):
+            raise ConfigError("families", len(families), "are not one per group", f"give {len(groups)}")
+        known = cls.all_live(world)
+        for group, family in zip(groups, families, strict=True):
+            known.add(group, family)
+        sent = list(messages)
+        for source, target, _ in sent:
+            if not (0 <= source < world and 0 <= target < world):
+                raise ConfigError("messages", (source, target), "names no rank", f"they are 0 to {world - 1}")
+        everyone = tuple(range(world))
+        inside = sorted({known._family_of[g] for *_, g in sent if g != everyone and known._apart(g)})
+        over = [(a, b) for a, b, g in sent if g == everyone or not known._apart(g)]
+        chain, shifts = _chains(world, over, heard)
+        places = list(zip(*(known._places(family) for family in inside), chain, strict=True))
+        near = _neighbours(_pairs(places, known, inside, bool(over)))
+        live = _live(places, near)
+        if n and n < len(live):
+            raise ConfigError("live", n, f"is less than the {len(live)} stages that messages connect", "write auto")
+        for rank in range(world if n > len(live) else 0):
+            more = set() if rank in live else _connected(rank, near)
+            if len(live) + len(more - live) <= n:
+                live |= more
+        made = cls(world, live, _represented(places, live), shifts)
+        for group, family in zip(groups, families, strict=True):
+            made.add(group, family)
+        made._messaging = inside
+        return made
+
+    def add(self, group: Group, family: int) -> None:
+        """A group that the script has made, and in which go; one that is known already changes nothing.
+
+        Raises:
+            ConfigError: it is no group of ranks of the world.
+        """
+        if not group or not 0 <= min(group) <= max(group) < self.world or len(set(group)) < len(group):
+            raise ConfigError(
+                "group", group[:8], "is no group of different ranks", f"ranks are 0 to {self.world - 1}, see --nproc"
+            )
+        owners = self._group_of.setdefault(family, {})
+        if group in self._family_of and any(owners.get(rank) == group for rank in group[:1]):
+            return
+        siblings = self._families.setdefault(family, [])
+        siblings.append(group)
+        owners.update((rank, group) for rank in group if rank not in owners)
+        mine = self._family_of.get(group)
+        # The same ranks may form a group of several families; the largest tells most about who is alike.
+        if mine is None or len(self._families[mine]) < len(siblings):
+            self._family_of[group] = family
+        self._images.clear()
 
     def representative(self, rank: int) -> int:
-        """The live rank that does what ``rank`` would do."""
-        return self.of[rank]
+        """The live rank that stands for ``rank``."""
+        return self._representative[rank]
 
-    def multiplicity(self, group: Sequence[int]) -> dict[int, int]:
-        """Members by the live member they are like; one whose representative is elsewhere counts for the first."""
-        live = [rank for rank in group if self.of[rank] == rank]
-        if not live:
-            return {}
-        count = Counter(self.of[rank] if self.of[rank] in live else live[0] for rank in group)
-        return {rank: count[rank] for rank in live}
+    def multiplicity(self, group: Group) -> dict[int, int]:
+        """For each live member of ``group``, how many members it stands for; they sum to the group's size.
+
+        Members whose representative is in another group are spread over the live ones; empty where none is live.
+        """
+        live = [rank for rank in group if rank in self._alive]
+        counts = dict.fromkeys(live, 0)
+        strangers = 0
+        for rank in group:
+            mine = self._representative[rank]
+            if mine not in counts:
+                if not live:
+                    return {}
+                mine = live[strangers % len(live)]
+                strangers += 1
+            counts[mine] += 1
+        return counts
+
+    def images(self, group: Group) -> tuple[Group, ...]:
+        """The groups that act at the moment when ``group`` does, on ranks that its members stand for; itself first.
+
+        A group without live members is the image of exactly one of its family, that of its first member's
+        representative.
+        """
+        found = self._images.get(group)
+        if found is None:
+            family = self._family_of.get(group)
+            found = self._images[group] = (group, *(() if family is None else self._represented_by(group, family)))
+        return found
+
+    def message_images(self, source: int, target: int, group: Group | None = None) -> tuple[tuple[int, int], ...]:
+        """The messages that are sent at the moment when ``source`` sends to ``target``, both live; itself first.
+
+        Args:
+            source, target: world ranks.
+            group: the group it is addressed in; by default one of those in which messages are sent that has both.
+        """
+        family = self._family_of.get(group) if group is not None else self._family_with(source, target)
+        if family is None or group == tuple(range(self.world)):
+            shifted = ((source + by, target + by) for by in self._shifts)
+            pairs = [(a, b) for a, b in shifted if max(a, b) < self.world and (a, b) != (source, target)]
+        else:
+            own = self._group_of[family][source]
+            places = own.index(source), own.index(target)
+            others = (other for other in self._families[family] if other != own and len(other) == len(own))
+            pairs = [(other[places[0]], other[places[1]]) for other in others]
+        return (source, target), *((a, b) for a, b in pairs if self._representative[a] == source)
+
+    def describe(self) -> tuple[str, ...]:
+        """Who stands for whom, a line for each class, for a person."""
+        if len(self.live) == self.world:
+            return (f"all {self.world:,} ranks live",)
+        members: dict[int, list[int]] = {rank: [] for rank in self.live}
+        for rank, mine in enumerate(self._representative):
+            members[mine].append(rank)
+        count = len(self.live)
+        lines = [f"{self.world:,} ranks in {count:,} class{'es' if count > 1 else ''}"]
+        lines += [
+            f"rank {rank} stands for {_ranges(ranks)} ({len(ranks):,})"
+            for rank, ranks in list(members.items())[:_MOST_LINES]
+        ]
+        if count > _MOST_LINES:
+            lines.append(f"and {count - _MOST_LINES:,} more")
+        return tuple(lines)
+
+    @cached_property
+    def _alive(self) -> frozenset[int]:
+        return frozenset(self.live)
+
+    def _apart(self, group: Group) -> bool:
+        """Whether ``group`` is of a family whose groups have no rank in common, so that ranks have one place each."""
+        family = self._family_of.get(group)
+        return family is not None and sum(map(len, self._families[family])) == len(self._group_of[family])
+
+    def _represented_by(self, group: Group, family: int) -> Iterable[Group]:
+        owners = self._group_of[family]
+        for other in self._families[family]:
+            folded = other != group and self._alive.isdisjoint(other)
+            if folded and owners.get(self._representative[other[0]]) == group:
+                yield other
+
+    def _family_with(self, source: int, target: int) -> int | None:
+        """The family of a group in which both ends send messages."""
+        for family in self._messaging:
+            own = self._group_of[family].get(source, ())
+            if target in own:
+                return family
+        return None
+
+    def _places(self, family: int) -> list[object]:
+        """Of each rank its index in its group of ``family``; of one that has none, something of its own."""
+        places: list[object] = [("alone", rank) for rank in range(self.world)]
+        for group in self._families[family]:
+            for index, rank in enumerate(group):
+                if self._group_of[family][rank] is group:
+                    places[rank] = index
+        return places
+
+
+def _check_world(world: int) -> None:
+    if world < 1:
+        raise ConfigError("world", world, "is not a number of ranks", "start at least 1")
+
+
+def _chains(world: int, over: list[tuple[int, int]], heard: Collection[int]) -> tuple[list[int], list[int]]:
+    """For messages over the world: of each rank its place in its chain, and by how much the chains are shifted.
+
+    Where shifted copies of rank 0's chain do not tile the world every rank is a place of its own.
+    """
+    if not over:
+        return [0] * world, []
+    chain = sorted(_connected(0, _neighbours(over)))
+    strides = {abs(b - a) for a, b in over if a in chain}
+    if len(strides) == 1 and (unheard := set(chain) - set(heard)):
+        stride = strides.pop()
+        chain = sorted({*chain, *range(min(unheard), world, stride)})
+    place = [-1] * world
+    shifts = []
+    for rank in range(world):
+        if place[rank] >= 0:
+            continue
+        copy = [rank + one for one in chain]
+        if copy[-1] >= world or any(place[one] >= 0 for one in copy):
+            return list(range(world)), []
+        shifts.append(rank)
+        for one, index in zip(copy, chain, strict=True):
+            place[one] = index
+    return place, shifts
+
+
+def _neighbours(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Whom each rank is connected with."""
+    near: dict[int, list[int]] = {}
+    for a, b in pairs:
+        near.setdefault(a, []).append(b)
+        near.setdefault(b, []).append(a)
+    return near
+
+
+def _connected(rank: int, near: dict[int, list[int]]) -> set[int]:
+    """``rank`` and all whom it is connected with, directly or through others."""
+    found, left = {rank}, [rank]
+    while left:
+        new = {other for other in near.get(left.pop(), ()) if other not in found}
+        found |= new
+        left += new
+    return found
+
+
+def _pairs(places: list[tuple[object, ...]], known: Folding, inside: list[int], over: bool) -> list[tuple[int, int]]:
+    """Neighbours in the groups and chains in which messages are sent."""
+    pairs = [pair for family in inside for group in known._families[family] for pair in pairwise(group)]
+    latest: dict[int, int] = {}
+    for rank, (*_, place) in enumerate(places if over else ()):
+        assert isinstance(place, int)
+        # A rank less its place in its chain is by how much the chain is shifted.
+        if rank - place in latest:
+            pairs.append((latest[rank - place], rank))
+        latest[rank - place] = rank
+    return pairs
+
+
+def _live(places: list[tuple[object, ...]], near: dict[int, list[int]]) -> set[int]:
+    """Whom rank 0 reaches by messages; and of places that nobody there has, the first rank and whom it reaches."""
+    live = _connected(0, near)
+    have = {places[rank] for rank in live}
+    for rank, place in enumerate(places):
+        if place not in have:
+            more = _connected(rank, near)
+            live |= more
+            have |= {places[one] for one in more}
+    return live
+
+
+def _represented(places: list[tuple[object, ...]], live: set[int]) -> list[int]:
+    """Of each rank the live one of its places; where there are several they take turns."""
+    able: dict[tuple[object, ...], list[int]] = {}
+    turn: dict[tuple[object, ...], int] = {}
+    for rank in sorted(live):
+        able.setdefault(places[rank], []).append(rank)
+    found = []
+    for rank, place in enumerate(places):
+        if rank in live:
+            found.append(rank)
+            continue
+        next_ = turn.get(place, 0)
+        turn[place] = next_ + 1
+        found.append(able[place][next_ % len(able[place])])
+    return found
+
+
+def _ranges(ranks: list[int]) -> str:
+    """``0-7, 16-23, …``; evenly spaced ones as ``0, 8, 16, …``."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    shown = ["-".join(map(str, part)) for part in parts[:_MOST_RANGES]]
+    return ", ".join(shown) + (", …" if len(parts) > _MOST_RANGES else "")
