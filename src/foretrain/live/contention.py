@@ -1,0 +1,183 @@
+"""Patterns in flight: each alone by its known time, and those that share links flow by flow.
+
+# Note [Domains]
+What is in flight falls into *domains*: patterns that share links, directly or through others. A domain's future is a
+function of what began in it and when, so it is remembered as a tree of such *moments*: where the same begins again at
+the same distances, as in every step of a training, nothing is simulated. Only what is not known yet makes a domain
+simulate, from its beginning. Times inside a domain count from there, so that it has the same future at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.live.exchanges import Pattern
+from foretrain.network.fluid import Fluid, Running
+from foretrain.units import Time
+from foretrain.virtual.world import ARRIVAL, TIMER, VirtualWorld
+
+_MOST_MOMENTS = 100_000
+"""Remembered; then memory begins anew. A training that repeats itself has a few hundred."""
+
+Done = Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Moment:
+    """A pattern has just begun in a domain.
+
+    Attributes:
+        after: by (when, what) begins next, the moment then.
+        ends: what completes afterwards if nothing comes, as far as is known: when, and the numbers of the patterns.
+    """
+
+    after: dict[tuple[Time, Pattern], _Moment] = field(default_factory=dict)
+    ends: list[tuple[Time, tuple[int, ...]]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A pattern in flight: the same number for the same place in the world's order of beginnings."""
+
+    pattern: Pattern
+    began: Time
+    sequence: int
+    done: Done | None
+
+
+class Contention:
+    """The network's links, and what is under way on them.
+
+    Args:
+        world: where time passes.
+        capacity: bytes/s of each link.
+        name: of a link, for errors.
+    """
+
+    def __init__(self, world: VirtualWorld, capacity: NDArray[np.float64], name: Callable[[int], str]) -> None:
+        self._world = world
+        self._network = lambda: Fluid(capacity, name=name)
+        self._domains: list[_Domain] = []
+        self._root = _Moment()
+        self._moments = 0
+        self._sequence = 0
+
+    def begin(self, pattern: Pattern, done: Done) -> None:
+        """Starts ``pattern`` now; calls ``done`` through the world when it has completed."""
+        now = self._world.now()
+        met = [domain for domain in self._domains if domain.meets(pattern.links)]
+        self._sequence += 1
+        entry = _Entry(pattern, now, self._sequence, done)
+        if len(met) == 1:
+            domain = met[0]
+            domain.add(entry)
+        else:
+            # Domains that met nobody before become one: from the beginning of the first, as if they had been.
+            self._domains = [domain for domain in self._domains if domain not in met]
+            for old in met:
+                old.asked += 1  # What it was to be called for is the new one's.
+            history = sorted([entry, *(old for domain in met for old in domain.history)], key=attrgetter("sequence"))
+            self._forget_some()
+            domain = _Domain(self._root, history, self._network)
+            self._domains.append(domain)
+        self._moments += 1
+        self._arm(domain)
+
+    def _forget_some(self) -> None:
+        if self._moments > _MOST_MOMENTS:
+            self._root, self._moments = _Moment(), 0
+
+    def _arm(self, domain: _Domain) -> None:
+        """Has itself called when the next pattern of ``domain`` completes, if nothing else comes before."""
+        domain.asked += 1
+        self._world.schedule(domain.next(), ARRIVAL, self._arrive, domain, domain.asked)
+
+    def _arrive(self, domain: _Domain, asked: int) -> None:
+        if asked != domain.asked:
+            return  # Something came in between, and changed when.
+        for entry in domain.completed(self._world.now()):
+            assert entry.done is not None
+            self._world.schedule(self._world.now(), TIMER, entry.done)
+            entry.done = None
+        if domain.running:
+            self._arm(domain)
+        else:
+            self._domains.remove(domain)
+
+
+class _Domain:
+    """Patterns that share links, from when the first began until none is under way; see Note [Domains]."""
+
+    def __init__(self, root: _Moment, history: list[_Entry], network: Callable[[], Fluid]) -> None:
+        self.history: list[_Entry] = []
+        self.running: dict[int, _Entry] = {}
+        self.asked = 0
+        self._moment = root
+        self._origin = history[0].began
+        self._consumed = 0
+        self._network = network
+        self._fluid: Fluid | None = None
+        self._handles: list[Running] = []
+        for entry in history:
+            self.add(entry)
+
+    def meets(self, links: int) -> bool:
+        """Whether something under way uses one of ``links``."""
+        return any(entry.pattern.links & links for entry in self.running.values())
+
+    def add(self, entry: _Entry) -> None:
+        """``entry`` begins."""
+        when = entry.began - self._origin
+        self._moment = self._moment.after.setdefault((when, entry.pattern), _Moment())
+        self._consumed = 0
+        if entry.done is not None:
+            self.running[len(self.history)] = entry
+        self.history.append(entry)
+        if self._fluid is not None:
+            self._load(self._fluid, entry)
+
+    def next(self) -> Time:
+        """When the next pattern completes if nothing comes."""
+        known = self._moment.ends
+        if self._consumed < len(known):
+            return self._origin + known[self._consumed][0]
+        if len(self.history) == 1:
+            known.append((self.history[0].pattern.alone, (0,)))
+            return self.next()
+        fluid = self._simulated()
+        over = [end for index in self.running if (end := self._handles[index].end) is not None]
+        when = min(over) if over else fluid.next_completion()
+        assert when is not None
+        return self._origin + when
+
+    def completed(self, now: Time) -> list[_Entry]:
+        """What has just completed, at `next`."""
+        known = self._moment.ends
+        if self._consumed == len(known):
+            fluid = self._simulated()
+            fluid.advance(now - self._origin)
+            over = tuple(index for index in self.running if self._handles[index].end is not None)
+            known.append((now - self._origin, over))
+        over = known[self._consumed][1]
+        self._consumed += 1
+        return [self.running.pop(index) for index in over]
+
+    def _simulated(self) -> Fluid:
+        """The flows of all that began, as they stand after what was last looked at."""
+        if self._fluid is None:
+            self._fluid = self._network()
+            for entry in self.history:
+                self._load(self._fluid, entry)
+        return self._fluid
+
+    def _load(self, fluid: Fluid, entry: _Entry) -> None:
+        program, when = entry.pattern.program, entry.began - self._origin
+        assert program is not None
+        shifted = dataclasses.replace(program, release=program.release + when)
+        self._handles.append(fluid.add(shifted, when))

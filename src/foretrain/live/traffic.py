@@ -1,0 +1,239 @@
+"""The network as the conductor sees it: collectives and messages begin, and are over.
+
+traffic = NetworkTraffic(world, cluster("dgx-h100:16,collective=nccl"), folding)
+traffic.collective("all_gather", 2**28, group, None, done)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.collective import Operation
+from foretrain.collective.nccl.generation import gpu_named
+from foretrain.errors import ConfigError, unknown
+from foretrain.live.contention import Contention
+from foretrain.live.exchanges import Ground, Laid, Pattern, by_messages, by_wire, cost, patterned
+from foretrain.live.layouts import ALL_PAIRS, Group, algorithm, layout, message, uneven
+from foretrain.live.wire import OPERATIONS
+from foretrain.network.deployment import Deployment
+from foretrain.network.nccl import choice_on
+from foretrain.units import Time
+from foretrain.virtual.world import TIMER, VirtualWorld
+
+Done = Callable[[], None]
+Splits = Mapping[int, Sequence[int]] | Sequence[int] | None
+
+_OF_MESSAGES: Final = ("all_to_all", "gather", "scatter")
+"""Collectives that NCCL does by sends and receives."""
+_SEEN: Final = 1 << 14
+"""Group tuples that are known by their identity."""
+
+
+class Alike(Protocol):
+    """Which groups and messages act at the same moment; see `foretrain.live.folding.Folding`."""
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    def representative(self, rank: int) -> int:
+        """The live rank that stands for ``rank``."""
+        ...
+
+    def images(self, group: Group) -> tuple[Group, ...]:
+        """All groups that act when ``group`` does, itself first."""
+        ...
+
+    def message_images(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
+        """All messages that are sent when ``source`` sends to ``target``, that one first."""
+        ...
+
+
+class NetworkTraffic:
+    """Collectives and messages of the live ranks, and of those they stand for, in one network.
+
+    Time is that of an exchange alone where no other in flight shares a link with it, which costs microseconds; else of
+    all that share links, flow by flow (`foretrain.live.contention`). What groups and messages of represented ranks do
+    at the same moment is simulated with them as far as it contends.
+
+    Args:
+        world: where time passes.
+        where: the cluster: topology, ranks, routing and collective, ``"nccl"`` for NCCL's choice at each size.
+        folding: which ranks are alike.
+
+    Raises:
+        ConfigError: cluster and folding are not of equally many ranks.
+    """
+
+    def __init__(self, world: VirtualWorld, where: Deployment, folding: Alike) -> None:
+        if folding.world != len(where.members):
+            have = len(where.members)
+            raise ConfigError("nproc", folding.world, f"is not the cluster's {have} ranks", f"start {have}")
+        self._world, self._where, self._folding = world, where, folding
+        self._ground = Ground(where)
+        self._contention = Contention(world, where.capacity, where.network.link_name)
+        self._nccl = where.collective == "nccl"
+        self._seen: dict[int, tuple[Group, int]] = {}
+        self._numbers: dict[Group, int] = {}
+        self._laid: dict[object, Laid] = {}
+        self._patterns: dict[object, Pattern] = {}
+        self._looked: dict[object, Pattern] = {}
+        self._times: dict[Pattern, int] = {}
+        self._marked = np.zeros(len(where.capacity))
+
+    def collective(self, operation: str, size: int, group: Group, splits: Splits, done: Done) -> None:
+        """Begins now; ``done`` is called through the world when all members have ended.
+
+        Args:
+            operation: of `foretrain.live.wire.OPERATIONS`.
+            size: bytes as in the record ``COLLECTIVE`` there: the whole vector.
+            group: world ranks in the group's order. A broadcast's, reduce's, gather's or scatter's root is the first.
+            splits: for an uneven all-to-all: bytes to each rank of the group, the same from all members, or by world
+                rank of live members, whose rows those they stand for share.
+            done: called without arguments.
+
+        Raises:
+            ConfigError: the operation is unknown, or NCCL cannot do it.
+        """
+        if len(group) < 2:
+            self._world.schedule(self._world.now() + self._launch(), TIMER, done)
+            return
+        rows = None if splits is None or operation != "all_to_all" else self._rows(group, splits)
+        key = operation, size, self._number(group), None if rows is None else rows.tobytes()
+        found = self._looked.get(key)
+        if found is None:
+            found = self._looked[key] = self._collective(operation, max(size, 1), group, rows)
+        self._begin(found, done)
+
+    def messages(self, transfers: Sequence[tuple[int, int, int]], done: Sequence[Done]) -> None:
+        """Begins to send ``transfers``, each (source, target, bytes) by world ranks; each ends on its own."""
+        for (source, target, size), call in zip(transfers, done, strict=True):
+            if source == target:
+                self._world.schedule(self._world.now() + self._launch(), TIMER, call)
+                continue
+            key = "message", source, target, size
+            found = self._looked.get(key)
+            if found is None:
+                found = self._looked[key] = self._message(source, target, max(size, 1))
+            self._begin(found, call)
+
+    def regrouped(self) -> None:
+        """Groups have become known: looks anew at which act together."""
+        self._looked.clear()
+
+    def carried(self) -> NDArray[np.float64]:
+        """Bytes that each link of ``where.network`` has carried or begun to carry, of all ranks; float64 (links,)."""
+        total = np.zeros(len(self._where.capacity))
+        for pattern, times in self._times.items():
+            links, bytes_ = pattern.carried
+            total[links] += times * bytes_
+        return total
+
+    def mark(self) -> NDArray[np.float64]:
+        """The same since the last mark, and marks anew."""
+        total = self.carried()
+        since, self._marked = total - self._marked, total
+        return since
+
+    def _begin(self, pattern: Pattern, done: Done) -> None:
+        self._times[pattern] = self._times.get(pattern, 0) + 1
+        if pattern.program is None:
+            self._world.schedule(self._world.now() + pattern.alone, TIMER, done)
+        else:
+            self._contention.begin(pattern, done)
+
+    def _launch(self) -> Time:
+        """What an exchange with oneself costs."""
+        return gpu_named(self._where.device or "").generation.ll.launch if self._nccl else self._where.step
+
+    def _number(self, group: Group) -> int:
+        """A number for ``group``."""
+        # A tuple's hash takes as long as it is long, and the same ones come again and again.
+        seen = self._seen.get(id(group))
+        if seen is not None and seen[0] is group:
+            return seen[1]
+        number = self._numbers.setdefault(group, len(self._numbers))
+        if len(self._seen) < _SEEN:
+            self._seen[id(group)] = group, number
+        return number
+
+    def _collective(self, operation: str, size: int, group: Group, rows: NDArray[np.int64] | None) -> Pattern:
+        if operation not in OPERATIONS:
+            raise unknown("operation", operation, OPERATIONS)
+        if operation == "barrier":
+            return Pattern(self._latency(group))
+        images = self._folding.images(group)
+        key = operation, size, images, None if rows is None else rows.tobytes()
+        if key not in self._patterns:
+            laid = self._laid_as(operation, size, images)
+            self._patterns[key] = self._priced(laid, operation, size, images, rows)
+        return self._patterns[key]
+
+    def _laid_as(self, operation: str, size: int, images: tuple[Group, ...]) -> Laid:
+        members = self._ground.members[list(images[0])]
+        name, pieces = algorithm(self._where, operation, size, members)
+        key = operation, name, pieces, images
+        if key not in self._laid:
+            transfers = layout(self._where, operation, members, name, pieces)
+            proxied = self._nccl and operation in _OF_MESSAGES
+            self._laid[key] = self._ground.lay(transfers, images, proxied=proxied)
+        return self._laid[key]
+
+    def _priced(
+        self, laid: Laid, operation: str, size: int, images: tuple[Group, ...], rows: NDArray[np.int64] | None
+    ) -> Pattern:
+        ground, group = self._ground, images[0]
+        actual, bytes_ = (laid, size) if rows is None else (ground.lay(uneven(rows), images, proxied=self._nccl), 1)
+        if not self._nccl:
+            return by_wire(actual, ground, bytes_)
+        if operation in ("gather", "scatter"):
+            return by_messages(laid, ground, size, between=self._between(group))
+        asked = cast(Operation, "broadcast" if operation == "reduce" else operation)
+        if rows is not None:
+            size = max(int(rows.sum(axis=1).max()), 1)
+        return patterned(actual, ground, bytes_, *cost(laid, ground, asked, size, group))
+
+    def _message(self, source: int, target: int, size: int) -> Pattern:
+        images = self._folding.message_images(source, target)
+        key = "message", size, images
+        if key not in self._patterns:
+            if images not in self._laid:
+                self._laid[images] = self._ground.lay(message(), images, proxied=self._nccl)
+            laid = self._laid[images]
+            if self._nccl:
+                made = by_messages(laid, self._ground, size, between=self._between((source, target)))
+            else:
+                made = by_wire(laid, self._ground, size)
+            self._patterns[key] = made
+        return self._patterns[key]
+
+    def _rows(self, group: Group, splits: Mapping[int, Sequence[int]] | Sequence[int]) -> NDArray[np.int64] | None:
+        """Bytes from each rank of ``group`` to each; None among very many, where an even all-to-all stands for it."""
+        count = len(group)
+        if not isinstance(splits, Mapping):
+            splits = {group[0]: splits}
+        for rank, row in splits.items():
+            if len(row) != count:
+                raise ConfigError("splits", len(row), f"of rank {rank} are not one per rank", f"give {count}")
+        if count > ALL_PAIRS:
+            return None
+        anyone = next(iter(splits.values()))
+        rows = [splits.get(rank, splits.get(self._folding.representative(rank), anyone)) for rank in group]
+        return np.array(rows, np.int64)
+
+    def _latency(self, group: Group) -> Time:
+        """Of a barrier: an all-reduce of a single number."""
+        if not self._nccl:
+            return 2 * (len(group) - 1).bit_length() * self._where.step
+        members = self._ground.members[list(group)].tolist()
+        return choice_on(self._where.topology, members, self._where.device, "all_reduce", 4)[0].time
+
+    def _between(self, group: Group) -> bool:
+        """Whether ``group`` is in several servers."""
+        servers = self._ground.server[list(group)]
+        return bool((servers < 0).any() or (servers != servers[0]).any())
