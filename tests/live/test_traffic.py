@@ -182,6 +182,10 @@ def test_simulating_only_what_meets_is_simulating_everything(starts: list[Start]
     later = max(first) + SECOND
     again = run(world, traffic, [start._replace(at=start.at + later) for start in starts])
     assert again == [end + later for end in first]
+    # What is remembered is left where one of them does not come.
+    fewer, later = starts[: len(starts) // 2], 2 * later
+    less = run(world, traffic, [start._replace(at=start.at + later) for start in fewer])
+    assert less == [pytest.approx(end + later, abs=3) for end in always_joint(where, fewer)]
 
 
 @pytest.mark.parametrize("text", [SERVERS, SMALL])

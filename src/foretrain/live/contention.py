@@ -34,11 +34,12 @@ class _Moment:
 
     Attributes:
         after: by (when, what) begins next, the moment then.
-        ends: what completes afterwards if nothing comes, as far as is known: when, and the numbers of the patterns.
+        ends: what completes afterwards if nothing comes, as far as is known: when, and the numbers of the patterns;
+            None for them where something always came before.
     """
 
     after: dict[tuple[Time, Pattern], _Moment] = field(default_factory=dict)
-    ends: list[tuple[Time, tuple[int, ...]]] = field(default_factory=list)
+    ends: list[tuple[Time, tuple[int, ...] | None]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,22 +150,21 @@ class _Domain:
             return self._origin + known[self._consumed][0]
         if len(self.history) == 1:
             known.append((self.history[0].pattern.alone, (0,)))
-            return self.next()
-        fluid = self._simulated()
-        over = [end for index in self.running if (end := self._handles[index].end) is not None]
-        when = min(over) if over else fluid.next_completion()
-        assert when is not None
-        return self._origin + when
+        else:
+            fluid = self._simulated()
+            over = [end for index in self.running if (end := self._handles[index].end) is not None]
+            when = min(over) if over else fluid.next_completion()
+            assert when is not None
+            known.append((when, None))
+        return self.next()
 
     def completed(self, now: Time) -> list[_Entry]:
         """What has just completed, at `next`."""
-        known = self._moment.ends
-        if self._consumed == len(known):
-            fluid = self._simulated()
-            fluid.advance(now - self._origin)
+        when, over = self._moment.ends[self._consumed]
+        if over is None:
+            self._simulated().advance(now - self._origin)
             over = tuple(index for index in self.running if self._handles[index].end is not None)
-            known.append((now - self._origin, over))
-        over = known[self._consumed][1]
+            self._moment.ends[self._consumed] = when, over
         self._consumed += 1
         return [self.running.pop(index) for index in over]
 
