@@ -12,7 +12,7 @@ from threading import Thread
 from typing import NamedTuple
 
 from foretrain.live.conductor import Conductor, conduct
-from foretrain.live.folding import Representatives
+from foretrain.live.folding import Folding
 from foretrain.live.story import Story
 from foretrain.live.wire import (
     ANSWER,
@@ -181,6 +181,9 @@ class Constant:
         for (_, _, size), call in zip(transfers, done, strict=True):
             self._world.schedule(self._end("message", size), ARRIVAL, call)
 
+    def regrouped(self):
+        pass
+
 
 class Played(NamedTuple):
     story: Story
@@ -197,9 +200,15 @@ class Played(NamedTuple):
         return chapters, {rank: played.replies for rank, played in self.ranks.items()}, self.log
 
 
+def folding_of(*representatives):
+    """The folding in which each rank is represented by the given one."""
+    live = [rank for rank, other in enumerate(representatives) if rank == other]
+    return Folding(len(representatives), live, representatives)
+
+
 def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0):
     """Plays the program of each live rank in a thread over a real socket pair; the rank leaves at its end."""
-    folding = folding or Representatives.all_live(len(programs))
+    folding = folding or Folding.all_live(len(programs))
     world = VirtualWorld()
     traffic = Constant(world, duration)
     ranks = {number: Rank(number) for number in folding.live}
@@ -226,7 +235,7 @@ def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0):
 def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=0):
     """The same without sockets: frames come, and time advances, in an order drawn with ``seed``."""
     rng = random.Random(seed)
-    folding = folding or Representatives.all_live(len(programs))
+    folding = folding or Folding.all_live(len(programs))
     world = VirtualWorld()
     traffic = Constant(world, duration)
     ranks = {number: Rank(number) for number in folding.live}

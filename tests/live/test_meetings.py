@@ -1,9 +1,8 @@
 import pytest
 
-from foretrain.live.folding import Representatives
 from foretrain.live.groups import ranks_text, who
 from foretrain.live.wire import EVENT, STREAM, VALUES
-from tests.live.player import play, shuffled
+from tests.live.player import folding_of, play, shuffled
 
 
 def test_a_collective_begins_when_the_last_has_come():
@@ -102,7 +101,7 @@ def test_of_a_broadcast_only_the_roots_value_counts():
 
 
 def test_live_members_stand_for_others():
-    folding = Representatives((0, 0, 2, 2, 2))
+    folding = folding_of(0, 0, 2, 2, 2)
 
     def program(rank):
         event = rank.call(1, "all_reduce", 2, payload=b"v%d" % rank.number)
@@ -167,7 +166,7 @@ def test_a_ring_of_alike_ranks_closes_on_the_one_that_is_executed():
         rank.message(1, 3, 8, sends=False)
         yield rank.ask(STREAM, stream=1)
 
-    played = play(program, folding=Representatives((0, 0, 0, 0)))
+    played = play(program, folding=folding_of(0, 0, 0, 0))
     assert played.log == [(0, "messages", ((0, 1, 8),))]
 
 

@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: device type ``cuda`` in a stock CPU build of PyTorch, without data and without compute.
+"""A CUDA device that is not there: device type ``cuda`` in a stock CPU build of PyTorch, without data or compute.
 
 An extension in C++ (``native/``, compiled on first use by `build`) makes ``torch.empty(device="cuda")`` an ordinary
 tensor, so autograd, autocast, DistributedDataParallel's reducer, FSDP and DTensor see what they see on a GPU. Its

@@ -1,11 +1,12 @@
 """``torch.compile`` without a code generator: the same graphs, run operator by operator, charged as if fused.
 
-TorchInductor turns runs of pointwise operators and reductions into one Triton kernel that reads its inputs and writes its
-outputs once. Here Dynamo and AOTAutograd trace and partition as always; then each maximal run of fusible operators in
-the order of the graph is charged as one kernel of its boundary's bytes, and its operators cost nothing themselves (Note
+TorchInductor turns runs of pointwise operators and reductions into one Triton kernel that reads its inputs and writes
+its outputs once. Here Dynamo and AOTAutograd trace and partition as always; then each maximal run of fusible operators
+in the order of the graph is charged as one kernel of its boundary's bytes, and its operators cost nothing themselves (Note
 [Fused regions] in ``native/kernels.hpp``). Matrix products, convolutions, attention and collectives stay what they are.
 
-Departs from Inductor in that a run ends where any other operator stands between, even one that does not depend on it.
+Departs from Inductor in that a run ends where any other operator stands between, even one that does not depend on
+it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from foretrain.fakecuda.replacing import put
+
 Charge = Callable[[int], tuple[int, int]]
 """From bytes moved by a fused kernel to its duration in ps and provenance."""
 
@@ -26,22 +29,22 @@ _charge: list[Charge] = []
 def install(device: ModuleType) -> None:
     """Makes ``torch.compile`` use this backend where it would use Inductor, CUDA graphs included."""
     plain = torch.compile
-
-    def compile(model: Any = None, *, backend: Any = "inductor", mode: Any = None, options: Any = None, **given: Any) -> Any:
-        if backend in ("inductor", "cudagraphs"):
-            backend, mode, options = _backend(device), None, None
-        return plain(model, backend=backend, mode=mode, options=options, **given)
-
-    torch.compile = compile
     module_compile = torch.nn.Module.compile
 
-    def compile_module(self: torch.nn.Module, *args: Any, **given: Any) -> None:
-        if given.get("backend", "inductor") in ("inductor", "cudagraphs"):
-            given = {name: value for name, value in given.items() if name not in ("mode", "options")}
-            given["backend"] = _backend(device)
-        module_compile(self, *args, **given)
+    def ours(given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("backend", "inductor") not in ("inductor", "cudagraphs"):
+            return given
+        kept = {name: value for name, value in given.items() if name not in ("mode", "options")}
+        return kept | {"backend": _backend(device)}
 
-    torch.nn.Module.compile = compile_module
+    def compiled(model: Any = None, **given: Any) -> Any:
+        return plain(model, **ours(given))
+
+    def compile_module(self: torch.nn.Module, *args: Any, **given: Any) -> None:
+        module_compile(self, *args, **ours(given))
+
+    put(torch, compile=compiled)
+    put(torch.nn.Module, compile=compile_module)
 
 
 def set_charge(charge: Charge) -> None:
@@ -59,7 +62,7 @@ def _backend(device: ModuleType) -> Any:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         def compiled(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
-            from torch._functorch.aot_autograd import make_boxed_func
+            from torch._functorch._aot_autograd.utils import make_boxed_func
 
             fuse(graph, device)
             return make_boxed_func(graph.forward)
@@ -116,8 +119,8 @@ def _fusible(node: fx.Node) -> bool:
     """Pointwise operators, reductions and normalisations: what Inductor generates Triton for."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    tags = node.target.tags
-    return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or node.target.overloadpacket._qualified_op_name in _ALSO
+    tags, name = node.target.tags, node.target.overloadpacket._qualified_op_name
+    return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in _ALSO
 
 
 def _free(node: fx.Node) -> bool:

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 import torch.cuda.random
+
+from foretrain.device import Device
 from foretrain.fakecuda import streams
+from foretrain.fakecuda.replacing import put
 
 CUDA = "12.8"
 """The CUDA release that the device claims; torch 2.13's own default build."""
@@ -42,7 +45,7 @@ class Properties:
     memory_bus_width: int = 5120
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
-    gcnArchName: str = ""
+    gcnArchName: str = ""  # noqa: N815
     uuid: str = "00000000-0000-0000-0000-000000000000"
     pci_bus_id: int = 0
     pci_device_id: int = 0
@@ -52,24 +55,25 @@ class Properties:
 def install(device: ModuleType, properties: Properties) -> None:
     """Makes ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
     streams.install(device)
-    for name, call in _functions(device, properties).items():
-        setattr(torch._C, name, call)
-    for name, call in _replaced(device, properties).items():
-        setattr(torch.cuda, name, call)
-    setattr(torch._C, "_CudaDeviceProperties", Properties)
-    setattr(torch.cuda, "_CudaDeviceProperties", Properties)
-    for name in _ABSENT_TYPES:
-        if not hasattr(torch._C, name):
-            setattr(torch._C, name, type(name, (), {}))
-    for name in _ABSENT_FUNCTIONS:
-        if not hasattr(torch._C, name):
-            setattr(torch._C, name, lambda *_, **__: None)
-    torch.version.cuda = CUDA
-    torch.backends.cuda.is_built = lambda: True
-    setattr(torch.cuda.nccl, "version", lambda: NCCL)
-    setattr(torch.cuda.nccl, "is_available", lambda tensors: True)
+    put(torch._C, **_functions(device, properties), _CudaDeviceProperties=Properties)
+    put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
+    put(torch._C, **{name: type(name, (), {}) for name in _ABSENT_TYPES if not hasattr(torch._C, name)})
+    put(torch._C, **{name: _nothing for name in _ABSENT_FUNCTIONS if not hasattr(torch._C, name)})
+    put(torch.version, cuda=CUDA)
+    put(torch.backends.cuda, is_built=lambda: True)
+    put(torch.cuda.nccl, version=lambda: NCCL, is_available=lambda tensors: True)
     _resizing(device)
     _printing(device)
+
+
+def properties_of(gpu: Device) -> Properties:
+    """Of a preset."""
+    major, minor = gpu.capability
+    return Properties(gpu.product, major, minor, gpu.memory, gpu.sms, gpu.l2)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands for what nobody calls here."""
 
 
 def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
@@ -135,8 +139,7 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
     def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
         generator(device).set_state(new_state)
 
-    for name, call in {"get_rng_state": get_rng_state, "set_rng_state": set_rng_state}.items():
-        setattr(torch.cuda.random, name, call)
+    put(torch.cuda.random, get_rng_state=get_rng_state, set_rng_state=set_rng_state)
 
     def index(of: Any) -> int:
         number = of if isinstance(of, int) else None if of is None else torch.device(of).index
@@ -176,7 +179,7 @@ def _resizing(device: ModuleType) -> None:
         device.resize_storage(self, size)
         return self
 
-    torch.UntypedStorage.resize_ = resize_
+    put(torch.UntypedStorage, resize_=resize_)
 
 
 def _printing(device: ModuleType) -> None:
@@ -191,7 +194,7 @@ def _printing(device: ModuleType) -> None:
             return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
         return plain(self, tensor_contents=tensor_contents)
 
-    torch._tensor_str._str = text
+    put(torch._tensor_str, _str=text)
 
 
 _ABSENT_TYPES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator", "_MemPool", "_CUDAGraph")

@@ -1,9 +1,9 @@
 """Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network.
 
-    # Note [Stores]
-    A store is where ranks leave each other notes when they meet. Under folding most ranks of the world do not exist, so
-    nobody may wait for all of them: the ranks that do share one `FileStore` in a folder of the run's own, which also
-    spares a listening socket.
+# Note [Stores]
+A store is where ranks leave each other notes when they meet. Under folding most ranks of the world do not exist, so
+nobody may wait for all of them: the ranks that do share one `FileStore` in a folder of the run's own, which also
+spares a listening socket.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, Store
 from torch.distributed import distributed_c10d
 
+from foretrain.fakecuda.replacing import put
 
-def install(device: ModuleType, store: Callable[[], dist.Store]) -> None:
+
+def install(device: ModuleType, store: Callable[[], Store]) -> None:
     """Puts simulated process groups in place of NCCL's and Gloo's.
 
     Args:
@@ -30,7 +31,7 @@ def install(device: ModuleType, store: Callable[[], dist.Store]) -> None:
     _install_gloo(device)
     _install_rendezvous(store)
     _install_families(device)
-    dist.set_timeout = lambda *_, **__: None
+    put(dist, set_timeout=lambda *_, **__: None)
 
 
 class Options(Backend.Options):
@@ -66,26 +67,24 @@ def _install_nccl(device: ModuleType) -> None:
         Options = Options
         NCCLConfig = _Configuration
 
-        def __new__(cls, store: dist.Store, rank: int, size: int, options: Any = None, **_: Any) -> Any:
+        def __new__(cls, store: Store, rank: int, size: int, options: Any = None, **_: Any) -> Any:
             return device.group("nccl", rank, _ranks(options, size), options or Options())
 
     for module in (distributed_c10d, dist):
-        setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)
-        setattr(module, "is_nccl_available", lambda: True)
-    distributed_c10d._NCCL_AVAILABLE = True
-    for name, value in {
+        put(module, ProcessGroupNCCL=ProcessGroupNCCL, is_nccl_available=lambda: True)
+    put(distributed_c10d, _NCCL_AVAILABLE=True)
+    lacking = {
         "options": property(lambda self: Options()),
         "comm_split_count": lambda self: 0,
         "perform_nocolor_split": lambda self, device: None,
         "register_mem_pool": lambda self, pool: None,
         "deregister_mem_pool": lambda self, pool: None,
-    }.items():
-        if not hasattr(Backend, name):
-            setattr(Backend, name, value)
+    }
+    put(Backend, **{name: value for name, value in lacking.items() if not hasattr(Backend, name)})
 
 
 def _install_gloo(device: ModuleType) -> None:
-    def create(store: dist.Store, rank: int, size: int, timeout: Any) -> Any:
+    def create(store: Store, rank: int, size: int, timeout: Any) -> Any:
         ranks = _member_ranks[-1] if _member_ranks and len(_member_ranks[-1]) == size else list(range(size))
         return device.group("gloo", rank, list(ranks), Backend.Options("gloo"))
 
@@ -94,23 +93,22 @@ def _install_gloo(device: ModuleType) -> None:
 
         backend = "gloo"
 
-        def __new__(cls, store: dist.Store, rank: int, size: int, timeout: Any = None) -> Any:
+        def __new__(cls, store: Store, rank: int, size: int, timeout: Any = None) -> Any:
             return create(store, rank, size, timeout)
 
     for module in (distributed_c10d, dist):
-        setattr(module, "ProcessGroupGloo", ProcessGroupGloo)
+        put(module, ProcessGroupGloo=ProcessGroupGloo)
 
 
 def _ranks(options: Any, size: int) -> list[int]:
     return list(getattr(options, "global_ranks_in_group", None) or range(size))
 
 
-def _install_rendezvous(store: Callable[[], dist.Store]) -> None:
+def _install_rendezvous(store: Callable[[], Store]) -> None:
     """Ranks meet in the run's own store; see Note [Stores]."""
     # `torch.distributed.rendezvous` is the function, which hides the module of the same name.
     rendezvous = sys.modules["torch.distributed.rendezvous"]
-    setattr(rendezvous, "TCPStore", lambda *_, **__: store())
-    setattr(rendezvous, "_create_c10d_store", lambda *_, **__: store())
+    put(rendezvous, TCPStore=lambda *_, **__: store(), _create_c10d_store=lambda *_, **__: store())
 
 
 _member_ranks: list[Sequence[int]] = []
@@ -131,7 +129,7 @@ def _install_families(device: ModuleType) -> None:
         finally:
             _member_ranks.pop()
 
-    distributed_c10d._new_process_group_helper = make
+    put(distributed_c10d, _new_process_group_helper=make)
     split = dist.split_group
 
     def split_group(parent_pg: Any = None, split_ranks: Any = None, *rest: Any, **named: Any) -> Any:
@@ -140,7 +138,7 @@ def _install_families(device: ModuleType) -> None:
         return split(parent_pg, split_ranks, *rest, **named)
 
     for module in (dist, distributed_c10d):
-        setattr(module, "split_group", split_group)
+        put(module, split_group=split_group)
 
 
 class _Families:
@@ -159,6 +157,3 @@ class _Families:
             self._number, self._size, self._seen = self._number + 1, len(ranks), set()
         self._seen.update(ranks)
         self._announce(ranks, self._number)
-
-
-del torch

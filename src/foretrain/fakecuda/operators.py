@@ -17,10 +17,13 @@ _ALSO = ("convolution", "convolution_backward")
 def cuda_operators() -> list[str]:
     """Names with overload, e.g. ``"add.Tensor"``, of namespace ``aten``."""
     spec = importlib.util.find_spec("torchgen")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     path = Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
     entries = dict(_entries(path.read_text(encoding="utf-8")))
-    names = [name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NOTHING)[0])]
+    names = [
+        name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NOTHING)[0])
+    ]
     return [*names, *_ALSO]
 
 

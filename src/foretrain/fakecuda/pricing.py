@@ -8,7 +8,8 @@ from typing import Any
 from foretrain.device import preset
 from foretrain.device.aten import Meta, work
 from foretrain.device.model import OperatorModel
-from foretrain.device.work import Memory, Unknown
+from foretrain.device.tensors import moved
+from foretrain.device.work import HostCopy, Memory, Unknown, Work
 
 PROVENANCES = ("measured", "interpolated", "modelled", "unknown")
 """By the number that goes with a kernel in the log."""
@@ -43,22 +44,32 @@ class Prices:
         self._model = OperatorModel(preset(device), factor)
         self._unknown: Counter[str] = Counter()
 
-    def __call__(self, operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[int, str, int]:
-        """Duration in ps, the kernel's name, and the number of its provenance."""
-        what = work(operator, _metas(arguments), _metas(results))
+    def __call__(
+        self, operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]
+    ) -> tuple[int, str, int, float, float]:
+        """Duration in ps, the kernel's name, the number of its provenance, FLOPs, and the duration's relative sigma."""
+        what = _work(operator, _metas(arguments), _metas(results))
         estimate = self._model.estimate(what)
         if isinstance(what, Unknown):
             self._unknown[operator] += 1
-        return estimate.time, operator, PROVENANCES.index(estimate.provenance)
+        number = PROVENANCES.index(estimate.provenance)
+        return estimate.time, operator, number, getattr(what, "flops", 0), estimate.sigma
 
     def fused(self, moved: int) -> tuple[int, int]:
         """The same of a fused kernel that moves this many bytes."""
         estimate = self._model.estimate(Memory(moved))
         return estimate.time, PROVENANCES.index(estimate.provenance)
 
-    def summary(self) -> dict[str, Any]:
-        """Operators that nothing is known of."""
-        return {"unknown": sorted(self._unknown)}
+    @property
+    def unknown(self) -> list[str]:
+        """Operators that nothing is known of but the bytes of their arguments."""
+        return sorted(self._unknown)
+
+
+def _work(operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]) -> Work:
+    if operator.startswith("Memcpy"):
+        return HostCopy(moved(arguments[0]), pinned="Pinned" in operator)
+    return work(operator, arguments, results)
 
 
 def _metas(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -67,7 +78,7 @@ def _metas(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _meta(value: tuple[Any, ...]) -> Any:
-    if len(value) == 4 and isinstance(value[0], tuple) and isinstance(value[2], str):
-        shape, stride, dtype, device = value
-        return Meta(shape, stride, _DTYPES.get(dtype, dtype.lower()), device)
+    match value:
+        case (tuple() as shape, tuple() as stride, str() as dtype, str() as device):
+            return Meta(shape, stride, _DTYPES.get(dtype, dtype.lower()), device)
     return _metas(value)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
 from foretrain import device as gpus
 from foretrain.fakecuda import clocks, compiler, cuda, groups, operators, pricing
 from foretrain.fakecuda.settings import Settings
@@ -30,7 +37,7 @@ def activate(device: ModuleType, settings: Settings) -> None:
     device.set_capacity(gpu.memory, settings.reserve)
     device.set_launch(settings.launch)
     cuda.install(device, cuda.properties_of(gpu))
-    groups.install(device, lambda: dist.FileStore(settings.store, -1))
+    groups.install(device, lambda: FileStore(settings.store, -1))
     compiler.install(device)
 
 
@@ -45,7 +52,8 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     device.set_tracing(settings.tracing)
     device.set_on_unreal_read(_Watchdog(device))
     clocks.install(device.host, device.spend)
-    finished = _end_after(device, settings.steps)
+    compiler.set_charge(prices.fused)
+    _Steps(device, prices, settings.steps)
     status = 0
     try:
         run_as_main(settings.script[0], settings.script[1:], module=settings.module)
@@ -58,7 +66,7 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     except BaseException as error:
         told_as_its_own(type(error), error, error.__traceback__)
         status = 1
-    _report(device, prices, finished())
+    _note_memory(device)
     sys.stdout.flush()
     sys.stderr.flush()
     device.leave(status)
@@ -69,27 +77,60 @@ class _Enough(BaseException):
     """The steps that were asked for are done. Not an Exception, which a script may catch."""
 
 
-def _end_after(device: ModuleType, steps: int | None) -> Callable[[], int]:
-    """Notes every step of the optimizer, and ends the script after the last wanted; returns how many there were.
+class _Steps:
+    """Notes every step of the optimizer, and ends the script after the last wanted.
 
-    Where a script has several optimizers, the first that makes its n-th step makes the script's.
+    Where a script has several optimizers, the first that makes its n-th step makes the script's. What is launched from
+    one step to the next, and which memory is for what, is known here as well.
     """
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    made: dict[int, int] = {}
-    done = 0
+    def __init__(self, device: ModuleType, prices: pricing.Prices, wanted: int | None) -> None:
+        self._device, self._prices, self._wanted = device, prices, wanted
+        self._made: dict[int, int] = {}
+        self._before: dict[str, Any] = device.counts()
+        self.done = 0
+        register_optimizer_step_pre_hook(self._steps)
+        register_optimizer_step_post_hook(self._stepped)
 
-    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        nonlocal done
-        made[id(optimizer)] = made.get(id(optimizer), 0) + 1
-        if made[id(optimizer)] > done:
-            done += 1
-            device.note(device.STEP, done, device.record(), b"")
-            if done == steps:
-                raise _Enough
+    def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+        device = self._device
+        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
+        device.retag([_local(tensor) for tensor in parameters], device.PARAMETER)
+        device.retag([_local(tensor) for tensor in gradients], device.GRADIENT)
+        device.set_tag(device.OPTIMIZER)
 
-    register_optimizer_step_post_hook(stepped)
-    return lambda: done
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        device = self._device
+        device.set_tag(device.ACTIVATION)
+        made = self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
+        if made <= self.done:
+            return
+        self.done = made
+        device.note(device.STEP, made, device.record(), b"")
+        now = device.counts()
+        device.note(device.COST, made, 0, json.dumps(self._cost(now)).encode())
+        self._before = now
+        if made == self._wanted:
+            raise _Enough
+
+    def _cost(self, now: dict[str, Any]) -> dict[str, Any]:
+        """What was launched since the step before."""
+        before = self._before
+        spreads = itertools.zip_longest(now["spreads"], before["spreads"], fillvalue=0.0)
+        return {
+            "kernels": now["kernels"] - before["kernels"],
+            "flops": now["flops"] - before["flops"],
+            "recomputed": now["recomputed"] - before["recomputed"],
+            "times": [one - other for one, other in zip(now["times"], before["times"], strict=True)],
+            "spread": math.hypot(*(one - other for one, other in spreads)),
+            "unknown": self._prices.unknown,
+        }
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a distributed tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 class _Watchdog:
@@ -109,8 +150,8 @@ class _Watchdog:
             self._device.note(self._device.WARNING, 0, 0, text.encode())
         if count == _PATIENCE:
             raise RuntimeError(
-                f"{where} has read {what} {count:,} times. Values on the simulated GPU are not real, so a loop that waits"
-                f" for one of them never ends; bound it, or read a value that the host computes"
+                f"{where} has read {what} {count:,} times. Values on the simulated GPU are not real, so a loop that"
+                f" waits for one of them never ends; bound it, or read a value that the host computes"
             )
 
 
@@ -133,16 +174,14 @@ def _leave_log(device: ModuleType, socket: int) -> None:
         traceback.clear_frames(None)
 
 
-def _report(device: ModuleType, prices: pricing.Prices, steps: int) -> None:
-    """The last notes: memory, and how well the times are known."""
+def _note_memory(device: ModuleType) -> None:
+    """The last note: what the rank needed at its peak."""
     index = device.current_device()
     stats = device.memory_stats(index)
-    launched, priced, computed = device.statistics()
     memory = {
         "allocated": stats["allocated_bytes"]["all"]["peak"],
         "reserved": stats["reserved_bytes"]["all"]["peak"],
+        "retries": stats["num_alloc_retries"],
         "breakdown": device.memory_breakdown(index),
     }
     device.note(device.MEMORY, 0, 0, json.dumps(memory).encode())
-    cost = {"launched": launched, "priced": priced, "computed": computed, "steps": steps, **prices.summary()}
-    device.note(device.COST, 0, 0, json.dumps(cost).encode())

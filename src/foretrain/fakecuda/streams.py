@@ -1,7 +1,7 @@
 """``torch.cuda.Stream`` and ``Event`` on the fake device.
 
-A build without CUDA has only placeholders for them. The device's own guard serves PyTorch's generic ``torch.Stream`` and
-``torch.Event``, so these are those, with the names and habits of the CUDA ones.
+A build without CUDA has only placeholders for them. The device's own guard serves PyTorch's generic ``torch.Stream``
+and ``torch.Event``, so these are those, with the names and habits of the CUDA ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.cuda.streams
+
+from foretrain.fakecuda.replacing import put
 
 
 def install(device: ModuleType) -> None:
@@ -38,7 +40,7 @@ def install(device: ModuleType) -> None:
         def wait_event(self, event: torch.Event) -> None:
             event.wait(self)
 
-        def wait_stream(self, stream: torch.Stream) -> None:
+        def wait_stream(self, stream: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             self.wait_event(stream.record_event())
 
         def record_event(self, event: torch.Event | None = None) -> torch.Event:
@@ -80,13 +82,15 @@ def install(device: ModuleType) -> None:
     class ExternalStream(Stream):
         """A stream of somebody else's; there are none here."""
 
-        def __new__(cls, stream_ptr: int, device: Any = None) -> ExternalStream:
+        def __new__(cls, stream_ptr: int, device: Any = None) -> Any:
             return super().__new__(cls, stream_id=stream_ptr, device_index=index(device), device_type=1)
 
     class Event(torch.Event):
         """A CUDA event in virtual time; all of them know when they happened."""
 
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> Event:
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+        ) -> Event:
             where = torch.device("cuda", device.current_device())
             return super().__new__(cls, where, enable_timing=True, blocking=blocking, interprocess=False)
 
@@ -96,7 +100,7 @@ def install(device: ModuleType) -> None:
         def wait(self, stream: torch.Stream | None = None) -> None:
             super().wait(current_stream() if stream is None else stream)
 
-        def elapsed_time(self, end_event: torch.Event) -> float:
+        def elapsed_time(self, end_event: Any) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
             """ms from this event to ``end_event``."""
             return device.elapsed(self.event_id, end_event.event_id)
 
@@ -119,7 +123,5 @@ def install(device: ModuleType) -> None:
     for module in (torch.cuda, torch.cuda.streams):
         for one in (Stream, ExternalStream, Event):
             one.__module__ = "torch.cuda.streams"
-            setattr(module, one.__name__, one)
-    setattr(torch.cuda, "current_stream", current_stream)
-    setattr(torch.cuda, "default_stream", default_stream)
-    setattr(torch.cuda, "set_stream", set_stream)
+            put(module, **{one.__name__: one})
+    put(torch.cuda, current_stream=current_stream, default_stream=default_stream, set_stream=set_stream)

@@ -1,11 +1,11 @@
 """The process that all simulated ranks are forked from: PyTorch imported and the device activated once.
 
-    # Note [Talk with the zygote]
-    ``python -m foretrain.fakecuda.zygote FD`` serves the process that started it over the socket FD, in lines of JSON.
-    It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a socket for that rank beside it; it tells
-    ``{"building": [done, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
-    with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. When its socket closes it ends
-    all ranks and itself, and the kernel ends a rank when the zygote dies.
+# Note [Talk with the zygote]
+``python -m foretrain.fakecuda.zygote FD`` serves the process that started it over the socket FD, in lines of JSON.
+It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a socket for that rank beside it; it tells
+``{"building": [done, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
+with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. When its socket closes it ends
+all ranks and itself, and the kernel ends a rank when the zygote dies.
 """
 
 from __future__ import annotations
@@ -48,10 +48,6 @@ def main(descriptor: int) -> None:
 
 def _prepare(device: ModuleType, settings: Settings) -> None:
     """Imports what scripts import, so that ranks share it, and activates the device."""
-    import torch.distributed.fsdp
-    import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel
-    import torch.nn.parallel
 
     from foretrain.fakecuda import rank
 

@@ -23,7 +23,7 @@ class Part:
 
     def __init__(self, party: Party, stream: Stream, entry: Entry) -> None:
         self.party, self.stream, self.order = party, stream, party.order()
-        self.code, self.size, self.root = entry.code, entry.c, entry.count
+        self.code, self.size, self.root = entry.code, entry.c, entry.extra
         self.host, self.payload = entry.host, entry.payload
         self.arrived = False
         self.meeting: Collective

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
-from foretrain.live.folding import Folding
+from foretrain.live.folding import Folding, Message
 from foretrain.live.gpu import Gpu, Meetings
 from foretrain.live.groups import who
 from foretrain.live.questions import Looks, Question
@@ -29,6 +29,18 @@ from foretrain.virtual.world import VirtualWorld
 
 _FOREVER: Final[Time] = 1 << 62
 _READ: Final = 1 << 20
+
+
+class Unfolded(ForetrainError):
+    """Ranks that were taken to be like others exchange messages with live ones, so they must be live themselves.
+
+    Attributes:
+        messages: source, target, and the group they were addressed in.
+    """
+
+    def __init__(self, messages: tuple[Message, ...]) -> None:
+        self.messages = messages
+        super().__init__(f"{len(messages)} messages of ranks that are not live")
 
 
 class Live:
@@ -75,7 +87,7 @@ class Conductor:
         self._looks = Looks(world)
         self._meetings = meetings = Meetings(world, traffic, folding)
         self._ranks = {
-            rank: Live(rank, Gpu(rank, world, meetings, story.chapters[rank], slowdown, folding.size))
+            rank: Live(rank, Gpu(rank, world, meetings, story.chapters[rank], slowdown, folding.world))
             for rank in folding.live
         }
 
@@ -113,12 +125,14 @@ class Conductor:
         """
         self._world.advance(min((rank.clock for rank in self._running()), default=_FOREVER))
         if not self.over and not self._running():
+            self._check_folding()
             self._meetings.disagreements()
             raise StallError("all ranks wait, and nothing more can happen:", self._waits())
 
     def finish(self) -> None:
         """Lets happen what is left to happen when all ranks have left."""
         self._world.advance(_FOREVER)
+        self._check_folding()
 
     def lost(self, number: int) -> None:
         """The connection to a rank is closed: PeerLost unless it has left."""
@@ -136,6 +150,10 @@ class Conductor:
             if rank.question is not None:
                 rank.question = None
                 self._send(rank.number, answer(rank.clock, payload=text.encode(), failed=True))
+
+    def _check_folding(self) -> None:
+        if self._meetings.mail.unfolded:
+            raise Unfolded(tuple(dict.fromkeys(self._meetings.mail.unfolded)))
 
     def _running(self) -> list[Live]:
         return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]

@@ -39,6 +39,8 @@ class Folding:
 
     Attributes:
         world, live: as given; ``live`` ascending.
+        final: whether messages to ranks that are not live are taken for those of the ranks that stand for them. Else
+            they show that more ranks must be live.
     """
 
     def __init__(self, world: int, live: Iterable[int], representative: Sequence[int], shifts: Sequence[int] = ()):
@@ -50,6 +52,7 @@ class Folding:
         self._family_of: dict[Group, int] = {}
         self._group_of: dict[int, dict[int, Group]] = {}
         self._messaging: list[int] = []
+        self.final = True
         self._images: dict[Group, tuple[Group, ...]] = {}
 
     @classmethod
@@ -141,6 +144,7 @@ class Folding:
         for group, family in zip(groups, families, strict=True):
             made.add(group, family)
         made._messaging = inside
+        made.final = bool(n)
         return made
 
     def add(self, group: Group, family: int) -> None:
@@ -164,6 +168,11 @@ class Folding:
         if mine is None or len(self._families[mine]) < len(siblings):
             self._family_of[group] = family
         self._images.clear()
+
+    @property
+    def groups(self) -> tuple[tuple[Group, int], ...]:
+        """All groups that were added, each with its family."""
+        return tuple((group, family) for family, groups in self._families.items() for group in groups)
 
     def representative(self, rank: int) -> int:
         """The live rank that stands for ``rank``."""

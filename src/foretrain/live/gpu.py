@@ -39,7 +39,8 @@ class Meetings:
     def __init__(self, world: VirtualWorld, traffic: Traffic, folding: Folding) -> None:
         self.starts = Starts(world, traffic)
         self.mail = Mail(self.starts, folding)
-        self._folding = folding
+        self._folding, self._traffic = folding, traffic
+        self._learnt: set[tuple[tuple[int, ...], int]] = set()
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
 
     def group(self, members: tuple[int, ...], copy: int, family: int) -> Group:
@@ -48,6 +49,13 @@ class Meetings:
         if group is None:
             group = self._groups[members, copy] = Group(members, family, self._folding)
         return group
+
+    def learn(self, members: tuple[int, ...], family: int) -> None:
+        """The script has made this group: what was alike may be told apart, and what acts together be known."""
+        if (members, family) not in self._learnt:
+            self._learnt.add((members, family))
+            self._folding.add(members, family)
+            self._traffic.regrouped()
 
     def collective(self, group: Group, rank: int) -> Collective:
         """The next collective of ``group`` that ``rank`` calls."""
@@ -170,6 +178,7 @@ class Gpu:
             members = tuple(memoryview(entry.payload).cast("i"))
             self._copies[members] += 1
             self._groups[entry.a] = self._meetings.group(members, self._copies[members], entry.b)
+            self._meetings.learn(members, entry.b)
         elif entry.kind == SPLITS:
             self._splits = tuple(memoryview(entry.payload).cast("q"))
         elif entry.kind == NOTE and entry.code == STEP:

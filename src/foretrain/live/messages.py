@@ -91,7 +91,7 @@ class End:
 
     def __init__(self, batch: Batch, group: Group, entry: Entry, other: int, number: int) -> None:
         self.batch, self.group, self.other, self.number = batch, group, other, number
-        self.peer, self.sends = group.members[entry.count], not entry.code
+        self.peer, self.sends = group.members[entry.extra], not entry.code
         self.size, self.payload = entry.c, entry.payload
         self.order = batch.party.order()
         self.event = Event(meeting=self)
@@ -210,20 +210,28 @@ class Message:
 
 
 class Mail:
-    """All that is sent and not received yet, and the other way round; see Note [Messages and folding]."""
+    """All that is sent and not received yet, and the other way round; see Note [Messages and folding].
+
+    Attributes:
+        unfolded: messages with ranks that should be live: source, target, and the group they are addressed in.
+    """
 
     def __init__(self, starts: Starts, folding: Folding) -> None:
         self._starts, self._folding = starts, folding
         self._unmatched: dict[Channel, tuple[deque[End], deque[End]]] = {}
         self._counts: dict[tuple[Group, int, int, bool], int] = {}
+        self.unfolded: list[tuple[int, int, tuple[int, ...]]] = []
 
     def post(self, batch: Batch, group: Group, entry: Entry) -> End:
         """A record of ``batch``'s rank is there."""
-        rank, peer, sends = batch.party.rank, group.members[entry.count], not entry.code
+        rank, peer, sends = batch.party.rank, group.members[entry.extra], not entry.code
         other = self._folding.representative(peer)
         counted = (group, rank, peer, sends)
         number = self._counts[counted] = self._counts.get(counted, 0) + 1
         end = End(batch, group, entry, other, number)
+        if other != peer and not self._folding.final:
+            self.unfolded.append((rank, peer, group.members) if sends else (peer, rank, group.members))
+            return end  # It waits for ever: the ranks are to start again.
         place = group if other == peer else group.family
         channel = (place, rank, other) if sends else (place, other, rank)
         sent, received = self._unmatched.setdefault(channel, (deque(), deque()))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from foretrain.errors import ForetrainError
@@ -53,7 +52,7 @@ class Ranks:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def fork(self, ranks: Iterable[int]) -> None:
@@ -68,7 +67,7 @@ class Ranks:
             self._take(self._hear())
 
     def status(self, rank: int, patience: float = _END_WITHIN) -> int | None:
-        """The exit status of ``rank``, negative for a signal's number; None if it does not end within ``patience`` s."""
+        """The exit status of ``rank``, negative for a signal; None if it does not end within ``patience`` s."""
         assert self._control is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self._control, selectors.EVENT_READ)

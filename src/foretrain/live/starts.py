@@ -43,6 +43,10 @@ class Traffic(Protocol):
         """Begins all ``transfers`` now: (source, target, bytes), different world ranks; one of ``done`` for each."""
         ...
 
+    def regrouped(self) -> None:
+        """The folding has learnt of a group."""
+        ...
+
 
 class Meeting(Protocol):
     """A collective or message that all have come to."""

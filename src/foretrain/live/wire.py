@@ -12,20 +12,20 @@ Records and the meaning of their fields (unnamed fields are 0):
 =============  ====================================================================================================
 ``RUN``        Kernels one behind the other on ``stream``: ``a`` work, the sum of their durations; ``b`` floor, the
                earliest end given when the host launched them, max over kernels i of launch_i + what remains from i on;
-               ``count`` kernels. Begun at s they end at max(s + a, b). Payload: while tracing, `KERNEL` each.
+               ``extra`` kernels. Begun at s they end at max(s + a, b). Payload: while tracing, `KERNEL` each.
 ``RECORD``     Event ``a`` happens when ``stream`` gets here, at ``host`` at the earliest.
 ``WAIT``       ``stream`` goes on when event ``a`` has happened.
 ``COLLECTIVE`` Operation ``code`` (`OPERATIONS`) in group ``b`` on ``stream``, whose end is event ``a``; ``c`` bytes:
                the whole vector, that is the input of a reduce-scatter, the output of an all-gather, all inputs of one
-               rank of an all-to-all. ``count`` is the root's rank in the group. It begins when ``stream`` gets here, at
-               ``host`` at the earliest, on all members. Members call the collectives of a group in the same order.
+               rank of an all-to-all. ``extra`` is the root's rank in the group. It begins when ``stream`` gets there,
+               at ``host`` at the earliest, on all members. Members call the collectives of a group in the same order.
                Payload: this rank's contribution where its values are real.
-``MESSAGE``    To (``code`` 0) or from (1) rank ``count`` of group ``b``: ``c`` bytes, end is event ``a``. Messages
-               between two ranks of a group match in their order. With ``flag`` 1 more of the same NCCL group follow: they
-               proceed together, and the stream goes on when all are done. Payload as above.
+``MESSAGE``    To (``code`` 0) or from (1) rank ``extra`` of group ``b``: ``c`` bytes, end is event ``a``. Messages
+               between two ranks of a group match in their order. With ``flag`` 1 more of the same NCCL group follow:
+               they proceed together, and the stream goes on when all are done. Payload as above.
 ``SPLITS``     Payload: int64 bytes that the next all-to-all sends to each rank of its group, where they differ.
-``GROUP``      Group ``a`` exists. Payload: int32 world ranks in the group's order. ``b`` is the number of its family: the
-               groups that the script made in one go, e.g. all rows of a device mesh. Also sent for groups this
+``GROUP``      Group ``a`` exists. Payload: int32 world ranks in the group's order. ``b`` is the number of its family:
+               the groups that the script made in one go, e.g. all rows of a device mesh. Also sent for groups this
                rank is no member of, since they tell which ranks are alike. Group 0, the world, exists from the start.
 ``ASK``        The rank stops until it is answered; last of its frame. ``code`` says what for (`QUESTIONS`).
 ``FORGET``     Payload: int64 events that nobody refers to any more.
@@ -102,7 +102,7 @@ NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name")
 HEADER: Final = struct.Struct("<IIqII")
 """Records, bytes of payload, the host's clock, state (`RUNNING`, `ASKING`), and 0."""
 RECORD_LAYOUT: Final = struct.Struct("<BBHiqqqqII")
-"""kind, flag, code, stream, a, b, c, host, payload bytes, count: 48 bytes."""
+"""kind, flag, code, stream, a, b, c, host, payload bytes, extra: 48 bytes."""
 KERNEL: Final = struct.Struct("<iIqq")
 """Of a traced kernel: number of its name, provenance, launch time, duration."""
 CONTRIBUTION: Final = struct.Struct("<III")
@@ -125,7 +125,7 @@ class Entry(NamedTuple):
     b: int
     c: int
     host: Time
-    count: int
+    extra: int
     payload: bytes
 
 
@@ -157,8 +157,8 @@ def frames(buffer: bytearray) -> Iterator[Frame]:
 
 def _entries(frame: bytes, at: int) -> Iterator[Entry]:
     """The records of a frame whose payloads begin ``at``."""
-    for kind, flag, code, stream, a, b, c, host, size, count in RECORD_LAYOUT.iter_unpack(frame[HEADER.size : at]):
-        yield Entry(kind, flag, code, stream, a, b, c, host, count, frame[at : at + size] if size else b"")
+    for kind, flag, code, stream, a, b, c, host, size, extra in RECORD_LAYOUT.iter_unpack(frame[HEADER.size : at]):
+        yield Entry(kind, flag, code, stream, a, b, c, host, extra, frame[at : at + size] if size else b"")
         at += size
 
 

@@ -145,7 +145,7 @@ class Arrival final : public Delivery {
     while (rest.size() >= sizeof(wire::Contribution)) {
       wire::Contribution head;
       std::memcpy(&head, rest.data(), sizeof head);
-      shares.push_back({static_cast<int>(head.rank), static_cast<int>(head.members), rest.substr(sizeof head, head.bytes)});
+      if (head.bytes) shares.push_back({static_cast<int>(head.rank), static_cast<int>(head.members), rest.substr(sizeof head, head.bytes)});
       rest.remove_prefix(sizeof head + head.bytes);
     }
     at::AutoDispatchBelowADInplaceOrView below;
@@ -540,7 +540,7 @@ class Group final : public c10d::Backend {
       while (rest.size() >= sizeof(wire::Contribution)) {
         wire::Contribution head;
         std::memcpy(&head, rest.data(), sizeof head);
-        shares.push_back({static_cast<int>(head.rank), static_cast<int>(head.members), rest.substr(sizeof head, head.bytes)});
+        if (head.bytes) shares.push_back({static_cast<int>(head.rank), static_cast<int>(head.members), rest.substr(sizeof head, head.bytes)});
         rest.remove_prefix(sizeof head + head.bytes);
       }
       if (shares.empty()) return;
@@ -626,14 +626,15 @@ Backend make_group(const std::string& name, int rank, std::vector<std::int32_t> 
 }
 
 // Groups are made by all of their members in the same order, so counting those of the same ranks gives all the same
-// number. A script may also tell of groups it is no member of; those are only counted as told.
+// number. The n-th that is made is the n-th that was told of.
 std::int64_t announce_group(const std::vector<std::int32_t>& ranks, std::int64_t family) {
   static auto* made = new std::map<std::pair<std::vector<std::int32_t>, bool>, int>;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
-  bool told = family >= 0;
-  auto number = number_of_group(ranks, (*made)[{ranks, told}]++);
-  log().group(number, family, ranks);
+  bool telling = family >= 0;
+  int occurrence = (*made)[{ranks, telling}]++;
+  auto number = number_of_group(ranks, occurrence);
+  if (telling || occurrence >= (*made)[{ranks, true}]) log().group(number, family, ranks);
   return number;
 }
 

@@ -14,6 +14,11 @@
 #include "device.hpp"
 #include "memory.hpp"
 
+namespace torch::autograd {
+// Of graph_task.h, which brings the whole engine along.
+TORCH_API int get_current_graph_task_id();
+}  // namespace torch::autograd
+
 namespace foretrain {
 namespace {
 
@@ -522,7 +527,8 @@ const std::vector<std::string>& kernel_names() { return names(); }
 
 void launch(const Cost& cost) {
   if (Shapes::at_work() || fused) return;
-  log().kernel(current_key(current_device()), cost);
+  bool recomputing = at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
+  log().kernel(current_key(current_device()), cost, recomputing);
 }
 
 void begin_fused() { ++fused; }
@@ -547,7 +553,7 @@ const Cost& cost_of(const std::string& name, c10::ArrayRef<IValue> arguments) {
   return costs->emplace(std::move(key), cost).first->second;
 }
 
-Counts counts() { return {log().launched(), priced.load(), computed.load()}; }
+std::pair<std::int64_t, std::int64_t> priced_and_computed() { return {priced.load(), computed.load()}; }
 
 void install_kernels(const std::vector<std::string>& operators) {
   auto kernel = [] { return torch::CppFunction::makeFromBoxedFunction<&boxed>(); };

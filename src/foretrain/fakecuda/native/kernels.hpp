@@ -37,11 +37,8 @@ void end_fused();
 void set_on_unreal_read(std::function<void(const std::string& what)> call);
 void unreal_read(const std::string& what);
 
-// Kernels launched, operators priced, operators computed, so far.
-struct Counts {
-  std::int64_t launched = 0, priced = 0, computed = 0;
-};
-Counts counts();
+// Operators priced and operators computed, so far.
+std::pair<std::int64_t, std::int64_t> priced_and_computed();
 
 // Registers the kernel for `operators` (of namespace aten, with overload) and as fallback for all others.
 void install_kernels(const std::vector<std::string>& operators);

@@ -41,10 +41,15 @@ Log::Run& Log::run_on(StreamKey stream) {
   return runs_.back();
 }
 
-void Log::kernel(StreamKey stream, const Cost& cost) {
+void Log::kernel(StreamKey stream, const Cost& cost, bool recomputing) {
   std::lock_guard lock(mutex_);
   Time now = host_.fetch_add(launch_, std::memory_order_relaxed) + launch_;
-  launched_.fetch_add(1, std::memory_order_relaxed);
+  counts_.kernels += 1;
+  counts_.flops += cost.flops;
+  counts_.recomputed += recomputing ? cost.flops : 0;
+  counts_.times[cost.provenance] += cost.duration;
+  if (counts_.spreads.size() <= static_cast<std::size_t>(cost.name)) counts_.spreads.resize(cost.name + 1);
+  counts_.spreads[cost.name] += static_cast<double>(cost.duration) * cost.sigma;
   Run& run = run_on(stream);
   run.work += cost.duration;
   run.floor = std::max(run.floor, now) + cost.duration;
@@ -55,12 +60,17 @@ void Log::kernel(StreamKey stream, const Cost& cost) {
   }
 }
 
+Counts Log::counts() {
+  std::lock_guard lock(mutex_);
+  return counts_;
+}
+
 void Log::close(Run& run) {
   if (!run.kernels) return;
   auto& record = write(wire::RUN, run.stream, run.traced);
   record.a = run.work;
   record.b = run.floor;
-  record.count = run.kernels;
+  record.extra = run.kernels;
   run = Run{run.stream};
 }
 
@@ -103,7 +113,7 @@ EventId Log::collective(StreamKey stream, wire::Operation operation, std::int64_
   record.a = ++events_;
   record.b = group;
   record.c = bytes;
-  record.count = static_cast<std::uint32_t>(root);
+  record.extra = static_cast<std::uint32_t>(root);
   send_if_long();
   return events_;
 }
@@ -118,7 +128,7 @@ EventId Log::message(StreamKey stream, bool receive, std::int64_t group, int pee
   record.a = ++events_;
   record.b = group;
   record.c = bytes;
-  record.count = static_cast<std::uint32_t>(peer);
+  record.extra = static_cast<std::uint32_t>(peer);
   if (!more) send(wire::RUNNING);  // the peer waits for it
   return events_;
 }

@@ -25,6 +25,19 @@ struct Cost {
   Time duration = 0;
   std::int32_t name = 0;
   std::uint32_t provenance = 0;
+  double flops = 0;
+  double sigma = 0;  // of the duration, relative
+};
+
+constexpr int PROVENANCES = 4;
+
+// What was launched so far.
+struct Counts {
+  std::int64_t kernels = 0;
+  double flops = 0;
+  double recomputed = 0;  // of them: by forward operators that activation checkpointing runs again in backward passes
+  Time times[PROVENANCES] = {};  // durations by provenance
+  std::vector<double> spreads;   // by name: standard deviations of durations, ps, taken to err all alike
 };
 
 struct Answer {
@@ -50,7 +63,7 @@ class Log {
   void set_tracing(bool tracing) { tracing_ = tracing; }
 
   // One kernel behind what is on `stream`.
-  void kernel(StreamKey stream, const Cost& cost);
+  void kernel(StreamKey stream, const Cost& cost, bool recomputing = false);
   EventId record(StreamKey stream);
   void wait(StreamKey stream, EventId event);
   EventId collective(StreamKey stream, wire::Operation operation, std::int64_t group, std::int64_t bytes, int root,
@@ -67,8 +80,7 @@ class Log {
   // wait for must keep the interpreter as well: `yielding` false.
   Answer ask(wire::Question question, StreamKey stream, std::int64_t a = 0, std::int64_t b = 0, bool yielding = true);
 
-  // Kernels launched so far, for the watchdog and for statistics.
-  std::int64_t launched() const { return launched_.load(std::memory_order_relaxed); }
+  Counts counts();
 
  private:
   struct Run {  // kernels on one stream that have not been written yet
@@ -89,7 +101,7 @@ class Log {
 
   std::recursive_mutex mutex_;
   std::atomic<Time> host_{0};
-  std::atomic<std::int64_t> launched_{0};
+  Counts counts_;
   Time launch_ = 6'000'000;
   bool tracing_ = false;
   int socket_ = -1;

@@ -63,7 +63,8 @@ void take_price(py::function function) {
                                                c10::ArrayRef<c10::IValue> results) {
     py::gil_scoped_acquire lock;
     py::tuple answer = (*call)(name, described(arguments), described(results));
-    return Cost{answer[0].cast<Time>(), number_of(answer[1].cast<std::string>()), answer[2].cast<std::uint32_t>()};
+    return Cost{answer[0].cast<Time>(), number_of(answer[1].cast<std::string>()), answer[2].cast<std::uint32_t>(),
+                answer[3].cast<double>(), answer[4].cast<double>()};
   });
 }
 
@@ -251,8 +252,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("launch_fused", [](const std::string& name, Time duration, std::uint32_t provenance) {
     launch(Cost{duration, number_of(name), provenance});
   });
-  m.def("statistics", [] {
-    auto all = counts();
-    return py::make_tuple(all.launched, all.priced, all.computed);
+  m.def("counts", [] {
+    auto all = log().counts();
+    auto [priced, computed] = priced_and_computed();
+    py::dict told;
+    told["kernels"] = all.kernels;
+    told["flops"] = all.flops;
+    told["recomputed"] = all.recomputed;
+    told["times"] = std::vector<Time>(all.times, all.times + PROVENANCES);
+    told["spreads"] = all.spreads;
+    told["priced"] = priced;
+    told["computed"] = computed;
+    return told;
   });
 }

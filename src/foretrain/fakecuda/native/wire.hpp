@@ -37,7 +37,7 @@ struct Record {
   std::uint16_t code;
   std::int32_t stream;
   std::int64_t a, b, c, host;
-  std::uint32_t payload, count;
+  std::uint32_t payload, extra;
 };
 
 struct Kernel {
