@@ -22,6 +22,8 @@ from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command
 from foretrain.cli.schedule import schedule
 from foretrain.cli.share import share
+from foretrain.cli.simulate import run_command as simulate_command
+from foretrain.cli.simulate import simulate
 from foretrain.errors import ForetrainError
 
 _DESCRIPTION = "Forecast and speed up distributed DNN training."
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"foretrain {__version__}\n")
         return
     app = SubcommandApp()
-    for command in (compare, grid, share, collective, bound, record, run, schedule, catalog):
+    for command in (compare, grid, share, collective, bound, record, run, simulate, schedule, catalog):
         app.command(command)
     app.command(lab.commands(), name="lab", help=lab.HELP)
     app.command(topology.commands(), name="topology", help=topology.HELP)
@@ -43,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run_command(arguments[1:])
             return
         with _terminable():
+            if arguments[:1] == ["simulate"]:
+                simulate_command(arguments[1:])
+                return
             app.cli(
                 args=arguments or ["--help"],
                 prog="foretrain",

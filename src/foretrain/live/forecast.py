@@ -1,0 +1,178 @@
+"""What a live simulation found: times, memory, and how well they are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from foretrain.device import Device
+from foretrain.errors import ForetrainError
+from foretrain.live.story import Chapter, Step
+from foretrain.units import SECOND, Time
+
+EXCHANGE_SIGMA = 0.05
+"""Relative error of a collective's predicted time (median 3.6 % over 1,237 measurements, ``benchmarks/collectives.py``)."""
+_WARMUP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one rank at its peak, bytes.
+
+    Attributes:
+        allocated: by tensors.
+        reserved: from the GPU, by PyTorch's caching allocator.
+        breakdown: of ``allocated``, what it was for.
+        retries: how often the allocator had to give its cache back to go on.
+    """
+
+    allocated: int
+    reserved: int
+    breakdown: Mapping[str, int]
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankForecast:
+    """One live rank, and those it stands for.
+
+    Attributes:
+        rank: in the world.
+        members: how many ranks are like it, itself included.
+        steps: the account of every step; see Note [Accounts of a step] in `foretrain.live.story`.
+        memory: at its peak.
+        flops: of one step, what activation checkpointing computes twice counted twice.
+        recomputed: of them, for the second time.
+        times: of one step's kernels by provenance: measured, interpolated, modelled, unknown.
+        spread: standard deviation of all these, ps.
+        kernels: launched in one step.
+    """
+
+    rank: int
+    members: int
+    steps: tuple[Step, ...]
+    memory: Memory
+    flops: float
+    recomputed: float
+    times: tuple[Time, ...]
+    spread: Time
+    kernels: int
+
+    @property
+    def steady(self) -> tuple[Step, ...]:
+        """The steps after the warm-up, or the last where there are few."""
+        return self.steps[_WARMUP:] or self.steps[-1:]
+
+    def mean(self, name: str) -> Time:
+        """Of one of an account's times, over the steady steps."""
+        return round(sum(getattr(step, name) for step in self.steady) / len(self.steady))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What the script would do on the cluster.
+
+    Attributes:
+        cluster: as text.
+        device: the GPU.
+        world: ranks.
+        classes: who stands for whom, for a person.
+        ranks: the live ones.
+        links: bytes that each link of the network carried in all.
+        warnings: what the ranks warned of, and how often.
+        unknown: operators that were charged for their bytes only, as nothing else is known of them.
+        wall: seconds that the simulation took.
+    """
+
+    cluster: str
+    device: Device
+    world: int
+    classes: tuple[str, ...]
+    ranks: tuple[RankForecast, ...]
+    warnings: Mapping[str, int]
+    unknown: tuple[str, ...]
+    wall: float
+
+    @property
+    def first(self) -> RankForecast:
+        """The live rank with the least number."""
+        return self.ranks[0]
+
+    @property
+    def iteration_time(self) -> Time:
+        """Median over the steady steps of the slowest rank, ps."""
+        return max(round(median(step.end - step.begin for step in rank.steady)) for rank in self.ranks)
+
+    @property
+    def sigma(self) -> Time:
+        """Standard deviation of `iteration_time`, ps: of the operators' times, and of the communication exposed."""
+        slowest = max(self.ranks, key=lambda rank: rank.mean("compute"))
+        return round(math.hypot(slowest.spread, EXCHANGE_SIGMA * slowest.mean("exposed")))
+
+    @property
+    def flops(self) -> float:
+        """FLOP/s of one GPU in the mean, what is computed twice counted once."""
+        useful = sum((rank.flops - rank.recomputed) * rank.members for rank in self.ranks) / self.world
+        return useful / (self.iteration_time / SECOND)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: `flops` as part of the GPU's dense bf16 peak; None where it has none."""
+        arithmetic = self.device.bf16 or self.device.fp16
+        return self.flops / arithmetic.peak if arithmetic else None
+
+
+def forecast_of(
+    chapters: Mapping[int, Chapter],
+    members: Mapping[int, int],
+    *,
+    cluster: str,
+    device: Device,
+    world: int,
+    classes: Sequence[str],
+    wall: float,
+) -> Forecast:
+    """Sums up what the conductor has heard.
+
+    Raises:
+        ForetrainError: no rank has made a step of an optimizer, or time has not advanced.
+    """
+    stepless = [rank for rank, chapter in chapters.items() if not chapter.steps]
+    if len(stepless) == len(chapters):
+        raise ForetrainError(
+            "the script has ended without a step of an optimizer of torch.optim, so there is no iteration to forecast; "
+            "see whether it trains at all, and for at least one step"
+        )
+    ranks = tuple(
+        _rank(rank, members[rank], chapter) for rank, chapter in sorted(chapters.items()) if rank not in stepless
+    )
+    warnings: dict[str, int] = {}
+    for chapter in chapters.values():
+        for text, count in chapter.warnings.items():
+            warnings[text] = warnings.get(text, 0) + count
+    unknown = sorted({name for chapter in chapters.values() for name in chapter.cost.get("unknown", ())})
+    found = Forecast(cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall)
+    if found.iteration_time <= 0:
+        raise ForetrainError(
+            "the script's steps took no virtual time at all: nothing was launched on the simulated GPUs"
+        )
+    return found
+
+
+def _rank(rank: int, members: int, chapter: Chapter) -> RankForecast:
+    cost: dict[str, Any] = chapter.cost
+    memory = chapter.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0}
+    return RankForecast(
+        rank=rank,
+        members=members,
+        steps=tuple(chapter.steps),
+        memory=Memory(memory["allocated"], memory["reserved"], memory["breakdown"], memory["retries"]),
+        flops=cost["flops"],
+        recomputed=cost["recomputed"],
+        times=tuple(cost["times"]),
+        spread=round(cost["spread"]),
+        kernels=cost["kernels"],
+    )

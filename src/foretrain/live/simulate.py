@@ -1,0 +1,216 @@
+"""Runs a training script on a cluster that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from foretrain.device import preset
+from foretrain.device.stack import overlap_slowdown
+from foretrain.errors import ConfigError, PeerLost
+from foretrain.fakecuda.settings import Settings
+from foretrain.live.conductor import Unfolded, conduct
+from foretrain.live.folding import Folding, Message
+from foretrain.live.forecast import Forecast, forecast_of
+from foretrain.live.ranks import Ranks
+from foretrain.live.story import Step, Story
+from foretrain.live.traffic import NetworkTraffic
+from foretrain.network.deployment import Deployment
+from foretrain.virtual.world import VirtualWorld
+
+Live = Literal["auto", "all"] | int
+"""Which ranks run: as few as are needed, all, or this many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Whom to tell how far the simulation is.
+
+    Attributes:
+        building: called with the files of the fake device that are compiled, and of how many.
+        folded: called with who stands for whom, whenever ranks start.
+        stepped: called with each step of each live rank.
+    """
+
+    building: Callable[[int, int], None] = lambda done, every: None
+    folded: Callable[[tuple[str, ...]], None] = lambda lines: None
+    stepped: Callable[[int, Step], None] = lambda rank, step: None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A forecast and what it was made of.
+
+    Attributes:
+        forecast: the numbers.
+        story: of every live rank, with its activities where they were kept.
+        folding: which ranks were live.
+        traffic: what the network carried.
+    """
+
+    forecast: Forecast
+    story: Story
+    folding: Folding
+    traffic: NetworkTraffic
+
+
+def simulate(
+    script: Sequence[str],
+    where: Deployment,
+    *,
+    module: bool = False,
+    live: Live = "auto",
+    steps: int | None = None,
+    kept: int | None = 0,
+    factor: float = 1.0,
+    watch: Watch | None = None,
+) -> Simulated:
+    """Runs ``script`` on every rank of ``where``, as torchrun would, until it ends.
+
+    Args:
+        script: the script, or with ``module`` a module's name, and its arguments.
+        where: the cluster; its device must be named.
+        module: as ``python -m``.
+        live: which ranks run as processes of their own; the others are represented.
+        steps: after how many steps of the optimizer to end the script; None lets it run to its end.
+        kept: of how many last steps to keep every kernel and communication; None keeps all.
+        factor: of the framework's efficiency; see `foretrain.device.stack`.
+        watch: told how far it is.
+
+    Raises:
+        ConfigError: the script does not exist, or the cluster does not say what its GPUs are.
+        ForetrainError: the device cannot be compiled, or there was no step to forecast.
+        PeerLost: a rank failed; its traceback is on stderr.
+        Disagreement: ranks call different collectives.
+        StallError: all ranks wait; says who for whom.
+    """
+    watch = watch or Watch()
+    begin = time.perf_counter()
+    settings = _settings(script, where, module, steps, kept, factor)
+    with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
+        attempt = _Attempt(where, settings, live, kept, watch, Path(folder))
+        done = attempt.run()
+    device = preset(settings.device)
+    members = Counter(done.folding.representative(rank) for rank in range(settings.world))
+    forecast = forecast_of(
+        done.story.chapters,
+        members,
+        cluster=str(where),
+        device=device,
+        world=settings.world,
+        classes=done.folding.describe(),
+        wall=time.perf_counter() - begin,
+    )
+    return Simulated(forecast, done.story, done.folding, done.traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    story: Story
+    folding: Folding
+    traffic: NetworkTraffic
+
+
+class _Attempt:
+    """Starts the ranks with as few live as seems enough, and again with more where messages show that it is not.
+
+    Only a run tells with whom a rank exchanges messages; see Note [Who is alike] in `foretrain.live.folding`.
+    """
+
+    def __init__(
+        self, where: Deployment, settings: Settings, live: Live, kept: int | None, watch: Watch, folder: Path
+    ) -> None:
+        self._where, self._settings, self._live = where, settings, live
+        self._kept, self._watch, self._folder = kept, watch, folder
+        self._groups: dict[tuple[tuple[int, ...], int], None] = {}
+        self._messages: dict[Message, None] = {}
+        self._heard: set[int] = set()
+
+    def run(self) -> _Done:
+        """Until all ranks have ended."""
+        for number in range(self._settings.world):
+            folding = self._folding()
+            self._watch.folded(folding.describe())
+            settings = dataclasses.replace(self._settings, store=str(self._folder / f"store{number}"))
+            try:
+                return self._once(settings, folding)
+            except Unfolded as found:
+                self._messages.update(dict.fromkeys(found.messages))
+                self._groups.update(dict.fromkeys(folding.groups))
+                self._heard.update(folding.live)
+        raise AssertionError("every attempt has more live ranks than the one before")
+
+    def _folding(self) -> Folding:
+        world = self._settings.world
+        if self._live == "all":
+            return Folding.all_live(world)
+        groups = [group for group, _ in self._groups]
+        families = [family for _, family in self._groups]
+        if self._live == "auto":
+            return Folding.discover(world, groups, families, self._messages, heard=self._heard or (0,))
+        return Folding.first(world, self._live, groups, families, self._messages, heard=self._heard or (0,))
+
+    def _once(self, settings: Settings, folding: Folding) -> _Done:
+        world = VirtualWorld()
+        traffic = NetworkTraffic(world, self._where, folding)
+        story = Story(folding.live, self._kept, self._watch.stepped)
+        slowdown = overlap_slowdown(preset(settings.device))
+        with Ranks(settings, self._watch.building) as ranks:
+            ranks.fork(folding.live)
+            try:
+                conduct(ranks.sockets, world, traffic, folding, slowdown=slowdown, story=story)
+            except PeerLost as error:
+                raise _with_status(error, ranks, story) from None
+            _check_statuses(story)
+        return _Done(story, folding, traffic)
+
+
+def _settings(
+    script: Sequence[str], where: Deployment, module: bool, steps: int | None, kept: int | None, factor: float
+) -> Settings:
+    if not module and not Path(script[0]).exists():
+        raise ConfigError("script", script[0], "is no file", f"there is none at {Path(script[0]).absolute()}")
+    if where.device is None:
+        raise ConfigError("cluster", str(where), "does not say which GPUs it has", "add e.g. ',device=H100'")
+    return Settings(
+        script=tuple(script),
+        module=module,
+        device=where.device,
+        world=len(where.members),
+        gpus=_per_server(where),
+        store="",
+        steps=steps,
+        factor=factor,
+        tracing=kept != 0,
+    )
+
+
+def _per_server(where: Deployment) -> int:
+    """GPUs of a server; 1 where every rank is a host."""
+    topology = where.topology
+    servers = Counter(topology.nodes[topology.ranks[rank]].server for rank in where.members)
+    servers.pop(-1, None)
+    return max(servers.values(), default=1)
+
+
+def _check_statuses(story: Story) -> None:
+    failed = [rank for rank, chapter in story.chapters.items() if chapter.status]
+    if failed:
+        rank = failed[0]
+        status = story.chapters[rank].status
+        raise PeerLost(f"the script failed on rank {rank} with exit status {status}; what it wrote says why")
+
+
+def _with_status(error: PeerLost, ranks: Ranks, story: Story) -> PeerLost:
+    """The same, with how the rank ended."""
+    for rank, chapter in story.chapters.items():
+        if chapter.status is None and (status := ranks.status(rank, 1.0)) is not None:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+            return PeerLost(f"rank {rank} {how}: {error}")
+    return error
