@@ -97,7 +97,9 @@ class Ranks:
         self._control = ours
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "foretrain.fakecuda.zygote", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+                [sys.executable, "-m", "foretrain.fakecuda.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONHASHSEED": "0"},  # the order of sets must not change from run to run
             )
         ours.sendall(json.dumps({"settings": self._settings.to_json()}).encode())
         while not (message := self._hear()).get("ready"):
