@@ -118,12 +118,15 @@ class _Steps:
         """What was launched since the step before."""
         before = self._before
         spreads = itertools.zip_longest(now["spreads"], before["spreads"], fillvalue=0.0)
+        times = itertools.zip_longest(now["by_name"], before["by_name"], fillvalue=0)
+        by_name = zip(self._device.kernel_names(), (one - other for one, other in times), strict=True)
         return {
             "kernels": now["kernels"] - before["kernels"],
             "flops": now["flops"] - before["flops"],
             "recomputed": now["recomputed"] - before["recomputed"],
             "times": [one - other for one, other in zip(now["times"], before["times"], strict=True)],
             "spread": math.hypot(*(one - other for one, other in spreads)),
+            "by_name": {name: time for name, time in by_name if time},
             "unknown": self._prices.unknown,
         }
 

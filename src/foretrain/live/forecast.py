@@ -47,6 +47,7 @@ class RankForecast:
         flops: of one step, what activation checkpointing computes twice counted twice.
         recomputed: of them, for the second time.
         times: of one step's kernels by provenance: measured, interpolated, modelled, unknown.
+        by_name: of one step's kernels by their names.
         spread: standard deviation of all these, ps.
         kernels: launched in one step.
     """
@@ -58,6 +59,7 @@ class RankForecast:
     flops: float
     recomputed: float
     times: tuple[Time, ...]
+    by_name: Mapping[str, Time]
     spread: Time
     kernels: int
 
@@ -173,6 +175,7 @@ def _rank(rank: int, members: int, chapter: Chapter) -> RankForecast:
         flops=cost["flops"],
         recomputed=cost["recomputed"],
         times=tuple(cost["times"]),
+        by_name=cost["by_name"],
         spread=round(cost["spread"]),
         kernels=cost["kernels"],
     )

@@ -48,7 +48,11 @@ void Log::kernel(StreamKey stream, const Cost& cost, bool recomputing) {
   counts_.flops += cost.flops;
   counts_.recomputed += recomputing ? cost.flops : 0;
   counts_.times[cost.provenance] += cost.duration;
-  if (counts_.spreads.size() <= static_cast<std::size_t>(cost.name)) counts_.spreads.resize(cost.name + 1);
+  if (counts_.spreads.size() <= static_cast<std::size_t>(cost.name)) {
+    counts_.by_name.resize(cost.name + 1);
+    counts_.spreads.resize(cost.name + 1);
+  }
+  counts_.by_name[cost.name] += cost.duration;
   counts_.spreads[cost.name] += static_cast<double>(cost.duration) * cost.sigma;
   Run& run = run_on(stream);
   run.work += cost.duration;

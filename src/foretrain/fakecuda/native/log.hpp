@@ -37,6 +37,7 @@ struct Counts {
   double flops = 0;
   double recomputed = 0;  // of them: by forward operators that activation checkpointing runs again in backward passes
   Time times[PROVENANCES] = {};  // durations by provenance
+  std::vector<Time> by_name;     // durations
   std::vector<double> spreads;   // by name: standard deviations of durations, ps, taken to err all alike
 };
 

@@ -231,10 +231,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("spend", [](Time time) { log().spend(time); });
   m.def("set_launch", [](Time time) { log().set_launch(time); });
   m.def("set_tracing", [](bool on) { log().set_tracing(on); });
-  m.def("announce_names", [] {
-    auto& names = kernel_names();
-    for (std::size_t k = 0; k < names.size(); ++k) log().note(wire::NAME, static_cast<std::int64_t>(k), 0, names[k]);
-  });
+  m.def("kernel_names", &kernel_names);
   m.def("note", [](int code, std::int64_t a, std::int64_t b, py::bytes payload) {
     log().note(static_cast<wire::Note>(code), a, b, std::string_view(payload));
   });
@@ -260,6 +257,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     told["flops"] = all.flops;
     told["recomputed"] = all.recomputed;
     told["times"] = std::vector<Time>(all.times, all.times + PROVENANCES);
+    told["by_name"] = all.by_name;
     told["spreads"] = all.spreads;
     told["priced"] = priced;
     told["computed"] = computed;
