@@ -1,0 +1,91 @@
+"""What torchrun does, for tests: real processes, their environment, the script as ``__main__``; torch is imported once.
+
+python tests/examples/torchrun.py NPROC SCRIPT ARGS...
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def torchrun(script: str, *args: object, ranks: int = 2, timeout: float = 120) -> str:
+    """What ``ranks`` processes print that run ``script`` of this repository on CPU; fails as they fail."""
+    command = [sys.executable, __file__, str(ranks), str(ROOT / script), *map(str, args), "--device", "cpu"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return ran.stdout
+
+
+def losses(printed: str) -> list[float]:
+    """The losses in what a script printed, step by step."""
+    return [float(line.split("loss ")[1].split(",")[0]) for line in printed.splitlines() if "loss " in line]
+
+
+def _settle(destroy: Callable[[], None]) -> None:
+    # gloo's threads may still need the interpreter to drop their last results; whoever destroys the group meanwhile, as
+    # DistributedDataParallel does when it dies, waits for them with the interpreter locked. A barrier lets them finish.
+    import torch.distributed as dist
+
+    dist.barrier()
+    destroy()
+
+
+def _rank(script: str, args: list[str], rank: int) -> int:
+    import torch.distributed as dist
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    dist.destroy_process_group = partial(_settle, dist.destroy_process_group)
+    sys.argv = [script, *args]
+    sys.path[0] = str(Path(script).parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def main() -> None:
+    """Forks the ranks, waits for all, and ends as the first that failed does."""
+    ranks, script, args = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
+
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(ranks):
+        if (child := os.fork()) == 0:
+            os._exit(_rank(script, args, rank))
+        children.append(child)
+    failed = False
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status and not failed:
+            failed = True
+            for other in children:
+                os.kill(other, 9)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
