@@ -1,0 +1,79 @@
+"""Linear layers whose three products run in float8, as torchao and Transformer Engine compute them.
+
+Forward, gradient of the input and gradient of the weight are each one ``torch._scaled_mm``; what comes from the
+forward pass is e4m3, gradients are e5m2 (Micikevicius et al., FP8 formats for deep learning, 2022). Scales are those of
+the tensor at hand ("dynamic", "current scaling"), of the whole tensor or of each row of a product.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Shard
+
+Scaling = Literal["tensorwise", "rowwise"]
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def quantize(x: Tensor, dtype: torch.dtype, scaling: Scaling) -> tuple[Tensor, Tensor]:
+    """``x`` of shape (rows, columns) in ``dtype``, and what to multiply it by: a number, or one for each row."""
+    largest = x.abs().amax(-1, keepdim=True) if scaling == "rowwise" else x.abs().max()
+    inverse = largest.float().clamp(min=1e-12) / torch.finfo(dtype).max
+    return (x.float() / inverse).to(dtype), inverse
+
+
+def product(a: Tensor, b: Tensor, kinds: tuple[torch.dtype, torch.dtype], scaling: Scaling, out: torch.dtype) -> Tensor:
+    """``a @ b.T`` of (rows, inner) and (columns, inner): the one layout that Hopper's float8 matrix units take."""
+    a8, by_row = quantize(a.contiguous(), kinds[0], scaling)
+    b8, by_column = quantize(b.contiguous(), kinds[1], scaling)
+    return torch._scaled_mm(a8, b8.t(), scale_a=by_row, scale_b=by_column.t(), out_dtype=out)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, scaling: Scaling) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.scaling = scaling
+        return product(x, weight, (FORWARD, FORWARD), scaling, x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        of_input = product(gradient, weight.t(), (BACKWARD, FORWARD), ctx.scaling, x.dtype)
+        of_weight = product(gradient.t(), x.t(), (BACKWARD, FORWARD), ctx.scaling, weight.dtype)
+        return of_input, of_weight, None
+
+
+def multiply(x: Tensor, weight: Tensor, scaling: Scaling) -> Tensor:
+    """``x @ weight.T`` in float8, for x of any number of dimensions."""
+    return _Product.apply(x.flatten(0, -2), weight, scaling).unflatten(0, x.shape[:-1])
+
+
+class Float8Linear(nn.Linear):
+    """A linear layer without bias that multiplies in float8; its weight stays as it was.
+
+    A weight that `parallelize_module` has split is multiplied where it lies. Activations are gathered in the dtype that
+    they have, not in float8 as torchao can.
+    """
+
+    scaling: Scaling = "tensorwise"
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
+        weight = self.weight
+        if not isinstance(weight, DTensor):
+            return multiply(input, weight, self.scaling)
+        assert isinstance(input, DTensor)
+        columns = weight.placements[0] == Shard(0)
+        local = input.to_local(grad_placements=[Partial()] if columns else input.placements)
+        output = multiply(local, weight.to_local(), self.scaling)
+        return DTensor.from_local(output, input.device_mesh, [Shard(output.ndim - 1) if columns else Partial()])
+
+
+def convert(module: nn.Module, scaling: Scaling) -> None:
+    """Makes every linear layer below ``module`` without bias, and with sides of 16, a `Float8Linear`, in place."""
+    for layer in module.modules():
+        if type(layer) is nn.Linear and layer.bias is None and not any(side % 16 for side in layer.weight.shape):
+            layer.__class__ = Float8Linear
+            layer.scaling = scaling

@@ -1,0 +1,173 @@
+"""GPT trained as Megatron-LM does: tensor, sequence, context, pipeline and data parallel, in mixed precision.
+
+torchrun --nproc-per-node 8 megatron.py --model gpt3-175b --tp 8 --pp 8 --micro-batch 1 --global-batch 64
+
+Plain torch.distributed, one process for each GPU. Ranks are numbered as Megatron numbers them: tensor parallel first,
+then context, data and pipeline parallel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from job import Meter, join
+from megatron_model import SHAPES, Shape, Stage, Way, fuse, gpt
+from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_partial
+from megatron_pipeline import Line, interleaved, one_forward_one_backward
+from ring_attention import zigzag
+from tensor_layers import Split
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=(*SHAPES, "gpt"), default="gpt")
+    for name in ("layers", "hidden", "heads", "words"):
+        parser.add_argument(f"--{name}", type=int, help="of the model: given for gpt, else changes what it has")
+    parser.add_argument("--sequence", type=int, default=2048, help="tokens of a sequence")
+    parser.add_argument("--micro-batch", type=int, default=1, help="sequences at once")
+    parser.add_argument("--global-batch", type=int, required=True, help="sequences of a step, of all GPUs")
+    for name in ("tp", "cp", "pp", "vp"):
+        parser.add_argument(f"--{name}", type=int, default=1)
+    parser.add_argument("--ends-count", action="store_true", help="embedding and loss take a layer's place each")
+    parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--overlap-tensor", action="store_true", help="gradients of inputs travel under other products")
+    parser.add_argument("--overlap-data", action="store_true", help="gradients are reduced during the backward pass")
+    parser.add_argument("--distributed-optimizer", action="store_true")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp16")
+    parser.add_argument("--gradients", choices=DTYPES, help="dtype in which gradients add up; the model's by default")
+    parser.add_argument("--float8", action="store_true", help="matrices multiply in float8")
+    parser.add_argument("--attention", choices=("core", "flash"), default="core")
+    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--fuse", action="store_true", help="compile what Megatron has kernels of its own for")
+    parser.add_argument("--reproducible", action="store_true", help="initial values do not depend on the layout")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    args = parser.parse_args()
+    if args.vp > 1 and args.pp < 3:
+        parser.error("--vp needs --pp of 3 or more: with two ranks, both neighbours are one, and messages would cross")
+    return args
+
+
+def shape_of(args: argparse.Namespace) -> Shape:
+    """The model, its words padded as Megatron pads them: to 128 on each tensor-parallel rank."""
+    if args.model == "gpt":
+        shape = gpt(args.layers, args.hidden, args.heads, args.words or 50257)
+    else:
+        given = {name: getattr(args, name) for name in ("layers", "hidden", "heads", "words")}
+        shape = replace(SHAPES[args.model], **{name: value for name, value in given.items() if value})
+    return replace(shape, words=math.ceil(shape.words / (128 * args.tp)) * 128 * args.tp)
+
+
+def layers_of(shape: Shape, args: argparse.Namespace, number: int) -> range:
+    """The layers of stage ``number`` of all."""
+    ends = 1 if args.ends_count else 0
+    each, rest = divmod(shape.layers + 2 * ends, args.pp * args.vp)
+    if rest:
+        raise SystemExit(f"{shape.layers} layers do not spread evenly over {args.pp * args.vp} stages")
+    return range(max(0, number * each - ends), min(shape.layers, (number + 1) * each - ends))
+
+
+def build(args: argparse.Namespace, mesh: DeviceMesh, split: Split, device: torch.device) -> list[Stage]:
+    """The stages that this rank has."""
+    shape, count = shape_of(args), args.pp * args.vp
+    context = mesh["cp"].get_group() if args.cp > 1 else None
+    way = Way(args.attention, args.recompute, args.dropout, context)
+    stages = []
+    for number in range(mesh["pp"].get_local_rank(), count, args.pp):
+        with device:
+            positions = torch.arange(args.sequence)
+            positions = zigzag(positions, 0, mesh["cp"].get_local_rank(), args.cp) if context else positions
+            layers, ends = layers_of(shape, args, number), {"first": number == 0, "last": number == count - 1}
+            stage = Stage(split, shape, way, layers, positions, args.sequence, **ends)
+        for p in stage.parameters():
+            p.data = p.data.to(DTYPES[args.dtype])
+        stages.append(stage)
+    return stages
+
+
+def share_words(stages: list[Stage], line: Line) -> None:
+    """Sums the gradients of the words' vectors, which the first and the last rank of a pipeline both have."""
+    if line.ranks == 1 or line.rank not in (0, line.ranks - 1) or not stages[0].shape.tied:
+        return
+    weight = stages[0].words.weight if line.rank == 0 else stages[-1].head.weight
+    other = torch.empty_like(weight.main_grad)
+    peer = dist.get_global_rank(line.group, line.ranks - 1 - line.rank)
+    ops = [dist.P2POp(dist.isend, weight.main_grad, peer, line.group), dist.P2POp(dist.irecv, other, peer, line.group)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    weight.main_grad.add_(other)
+
+
+def main() -> None:
+    """Trains, and prints each step."""
+    args = options()
+    device = join(args.device)
+    world = dist.get_world_size()
+    dp = world // (args.tp * args.cp * args.pp)
+    mesh = init_device_mesh(args.device, (args.pp, dp, args.cp, args.tp), mesh_dim_names=("pp", "dp", "cp", "tp"))
+    replicas = mesh["dp", "cp"]._flatten("replicas").get_group()
+    micro_batches, rest = divmod(args.global_batch, args.micro_batch * dp)
+    if rest or not micro_batches or (args.vp > 1 and micro_batches % args.pp):
+        raise SystemExit(f"{args.global_batch} sequences do not make micro-batches of {args.micro_batch} on {dp} ranks")
+    if args.fuse:
+        fuse()
+
+    torch.manual_seed(1)
+    tp, pp = mesh["tp"].get_group(), mesh["pp"].get_group()
+    split = Split(tp, args.sequence_parallel, args.overlap_tensor, args.float8, args.reproducible)
+    stages = build(args, mesh, split, device)
+    parameters = list(dict.fromkeys(p for stage in stages for p in stage.parameters()))
+    tied = {stage.words.weight: 2 for stage in stages if stage.first and stage.last and stage.shape.tied}
+    scatter, overlap = args.distributed_optimizer, args.overlap_data
+    kind = DTYPES[args.gradients or args.dtype]
+    gradients = Gradients(parameters, tied, kind, replicas, micro_batches, scatter=scatter, overlap=overlap)
+    shared = (tp, pp, replicas) if scatter else (tp, pp)
+    mine = counted(parameters, tp.rank())
+    if stages[-1].last and not stages[-1].first and stages[-1].shape.tied:
+        mine.discard(stages[-1].head.weight)
+    optimizer = MixedPrecisionAdam(gradients, shared, mine)
+
+    here = args.sequence // args.cp // (args.tp if args.sequence_parallel else 1)
+    line = Line(pp, (here, args.micro_batch, stages[0].shape.hidden), DTYPES[args.dtype], device)
+    schedule = interleaved if args.vp > 1 else one_forward_one_backward
+    words = 50257 if args.words is None else args.words
+    torch.manual_seed(2)
+    tokens = torch.randint(words, (args.global_batch, args.sequence + 1)).chunk(dp)[mesh["dp"].get_local_rank()]
+    batches = [
+        tuple(
+            zigzag(part, 1, mesh["cp"].get_local_rank(), args.cp) if args.cp > 1 else part
+            for part in (t[:, :-1], t[:, 1:])
+        )
+        for t in tokens.to(device).split(args.micro_batch)
+    ]
+
+    def run(stage: Stage, came: torch.Tensor | None, number: int) -> torch.Tensor:
+        inputs, targets = batches[number]
+        return stage(inputs if came is None else came, targets if stage.last else None)
+
+    meter = Meter(args.global_batch * args.sequence, talks=dist.get_rank() == world - 1)
+    torch.manual_seed(3 + dist.get_rank())
+    for _ in range(args.steps):
+        gradients.zero()
+        steps = [lambda came, number, stage=stage: run(stage, came, number) for stage in stages]
+        loss = schedule(line, steps, micro_batches, optimizer.scale)
+        gradients.finish()
+        sum_partial(parameters, tp)
+        share_words(stages, line)
+        optimizer.step()
+        loss = torch.zeros((), device=device) if loss is None else loss
+        dist.all_reduce(loss, group=replicas)
+        meter.step(loss / replicas.size())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""GPT as Megatron-LM builds it, from layers split over tensor-parallel ranks and cut into pipeline stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from ring_attention import ring_attention
+from tensor_layers import Column, Row, Split, VocabularyEmbedding, cross_entropy, parameter
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What makes one GPT different from another.
+
+    Attributes:
+        groups: heads of keys and values.
+        feed: hidden size of the feed-forward network.
+        learned: whether positions are learned and added to the words; else rotary ones turn queries and keys.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    feed: int
+    words: int
+    activation: Literal["gelu", "swiglu", "relu2"] = "gelu"
+    norm: Literal["layer", "rms"] = "layer"
+    bias: bool = True
+    learned: bool = True
+    tied: bool = True
+
+    @property
+    def head(self) -> int:
+        return self.hidden // self.heads
+
+
+def gpt(layers: int, hidden: int, heads: int, words: int = 51200) -> Shape:
+    return Shape(layers, hidden, heads, heads, 4 * hidden, words)
+
+
+def llama(layers: int, hidden: int, heads: int, feed: int, words: int = 128256) -> Shape:
+    return Shape(layers, hidden, heads, 8, feed, words, "swiglu", "rms", bias=False, learned=False, tied=False)
+
+
+def nemotron(layers: int, hidden: int, heads: int, words: int = 256000) -> Shape:
+    return Shape(layers, hidden, heads, 8, 4 * hidden, words, "relu2", "layer", bias=False, learned=False, tied=False)
+
+
+SHAPES = {
+    "gpt3-175b": gpt(96, 12288, 96),  # Brown et al., 2020
+    "megatron-22b": gpt(48, 6144, 64),  # Korthikanti et al., 2022, table 3
+    "mt-nlg-530b": gpt(105, 20480, 128),
+    "llama3-8b": llama(32, 4096, 32, 14336),  # Llama 3, 2024, table 3
+    "llama3-70b": llama(80, 8192, 64, 28672),
+    "llama3-405b": llama(126, 16384, 128, 53248),
+    "nemotron4-15b": nemotron(32, 6144, 48),  # Parmar et al., 2024, table 1
+    "nemotron4-340b": nemotron(96, 18432, 96),  # Nemotron-4 340B technical report, 2024, table 1
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a GPT is computed.
+
+    Attributes:
+        attention: ``core`` forms the matrix of scores, as Megatron did before FlashAttention; ``flash`` does not.
+        recompute: what the backward pass computes again: nothing, the core of attention, or each layer.
+        context: the ranks that a sequence is spread over, zigzag; None for one.
+    """
+
+    attention: Literal["core", "flash"] = "core"
+    recompute: Literal["none", "selective", "full"] = "none"
+    dropout: float = 0.0
+    context: ProcessGroup | None = None
+
+
+# Megatron has kernels of its own for these four; `fuse` makes kernels of them here.
+def scores_to_shares(scores: Tensor, scale: float) -> Tensor:
+    """Softmax over the keys before each query: (batch × heads, queries, keys)."""
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return (scores * scale).masked_fill(later, -10000.0).softmax(-1)
+
+
+def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    x = x if bias is None else x + bias
+    if kind == "swiglu":
+        gate, value = x.chunk(2, dim=-1)
+        return functional.silu(gate) * value
+    return functional.relu(x).square() if kind == "relu2" else functional.gelu(x, approximate="tanh")
+
+
+def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, dropout: float) -> Tensor:
+    x = x if bias is None else x + bias
+    return residual + (functional.dropout(x, dropout) if dropout else x)
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turns (sequence, batch, heads, head) by the angles of its positions, (sequence, 1, 1, head)."""
+    first, second = x.chunk(2, dim=-1)
+    return (x * cosine + torch.cat((-second, first), -1) * sine).to(x.dtype)
+
+
+def fuse() -> None:
+    """Lets the compiler make one kernel of each of the four functions above."""
+    for function in (scores_to_shares, bias_activation, bias_dropout_add, rotate):
+        globals()[function.__name__] = torch.compile(function)
+
+
+class Norm(nn.Module):
+    def __init__(self, split: Split, shape: Shape) -> None:
+        super().__init__()
+        self.weight = parameter(split, "norm", (shape.hidden,), None, 0)
+        self.bias = parameter(split, "norm", (shape.hidden,), None, 0) if shape.norm == "layer" else None
+        for values in self.parameters():
+            values.partial = split.sequence
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return functional.rms_norm(x, self.weight.shape, self.weight, 1e-5)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+
+
+class Attention(nn.Module):
+    def __init__(self, split: Split, name: str, shape: Shape, way: Way) -> None:
+        super().__init__()
+        self.shape, self.way = shape, way
+        self.groups = shape.groups // split.ranks
+        self.inputs = Column(
+            split, f"{name}.qkv", shape.hidden, (shape.heads + 2 * shape.groups) * shape.head, bias=shape.bias
+        )
+        self.output = Row(split, f"{name}.out", shape.hidden, shape.hidden, bias=shape.bias)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Mixes values: (sequence, batch, heads, head) each."""
+        length, batch, heads, head = q.shape
+        q, k, v = (part.flatten(1, 2).transpose(0, 1) for part in (q, k, v))
+        shares = scores_to_shares(torch.bmm(q, k.transpose(1, 2)), head**-0.5)
+        if self.way.dropout:
+            shares = functional.dropout(shares, self.way.dropout)
+        return torch.bmm(shares, v).transpose(0, 1).reshape(length, batch, heads * head)
+
+    def _flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
+        if self.way.context:
+            mixed = ring_attention(q, k, v, self.way.context)
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.way.dropout, is_causal=True)
+        return mixed.permute(2, 0, 1, 3).flatten(2)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+        shape, each = self.shape, self.shape.heads // self.shape.groups
+        mixed = self.inputs(x)
+        if self.inputs.bias is not None:
+            mixed = mixed + self.inputs.bias
+        q, k, v = mixed.unflatten(-1, (self.groups, each + 2, shape.head)).split((each, 1, 1), dim=-2)
+        q, k, v = q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
+        if turn:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        if each > 1:
+            k, v = k.repeat_interleave(each, 2), v.repeat_interleave(each, 2)
+        core = self._core if self.way.attention == "core" else self._flash
+        again = self.way.recompute == "selective" and torch.is_grad_enabled()
+        return self.output(checkpoint(core, q, k, v, use_reentrant=False) if again else core(q, k, v))
+
+
+class Layer(nn.Module):
+    def __init__(self, split: Split, number: int, shape: Shape, way: Way) -> None:
+        super().__init__()
+        self.shape, self.way = shape, way
+        self.before, self.between = Norm(split, shape), Norm(split, shape)
+        self.attention = Attention(split, f"{number}.attention", shape, way)
+        blocks = 2 if shape.activation == "swiglu" else 1
+        self.up = Column(split, f"{number}.up", shape.hidden, blocks * shape.feed, blocks, bias=shape.bias)
+        self.down = Row(split, f"{number}.down", shape.feed, shape.hidden, bias=shape.bias)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+        mixed = self.attention(self.before(x), turn)
+        x = bias_dropout_add(mixed, self.attention.output.bias, x, self.way.dropout)
+        wide = bias_activation(self.up(self.between(x)), self.up.bias, self.shape.activation)
+        return bias_dropout_add(self.down(wide), self.down.bias, x, self.way.dropout)
+
+
+class Stage(nn.Module):
+    """Some of a GPT's layers in a row: the first stage embeds tokens, the last one computes the loss.
+
+    Args:
+        positions: of the tokens that this rank has, (sequence here,).
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        shape: Shape,
+        way: Way,
+        layers: range,
+        positions: Tensor,
+        length: int,
+        *,
+        first: bool,
+        last: bool,
+    ) -> None:
+        super().__init__()
+        self.split, self.shape, self.way, self.first, self.last = split, shape, way, first, last
+        self.layers = nn.ModuleList(Layer(split, number, shape, way) for number in layers)
+        if first:
+            self.words = VocabularyEmbedding(split, shape.words, shape.hidden)
+            if shape.learned:
+                self.places = parameter(split, "positions", (length, shape.hidden), None, 0.02)
+                self.places.partial = split.sequence
+        if last:
+            self.norm = Norm(split, shape)
+            self.head = Column(
+                replace(split, float8=False), "words" if shape.tied else "head", shape.hidden, shape.words, bias=False
+            )
+            if first and shape.tied:
+                self.head.weight = self.words.weight
+        self.register_buffer("positions", positions)
+        angles = positions.unsqueeze(1) / 10000 ** (torch.arange(0, shape.head, 2) / shape.head)
+        angles = torch.cat((angles, angles), -1)[:, None, None]
+        self.register_buffer("cosine", angles.cos())
+        self.register_buffer("sine", angles.sin())
+
+    def forward(self, x: Tensor, targets: Tensor | None) -> Tensor:
+        """Tokens (batch, sequence) or activations (sequence, batch, hidden) to activations or the mean loss."""
+        if self.first:
+            x = self.words(x)
+            if self.shape.learned:
+                places = self.places[self.positions].unsqueeze(1)
+                x = x + (places.chunk(self.split.ranks)[self.split.rank] if self.split.sequence else places)
+            x = functional.dropout(x, self.way.dropout) if self.way.dropout else x
+        turn = None if self.shape.learned else (self.cosine, self.sine)
+        for layer in self.layers:
+            if self.way.recompute == "full":
+                x = checkpoint(layer, x, turn, use_reentrant=True, preserve_rng_state=self.way.dropout > 0)
+            else:
+                x = layer(x, turn)
+        if not self.last:
+            return x
+        assert targets is not None
+        logits = self.head(self.norm(x)).float()
+        return cross_entropy(logits, targets.t(), self.split).mean()

@@ -1,0 +1,208 @@
+"""Gradients in one buffer, reduced over data-parallel ranks, and Adam on fp32 copies of the parameters.
+
+As in Megatron-LM: gradients of all micro-batches add up in `main_grad`; with the distributed optimizer (ZeRO stage 1,
+Rajbhandari et al., SC'20) each data-parallel rank updates a part of the parameters and all gather the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+BUCKET = 40_000_000
+"""Parameters that are reduced together at least while the backward pass runs (Megatron's ``--ddp-bucket-size``)."""
+
+
+class Bucket:
+    """Parameters that lie one after another in flat buffers, and whose gradients travel at once.
+
+    Attributes:
+        values, gradients: the buffers, of ``size`` elements, a multiple of the data-parallel ranks.
+        work: what is under way.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], dtype: torch.dtype, group: ProcessGroup) -> None:
+        self.parameters, self.group = parameters, group
+        self.size = math.ceil(sum(p.numel() for p in parameters) / group.size()) * group.size()
+        first = parameters[0]
+        self.values = torch.zeros(self.size, dtype=first.dtype, device=first.device)
+        self.gradients = torch.zeros(self.size, dtype=dtype, device=first.device)
+        self.work: dist.Work | None = None
+        offset = 0
+        for p in parameters:
+            end = offset + p.numel()
+            self.values[offset:end].copy_(p.data.flatten())
+            p.data = self.values[offset:end].view_as(p)
+            p.main_grad = self.gradients[offset:end].view_as(p)
+            offset = end
+
+    def part(self, buffer: Tensor) -> Tensor:
+        """What this data-parallel rank updates."""
+        return buffer.chunk(self.group.size())[self.group.rank()]
+
+    def reduce(self, scatter: bool) -> None:
+        """Starts to sum the gradients, to all ranks or to the part of each."""
+        self.gradients.div_(self.group.size())
+        if scatter:
+            self.work = dist.reduce_scatter_tensor(
+                self.part(self.gradients), self.gradients, group=self.group, async_op=True
+            )
+        else:
+            self.work = dist.all_reduce(self.gradients, group=self.group, async_op=True)
+
+    def wait(self) -> None:
+        if self.work:
+            self.work.wait()
+            self.work = None
+
+
+class Gradients:
+    """Collects what arrives in the backward passes of a step, and reduces it.
+
+    Args:
+        parameters: in the order of the forward pass; gradients arrive in about the opposite.
+        uses: how often a parameter's gradient arrives in one micro-batch, where not once.
+        overlap: whether to reduce each bucket as soon as its last gradient is there.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        uses: dict[nn.Parameter, int],
+        dtype: torch.dtype,
+        group: ProcessGroup,
+        micro_batches: int,
+        *,
+        scatter: bool,
+        overlap: bool,
+    ) -> None:
+        self.scatter, self.overlap, self.micro_batches = scatter, overlap, micro_batches
+        self.buckets: list[Bucket] = []
+        held: list[nn.Parameter] = []
+        for p in reversed(list(parameters)):
+            held.append(p)
+            if overlap and sum(q.numel() for q in held) >= BUCKET:
+                self.buckets.append(Bucket(held, dtype, group))
+                held = []
+        if held:
+            self.buckets.append(Bucket(held, dtype, group))
+        self._expected = [sum(uses.get(p, 1) for p in bucket.parameters) * micro_batches for bucket in self.buckets]
+        self._missing = list(self._expected)
+        for number, bucket in enumerate(self.buckets):
+            for p in bucket.parameters:
+                p.arrived = self._counter(number)
+                p.register_post_accumulate_grad_hook(self._keep)
+
+    @staticmethod
+    def _keep(p: nn.Parameter) -> None:
+        if p.grad is None:  # added already, where it was computed
+            return
+        p.main_grad.add_(p.grad)
+        p.grad = None
+        p.arrived()
+
+    def _counter(self, number: int) -> Callable[[], None]:
+        def arrived() -> None:
+            self._missing[number] -= 1
+            if not self._missing[number] and self.overlap:
+                self.buckets[number].reduce(self.scatter)
+
+        return arrived
+
+    def zero(self) -> None:
+        self._missing = list(self._expected)
+        for bucket in self.buckets:
+            bucket.gradients.zero_()
+
+    def finish(self) -> None:
+        """Reduces what has not been, and waits for all."""
+        for bucket in self.buckets:
+            if not self.overlap:
+                bucket.reduce(self.scatter)
+        for bucket in self.buckets:
+            bucket.wait()
+
+
+class MixedPrecisionAdam:
+    """Adam on fp32 copies, with gradients clipped, and with a loss scale where they are in fp16.
+
+    Args:
+        shared: groups that hold the other parts of the model, over which norms are summed.
+        counted: parameters that count in the norm here: others are counted by another rank.
+    """
+
+    def __init__(
+        self, gradients: Gradients, shared: tuple[ProcessGroup, ...], counted: set[nn.Parameter], clip: float = 1.0
+    ) -> None:
+        self.gradients, self.shared, self.counted, self.clip = gradients, shared, counted, clip
+        self.scale = 2.0**16 if gradients.buckets[0].gradients.dtype == torch.float16 else 1.0
+        if gradients.scatter:
+            pairs = [(bucket.part(bucket.values), bucket.part(bucket.gradients)) for bucket in gradients.buckets]
+        else:
+            pairs = [(p.data, p.main_grad) for bucket in gradients.buckets for p in bucket.parameters]
+        self.values, self.found = (list(side) for side in zip(*pairs, strict=True))
+        self.masters = [nn.Parameter(value.detach().clone().float()) for value in self.values]
+        self.adam = torch.optim.Adam(self.masters, lr=1e-3, betas=(0.9, 0.95), fused=True)
+
+    def _sum(self, x: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        for group in self.shared:
+            dist.all_reduce(x, operation, group)
+        return x
+
+    def _unscale(self) -> bool:
+        """Whether gradients are finite; divides them by the loss scale."""
+        device = self.masters[0].device
+        bad, inverse = torch.zeros(1, device=device), torch.tensor([1 / self.scale], device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_([p.grad for p in self.masters], bad, inverse)
+        if self._sum(bad, dist.ReduceOp.MAX).item():
+            self.scale /= 2
+            return False
+        return True
+
+    def _clip(self) -> None:
+        grads = [p.grad for p in self.masters if p.grad is not None]
+        if self.gradients.scatter:
+            of_norm = grads
+        else:
+            owners = [p for bucket in self.gradients.buckets for p in bucket.parameters]
+            of_norm = [grad for grad, p in zip(grads, owners, strict=True) if p in self.counted]
+        norms = torch.stack(torch._foreach_norm(of_norm)) if of_norm else torch.zeros(1, device=grads[0].device)
+        total = self._sum(norms.square().sum()).sqrt()
+        torch._foreach_mul_(grads, (self.clip / (total + 1e-6)).clamp(max=1.0))
+
+    def step(self) -> None:
+        """Updates the parameters, unless a gradient in fp16 is not finite."""
+        for master, found in zip(self.masters, self.found, strict=True):
+            master.grad = found.float()
+        if self.scale == 1 or self._unscale():
+            self._clip()
+            self.adam.step()
+            torch._foreach_copy_(self.values, [p.data for p in self.masters])
+            if self.gradients.scatter:
+                works = [
+                    dist.all_gather_into_tensor(b.values, b.part(b.values), b.group, async_op=True)
+                    for b in self.gradients.buckets
+                ]
+                for work in works:
+                    work.wait()
+        self.adam.zero_grad(set_to_none=True)
+
+
+def counted(parameters: Iterable[nn.Parameter], split_rank: int) -> set[nn.Parameter]:
+    """Those that no other rank of the tensor-parallel group has, and on its first rank the others too."""
+    return {p for p in parameters if p.split or split_rank == 0}
+
+
+def sum_partial(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
+    """Sums gradients of parameters of which each tensor-parallel rank saw a part of the sequence alone."""
+    found = [p.main_grad for p in parameters if getattr(p, "partial", False)]
+    if found and group.size() > 1:
+        flat = torch.cat([grad.flatten() for grad in found])
+        dist.all_reduce(flat, group=group)
+        for grad, total in zip(found, flat.split([grad.numel() for grad in found]), strict=True):
+            grad.copy_(total.view_as(grad))

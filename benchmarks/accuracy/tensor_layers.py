@@ -1,0 +1,246 @@
+"""Layers split over a tensor-parallel group, as in Megatron-LM (Shoeybi et al., 2019; Korthikanti et al., 2022).
+
+Activations are (sequence, batch, hidden). With sequence parallelism, norms and dropout see a part of the sequence, and
+the two all-reduces of a block become all-gathers and reduce-scatters.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from float8 import BACKWARD, FORWARD, product
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Split:
+    """How layers are split, and how they multiply.
+
+    Attributes:
+        group: the tensor-parallel group.
+        sequence: whether norms and dropout are split along the sequence.
+        overlap: whether gradients of inputs travel while those of weights are computed.
+        float8: whether the products run in float8.
+        reproducible: whether initial values are the same however layers are split, which costs the whole tensor.
+    """
+
+    group: ProcessGroup
+    sequence: bool = False
+    overlap: bool = False
+    float8: bool = False
+    reproducible: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.group.size()
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+
+def parameter(split: Split, name: str, shape: tuple[int, ...], dim: int | None, deviation: float) -> nn.Parameter:
+    """A parameter of which this rank has its part along ``dim``, or all where None; normal around 0, or ones for 0."""
+    here = [size // split.ranks if axis == dim else size for axis, size in enumerate(shape)]
+    values = torch.ones(here)
+    if deviation and split.reproducible:
+        generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
+        with torch.device("cpu"):
+            whole = torch.randn(shape, generator=generator) * deviation
+        values = whole if dim is None else whole.chunk(split.ranks, dim)[split.rank]
+        values = values.contiguous().to(torch.empty(0).device)
+    elif deviation:
+        values.normal_(std=deviation)
+    made = nn.Parameter(values)
+    made.split = dim is not None
+    return made
+
+
+def _gather(x: Tensor, group: ProcessGroup) -> tuple[Tensor, dist.Work]:
+    whole = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
+    return whole, dist.all_gather_into_tensor(whole, x.contiguous(), group, async_op=True)
+
+
+def _scatter_sum(x: Tensor, group: ProcessGroup) -> tuple[Tensor, dist.Work]:
+    part = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
+    return part, dist.reduce_scatter_tensor(part, x.contiguous(), group=group, async_op=True)
+
+
+def _sum(x: Tensor, group: ProcessGroup) -> tuple[Tensor, dist.Work]:
+    whole = x.contiguous()
+    return whole, dist.all_reduce(whole, group=group, async_op=True)
+
+
+def _done(pair: tuple[Tensor, dist.Work]) -> Tensor:
+    pair[1].wait()
+    return pair[0]
+
+
+def matmul(x: Tensor, weight: Tensor, float8: bool) -> Tensor:
+    """``x @ weight.T``."""
+    if float8:
+        return product(x.flatten(0, 1), weight, (FORWARD, FORWARD), "tensorwise", x.dtype).unflatten(0, x.shape[:2])
+    return torch.matmul(x, weight.t())
+
+
+def _of_input(gradient: Tensor, weight: Tensor, float8: bool) -> Tensor:
+    if float8:
+        flat = product(gradient.flatten(0, 1), weight.t(), (BACKWARD, FORWARD), "tensorwise", gradient.dtype)
+        return flat.unflatten(0, gradient.shape[:2])
+    return gradient.matmul(weight)
+
+
+def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor, float8: bool) -> Tensor | None:
+    """Adds the weight's gradient to its ``main_grad`` in the product itself where it has one; else returns it."""
+    gradient, x = gradient.flatten(0, 1), x.flatten(0, 1)
+    main = getattr(weight, "main_grad", None)
+    if float8:
+        found = product(gradient.t(), x.t(), (BACKWARD, FORWARD), "tensorwise", weight.dtype)
+    elif main is None:
+        found = gradient.t().matmul(x)
+    elif main.dtype == x.dtype:
+        main.addmm_(gradient.t(), x)
+        return weight.arrived()
+    elif main.is_cuda:
+        torch.addmm(main, gradient.t(), x, out_dtype=main.dtype, out=main)
+        return weight.arrived()
+    else:
+        found = gradient.t().matmul(x)
+    if main is None:
+        return found
+    main.add_(found)
+    return weight.arrived()
+
+
+class _Column(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: nn.Parameter, split: Split) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.split = weight, split
+        whole = _done(_gather(x, split.group)) if split.sequence else x
+        return matmul(whole, weight, split.float8)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (x,), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
+        again = _gather(x, split.group) if split.sequence else None
+        of_input = _of_input(gradient, weight, split.float8)
+        whole = _done(again) if again else x
+        reduced = (_scatter_sum if split.sequence else _sum)(of_input, split.group)
+        if not split.overlap:
+            reduced[1].wait()
+        of_weight = accumulate(weight, gradient, whole, split.float8)
+        return _done(reduced), of_weight, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: nn.Parameter, split: Split) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.split = weight, split
+        part = matmul(x, weight, split.float8)
+        return _done((_scatter_sum if split.sequence else _sum)(part, split.group))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (x,), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
+        whole = _done(_gather(gradient, split.group)) if split.sequence else gradient.contiguous()
+        return _of_input(whole, weight, split.float8), accumulate(weight, whole, x, split.float8), None
+
+
+class Column(nn.Module):
+    """A matrix split by its outputs: (blocks of outputs × inputs); the bias is the caller's to add.
+
+    ``blocks`` outputs that belong together (gate and value of a gated unit) are split each for itself.
+    """
+
+    def __init__(self, split: Split, name: str, inputs: int, outputs: int, blocks: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.split = split
+        weight = parameter(split, name, (blocks, outputs // blocks, inputs), 1, 0.02)
+        weight.data = weight.data.flatten(0, 1)
+        self.weight = weight
+        self.bias = parameter(split, f"{name}.bias", (outputs,), 0, 0.02) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Column.apply(x, self.weight, self.split)
+
+
+class Row(nn.Module):
+    """A matrix split by its inputs, whose partial products are summed; the bias is the caller's to add."""
+
+    def __init__(self, split: Split, name: str, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.split = split
+        self.weight = parameter(split, name, (outputs, inputs), 1, 0.02)
+        self.bias = parameter(split, f"{name}.bias", (outputs,), None, 0.02) if bias else None
+        if self.bias is not None:
+            self.bias.partial = split.sequence
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Row.apply(x, self.weight, self.split)
+
+
+class _Whole(torch.autograd.Function):
+    """Sums what ranks have, to all of the sequence or to a part; backward, the opposite."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, split: Split) -> Tensor:
+        ctx.split = split
+        return _done((_scatter_sum if split.sequence else _sum)(x, split.group))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        split = ctx.split
+        return (_done(_gather(gradient, split.group)) if split.sequence else gradient), None
+
+
+class VocabularyEmbedding(nn.Module):
+    """Word vectors split by words: (batch, sequence) to (sequence or a part of it, batch, hidden)."""
+
+    def __init__(self, split: Split, words: int, hidden: int) -> None:
+        super().__init__()
+        self.split = split
+        self.weight = parameter(split, "words", (words, hidden), 0, 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = self.weight.shape[0] * self.split.rank
+        here = tokens - first
+        elsewhere = (here < 0) | (here >= self.weight.shape[0])
+        vectors = nn.functional.embedding(here.masked_fill(elsewhere, 0), self.weight)
+        vectors = vectors.masked_fill(elsewhere.unsqueeze(-1), 0).transpose(0, 1)
+        return _Whole.apply(vectors, self.split)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor, split: Split) -> Tensor:
+        largest = logits.amax(-1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, split.group)
+        shifted = logits - largest.unsqueeze(-1)
+        here = targets - logits.shape[-1] * split.rank
+        elsewhere = (here < 0) | (here >= logits.shape[-1])
+        here = here.masked_fill(elsewhere, 0)
+        wanted = shifted.gather(-1, here.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
+        dist.all_reduce(wanted, group=split.group)
+        shares = shifted.exp_()
+        total = shares.sum(-1)
+        dist.all_reduce(total, group=split.group)
+        shares.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(shares, here, elsewhere)
+        return total.log() - wanted
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        shares, here, elsewhere = ctx.saved_tensors
+        shares.scatter_add_(-1, here.unsqueeze(-1), elsewhere.to(shares.dtype).unsqueeze(-1) - 1)
+        return shares.mul_(gradient.unsqueeze(-1)), None, None
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, split: Split) -> Tensor:
+    """Of float32 logits split by words, (..., words here), to targets of shape (...); both lose their content."""
+    return _CrossEntropy.apply(logits, targets, split)
