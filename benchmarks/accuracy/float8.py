@@ -52,7 +52,7 @@ def multiply(x: Tensor, weight: Tensor, scaling: Scaling) -> Tensor:
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer without bias that multiplies in float8; its weight stays as it was.
+    """A linear layer that multiplies in float8; its parameters stay as they were.
 
     A weight that `parallelize_module` has split is multiplied where it lies. Activations are gathered in the dtype that
     they have, not in float8 as torchao can.
@@ -63,8 +63,10 @@ class Float8Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
         weight = self.weight
         if not isinstance(weight, DTensor):
-            return multiply(input, weight, self.scaling)
+            output = multiply(input, weight, self.scaling)
+            return output if self.bias is None else output + self.bias
         assert isinstance(input, DTensor)
+        assert self.bias is None, "split layers have no bias here"
         columns = weight.placements[0] == Shard(0)
         local = input.to_local(grad_placements=[Partial()] if columns else input.placements)
         output = multiply(local, weight.to_local(), self.scaling)
@@ -72,8 +74,8 @@ class Float8Linear(nn.Linear):
 
 
 def convert(module: nn.Module, scaling: Scaling) -> None:
-    """Makes every linear layer below ``module`` without bias, and with sides of 16, a `Float8Linear`, in place."""
+    """Makes every linear layer below ``module`` whose sides are multiples of 16 a `Float8Linear`, in place."""
     for layer in module.modules():
-        if type(layer) is nn.Linear and layer.bias is None and not any(side % 16 for side in layer.weight.shape):
+        if type(layer) is nn.Linear and not any(side % 16 for side in layer.weight.shape):
             layer.__class__ = Float8Linear
             layer.scaling = scaling

@@ -1,4 +1,4 @@
-"""The Llama script trains one and the same model however it is split, and its models are as large as they are called."""
+"""The Llama script trains one and the same model however it is split; its models are as large as they are called."""
 
 import sys
 

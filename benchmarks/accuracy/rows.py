@@ -1,0 +1,363 @@
+"""The published measurements as commands: which script, with which arguments, on which cluster, repeats each.
+
+python benchmarks/accuracy/rows.py [--data PATH] [--family NAME]      lists them, and those that no script can repeat
+
+Where a script departs from what was measured, or where what was measured is not fully published, the row says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+DATA = HERE / "groundtruth-train.csv"
+Record = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement, and the run that repeats it.
+
+    Attributes:
+        cluster: in foretrain's notation of topologies; its servers have 8 GPUs, of which the job may use fewer.
+        gpu: one of `GPUS`.
+        ranks: processes, one for each GPU.
+        script: a file of this folder.
+        argv: its arguments.
+        tokens: of a step, of all GPUs together.
+        seconds: of a step, as measured.
+        memory: peak of a GPU in bytes, as measured; None where it is not published.
+        stack: what was measured: framework, and its version where published.
+        departures: in what the run differs from what was measured, or assumes what was not published.
+    """
+
+    id: str
+    family: str
+    tier: str
+    model: str
+    precision: str
+    cluster: str
+    gpu: str
+    ranks: int
+    script: str
+    argv: tuple[str, ...]
+    tokens: int
+    seconds: float
+    memory: int | None
+    stack: str
+    departures: tuple[str, ...]
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second and GPU, as measured."""
+        return self.tokens / self.seconds / self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A measurement that no script here repeats, and why."""
+
+    id: str
+    family: str
+    reason: str
+
+
+GPUS = {
+    "A100-40GB": "a100-40gb",
+    "A100-SXM4-40GB": "a100-40gb",
+    "A100-80GB": "a100-80gb",
+    "A100-80GB-SXM": "a100-80gb",
+    "A100-80GB-SXM (Selene)": "a100-80gb",
+    "A100 (variant not stated in repo)": "a100-80gb",
+    "H100-80GB": "h100-80gb",
+    "H100-80GB-SXM": "h100-80gb",
+    "H100-80GB-HBM3": "h100-80gb",
+    "DGX-H100": "h100-80gb",
+    "H100-96GB-HBM2e-500W (2.4TB/s)": "h100-96gb-hbm2e-500w",
+    "H100-95GB-HBM2e lower TDP": "h100-96gb-hbm2e-500w",
+    "H200-SXM": "h200",
+    "B200-SXM": "b200",
+    "DGX-B200": "b200",
+}
+"""GPUs by their published names. Meta's H100 with HBM2e has 96 GB at 2.4 TB/s and draws 500 W, not the preset's 80 GB
+at 3.35 TB/s and 700 W: its clocks under load are lower."""
+
+SERVERS = {"a": "dgx-a100", "h100": "dgx-h100", "h200": "dgx-h200", "b": "dgx-b200"}
+RATES = {
+    "800Gb/s per node": "@100Gbps",
+    "400Gb/s per node": "@50Gbps",
+    "NVLink(150GB/s in cfg) + 800Gb/s per node": "@100Gbps",
+}
+"""Of each of 8 cables of a server, where it is not that of the preset."""
+UNPUBLISHED_NETWORK = ("not stated", "not stated (Meta cluster)", "not stated (H100 cluster)")
+
+
+class _Cannot(Exception):
+    """Why no script repeats a row."""
+
+
+Run = tuple[str, dict[str, object], tuple[str, ...]]
+"""A script, its options (True for a flag), and departures."""
+
+
+def _torchtitan(row: Record) -> Run:
+    names = {"Llama-2-13B": "llama2-13b", "Llama-2-70B": "llama2-70b"}
+    model = names.get(row["model"]) or "llama3-" + row["model"].rpartition("-")[2].lower()
+    recomputed = {"full": "full", "none": "none", "selective(op)": "selective", "selective(layer)": "layers"}
+    float8 = ("rowwise" if "rowwise" in row["precision"] else "tensorwise") if "fp8" in row["precision"] else None
+    departures = []
+    if row["compile"] == "?":
+        departures.append(f"whether layers were compiled is not published: {'they are' if float8 else 'not'} here")
+    if "AsyncTP" in row["parallelism"]:
+        departures.append("tensor-parallel collectives are not pipelined with products (AsyncTP)")
+    elif float8 and row["tp"] != "1":
+        departures.append("activations are gathered in bf16, not in float8")
+    if "fp8 all-gather" in row["precision"]:
+        departures.append("parameters are gathered in bf16, not in float8")
+    if row["pp"] != "1":
+        departures.append("micro-batches are not published: as many as pipeline ranks")
+    if "assumed" in row["notes"]:
+        departures.append("the sequence's length is not published: 8,192, torchtitan's default")
+    return "llama.py", {
+        "model": model, "sequence": row["seq_len"], "batch": row["micro_batch"],
+        "tp": row["tp"], "cp": row["cp"], "pp": row["pp"],
+        "schedule": "interleaved" if "Interleaved" in row["parallelism"] else None,
+        "recompute": recomputed[row["act_ckpt"]],
+        "compile": row["compile"] == "1" or (row["compile"] == "?" and bool(float8)),
+        "float8": float8,
+    }, tuple(departures)  # fmt: skip
+
+
+def _fmsfsdp(row: Record) -> Run:
+    departures = ["FSDP2 instead of FSDP1", "compiled layer by layer, not as a whole"]
+    if row["act_ckpt"] == "selective":
+        departures.append("which layers are recomputed is not published: every other")
+    return "llama.py", {
+        "model": row["model"].lower().replace("llama-2", "llama2"), "sequence": row["seq_len"],
+        "batch": row["micro_batch"], "shard": 8 if row["parallelism"] == "HSDP" else None,
+        "recompute": "layers" if row["act_ckpt"] == "selective" else "none", "compile": True, "reduce": "bfloat16",
+    }, tuple(departures)  # fmt: skip
+
+
+def _llmfoundry(row: Record) -> Run:
+    float8 = "fp8" in row["precision"]
+    return "mpt.py", {
+        "model": row["model"].removeprefix("MPT-"), "sequence": row["seq_len"], "micro-batch": row["micro_batch"],
+        "global-batch": row["global_batch"], "strategy": row["parallelism"].removeprefix("FSDP "),
+        "recompute": row["act_ckpt"], "float8": float8,
+    }, ("float8 scales of the tensor at hand, not delayed ones",) if float8 else ()  # fmt: skip
+
+
+def _megatron(row: Record, **options: object) -> dict[str, object]:
+    """What every run of the Megatron-like script has."""
+    return {
+        "sequence": row["seq_len"] or 4096, "micro-batch": row["micro_batch"], "global-batch": row["global_batch"],
+        "tp": row["tp"], "pp": row["pp"], "cp": row["cp"], "vp": row["vp"].replace("n/a", ""), "fuse": True,
+    } | options  # fmt: skip
+
+
+def _vtrain(row: Record) -> Run:
+    hidden, layers, heads = re.findall(r"[hLa](\d+)", row["model"].removeprefix("GPT"))
+    size = {"hidden": hidden, "layers": layers, "heads": heads}
+    departures = ("precision, recomputation and vocabulary are not published: fp16, of every layer, 50,257 words",)
+    return "megatron.py", _megatron(row, **size, dtype="fp16", recompute="full"), departures
+
+
+def _korthikanti(row: Record) -> Run:
+    return "megatron.py", _megatron(
+        row, model=row["model"].lower().replace("gpt-3", "gpt3"), dtype="fp16", recompute=row["act_ckpt"].partition("(")[0],
+        **{"sequence-parallel": "SP" in row["parallelism"], "overlap-tensor": True},
+    ), ()  # fmt: skip
+
+
+def _modern(row: Record, model: str, float8: bool, gradients: str, **options: object) -> dict[str, object]:
+    """What Megatron-Core has been doing since 2024."""
+    return _megatron(
+        row, model=model, dtype="bf16", gradients=gradients, attention="flash", dropout=0, float8=float8,
+        **{"sequence-parallel": row["tp"] != "1", "overlap-tensor": True, "overlap-data": True},
+        **{"distributed-optimizer": True}, **options,
+    )  # fmt: skip
+
+
+GATHERED = "parameters are gathered before the next forward pass, not during it"
+USERBUFFERS = "tensor-parallel collectives are not pipelined with products (userbuffers)"
+
+
+def _dgxc(row: Record) -> Run:
+    if "JAX" in row["framework"]:
+        raise _Cannot("trained by JAX, whose compiler orders communication itself")
+    if not row["tp"]:
+        raise _Cannot("how it was parallel is not in the table")
+    if "MoE" in row["model"]:
+        raise _Cannot("experts: megatron.py has none")
+    model = row["model"].lower().replace("gpt-3", "gpt3").replace("llama-3.1", "llama3")
+    trimmed = re.search(r"layers=(\d+)", row["notes"])
+    float8 = row["precision"] == "fp8"
+    departures = [GATHERED]
+    if row["tp"] != "1":
+        departures.append(USERBUFFERS)
+    if float8:
+        departures.append("float8 scales of the tensor at hand, not delayed ones")
+    return (
+        "megatron.py",
+        _modern(row, model, float8, "bf16", layers=trimmed[1] if trimmed else None),
+        tuple(departures),
+    )
+
+
+def _mbridge(row: Record) -> Run:
+    if row["gpu"] not in GPUS:
+        raise _Cannot(f"no server with {row['gpu'].removeprefix('DGX-')} is known here")
+    if not row["model"].startswith("LLAMA"):
+        raise _Cannot("experts or a hybrid model: megatron.py has none")
+    if row["parallelism"] != "Pre-Training Performance":
+        raise _Cannot("not pre-training")
+    if row["precision"] not in ("BF16", "FP8", "FP8-CS", "FP8 (see note)", "FP8-CS (FP8-MX)"):
+        raise _Cannot(f"{row['precision']}: megatron.py has no scales of blocks")
+    if row["fsdp_or_zero"] not in ("", "0"):
+        raise _Cannot("Megatron's own FSDP")
+    size = row["model"].rpartition("_")[2].lower()
+    departures = [GATHERED]
+    if row["tp"] != "1":
+        departures.append(USERBUFFERS)
+    if "note" in row["precision"]:
+        departures.append("which float8 scales is not published: of the tensor at hand")
+    uneven = size == "405b" and 126 % (int(row["pp"]) * int(row["vp"]))
+    float8 = row["precision"] != "BF16"
+    return (
+        "megatron.py",
+        _modern(row, f"llama3-{size}", float8, "bf16", **{"ends-count": bool(uneven)}),
+        tuple(departures),
+    )
+
+
+def _simumax(row: Record) -> Run:
+    found = re.search(r"(llama3_\d+b) trimmed layers=(\d+)", row["model"])
+    if not found:
+        raise _Cannot("experts: megatron.py has none")
+    micro_batches = re.search(r"mbc(\d+)", row["parallelism"])
+    assert micro_batches
+    options = _modern(row, found[1].replace("_", "-"), False, "fp32", layers=found[2])
+    options["global-batch"] = int(micro_batches[1]) * int(row["dp"])
+    return "megatron.py", options, ("which collectives overlap is not published", GATHERED)
+
+
+def _neusight(row: Record) -> Run:
+    if not row["parallelism"].startswith("TP"):
+        raise _Cannot("micro-batches of the pipeline are not published")
+    size = {"GPT2-Large": (1280, 36, 20), "GPT3-XL": (2048, 24, 16)}[row["model"]]
+    options = _megatron(row, **dict(zip(("hidden", "layers", "heads"), size, strict=True)), dtype="fp32", fuse=False)
+    options |= {"tp": 4, "micro-batch": row["global_batch"]}
+    return "megatron.py", options, ("layers as Megatron's, not Hugging Face's", "heads of GPT3-XL as in NeuSight: 16")
+
+
+def _none(reason: str) -> Callable[[Record], Run]:
+    def run(_row: Record) -> Run:
+        raise _Cannot(reason)
+
+    return run
+
+
+FAMILIES: Mapping[str, Callable[[Record], Run]] = {
+    "torchtitan": _torchtitan,
+    "fmsfsdp": _fmsfsdp,
+    "llmfoundry": _llmfoundry,
+    "vtrain-multi": _vtrain,
+    "vtrain-single": _vtrain,
+    "korthikanti22": _korthikanti,
+    "dgxc": _dgxc,
+    "mbridge": _mbridge,
+    "simumax-b200": _simumax,
+    "neusight": _neusight,
+    "stas00": _none("DeepSpeed with its optimizer on the CPU, and no time of a step is published"),
+    "nvdle-resnet50": _none("the batch is not published"),
+}
+
+
+def _cluster(row: Record) -> str:
+    gpu = GPUS[row["gpu"]]
+    server = next(name for start, name in SERVERS.items() if gpu.startswith(start))
+    return f"{server}:{-(-int(row['n_gpus']) // 8)}{RATES.get(row['interconnect'], '')}"
+
+
+def _argv(options: Mapping[str, object]) -> tuple[str, ...]:
+    """Options as a shell wants them; what is left at its default, None, False or empty, is left out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif not (
+            value is None or value is False or value == "" or (name in ("tp", "cp", "pp", "vp") and str(value) == "1")
+        ):
+            words += [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def _row(row: Record) -> Row:
+    if row["family"] not in FAMILIES:
+        raise _Cannot("its family is unknown here")
+    script, options, departures = FAMILIES[row["family"]](row)
+    if row["gpu"] not in GPUS:
+        raise _Cannot(f"no server with {row['gpu']} is known here")
+    if not row["iter_time_s"]:
+        raise _Cannot("no time of a step is published")
+    batch = int(str(options.get("global-batch") or row["global_batch"]))
+    if row["interconnect"] in UNPUBLISHED_NETWORK and int(row["n_gpus"]) > 8:
+        departures = (*departures, "the network between servers is not published: that of the preset")
+    return Row(
+        id=row["id"],
+        family=row["family"],
+        tier=row["tier"],
+        model=row["model"],
+        precision=row["precision"],
+        cluster=_cluster(row),
+        gpu=GPUS[row["gpu"]],
+        ranks=int(row["n_gpus"]),
+        script=script,
+        argv=_argv(options),
+        tokens=batch * int(str(options["sequence"])),
+        seconds=float(row["iter_time_s"]),
+        memory=round(float(row["peak_mem_gib"]) * 2**30) if row["peak_mem_gib"] else None,
+        stack=row["framework"],
+        departures=departures,
+    )
+
+
+def read(path: Path = DATA) -> tuple[list[Row], list[Left]]:
+    """All rows of ``path`` that a script repeats, and all others."""
+    rows: list[Row] = []
+    left: list[Left] = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for record in csv.DictReader(file):
+            try:
+                rows.append(_row(record))
+            except _Cannot as reason:
+                left.append(Left(record["id"], record["family"], str(reason)))
+    return rows, left
+
+
+def main() -> None:
+    """Prints the command of each row, and the reasons of the others, counted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--family", choices=FAMILIES)
+    arguments = parser.parse_args()
+    rows, left = ([row for row in side if arguments.family in (None, row.family)] for side in read(arguments.data))
+    for row in rows:
+        print(f"{row.id}  {row.seconds} s  {row.cluster}  {row.gpu} × {row.ranks}  {row.script} {' '.join(row.argv)}")
+        for departure in row.departures:
+            print(f"    {departure}")
+    counted = Counter((row.family, row.reason) for row in left if isinstance(row, Left))
+    print(f"\n{len(rows)} rows; {len(left)} others:")
+    for (family, reason), number in sorted(counted.items()):
+        print(f"{number:5}  {family}: {reason}")
+
+
+if __name__ == "__main__":
+    main()

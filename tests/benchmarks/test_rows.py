@@ -1,0 +1,131 @@
+"""Every published row is a command that its script takes, with sizes that divide, or is left out for a reason."""
+
+import sys
+from collections import Counter
+
+import pytest
+
+from foretrain.network.topology_notation import topology
+from tests.examples.torchrun import ROOT
+
+ACCURACY = ROOT / "benchmarks" / "accuracy"
+
+
+@pytest.fixture
+def accuracy(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ACCURACY), *sys.path])
+
+
+@pytest.fixture
+def read(accuracy):
+    from rows import read
+
+    return read()
+
+
+def parsed(monkeypatch, options, row):
+    monkeypatch.setattr(sys, "argv", [row.script, *row.argv])
+    return options()
+
+
+def test_all_rows_are_there(read):
+    rows, left = read
+
+    with (ACCURACY / "groundtruth-train.csv").open(encoding="utf-8") as file:
+        assert len(rows) + len(left) == sum(1 for _ in file) - 1
+    counts = Counter(row.family for row in rows)
+    assert counts["torchtitan"] == 25
+    assert counts["llmfoundry"] == 123
+    assert counts["fmsfsdp"] == 4
+    assert counts["vtrain-multi"] == 53
+    assert counts["vtrain-single"] == 797
+    assert counts["korthikanti22"] == 4
+    assert all(one.reason for one in left)
+
+
+def test_a_row_is_what_was_published(read):
+    row = next(row for row in read[0] if row.id == "torchtitan-0001")
+
+    assert (row.cluster, row.gpu, row.ranks) == ("dgx-h100:1", "h100-96gb-hbm2e-500w", 8)
+    assert " ".join(row.argv) == "--model llama3-8b --sequence 8192 --batch 2 --recompute selective"
+    assert row.rate == pytest.approx(5762, rel=1e-3)
+    assert row.memory == round(82.4 * 2**30)
+    assert not row.departures
+
+
+def test_published_rates_are_those_of_the_tokens_counted(read):
+    """Two columns agree, tokens per second and GPU, and seconds a step: the step has the sizes that we think."""
+    import csv
+
+    with (ACCURACY / "groundtruth-train.csv").open(encoding="utf-8", newline="") as file:
+        published = {row["id"]: row["tokens_per_s_per_gpu"] for row in csv.DictReader(file)}
+    apart = [row.id for row in read[0] if published[row.id] and abs(row.rate / float(published[row.id]) - 1) > 0.01]
+
+    assert apart == []
+
+
+def test_clusters_hold_the_ranks(read):
+    for cluster, ranks in {(row.cluster, row.ranks) for row in read[0] if row.ranks <= 64}:
+        assert len(topology(cluster).ranks) >= ranks, cluster
+    for row in read[0]:
+        servers = int(row.cluster.partition("@")[0].partition(":")[2])
+        assert 8 * (servers - 1) < row.ranks <= 8 * servers, row.id
+
+
+def test_sizes_divide_in_megatron(read, monkeypatch):
+    import megatron
+
+    for row in (row for row in read[0] if row.script == "megatron.py"):
+        args = parsed(monkeypatch, megatron.options, row)
+        shape = megatron.shape_of(args)
+        replicas, rest = divmod(row.ranks, args.tp * args.cp * args.pp)
+        assert not rest, row.id
+        micro_batches, rest = divmod(args.global_batch, replicas * args.micro_batch)
+        assert micro_batches, row.id
+        assert not rest, row.id
+        assert args.vp == 1 or micro_batches % args.pp == 0, row.id
+        stages = [megatron.layers_of(shape, args, number) for number in range(args.pp * args.vp)]
+        assert [layer for stage in stages for layer in stage] == list(range(shape.layers)), row.id
+        assert shape.heads % args.tp == shape.groups % args.tp == shape.words % args.tp == 0, row.id
+        assert args.sequence % (2 * args.cp * args.tp) == 0, row.id
+        assert row.tokens == args.global_batch * args.sequence, row.id
+
+
+def test_sizes_divide_in_the_others(read, monkeypatch):
+    import llama
+    import mpt
+
+    for row in read[0]:
+        if row.script == "llama.py":
+            args = parsed(monkeypatch, llama.options, row)
+            replicas, rest = divmod(row.ranks, args.tp * args.cp * args.pp)
+            assert not rest, row.id
+            assert row.tokens == replicas * args.batch * args.sequence, row.id
+            assert args.batch % (args.microbatches or args.pp) == 0, row.id
+        elif row.script == "mpt.py":
+            args = parsed(monkeypatch, mpt.options, row)
+            assert args.global_batch % (row.ranks * args.micro_batch) == 0, row.id
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt3-175b", 175e9),
+        ("megatron-22b", 22e9),
+        ("mt-nlg-530b", 530e9),
+        ("llama3-8b", 8.03e9),
+        ("llama3-70b", 70.6e9),
+        ("llama3-405b", 405.9e9),
+        ("nemotron4-15b", 15.6e9),
+        ("nemotron4-340b", 341e9),
+    ],
+)
+def test_megatron_models_have_as_many_parameters_as_published(accuracy, name, parameters):
+    from megatron_model import SHAPES
+
+    shape = SHAPES[name]
+    attention = 2 * shape.hidden * (shape.heads + shape.groups) * shape.head
+    layer = attention + (3 if shape.activation == "swiglu" else 2) * shape.hidden * shape.feed
+    words = shape.words * shape.hidden * (1 if shape.tied else 2)
+
+    assert shape.layers * layer + words == pytest.approx(parameters, rel=0.02)
