@@ -209,7 +209,7 @@ def main() -> None:
         (zigzag(part, 1, meshes["cp"].get_local_rank(), args.cp) if args.cp > 1 else part).to(device).contiguous()
         for part in (tokens[:, :-1], tokens[:, 1:])
     )
-    meter = Meter(data * args.batch * args.sequence, talks=dist.get_rank() == dist.get_world_size() - 1)
+    meter = Meter(data * args.batch * args.sequence, talks=dist.get_rank() == (pp - 1) * (dist.get_world_size() // pp))
     for _ in range(args.steps):
         losses: list[Tensor] = []
         with loss_parallel():

@@ -153,7 +153,7 @@ def main() -> None:
         inputs, targets = batches[number]
         return stage(inputs if came is None else came, targets if stage.last else None)
 
-    meter = Meter(args.global_batch * args.sequence, talks=dist.get_rank() == world - 1)
+    meter = Meter(args.global_batch * args.sequence, talks=dist.get_rank() == (args.pp - 1) * (world // args.pp))
     torch.manual_seed(3 + dist.get_rank())
     for _ in range(args.steps):
         gradients.zero()

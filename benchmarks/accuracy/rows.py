@@ -170,8 +170,9 @@ def _vtrain(row: Record) -> Run:
 
 
 def _korthikanti(row: Record) -> Run:
+    model = row["model"].lower().replace("gpt-3", "gpt3")
     return "megatron.py", _megatron(
-        row, model=row["model"].lower().replace("gpt-3", "gpt3"), dtype="fp16", recompute=row["act_ckpt"].partition("(")[0],
+        row, model=model, dtype="fp16", recompute=row["act_ckpt"].partition("(")[0],
         **{"sequence-parallel": "SP" in row["parallelism"], "overlap-tensor": True},
     ), ()  # fmt: skip
 

@@ -61,9 +61,10 @@ def main() -> None:
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
 
     torch.manual_seed(dist.get_rank())
-    layers = [Experts(args.dim, args.hidden, args.experts, args.top) for _ in range(args.layers)]
-    model = nn.Sequential(nn.Embedding(args.vocabulary, args.dim), *layers, nn.Linear(args.dim, args.vocabulary))
-    model = model.to(device, torch.bfloat16 if args.device == "cuda" else torch.float32)
+    with device:
+        layers = [Experts(args.dim, args.hidden, args.experts, args.top) for _ in range(args.layers)]
+        model = nn.Sequential(nn.Embedding(args.vocabulary, args.dim), *layers, nn.Linear(args.dim, args.vocabulary))
+    model = model.to(torch.bfloat16 if args.device == "cuda" else torch.float32)
     shared = [p for name, p in model.named_parameters() if not name.endswith(("up", "down"))]
     for parameter in shared:
         dist.broadcast(parameter.data, 0)

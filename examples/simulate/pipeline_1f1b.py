@@ -65,7 +65,8 @@ def main() -> None:
 
     count = 2 * world if args.schedule == "interleaved" else world
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
-    modules = [cut(args, index, count).to(device, dtype) for index in range(rank, count, world)]
+    with device:
+        modules = [cut(args, index, count).to(dtype) for index in range(rank, count, world)]
     stages = [PipelineStage(module, rank + i * world, count, device) for i, module in enumerate(modules)]
     if args.schedule == "interleaved":
         schedule = ScheduleInterleaved1F1B(stages, args.microbatches, loss_fn=loss_of)

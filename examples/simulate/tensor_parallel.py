@@ -79,12 +79,13 @@ def main() -> None:
     mesh = init_device_mesh(args.device, (dist.get_world_size() // args.tp, args.tp), mesh_dim_names=("dp", "tp"))
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(args.vocabulary, args.dim))
-    blocks = [Block(args.dim, args.head) for _ in range(args.layers)]
-    for i, block in enumerate(blocks):
-        model.add_module(f"block{i}", block)
-    model.add_module("norm", nn.LayerNorm(args.dim))
-    model.add_module("head", nn.Linear(args.dim, args.vocabulary, bias=False))
+    with torch.device(args.device):
+        model = nn.Sequential(nn.Embedding(args.vocabulary, args.dim))
+        blocks = [Block(args.dim, args.head) for _ in range(args.layers)]
+        for i, block in enumerate(blocks):
+            model.add_module(f"block{i}", block)
+        model.add_module("norm", nn.LayerNorm(args.dim))
+        model.add_module("head", nn.Linear(args.dim, args.vocabulary, bias=False))
     parallelize_module(model, mesh["tp"], ENDS_PLAN)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks:
