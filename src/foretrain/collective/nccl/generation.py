@@ -204,12 +204,14 @@ GPUS: dict[str, Gpu] = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU of that name, in any case.
+    """The GPU of that name, in any case; of a variant that is not listed (``"H100-HBM2e"``), what it is a variant of.
 
     Raises:
         ConfigError: no such GPU; lists the near names.
     """
-    found = GPUS.get(name.upper()) if isinstance(name, str) else None
+    found = None
+    if isinstance(name, str):
+        found = GPUS.get(name.upper()) or GPUS.get(name.upper().partition("-")[0])
     if found is None:
         raise unknown("gpu", name, GPUS)
     return found

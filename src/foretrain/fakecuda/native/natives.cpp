@@ -4,6 +4,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -258,3 +259,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 }  // namespace foretrain
+
+namespace at::native {
+// Asked instead of the operator when a dispatch mode is active, as under selective activation checkpointing.
+REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &foretrain::attention_backend)
+}  // namespace at::native
