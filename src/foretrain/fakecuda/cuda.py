@@ -141,6 +141,10 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
 
     put(torch.cuda.random, get_rng_state=get_rng_state, set_rng_state=set_rng_state)
 
+    def maybe_exchange_device(of: int) -> int:
+        # Dynamo tells the two functions apart by identity.
+        return device.exchange_device(of)
+
     def index(of: Any) -> int:
         number = of if isinstance(of, int) else None if of is None else torch.device(of).index
         return -1 if number is None else number
@@ -150,7 +154,7 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_lazy_init": lambda: None,
         "_is_compiled": lambda: True,
         "_exchange_device": device.exchange_device,
-        "_maybe_exchange_device": device.exchange_device,
+        "_maybe_exchange_device": maybe_exchange_device,
         "device_count": device.device_count,
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: properties.major >= 8,

@@ -27,11 +27,15 @@ constexpr int LAUNCHES = 2;  // a collective's way through c10d and NCCL takes t
 
 // A number that all members find alike: of the ranks, and of how many groups of just these ranks there were before.
 std::int64_t number_of_group(const std::vector<std::int32_t>& ranks, int occurrence) {
-  std::uint64_t hash = 1469598103934665603ULL + static_cast<std::uint64_t>(occurrence);
-  for (auto rank : ranks) {
-    hash ^= static_cast<std::uint64_t>(rank) + 1;
-    hash *= 1099511628211ULL;
-  }
+  std::uint64_t hash = 1469598103934665603ULL;
+  auto mix = [&hash](std::int64_t word) {  // the last step of splitmix64
+    hash ^= static_cast<std::uint64_t>(word) + 0x9e3779b97f4a7c15ULL + (hash << 6) + (hash >> 2);
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9ULL;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebULL;
+    hash ^= hash >> 31;
+  };
+  mix(occurrence);
+  for (auto rank : ranks) mix(rank);
   return static_cast<std::int64_t>(hash >> 1) | 1;  // never 0, which is the world
 }
 
