@@ -15,6 +15,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -29,11 +30,13 @@ from foretrain.fakecuda.settings import Settings
 _SET_DEATH_SIGNAL = 1
 """Linux's PR_SET_PDEATHSIG."""
 _LINE = 1 << 16
+_STACK = 64 << 20
 
 
 def main(descriptor: int) -> None:
     """Serves until the socket closes."""
     _die_with_parent(signal.SIGTERM)
+    _deepen_stack()
     with socket.socket(fileno=descriptor) as control:
         try:
             settings = Settings.from_json(json.loads(_receive(control)[0])["settings"])
@@ -133,6 +136,13 @@ class _Nursery:
         for pid in self._ranks:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def _deepen_stack() -> None:
+    """Dynamo's tracing of a deep model recurses further than the usual 8 MiB; ranks inherit the limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK if most == resource.RLIM_INFINITY else min(most, _STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 
 
 def _receive(control: socket.socket) -> tuple[str, list[int]]:

@@ -115,6 +115,15 @@ struct Generator final : c10::GeneratorImpl {
     words[1] = offset_;
     return state.getIntrusivePtr();
   }
+  // CUDA graphs share a generator's state instead of copying it; a copy that is set at once does the same here.
+  void graphsafe_set_state(const c10::intrusive_ptr<GeneratorImpl>& state) override {
+    auto* other = static_cast<const Generator*>(state.get());
+    seed_ = other->seed_;
+    offset_ = other->offset_;
+  }
+  c10::intrusive_ptr<GeneratorImpl> graphsafe_get_state() const override {
+    return c10::intrusive_ptr<GeneratorImpl>::reclaim(clone_impl());
+  }
   Generator* clone_impl() const override {
     auto copy = new Generator(device_.index());
     copy->seed_ = seed_;
