@@ -12,6 +12,7 @@ Steps are measured in the order in which they come, after two to warm up. Target
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import statistics
@@ -59,7 +60,7 @@ def run(cluster: str, arguments: Sequence[str], live: Live = "auto") -> tuple[li
     steady = [one for ones in by_rank.values() for one in ones[WARMUP:]]
     # A step is over when its last rank has made it.
     ends = [max(times[number]) for number in sorted(times)]
-    gaps = [after - before for before, after in zip(ends, ends[1:], strict=False)][WARMUP - 1 :]
+    gaps = [after - before for before, after in itertools.pairwise(ends)][WARMUP - 1 :]
     return [cpu for cpu, _ in steady], [private for _, private in steady], gaps
 
 
