@@ -133,7 +133,7 @@ class Rank:
         self.put(FORGET, payload=struct.pack(f"<{len(events)}q", *events))
 
     def step(self, number, event):
-        self.put(NOTE, code=STEP, a=number, b=event)
+        self.put(NOTE, code=STEP, a=number, b=event, host=self.clock)
 
     def note(self, code, *, a=0, payload=b""):
         self.put(NOTE, code=code, a=a, host=self.clock, payload=payload)

@@ -120,7 +120,7 @@ class Collective:
         for part in self.parts.values():
             part.party.pace.communication(-1)
             part.party.chapter.ended(
-                self, now, part.stream.number, OPERATIONS[part.code], part.size, self.group.members
+                self, now, part.stream.number, OPERATIONS[part.code], part.size, self.group.members, part.host
             )
         for part in self.parts.values():
             part.event.happen(now)

@@ -159,6 +159,8 @@ class Conductor:
         return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
 
     def _reply(self, rank: Live, time: Time, data: bytes) -> None:
+        assert rank.question is not None
+        self._story.chapters[rank.number].stopped(rank.question.host, time)
         rank.question = None
         rank.clock = time
         if not rank.left:

@@ -182,6 +182,7 @@ class Gpu:
         elif entry.kind == SPLITS:
             self._splits = tuple(memoryview(entry.payload).cast("q"))
         elif entry.kind == NOTE and entry.code == STEP:
+            self._chapter.marks[entry.a] = entry.host
             event = self._events[entry.b]
             event.then(partial(self._mark, entry.a, event))
         elif entry.kind == NOTE:

@@ -126,7 +126,7 @@ class End:
         party, name = self.batch.party, "send" if self.sends else "recv"
         self.message = None
         party.pace.communication(-1)
-        party.chapter.ended(self, now, self.batch.stream.number, name, self.size, ends)
+        party.chapter.ended(self, now, self.batch.stream.number, name, self.size, ends, self.batch.host)
         self.batch.end_of_one(now)
 
     def values(self) -> bytes | None:

@@ -61,6 +61,7 @@ class Activity(NamedTuple):
         size: bytes of a communication.
         group: world ranks of a communication; source and target of a message.
         provenance: where a kernel's duration is from, as the rank numbers it.
+        launch: when the host launched the kernel or called the communication.
     """
 
     kind: Literal["kernel", "communication", "annotation"]
@@ -72,6 +73,7 @@ class Activity(NamedTuple):
     size: int = 0
     group: tuple[int, ...] = ()
     provenance: int = 0
+    launch: Time = 0
 
 
 class Chapter:
@@ -89,6 +91,8 @@ class Chapter:
         warnings: texts and how often each came.
         traced: whether activities are kept.
         status: with which exit status the rank has left, or None.
+        marks: what the host's clock showed at each step's end, by number; the GPU may have been far behind.
+        stops: when the host went on after it had stopped for its GPU; only while activities are kept.
     """
 
     def __init__(self, rank: int, kept: int | None = 0, stepped: Callable[[int, Step], None] | None = None) -> None:
@@ -99,6 +103,8 @@ class Chapter:
         self.warnings: dict[str, int] = {}
         self.traced = kept != 0
         self.status: int | None = None
+        self.marks: dict[int, Time] = {}
+        self.stops: list[Time] = []
         self._kept, self._stepped = kept, stepped
         self._names: dict[int, str] = {}
         # Begins and ends one after the other, back to back ones joined: what the next account is made of.
@@ -135,12 +141,19 @@ class Chapter:
             self._waited += (came, now)
         self._began[what] = now
 
-    def ended(self, what: object, now: Time, stream: int, name: str, size: int, group: tuple[int, ...]) -> None:
+    def ended(
+        self, what: object, now: Time, stream: int, name: str, size: int, group: tuple[int, ...], launch: Time
+    ) -> None:
         """The communication is over."""
         came, began = self._came.pop(what), self._began.pop(what)
         self._communicated += (began, now)
         if self.traced:
-            self._operations.append(Activity("communication", stream, name, came, began, now, size, group))
+            self._operations.append(Activity("communication", stream, name, came, began, now, size, group, 0, launch))
+
+    def stopped(self, asked: Time, answered: Time) -> None:
+        """The host, which asked for its GPU, goes on."""
+        if self.traced and answered > asked:
+            self.stops.append(answered)
 
     def note(self, note: Entry) -> None:
         """Remembers what the rank says."""
@@ -183,6 +196,11 @@ class Chapter:
         self._communicated = _after(now, self._communicated)
         self._waited = _after(now, self._waited)
 
+    @property
+    def since(self) -> Time:
+        """From when on all activities are known."""
+        return self.steps[-self._kept].begin if self._kept and len(self.steps) >= self._kept else 0
+
     def is_long(self) -> bool:
         """Whether it is time to `settle`, though no step ends."""
         return len(self._computed) + len(self._communicated) + len(self._waited) > _LONG
@@ -216,15 +234,16 @@ class Chapter:
                 start = launch if launch > at else at
                 over = start + duration
             title = self._names.get(name, f"kernel {name}")
-            yield Activity("kernel", stream, title, at, start, over, provenance=provenance)
+            yield Activity("kernel", stream, title, at, start, over, provenance=provenance, launch=launch)
             at = over
 
     def _prune(self) -> None:
         if not self._kept or len(self.steps) < self._kept:
             return
-        since = self.steps[-self._kept].begin
+        since = self.since
         self._runs = [run for run in self._runs if run[3] > since]
         self._operations = [operation for operation in self._operations if operation.end > since]
+        self.stops = [stop for stop in self.stops if stop > since]
         self._ranges = _whole([mark for mark in self._ranges if mark[0] > since])
 
 

@@ -1,0 +1,155 @@
+"""The critical path of a step: which intervals, one behind the other and from rank to rank, its time is made of.
+
+# Note [What binds]
+The path is walked backwards from the end of the last step of the rank that ends it last to where that step began.
+Something that ends at t began at s because of what was over last before it:
+
+- a kernel that its stream had to wait for: what ended at s on the same stream, or on another of its GPU, for which
+  the stream waited with an event;
+- a kernel or communication that was launched no earlier: the host, which was busy since it had last stopped for its
+  GPU; then what ended on the GPU when the host went on;
+- a communication: its member that came last, on whatever rank.
+
+Times are whole picoseconds and what waits goes on in the very picosecond, so that what binds is told by its end; where
+several end together, each bound as much as the others, and that of the same stream is taken. So the pieces of the path
+fill the step without gap or overlap. Waiting for others is never on it: what they did in the meantime is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from foretrain.live.story import Activity, Chapter
+from foretrain.units import Time
+
+MESSAGES = ("send", "recv")
+
+
+class Piece(NamedTuple):
+    """A part of the path; times in ps.
+
+    Attributes:
+        rank: where it happened.
+        kind: ``"unseen"`` is what happened on a rank before its activities were kept.
+        name: of the kernel or communication; as `title` says.
+        begin: when it bound first.
+        end: when the next piece began.
+    """
+
+    rank: int
+    kind: Literal["kernel", "communication", "host", "unseen"]
+    name: str
+    begin: Time
+    end: Time
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The path of one step.
+
+    Attributes:
+        rank: the one whose step ended last.
+        begin: of that step.
+        end: of that step.
+        pieces: by time; each begins where the one before ends.
+    """
+
+    rank: int
+    begin: Time
+    end: Time
+    pieces: tuple[Piece, ...]
+
+    def shares(self) -> dict[str, float]:
+        """Of the step's time the part of each name, largest first; they sum to 1."""
+        found: defaultdict[str, Time] = defaultdict(int)
+        for piece in self.pieces:
+            found[piece.name] += piece.end - piece.begin
+        length = self.end - self.begin
+        return {name: time / length for name, time in sorted(found.items(), key=lambda item: (-item[1], item[0]))}
+
+    def kinds(self) -> dict[str, float]:
+        """The same by kind."""
+        found: defaultdict[str, Time] = defaultdict(int)
+        for piece in self.pieces:
+            found[piece.kind] += piece.end - piece.begin
+        return {kind: time / (self.end - self.begin) for kind, time in sorted(found.items())}
+
+
+def critical_path(chapters: Mapping[int, Chapter]) -> CriticalPath | None:
+    """The path of the last step; see Note [What binds]. None where no activities were kept or no step was made."""
+    stepped = [chapter for chapter in chapters.values() if chapter.traced and chapter.steps]
+    if not stepped:
+        return None
+    last = max(stepped, key=lambda chapter: (chapter.steps[-1].end, -chapter.rank))
+    begin, end = last.steps[-1].begin, last.steps[-1].end
+    pieces = list(_Walk(chapters).back(last.rank, begin, end))
+    return CriticalPath(last.rank, begin, end, tuple(reversed(pieces))) if end > begin else None
+
+
+def title(activity: Activity) -> str:
+    """What is summed under one name: a kernel's, or an operation and how many ranks of which spacing it joins."""
+    if activity.kind != "communication":
+        return activity.name
+    if activity.name in MESSAGES:
+        return "send/recv"
+    group = activity.group
+    spacings = {after - before for before, after in zip(group, group[1:], strict=False)}
+    apart = spacings.pop() if len(spacings) == 1 else 1
+    return f"{activity.name} of {len(group)} ranks" + (f", 1 in {apart}" if apart > 1 else "")
+
+
+class _Walk:
+    """What ended when, on every rank, and who met whom."""
+
+    def __init__(self, chapters: Mapping[int, Chapter]) -> None:
+        self._chapters = chapters
+        self._ended: dict[int, defaultdict[Time, list[Activity]]] = {}
+        self._met: defaultdict[object, list[tuple[int, Activity]]] = defaultdict(list)
+        for rank, chapter in chapters.items():
+            ended = self._ended[rank] = defaultdict(list)
+            for activity in chapter.activities():
+                if activity.kind == "annotation" or activity.end == activity.start:
+                    continue
+                ended[activity.end].append(activity)
+                if activity.kind == "communication":
+                    self._met[_meeting(activity)].append((rank, activity))
+
+    def back(self, rank: int, begin: Time, end: Time) -> Iterator[Piece]:
+        """The pieces, last first."""
+        stream, time, launched = -1, end, False
+        while time > begin:
+            activity = None if launched else self._that_ended(rank, time, stream)
+            if activity is None:
+                piece, stream, launched = self._host(rank, time), -1, False
+                time = piece.begin
+            elif activity.kind == "communication":
+                here = rank
+                rank, binding = max(self._met[_meeting(activity)], key=lambda met: (met[1].reached, met[0] == here))
+                piece = Piece(here, "communication", title(activity), binding.reached, time)
+                stream, time = binding.stream, binding.reached
+            else:
+                piece = Piece(rank, "kernel", title(activity), activity.start, time)
+                stream, time, launched = activity.stream, activity.start, activity.start > activity.reached
+            yield piece._replace(begin=max(piece.begin, begin))
+
+    def _host(self, rank: int, time: Time) -> Piece:
+        """The host until ``time``, since it had last stopped."""
+        chapter = self._chapters[rank]
+        before = bisect_left(chapter.stops, time)
+        kind = "host" if time > chapter.since else "unseen"
+        return Piece(rank, kind, kind, chapter.stops[before - 1] if before else 0, time)
+
+    def _that_ended(self, rank: int, time: Time, stream: int) -> Activity | None:
+        """What ended at ``time``, on ``stream`` if possible."""
+        ended = self._ended[rank].get(time)
+        return min(ended, key=lambda activity: (activity.stream != stream, activity.stream)) if ended else None
+
+
+def _meeting(activity: Activity) -> object:
+    """The same for all members of a communication."""
+    name = "message" if activity.name in MESSAGES else activity.name
+    return name, activity.group, activity.start, activity.end
