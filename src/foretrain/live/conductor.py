@@ -159,9 +159,9 @@ class Conductor:
         return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
 
     def _reply(self, rank: Live, time: Time, data: bytes) -> None:
-        assert rank.question is not None
-        self._story.chapters[rank.number].stopped(rank.question.host, time)
-        rank.question = None
+        question, rank.question = rank.question, None
+        assert question is not None
+        self._story.chapters[rank.number].stopped(question.code, question.host, time)
         rank.clock = time
         if not rank.left:
             self._world.hold(time)

@@ -21,6 +21,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from foretrain.live.story import Activity, Chapter
@@ -97,7 +99,7 @@ def title(activity: Activity) -> str:
     if activity.name in MESSAGES:
         return "send/recv"
     group = activity.group
-    spacings = {after - before for before, after in zip(group, group[1:], strict=False)}
+    spacings = {after - before for before, after in pairwise(group)}
     apart = spacings.pop() if len(spacings) == 1 else 1
     return f"{activity.name} of {len(group)} ranks" + (f", 1 in {apart}" if apart > 1 else "")
 
@@ -139,9 +141,9 @@ class _Walk:
     def _host(self, rank: int, time: Time) -> Piece:
         """The host until ``time``, since it had last stopped."""
         chapter = self._chapters[rank]
-        before = bisect_left(chapter.stops, time)
+        before = bisect_left(chapter.stops, time, key=attrgetter("answered"))
         kind = "host" if time > chapter.since else "unseen"
-        return Piece(rank, kind, kind, chapter.stops[before - 1] if before else 0, time)
+        return Piece(rank, kind, kind, chapter.stops[before - 1].answered if before else 0, time)
 
     def _that_ended(self, rank: int, time: Time, stream: int) -> Activity | None:
         """What ended at ``time``, on ``stream`` if possible."""

@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
-from foretrain.device import Device
+from foretrain.device import Device, Provenance
 from foretrain.errors import ForetrainError
 from foretrain.live.story import Chapter, Step
 from foretrain.units import SECOND, Time
 
 EXCHANGE_SIGMA = 0.05
 """Relative error of a collective's predicted time (median 3.6 % over 1,237 measurements, ``benchmarks/collectives.py``)."""
+PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
+"""Where a kernel's time may be from, as ranks number it."""
 _WARMUP = 2
 
 

@@ -76,6 +76,20 @@ class Activity(NamedTuple):
     launch: Time = 0
 
 
+class Stop(NamedTuple):
+    """The host stood still until its GPU was done with something.
+
+    Attributes:
+        question: what it asked for, by `foretrain.live.wire.QUESTIONS`.
+        asked: since when, ps.
+        answered: until when, ps.
+    """
+
+    question: int
+    asked: Time
+    answered: Time
+
+
 class Chapter:
     """The story of one rank.
 
@@ -92,7 +106,7 @@ class Chapter:
         traced: whether activities are kept.
         status: with which exit status the rank has left, or None.
         marks: what the host's clock showed at each step's end, by number; the GPU may have been far behind.
-        stops: when the host went on after it had stopped for its GPU; only while activities are kept.
+        stops: where the host has stopped for its GPU; only while activities are kept.
     """
 
     def __init__(self, rank: int, kept: int | None = 0, stepped: Callable[[int, Step], None] | None = None) -> None:
@@ -104,7 +118,7 @@ class Chapter:
         self.traced = kept != 0
         self.status: int | None = None
         self.marks: dict[int, Time] = {}
-        self.stops: list[Time] = []
+        self.stops: list[Stop] = []
         self._kept, self._stepped = kept, stepped
         self._names: dict[int, str] = {}
         # Begins and ends one after the other, back to back ones joined: what the next account is made of.
@@ -150,10 +164,10 @@ class Chapter:
         if self.traced:
             self._operations.append(Activity("communication", stream, name, came, began, now, size, group, 0, launch))
 
-    def stopped(self, asked: Time, answered: Time) -> None:
+    def stopped(self, question: int, asked: Time, answered: Time) -> None:
         """The host, which asked for its GPU, goes on."""
         if self.traced and answered > asked:
-            self.stops.append(answered)
+            self.stops.append(Stop(question, asked, answered))
 
     def note(self, note: Entry) -> None:
         """Remembers what the rank says."""
@@ -243,7 +257,7 @@ class Chapter:
         since = self.since
         self._runs = [run for run in self._runs if run[3] > since]
         self._operations = [operation for operation in self._operations if operation.end > since]
-        self.stops = [stop for stop in self.stops if stop > since]
+        self.stops = [stop for stop in self.stops if stop.answered > since]
         self._ranges = _whole([mark for mark in self._ranges if mark[0] > since])
 
 

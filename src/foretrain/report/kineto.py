@@ -1,0 +1,313 @@
+"""A live simulation as the traces that ``torch.profiler`` would have written: one Kineto file for each live rank.
+
+They open in ui.perfetto.dev, chrome://tracing and TensorBoard, and Holistic Trace Analysis reads a folder of them.
+
+# Note [As a profiler would see it]
+A kernel of NCCL runs from when its stream gets to it, and waits for the other members inside; how long is among its
+``args``. Messages of one NCCL group are one kernel. The default stream is number 7, as in every trace of CUDA, and the
+others follow. Kernels bear the names of the operators that launch them: which kernels a GPU would choose is not known.
+Element types are not known either: counts are of bytes. Times are of virtual time since the rank began, to the ns.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretrain.device import Device
+from foretrain.fakecuda.settings import LAUNCH
+from foretrain.files import write_atomically
+from foretrain.live.critical_path import MESSAGES
+from foretrain.live.forecast import PROVENANCES
+from foretrain.live.story import HOST, Activity, Chapter, Story
+from foretrain.live.wire import DEVICE, EVENT
+from foretrain.units import MICROSECOND, NANOSECOND, Time
+
+_HOST_PROCESS = 100_000
+"""Of rank 0; above all numbers of GPUs, whose processes they share a file with."""
+_RANKS_SHOWN = 30
+"""Members of a group that are listed, as Kineto does."""
+_KERNELS = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "barrier": "AllReduce",
+}
+"""NCCL's own; everything else it does by sends and receives."""
+_NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
+    "all_to_all": "all_to_all",
+}
+"""What ProcessGroupNCCL calls them, where that is another name."""
+
+
+def write_trace(
+    story: Story, path: str | os.PathLike[str], *, world: int | None = None, device: Device | None = None
+) -> list[Path]:
+    """Writes one file for each live rank, each whole or not at all; compressed where names end in ``.gz``.
+
+    Args:
+        story: with activities kept; without any, files hold no kernels.
+        path: of the file of the only live rank. Of several, rank 3 gets ``name.rank3.json`` for ``name.json``. What
+            ends neither in ``.json`` nor ``.json.gz`` is a folder, made where missing, for files that TensorBoard and
+            Holistic Trace Analysis find.
+        world: how many ranks there are; by default the live ones.
+        device: what the GPUs are.
+
+    Returns:
+        The files, by rank.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    paths = trace_paths(Path(path), story.chapters)
+    for rank, target in paths.items():
+        target.parent.mkdir(exist_ok=True)
+        data = _document(story.chapters[rank], world or len(story.chapters), device).encode()
+        # No time of day in the compressed file: the same simulation gives the same bytes.
+        write_atomically(target, gzip.compress(data, 6, mtime=0) if target.suffix == ".gz" else data)
+    return list(paths.values())
+
+
+def trace_paths(path: Path, ranks: Iterable[int]) -> dict[int, Path]:
+    """Which file is whose; see `write_trace`."""
+    ranks = sorted(ranks)
+    ending = next((ending for ending in (".json.gz", ".json") if path.name.lower().endswith(ending)), None)
+    if ending is None:
+        return {rank: path / f"rank{rank}.pt.trace.json.gz" for rank in ranks}
+    if len(ranks) == 1:
+        return {ranks[0]: path}
+    stem = path.name[: -len(ending)]
+    return {rank: path.with_name(f"{stem}.rank{rank}{path.name[-len(ending) :]}") for rank in ranks}
+
+
+def _document(chapter: Chapter, world: int, device: Device | None) -> str:
+    """The text of one rank's file, an event a line, with its rank near the top, where tools look for it."""
+    head = {
+        "schemaVersion": 1,
+        "deviceProperties": [_properties(device)] if device else [],
+        "distributedInfo": {"backend": "nccl", "rank": chapter.rank, "world_size": world},
+        "traceName": f"rank {chapter.rank} simulated by foretrain",
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 0,
+    }
+    lines = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
+    events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _Rank(chapter).events())
+    return "{\n" + ",\n".join([*lines, f'"traceEvents": [\n{events}\n]']) + "\n}\n"
+
+
+def _properties(device: Device) -> dict[str, Any]:
+    major, minor = device.capability
+    return {
+        "id": 0,
+        "name": device.product or device.name,
+        "totalGlobalMem": device.memory,
+        "computeMajor": major,
+        "computeMinor": minor,
+        "numSms": device.sms,
+        "warpSize": 32,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What the host launched and where it ran.
+
+    Attributes:
+        op: the host's operator.
+        call: of CUDA's runtime.
+        kernel: its name on the GPU.
+        category: Kineto's.
+        stream: as the rank numbers it.
+        host: when the host had launched it, ps.
+        begin: on the GPU, ps.
+        end: on the GPU, ps.
+        details: further ``args`` of the kernel.
+    """
+
+    op: str
+    call: str
+    kernel: str
+    category: str
+    stream: int
+    host: Time
+    begin: Time
+    end: Time
+    details: Mapping[str, Any]
+
+
+class _Rank:
+    """The events of one rank."""
+
+    def __init__(self, chapter: Chapter) -> None:
+        self._chapter = chapter
+        self._process = _HOST_PROCESS + chapter.rank
+        self._groups: dict[tuple[int, ...], int] = {}
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """All: names of lanes, then the host, then launches with what they launched."""
+        activities = list(self._chapter.activities())
+        launches = sorted(self._launches(activities), key=lambda launch: (launch.host, launch.begin, launch.stream))
+        yield from self._lanes(sorted({launch.stream for launch in launches}))
+        yield from self._steps()
+        for activity in activities:
+            if activity.kind == "annotation":
+                yield self._on_host("user_annotation", activity.name, activity.start, activity.end, {})
+        yield from self._stops()
+        before = 0
+        for number, launch in enumerate(launches, 1):
+            cost = 0 if launch.category == "communication" else LAUNCH
+            yield from self._launch(number, launch, max(launch.host - cost, before))
+            before = launch.host
+
+    def _steps(self) -> Iterator[dict[str, Any]]:
+        """A range for each step that was kept, where the host made it, as ``profiler.step()`` marks them."""
+        marks, since = self._chapter.marks, self._chapter.since
+        for step in self._chapter.steps:
+            if step.begin >= since and step.number in marks:
+                begin = marks.get(step.number - 1, 0)
+                yield self._on_host("user_annotation", f"ProfilerStep#{step.number}", begin, marks[step.number], {})
+
+    def _stops(self) -> Iterator[dict[str, Any]]:
+        for stop in self._chapter.stops:
+            what = {DEVICE: "Device", EVENT: "Event"}.get(stop.question, "Stream")
+            yield self._on_host("cuda_runtime", f"cuda{what}Synchronize", stop.asked, stop.answered, {})
+
+    def _launch(self, number: int, launch: _Launch, begin: Time) -> Iterator[dict[str, Any]]:
+        """The operator, its call, the kernel, and the arrow from one to the other."""
+        device, stream = launch.stream >> 16, _stream(launch.stream)
+        ids = {"External id": number, "correlation": number}
+        yield self._on_host("cpu_op", launch.op, begin, launch.host, {"External id": number})
+        yield self._on_host("cuda_runtime", launch.call, begin, launch.host, ids)
+        category = "kernel" if launch.category == "communication" else launch.category
+        args = {**ids, "device": device, "context": 1, "stream": stream, **launch.details}
+        yield _event(category, launch.kernel, device, stream, launch.begin, launch.end, args)
+        arrow = {"id": number, "cat": "ac2g", "name": "ac2g"}
+        yield {"ph": "s", "pid": self._process, "tid": self._process, "ts": _microseconds(begin)} | arrow
+        yield {"ph": "f", "pid": device, "tid": stream, "ts": _microseconds(launch.begin), "bp": "e"} | arrow
+
+    def _on_host(self, category: str, name: str, begin: Time, end: Time, args: dict[str, Any]) -> dict[str, Any]:
+        return _event(category, name, self._process, self._process, begin, end, args)
+
+    def _lanes(self, streams: list[int]) -> Iterator[dict[str, Any]]:
+        """What processes and threads are called, and their order."""
+        processes = {self._process: ("CPU", -1)} | {s >> 16: (f"GPU {s >> 16}", 1 + (s >> 16)) for s in streams}
+        threads = [(self._process, self._process, "host")]
+        threads += [(stream >> 16, _stream(stream), f"stream {_stream(stream)}") for stream in streams]
+        for process, (label, order) in processes.items():
+            for kind, args in (
+                ("process_name", {"name": "python"}),
+                ("process_labels", {"labels": f"{label}, rank {self._chapter.rank}"}),
+                ("process_sort_index", {"sort_index": order}),
+            ):
+                yield {"ph": "M", "name": kind, "pid": process, "tid": 0, "ts": 0, "args": args}
+        for process, thread, name in threads:
+            yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+
+    def _launches(self, activities: Iterable[Activity]) -> Iterator[_Launch]:
+        batches: dict[tuple[int, Time], list[Activity]] = {}
+        for activity in activities:
+            if activity.kind == "kernel":
+                yield _kernel(activity)
+            elif activity.name in MESSAGES and activity.stream != HOST:
+                batches.setdefault((activity.stream, activity.reached), []).append(activity)
+            elif activity.kind == "communication":
+                yield self._collective(activity)
+        for batch in batches.values():
+            yield self._batch(batch)
+
+    def _collective(self, one: Activity) -> _Launch:
+        sent, received = _elements(one.name, one.size, max(len(one.group), 1))
+        name = _NAMES.get(one.name, one.name)
+        details = {
+            "Collective name": name,
+            "In msg nelems": sent,
+            "Out msg nelems": received,
+            "Group size": len(one.group),
+            "dtype": "Byte",
+            **self._group(one.group),
+            "Waiting for members (us)": _microseconds(one.start - one.reached),
+        }
+        kernel = f"ncclDevKernel_{_KERNELS.get(one.name, 'SendRecv')}"
+        call = f"nccl:{name}"
+        return _Launch(
+            call, "cudaLaunchKernelExC", kernel, "communication", one.stream, one.launch, one.reached, one.end, details
+        )
+
+    def _batch(self, messages: list[Activity]) -> _Launch:
+        first, end = messages[0], max(one.end for one in messages)
+        sent = sum(one.size for one in messages if one.name == "send")
+        received = sum(one.size for one in messages if one.name == "recv")
+        name = first.name if len(messages) == 1 else "coalesced"
+        details = {
+            "Collective name": name,
+            "In msg nelems": sent,
+            "Out msg nelems": received,
+            "Group size": 2,
+            "dtype": "Byte",
+            **self._group(tuple(sorted({rank for one in messages for rank in one.group}))),
+            "Messages": [f"{one.name} {one.group[0]} to {one.group[1]}, {one.size:,} B" for one in messages],
+            "Waiting for members (us)": _microseconds(min(one.start for one in messages) - first.reached),
+        }
+        call, kernel = "cudaLaunchKernelExC", "ncclDevKernel_SendRecv"
+        where = first.stream, first.launch, first.reached, end
+        return _Launch(f"nccl:{name}", call, kernel, "communication", *where, details)
+
+    def _group(self, members: tuple[int, ...]) -> dict[str, Any]:
+        """Names of a group; the same in one file for the same members."""
+        shown = ", ".join(map(str, members[:_RANKS_SHOWN])) + (", ..." if len(members) > _RANKS_SHOWN else "")
+        number = self._groups.setdefault(members, len(self._groups))
+        return {"Process Group Name": str(number), "Process Group Ranks": f"[{shown}]"}
+
+
+def _kernel(one: Activity) -> _Launch:
+    category, call = "kernel", "cudaLaunchKernel"
+    if one.name.startswith("Memcpy"):
+        category, call = "gpu_memcpy", "cudaMemcpyAsync"
+    elif one.name.startswith("Memset"):
+        category, call = "gpu_memset", "cudaMemsetAsync"
+    op = "aten::copy_" if category == "gpu_memcpy" else one.name
+    details = {"provenance": PROVENANCES[one.provenance]}
+    return _Launch(op, call, one.name, category, one.stream, one.launch, one.start, one.end, details)
+
+
+def _elements(operation: str, size: int, members: int) -> tuple[int, int]:
+    """What one rank puts in and gets out, bytes."""
+    sent = size // members if operation in ("all_gather", "gather") else size
+    received = size // members if operation in ("reduce_scatter", "scatter") else size
+    return sent, received
+
+
+def _stream(number: int) -> int:
+    """As CUDA's tools number the streams of a GPU."""
+    return 7 + (number & 0xFFFF)
+
+
+def _event(
+    category: str, name: str, process: int, thread: int, begin: Time, end: Time, args: dict[str, Any]
+) -> dict[str, Any]:
+    # Both ends are cut to the ns, so that what follows without a gap does not overlap.
+    start, over = begin // NANOSECOND, end // NANOSECOND
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": process,
+        "tid": thread,
+        "ts": start / 1000,
+        "dur": (over - start) / 1000,
+        "args": args,
+    }
+
+
+def _microseconds(time: Time) -> float:
+    return time // NANOSECOND * NANOSECOND / MICROSECOND
