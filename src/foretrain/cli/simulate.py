@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from foretrain.cli.arguments import check_writable
 from foretrain.errors import ConfigError
 
+if TYPE_CHECKING:
+    from foretrain.report.findings import Findings
+
+_STEPS_KEPT = 2
+"""Steps of which a trace has every kernel: Holistic Trace Analysis leaves out the last."""
 _EXAMPLE = "foretrain simulate --cluster dgx-h100:2 -- train.py"
 
 
@@ -29,7 +34,10 @@ class Options:
         live: which ranks run as processes: auto, as few as are needed; all; or a number.
         steps: end the script after so many steps of its optimizer.
         factor: multiplies every operator's time, for a framework's own efficiency.
-        trace: write every kernel and communication of the last step, for Perfetto.
+        tokens: of one step over all ranks, for tokens/s.
+        trace: write every kernel and communication of the last two steps, a file for each live rank, for Perfetto and
+            Holistic Trace Analysis; a folder, or a name that ends in .json or .json.gz.
+        html: write a page that shows all of it.
         json: write the numbers.
         module: the script is a module's name, as with python -m.
     """
@@ -39,7 +47,9 @@ class Options:
     live: str = "auto"
     steps: int | None = None
     factor: float = 1.0
+    tokens: int | None = None
     trace: Path | None = None
+    html: Path | None = None
     json: Path | None = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
@@ -67,13 +77,18 @@ def _start(options: Options, script: Sequence[str]) -> None:
         module, script = True, script[1:]
     if not script:
         raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
-    check_writable(trace=options.trace, json=options.json)
+    check_writable(html=options.html, json=options.json)
+    if options.trace is not None and not options.trace.is_dir():
+        check_writable(trace=options.trace)
+    if options.tokens is not None and options.tokens < 1:
+        raise ConfigError("tokens", options.tokens, "is no number of tokens", "write those of all ranks in one step")
     if options.steps is not None and options.steps < 1:
         raise ConfigError("steps", options.steps, "is no number of steps", "write 1 or more")
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     from foretrain.live.simulate import simulate as run
     from foretrain.network.deployment_notation import deployment
-    from foretrain.report.simulation import Progress, numbers, show
+    from foretrain.report.findings import Findings
+    from foretrain.report.simulation import Progress, show
 
     where = deployment(options.cluster)
     if "collective=" not in options.cluster:
@@ -88,23 +103,36 @@ def _start(options: Options, script: Sequence[str]) -> None:
             module=module,
             live=live,
             steps=options.steps,
-            kept=1 if options.trace else 0,
+            kept=_STEPS_KEPT if options.trace or options.html else 0,
             factor=options.factor,
             watch=progress.watch,
         )
-    show(done)
+    found = Findings(done, options.tokens)
+    show(found)
+    for path in _write(found, options):
+        sys.stderr.write(f"wrote {path}\n")
+
+
+def _write(found: Findings, options: Options) -> Iterator[Path]:
+    """The files that were asked for."""
     if options.trace:
         from foretrain.report.kineto import write_trace
 
-        write_trace(done.story, options.trace)
+        forecast = found.forecast
+        yield from write_trace(found.done.story, options.trace, world=forecast.world, device=forecast.device)
+    if options.html:
+        from foretrain.report.simulation_page import page
+
+        page(found, options.html)
+        yield options.html
     if options.json:
         import msgspec
 
         from foretrain.files import write_atomically
+        from foretrain.report.simulation_json import numbers
 
-        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(numbers(done)), indent=2))
-    for path in filter(None, (options.trace, options.json)):
-        sys.stderr.write(f"wrote {path}\n")
+        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(numbers(found)), indent=2))
+        yield options.json
 
 
 def _number(text: str) -> int:

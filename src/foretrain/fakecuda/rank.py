@@ -54,7 +54,7 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     clocks.install(device.host, device.spend)
     compiler.set_charge(prices.fused)
     _Steps(device, prices, settings.steps)
-    status = 0
+    status, failure = 0, None
     try:
         run_as_main(settings.script[0], settings.script[1:], module=settings.module)
     except _Enough:
@@ -65,8 +65,8 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
             sys.stderr.write(error.code + "\n")
     except BaseException as error:
         told_as_its_own(type(error), error, error.__traceback__)
-        status = 1
-    _note_memory(device)
+        status, failure = 1, _out_of_memory(error)
+    _note_memory(device, failure)
     sys.stdout.flush()
     sys.stderr.flush()
     device.leave(status)
@@ -177,8 +177,17 @@ def _leave_log(device: ModuleType, socket: int) -> None:
         traceback.clear_frames(None)
 
 
-def _note_memory(device: ModuleType) -> None:
-    """The last note: what the rank needed at its peak."""
+def _out_of_memory(error: BaseException | None) -> str | None:
+    """What PyTorch's allocator said, if that is why the script failed."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _note_memory(device: ModuleType, failure: str | None) -> None:
+    """The last note: what the rank needed at its peak, and why it was not enough if it was not."""
     index = device.current_device()
     stats = device.memory_stats(index)
     memory = {
@@ -186,5 +195,6 @@ def _note_memory(device: ModuleType) -> None:
         "reserved": stats["reserved_bytes"]["all"]["peak"],
         "retries": stats["num_alloc_retries"],
         "breakdown": device.memory_breakdown(index),
+        "out_of_memory": failure,
     }
     device.note(device.MEMORY, 0, 0, json.dumps(memory).encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, get_args
 
@@ -52,6 +52,7 @@ class RankForecast:
         by_name: of one step's kernels by their names.
         spread: standard deviation of all these, ps.
         kernels: launched in one step.
+        by_name: of one step's kernels the time by name, ps; empty where it was not told.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class RankForecast:
     by_name: Mapping[str, Time]
     spread: Time
     kernels: int
+    by_name: Mapping[str, Time] = field(default_factory=dict)
 
     @property
     def steady(self) -> tuple[Step, ...]:
@@ -180,4 +182,5 @@ def _rank(rank: int, members: int, chapter: Chapter) -> RankForecast:
         by_name=cost["by_name"],
         spread=round(cost["spread"]),
         kernels=cost["kernels"],
+        by_name=dict(cost.get("times_by_name", {})),
     )

@@ -11,17 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foretrain.device import preset
 from foretrain.device.stack import overlap_slowdown
-from foretrain.errors import ConfigError, PeerLost
+from foretrain.errors import ConfigError, PeerLost, StallError
 from foretrain.fakecuda.settings import Settings
 from foretrain.live.conductor import Unfolded, conduct
 from foretrain.live.folding import Folding, Message
 from foretrain.live.forecast import Forecast, forecast_of
+from foretrain.live.out_of_memory import check_memory
 from foretrain.live.ranks import Ranks
 from foretrain.live.story import Step, Story
 from foretrain.live.traffic import NetworkTraffic
 from foretrain.network.deployment import Deployment
+from foretrain.network.topology import Topology
 from foretrain.virtual.world import VirtualWorld
 
 Live = Literal["auto", "all"] | int
@@ -52,12 +57,18 @@ class Simulated:
         story: of every live rank, with its activities where they were kept.
         folding: which ranks were live.
         traffic: what the network carried.
+        network: whose links `carried` is about.
+        carried: bytes over each link in the last step of the first live rank, by all ranks, float64 (links,).
+        usable: bytes of a GPU's memory that a script can have.
     """
 
     forecast: Forecast
     story: Story
     folding: Folding
     traffic: NetworkTraffic
+    network: Topology
+    carried: NDArray[np.float64]
+    usable: int
 
 
 def simulate(
@@ -87,6 +98,7 @@ def simulate(
         ConfigError: the script does not exist, or the cluster does not say what its GPUs are.
         ForetrainError: the device cannot be compiled, or there was no step to forecast.
         PeerLost: a rank failed; its traceback is on stderr.
+        OutOfMemory: a rank failed as its GPU's memory was not enough.
         Disagreement: ranks call different collectives.
         StallError: all ranks wait; says who for whom.
     """
@@ -107,7 +119,8 @@ def simulate(
         classes=done.folding.describe(),
         wall=time.perf_counter() - begin,
     )
-    return Simulated(forecast, done.story, done.folding, done.traffic)
+    usable = device.memory - settings.reserve
+    return Simulated(forecast, done.story, done.folding, done.traffic, where.network, done.carried, usable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,20 @@ class _Done:
     story: Story
     folding: Folding
     traffic: NetworkTraffic
+    carried: NDArray[np.float64]
+
+
+class _Steps:
+    """Hears of every step, and asks with each of the first live rank what links have carried since the one before."""
+
+    def __init__(self, traffic: NetworkTraffic, first: int, stepped: Callable[[int, Step], None]) -> None:
+        self._traffic, self._first, self._stepped = traffic, first, stepped
+        self.carried = traffic.mark()
+
+    def __call__(self, rank: int, step: Step) -> None:
+        if rank == self._first:
+            self.carried = self._traffic.mark()
+        self._stepped(rank, step)
 
 
 class _Attempt:
@@ -159,16 +186,19 @@ class _Attempt:
     def _once(self, settings: Settings, folding: Folding) -> _Done:
         world = VirtualWorld()
         traffic = NetworkTraffic(world, self._where, folding)
-        story = Story(folding.live, self._kept, self._watch.stepped)
+        steps = _Steps(traffic, min(folding.live), self._watch.stepped)
+        story = Story(folding.live, self._kept, steps)
         slowdown = overlap_slowdown(preset(settings.device))
         with Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
             try:
                 conduct(ranks.sockets, world, traffic, folding, slowdown=slowdown, story=story)
-            except PeerLost as error:
-                raise _with_status(error, ranks, story) from None
+            except (PeerLost, StallError) as error:
+                check_memory(story)
+                raise (_with_status(error, ranks, story) if isinstance(error, PeerLost) else error) from None
+            check_memory(story)
             _check_statuses(story)
-        return _Done(story, folding, traffic)
+        return _Done(story, folding, traffic, steps.carried)
 
 
 def _settings(

@@ -1,9 +1,9 @@
-"""A live simulation for a person: progress while it runs, tables when it is done; and as plain numbers."""
+"""A live simulation for a person at a terminal: progress while it runs, tables that fit 80 columns when it is done."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import (
@@ -17,17 +17,27 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from foretrain.live.forecast import Forecast, RankForecast
-from foretrain.live.simulate import Simulated, Watch
+from foretrain.live.forecast import PROVENANCES
+from foretrain.live.simulate import Watch
 from foretrain.live.story import Step
-from foretrain.units import SECOND, format_size, format_time
+from foretrain.report.findings import Findings, share, step_time
+from foretrain.units import Time, format_size, format_time
 
 BANNER = (
     "Simulated GPUs: times and memory are forecasts, values are not computed. "
     "Any loss, accuracy or gradient norm that the script prints is meaningless."
 )
-_PROVENANCES = ("measured", "interpolated", "modelled", "unknown")
+ACCOUNTS = ("compute", "exposed", "waiting", "idle")
+"""The times that a step divides into."""
 _MOST_RANKS = 16
+_MOST_ROWS = 5
+_SHORT = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "activations": "activ",
+    "workspace": "work",
+}
 
 
 class Progress:
@@ -82,117 +92,121 @@ class Progress:
         self._bars.update(self._stepping, completed=min(self._done.values()))
 
 
-def show(done: Simulated) -> None:
+def show(found: Findings) -> None:
     """Prints what the simulation found."""
-    console, found = Console(highlight=False), done.forecast
+    console, forecast = Console(highlight=False), found.forecast
     console.print(_summary(found))
-    console.print(_ranks(found))
-    console.print(_memory(found))
-    for text, count in found.warnings.items():
+    for title, table in (_ranks(found), _memory(found), *_details(found)):
+        console.print(f"\n[bold]{title}[/]")
+        console.print(table)
+    if len(forecast.ranks) > _MOST_RANKS:
+        console.print(f"and {len(forecast.ranks) - _MOST_RANKS} more live ranks, which --json has")
+    for text, count in forecast.warnings.items():
         console.print(f"[yellow]warning[/]: {text}" + (f" ({count:,} times)" if count > 1 else ""))
-    if found.unknown:
-        console.print(
-            f"[yellow]warning[/]: charged for their bytes alone, as nothing else is known: {', '.join(found.unknown)}"
-        )
+    if forecast.unknown:
+        names = ", ".join(forecast.unknown)
+        console.print(f"[yellow]warning[/]: charged for their bytes alone, as nothing else is known: {names}")
 
 
-def _summary(found: Forecast) -> Table:
+def interval(found: Findings) -> str:
+    """The iteration time and in which range it is with a probability of 95 %: two standard deviations."""
+    forecast = found.forecast
+    return f"{format_time(forecast.iteration_time)} ± {format_time(2 * forecast.sigma)}"
+
+
+def shown(time: Time) -> str:
+    """A duration for a person."""
+    return format_time(time) if time else "0"
+
+
+def percent(part: float) -> str:
+    """``"12.3 %"``."""
+    return f"{100 * part:.1f} %"
+
+
+def memory_left(found: Findings) -> str:
+    """Who needs the most memory, and how much is left there."""
+    rank = found.tightest
+    need = f"rank {rank.rank} needs {rank.memory.reserved / 2**30:.2f} of {found.done.usable / 2**30:.2f} GiB"
+    retries = f", after giving back its cache {rank.memory.retries} times" if rank.memory.retries else ""
+    return f"{need}, {found.left / 2**30:.2f} GiB left{retries}"
+
+
+def provenance(found: Findings) -> str:
+    """Where the kernels' times are from."""
+    first = found.forecast.first
+    total = sum(first.times) or 1
+    parts = (f"{time / total:.0%} {name}" for name, time in zip(PROVENANCES, first.times, strict=True) if time)
+    return f"{', '.join(parts)}; {first.kernels:,} a step on rank {first.rank}"
+
+
+def _summary(found: Findings) -> Table:
+    forecast, first = found.forecast, found.forecast.first
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    mfu = found.mfu
-    table.add_row("cluster", f"{found.cluster}")
-    table.add_row("iteration", f"{format_time(found.iteration_time)} ± {format_time(2 * found.sigma)} (95 %)")
-    achieved = f"{found.flops / 1e12:.1f} TFLOP/s per GPU"
-    table.add_row(
-        "arithmetic",
-        achieved
-        if mfu is None
-        else f"{achieved}, MFU {mfu:.1%} (FLOPs of matrix products, attention and convolutions, "
-        "what is computed twice counted once, over the dense bf16 peak)",
-    )
-    total = sum(found.first.times) or 1
-    parts = (
-        f"{share / total:.0%} {name}" for name, share in zip(_PROVENANCES, found.first.times, strict=True) if share
-    )
-    table.add_row(
-        "kernel times", f"{', '.join(parts)}; {found.first.kernels:,} kernels a step on rank {found.first.rank}"
-    )
-    table.add_row("simulated in", f"{found.wall:.1f} s")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("cluster", forecast.cluster)
+    table.add_row("iteration", f"{interval(found)} (95 %)")
+    if (rate := found.tokens_rate) is not None:
+        table.add_row("throughput", f"{rate:,.0f} tokens/s, {rate / forecast.world:,.0f} tokens/s/GPU")
+    achieved = f"{forecast.flops / 1e12:.1f} TFLOP/s per GPU"
+    mfu = "" if forecast.mfu is None else f", MFU {percent(forecast.mfu)} of the dense bf16 peak"
+    table.add_row("arithmetic", achieved + mfu)
+    table.add_row("memory", memory_left(found))
+    exposed = f"{percent(share(first, 'exposed'))} of rank {first.rank}'s step exposed"
+    table.add_row("communication", f"{exposed}, bubble {percent(found.bubble)} of all ranks' steps")
+    if found.loads and found.loads[0].busiest:
+        load = found.loads[0]
+        table.add_row("busiest link", f"{percent(load.busiest)} used: {load.name}")
+    table.add_row("kernel times", provenance(found))
+    table.add_row("simulated in", f"{forecast.wall:.1f} s")
     return table
 
 
-def _ranks(found: Forecast) -> Table:
-    table = Table(title="where a step's time goes", title_justify="left")
-    for name in (
-        "rank",
-        "stands for",
-        "step",
-        "compute",
-        "communication",
-        "exposed",
-        "waits for others",
-        "waits for host",
-    ):
-        table.add_column(name, justify="right")
-    for rank in found.ranks[:_MOST_RANKS]:
-        step = sum(one.end - one.begin for one in rank.steady) // len(rank.steady)
-        names = ("compute", "communication", "exposed", "waiting", "idle")
-        cells = (f"{format_time(rank.mean(name))} {rank.mean(name) / step:4.0%}" for name in names)
-        table.add_row(str(rank.rank), f"{rank.members:,}", format_time(step), *cells)
+def _plain(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _memory(found: Forecast) -> Table:
-    table = Table(title=f"memory at its peak, of {format_size(found.device.memory)}", title_justify="left")
-    kinds = [
-        kind for kind in found.first.memory.breakdown if any(rank.memory.breakdown.get(kind) for rank in found.ranks)
-    ]
-    for name in ("rank", "reserved", "allocated", *kinds):
-        table.add_column(name, justify="right")
-    for rank in found.ranks[:_MOST_RANKS]:
+def _ranks(found: Findings) -> tuple[str, Table]:
+    table = _plain("rank", "ranks", "step", "compute", "exposed", "waiting", "host", "communication")
+    for rank in found.forecast.ranks[:_MOST_RANKS]:
+        parts = (percent(share(rank, name)) for name in (*ACCOUNTS, "communication"))
+        table.add_row(str(rank.rank), f"{rank.members:,}", shown(step_time(rank)), *parts)
+    return "where a step's time goes", table
+
+
+def _memory(found: Findings) -> tuple[str, Table]:
+    ranks = found.forecast.ranks[:_MOST_RANKS]
+    kinds = [kind for kind in ranks[0].memory.breakdown if any(rank.memory.breakdown.get(kind) for rank in ranks)]
+    names = ("reserved", "allocated", *(_SHORT.get(kind, kind) for kind in kinds))
+    table = _plain("rank", *names)
+    for rank in ranks:
         memory = rank.memory
-        parts = (_gib(memory.breakdown.get(kind, 0)) for kind in kinds)
-        table.add_row(str(rank.rank), _gib(memory.reserved), _gib(memory.allocated), *parts)
-    return table
+        sizes = (memory.reserved, memory.allocated, *(memory.breakdown.get(kind, 0) for kind in kinds))
+        table.add_row(str(rank.rank), *(f"{size / 2**30:.2f}" for size in sizes))
+    return "memory at its peak, GiB", table
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
-
-
-def numbers(done: Simulated) -> dict[str, Any]:
-    """What ``--json`` writes; times in seconds, sizes in bytes."""
-    found = done.forecast
-    return {
-        "cluster": found.cluster,
-        "device": found.device.name,
-        "world": found.world,
-        "live": [rank.rank for rank in found.ranks],
-        "iteration_time": found.iteration_time / SECOND,
-        "iteration_sigma": found.sigma / SECOND,
-        "flops_per_gpu": found.flops,
-        "mfu": found.mfu,
-        "ranks": [_rank_numbers(rank) for rank in found.ranks],
-        "warnings": dict(found.warnings),
-        "unknown_operators": list(found.unknown),
-        "wall": found.wall,
-    }
-
-
-def _rank_numbers(rank: RankForecast) -> dict[str, Any]:
-    names = ("compute", "communication", "exposed", "waiting", "idle")
-    return {
-        "rank": rank.rank,
-        "stands_for": rank.members,
-        "steps": [(step.end - step.begin) / SECOND for step in rank.steps],
-        **{name: rank.mean(name) / SECOND for name in names},
-        "kernels": rank.kernels,
-        "kernel_seconds": {name: time / SECOND for name, time in zip(_PROVENANCES, rank.times, strict=True)},
-        "memory": {
-            "allocated": rank.memory.allocated,
-            "reserved": rank.memory.reserved,
-            "retries": rank.memory.retries,
-            "breakdown": dict(rank.memory.breakdown),
-        },
-    }
+def _details(found: Findings) -> Iterator[tuple[str, Table]]:
+    """What there is only where it was told or kept."""
+    if found.operators:
+        table = _plain("name", "a step", "share")
+        for operator in found.operators[:_MOST_ROWS]:
+            table.add_row(operator.name, shown(operator.time), percent(operator.share))
+        yield "kernels by time, mean of all GPUs", table
+    if found.path is not None:
+        table = _plain("what", "share")
+        for name, part in list(found.path.shares().items())[:_MOST_ROWS]:
+            table.add_row(name, percent(part))
+        yield f"critical path of the last step, which ends on rank {found.path.rank}", table
+    if any(load.carried for load in found.loads):
+        table = _plain("between", "links", "carried", "mean used", "busiest")
+        for load in found.loads:
+            if load.carried:
+                used = (percent(load.mean), percent(load.busiest))
+                table.add_row(load.kind.label, f"{len(load.kind.links):,}", format_size(load.carried), *used)
+        yield "links in a step", table

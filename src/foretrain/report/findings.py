@@ -1,0 +1,156 @@
+"""What a live simulation found, as table, page and JSON show it: all that takes more than looking it up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.live.critical_path import CriticalPath, critical_path
+from foretrain.live.forecast import Forecast, RankForecast
+from foretrain.live.simulate import Simulated
+from foretrain.network.topology import Topology
+from foretrain.report.cables import LinkKind, link_kinds
+from foretrain.units import Time, to_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Kernels of one name; of one step, in the mean over all GPUs.
+
+    Attributes:
+        name: theirs.
+        time: ps.
+        share: of the time of all kernels.
+    """
+
+    name: str
+    time: Time
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindLoad:
+    """How the links of one kind were used in a step.
+
+    Attributes:
+        kind: which.
+        busiest: the most of any link's utilisation.
+        name: that link, from where to where.
+        mean: over the links.
+        carried: bytes over all of them.
+    """
+
+    kind: LinkKind
+    busiest: float
+    name: str
+    mean: float
+    carried: float
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A simulation and what follows from it.
+
+    Attributes:
+        done: the simulation.
+        tokens: of one step, over all ranks; None where nobody said.
+    """
+
+    done: Simulated
+    tokens: int | None = None
+
+    @property
+    def forecast(self) -> Forecast:
+        """The simulation's."""
+        return self.done.forecast
+
+    @cached_property
+    def path(self) -> CriticalPath | None:
+        """The critical path of the last step; None where no activities were kept."""
+        return critical_path(self.done.story.chapters)
+
+    @property
+    def tokens_rate(self) -> float | None:
+        """Tokens per second of all GPUs."""
+        return None if self.tokens is None else self.tokens / to_seconds(self.forecast.iteration_time)
+
+    @property
+    def bubble(self) -> float:
+        """The part of their steps in which GPUs only wait for others, in the mean over all ranks."""
+        ranks = self.forecast.ranks
+        waits = sum(share(rank, "waiting") * rank.members for rank in ranks)
+        return waits / sum(rank.members for rank in ranks)
+
+    @property
+    def tightest(self) -> RankForecast:
+        """The rank that needs the most memory."""
+        return max(self.forecast.ranks, key=lambda rank: (rank.memory.reserved, -rank.rank))
+
+    @property
+    def left(self) -> int:
+        """Bytes that `tightest` could still have."""
+        return self.done.usable - self.tightest.memory.reserved
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """By time, longest first; empty where neither the ranks told of them nor activities were kept."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        for rank in self.forecast.ranks:
+            for name, time in (rank.by_name or self._kernel_times(rank)).items():
+                sums[name] += time * rank.members
+        world, every = sum(rank.members for rank in self.forecast.ranks), sum(sums.values())
+        ranked = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(Operator(name, round(time / world), time / every) for name, time in ranked if time)
+
+    @property
+    def step_time(self) -> Time:
+        """The last step of the first live rank, in which links carried what is said of them."""
+        step = self.forecast.first.steps[-1]
+        return step.end - step.begin
+
+    @cached_property
+    def utilisation(self) -> NDArray[np.float64]:
+        """Of each link of the network the bytes of a step over what it could carry in that time, float64 (links,)."""
+        could = self.done.network.rate * to_seconds(self.step_time)
+        return np.divide(self.done.carried, could, out=np.zeros(len(could)), where=could > 0)
+
+    @cached_property
+    def loads(self) -> tuple[KindLoad, ...]:
+        """How the links of each kind were used, the busiest kind first."""
+        return tuple(sorted(map(self._load, link_kinds(self.done.network)), key=lambda load: -load.busiest))
+
+    def _load(self, kind: LinkKind) -> KindLoad:
+        used, links = self.utilisation[kind.links], kind.links
+        busiest = int(links[int(used.argmax())])
+        name = link_name(self.done.network, busiest)
+        return KindLoad(kind, float(used.max()), name, float(used.mean()), float(self.done.carried[links].sum()))
+
+    def _kernel_times(self, rank: RankForecast) -> dict[str, Time]:
+        """Of the last step, from what was kept of it."""
+        chapter = self.done.story.chapters[rank.rank]
+        begin = chapter.steps[-1].begin
+        sums: defaultdict[str, Time] = defaultdict(int)
+        for activity in chapter.activities():
+            if activity.kind == "kernel" and activity.end > begin:
+                sums[activity.name] += activity.end - max(activity.start, begin)
+        return sums
+
+
+def step_time(rank: RankForecast) -> Time:
+    """In the mean over a rank's steady steps."""
+    return sum(step.end - step.begin for step in rank.steady) // len(rank.steady)
+
+
+def share(rank: RankForecast, name: str) -> float:
+    """The part of a rank's steps that one time of their accounts is."""
+    return rank.mean(name) / max(step_time(rank), 1)
+
+
+def link_name(topology: Topology, link: int) -> str:
+    """``"gpu0 → nvswitch1"``."""
+    ends = topology.source[link], topology.target[link]
+    return " → ".join(topology.nodes[end].name for end in ends)

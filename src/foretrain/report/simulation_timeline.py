@@ -1,0 +1,164 @@
+"""The last step of a live simulation over time: a row for each stream of each live rank, and the critical path above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from foretrain.live.critical_path import CriticalPath, title
+from foretrain.live.story import HOST, Activity, Chapter
+from foretrain.report.findings import Findings
+from foretrain.report.palette import BLUE, INK, LINE, ORANGE, canvas
+from foretrain.units import MILLISECOND, Time, format_size, format_time
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_RANKS = 8
+_MOST = 1500
+"""Spans of a row, before those that begin together are drawn as one."""
+_ROW = 26
+KINDS = {
+    "products": (BLUE, "#4377ee"),
+    "other kernels": ("#7cb3f8", "#94c1fa"),
+    "communication": (ORANGE, "#f27d3e"),
+    "waiting for members": ("#fed7aa", "#fed7aa"),
+    "host": ("#64748b", "#7c8a9e"),
+}
+"""Of each kind of span the two shades that alternate, in the order of the legend."""
+_PRODUCTS = ("mm", "conv", "attention", "linear", "einsum", "dot")
+
+
+class Bar(NamedTuple):
+    """What is drawn as one: when, ps since the step's begin, and what is said of it."""
+
+    kind: str
+    begin: Time
+    length: Time
+    name: str
+    note: str
+
+
+def timeline(found: Findings) -> go.Figure | None:
+    """The figure; None where no activities were kept."""
+    path = found.path
+    if path is None:
+        return None
+    begin, end = path.begin, path.end
+    rows: list[tuple[str, list[Bar]]] = [("<b>critical path</b>", list(_of_path(path)))]
+    for rank in found.forecast.ranks[:_RANKS]:
+        rows += _of_rank(found.done.story.chapters[rank.rank], begin, end)
+    figure = canvas(_ROW * len(rows) + 120, barmode="overlay", hovermode="closest", bargap=0, dragmode="zoom")
+    for kind, shades in KINDS.items():
+        bars = [(row, bar) for row, (_, all_bars) in enumerate(rows) for bar in all_bars if bar.kind == kind]
+        if bars:
+            figure.add_bar(**_trace(kind, shades, bars))
+    _style(figure, [name for name, _ in rows], (end - begin) / MILLISECOND)
+    return figure
+
+
+def thin(bars: Sequence[Bar], length: Time, most: int = _MOST) -> list[Bar]:
+    """``bars`` by begin; where they are more than ``most``, those that begin within ``length / most`` are one.
+
+    What is drawn as one is as long as its parts together, so that busy time is kept and no gap is filled.
+    """
+    ordered = sorted(bars, key=lambda bar: bar.begin)
+    if len(ordered) <= most:
+        return ordered
+    cells: dict[tuple[int, str], list[Bar]] = {}
+    for bar in ordered:
+        cells.setdefault((bar.begin * most // length, bar.kind), []).append(bar)
+    return [_merged(group) for group in cells.values()]
+
+
+def _merged(group: Sequence[Bar]) -> Bar:
+    first, last = group[0], group[-1]
+    if len(group) == 1:
+        return first
+    longest = max(group, key=lambda bar: bar.length)
+    length = min(sum(bar.length for bar in group), last.begin + last.length - first.begin)
+    return first._replace(length=length, name=f"{len(group)} of them, the longest {longest.name}", note="")
+
+
+def _of_path(path: CriticalPath) -> Iterator[Bar]:
+    pieces = []
+    for piece in path.pieces:
+        kind = _kind(piece.name) if piece.kind == "kernel" else "host" if piece.kind != "communication" else piece.kind
+        note = f"on rank {piece.rank}"
+        pieces.append(Bar(kind, piece.begin - path.begin, piece.end - piece.begin, piece.name, note))
+    yield from thin(pieces, path.end - path.begin)
+
+
+def _of_rank(chapter: Chapter, begin: Time, end: Time) -> Iterator[tuple[str, list[Bar]]]:
+    """A row for each stream that did anything from ``begin`` to ``end``, and for named ranges of the host."""
+    streams: dict[int, list[Bar]] = {}
+    for activity in chapter.activities():
+        if activity.reached < end and activity.end > begin:
+            streams.setdefault(activity.stream, []).extend(_bars(activity, begin, end))
+    name = f"<b>rank {chapter.rank}</b> "
+    for stream, bars in sorted(streams.items(), key=lambda item: (item[0] == HOST, item[0])):
+        label = "host" if stream == HOST else f"stream {stream & 0xFFFF}"
+        yield name + label, thin([bar for bar in bars if bar.length > 0], end - begin)
+        name = ""
+
+
+def _bars(one: Activity, begin: Time, end: Time) -> Iterator[Bar]:
+    def clipped(kind: str, since: Time, until: Time, note: str) -> Bar:
+        start = max(since, begin)
+        return Bar(kind, start - begin, min(until, end) - start, title(one), note)
+
+    if one.kind == "communication":
+        members = ", ".join(map(str, one.group[:8])) + (", …" if len(one.group) > 8 else "")
+        note = f"{format_size(one.size)}, ranks {members}"
+        if one.start > one.reached:
+            yield clipped("waiting for members", one.reached, one.start, note)
+        yield clipped("communication", one.start, one.end, note)
+    else:
+        yield clipped(_kind(one.name) if one.kind == "kernel" else "host", one.start, one.end, "")
+
+
+def _kind(kernel: str) -> str:
+    return "products" if any(word in kernel for word in _PRODUCTS) else "other kernels"
+
+
+def _trace(kind: str, shades: tuple[str, str], bars: Iterable[tuple[int, Bar]]) -> dict[str, Any]:
+    rows, spans = zip(*bars, strict=True)
+    return {
+        "name": kind,
+        "y": rows,
+        "base": [round(bar.begin / MILLISECOND, 6) for bar in spans],  # to the ns, for a smaller page
+        "x": [round(bar.length / MILLISECOND, 6) for bar in spans],
+        "customdata": [(bar.name, format_time(bar.length), bar.note) for bar in spans],
+        "orientation": "h",
+        "width": 0.78,
+        "marker": {
+            "color": [index % 2 for index in range(len(spans))],
+            "colorscale": [[0, shades[0]], [1, shades[1]]],
+            "cmin": 0,
+            "cmax": 1,
+            "line": {"width": 0},
+        },
+        "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{kind}, from %{{base:.7~g}} ms, for %{{customdata[1]}}"
+        "<br>%{customdata[2]}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _style(figure: go.Figure, names: Sequence[str], length: float) -> None:
+    for kind, (colour, _) in KINDS.items():
+        figure.add_bar(x=[None], y=[None], name=kind, marker_color=colour)
+    figure.add_hline(y=0.5, line={"color": INK, "width": 1})
+    figure.update_layout(
+        margin={"l": 150, "r": 24, "t": 56, "b": 54},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"},
+    )
+    figure.update_xaxes(title_text="time since the step began (ms)", showgrid=True, gridcolor=LINE)
+    figure.update_xaxes(range=[0, length * 1.005])
+    figure.update_yaxes(
+        tickvals=list(range(len(names))),
+        ticktext=names,
+        range=[len(names) - 0.4, -0.6],
+        showgrid=False,
+        zeroline=False,
+        fixedrange=True,
+    )
