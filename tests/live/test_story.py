@@ -137,3 +137,29 @@ def test_the_exit_status_is_remembered():
         yield rank.leave(3)
 
     assert play(program).story.chapters[0].status == 3
+
+
+def test_what_the_host_did_is_told():
+    def program(rank):
+        rank.clock = 3
+        rank.kernels(1, 60, 40, every=2)
+        rank.clock = 7
+        rank.step(1, rank.record(1))
+        rank.call(2, "all_reduce", 8)
+        yield rank.ask(STREAM, stream=1)
+        yield rank.ask(STREAM, stream=1)  # done already: no stop
+
+    chapter = play(program, kept=None).story.chapters[0]
+    assert [(a.name, a.launch) for a in chapter.activities()] == [("kernel 0", 3), ("kernel 1", 5), ("all_reduce", 7)]
+    assert chapter.marks == {1: 7}
+    assert chapter.stops == [(STREAM, 7, 103)]
+    assert chapter.since == 0
+    untraced = play(program).story.chapters[0]
+    assert (untraced.stops, untraced.marks) == ([], {1: 7})
+
+
+def test_only_what_belongs_to_the_last_steps_is_kept():
+    played = play(training(4), kept=2).story.chapters[0]
+    assert played.since == played.steps[-2].begin
+    assert all(stop.answered > played.since for stop in played.stops)
+    assert len(played.stops) == 2

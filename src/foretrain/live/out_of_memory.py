@@ -26,9 +26,9 @@ class OutOfMemory(ForetrainError):
         self.tried = found[1] if found else "more than there is"
         others = f", as did {who(self.ranks[1:])}" if len(self.ranks) > 1 else ""
         super().__init__(
-            f"rank {first.rank} ran out of memory in step {len(first.steps) + 1}{others}: "
-            f"it tried to allocate {self.tried} when {gibibytes(first.memory['reserved'])} were reserved. Of them were allocated {_breakdown(first)}. "
-            f"Try a smaller batch, activation checkpointing, or sharding over more GPUs"
+            f"rank {first.rank} ran out of memory in step {len(first.steps) + 1}{others}: it tried to allocate "
+            f"{self.tried} when {gibibytes(first.memory['reserved'])} were reserved. Of them were allocated "
+            f"{_breakdown(first)}. Try a smaller batch, activation checkpointing, or sharding over more GPUs"
         )
 
 

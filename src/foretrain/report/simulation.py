@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -102,10 +103,10 @@ def show(found: Findings) -> None:
     if len(forecast.ranks) > _MOST_RANKS:
         console.print(f"and {len(forecast.ranks) - _MOST_RANKS} more live ranks, which --json has")
     for text, count in forecast.warnings.items():
-        console.print(f"[yellow]warning[/]: {text}" + (f" ({count:,} times)" if count > 1 else ""))
+        console.print(f"[yellow]warning[/]: {escape(text)}" + (f" ({count:,} times)" if count > 1 else ""))
     if forecast.unknown:
         names = ", ".join(forecast.unknown)
-        console.print(f"[yellow]warning[/]: charged for their bytes alone, as nothing else is known: {names}")
+        console.print(f"[yellow]warning[/]: charged for their bytes alone, as nothing else is known: {escape(names)}")
 
 
 def interval(found: Findings) -> str:
@@ -145,7 +146,7 @@ def _summary(found: Findings) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("cluster", forecast.cluster)
+    table.add_row("cluster", escape(forecast.cluster))
     table.add_row("iteration", f"{interval(found)} (95 %)")
     if (rate := found.tokens_rate) is not None:
         table.add_row("throughput", f"{rate:,.0f} tokens/s, {rate / forecast.world:,.0f} tokens/s/GPU")
@@ -196,12 +197,12 @@ def _details(found: Findings) -> Iterator[tuple[str, Table]]:
     if found.operators:
         table = _plain("name", "a step", "share")
         for operator in found.operators[:_MOST_ROWS]:
-            table.add_row(operator.name, shown(operator.time), percent(operator.share))
+            table.add_row(escape(operator.name), shown(operator.time), percent(operator.share))
         yield "kernels by time, mean of all GPUs", table
     if found.path is not None:
         table = _plain("what", "share")
         for name, part in list(found.path.shares().items())[:_MOST_ROWS]:
-            table.add_row(name, percent(part))
+            table.add_row(escape(name), percent(part))
         yield f"critical path of the last step, which ends on rank {found.path.rank}", table
     if any(load.carried for load in found.loads):
         table = _plain("between", "links", "carried", "mean used", "busiest")

@@ -1,4 +1,4 @@
-"""Pictures of a live simulation that need no activities: where a step's time goes, memory, and one step after another."""
+"""Pictures of a live simulation that need no activities: where a step's time goes, memory, and step after step."""
 
 from __future__ import annotations
 
@@ -104,7 +104,15 @@ def _stacked(ranks: tuple[RankForecast, ...]) -> go.Figure:
         34 * len(ranks) + 130,
         barmode="stack",
         bargap=0.25,
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "yref": "container",
+            "y": 1,
+            "yanchor": "top",
+            "traceorder": "normal",
+        },
         margin={"l": 120, "r": 24, "t": 60, "b": 54},
     )
     figure.update_xaxes(gridcolor=LINE)

@@ -75,7 +75,9 @@ def _figures(found: Findings) -> dict[str, go.Figure]:
 def _reasons(found: Findings) -> str:
     if found.path is None:
         return str(found.forecast.cluster)
-    parts = sorted(found.path.kinds().items(), key=lambda item: -item[1])
+    parts = sorted(
+        ((kind, part) for kind, part in found.path.kinds().items() if part >= 5e-4), key=lambda item: -item[1]
+    )
     told = ", ".join(f"{percent(part)} {_KINDS[kind]}" for kind, part in parts)
     return f"{found.forecast.cluster}. The critical path of a step is {told}."
 

@@ -1,4 +1,4 @@
-"""The last step of a live simulation over time: a row for each stream of each live rank, and the critical path above."""
+"""The last step of a live simulation over time: a row for each stream of each live rank, the critical path above."""
 
 from __future__ import annotations
 
@@ -58,26 +58,29 @@ def timeline(found: Findings) -> go.Figure | None:
 
 
 def thin(bars: Sequence[Bar], length: Time, most: int = _MOST) -> list[Bar]:
-    """``bars`` by begin; where they are more than ``most``, those that begin within ``length / most`` are one.
+    """``bars`` by begin; where they are more than ``most``, those that begin within ``length / most`` are one a kind.
 
-    What is drawn as one is as long as its parts together, so that busy time is kept and no gap is filled.
+    What is drawn as one is as long as its parts together, and kinds follow each other: busy time is kept, and of a gap
+    no more is filled than a cell.
     """
     ordered = sorted(bars, key=lambda bar: bar.begin)
     if len(ordered) <= most:
         return ordered
-    cells: dict[tuple[int, str], list[Bar]] = {}
+    cells: dict[int, dict[str, list[Bar]]] = {}
     for bar in ordered:
-        cells.setdefault((bar.begin * most // length, bar.kind), []).append(bar)
-    return [_merged(group) for group in cells.values()]
+        cells.setdefault(bar.begin * most // length, {}).setdefault(bar.kind, []).append(bar)
+    return [bar for kinds in cells.values() for bar in _merged(list(kinds.values()))]
 
 
-def _merged(group: Sequence[Bar]) -> Bar:
-    first, last = group[0], group[-1]
-    if len(group) == 1:
-        return first
-    longest = max(group, key=lambda bar: bar.length)
-    length = min(sum(bar.length for bar in group), last.begin + last.length - first.begin)
-    return first._replace(length=length, name=f"{len(group)} of them, the longest {longest.name}", note="")
+def _merged(groups: Sequence[Sequence[Bar]]) -> Iterator[Bar]:
+    """One for each of ``groups``, one behind the other."""
+    at = groups[0][0].begin
+    for group in groups:
+        at = max(at, group[0].begin)
+        longest, length = max(group, key=lambda bar: bar.length), sum(bar.length for bar in group)
+        name = longest.name if len(group) == 1 else f"{len(group)} of them, the longest {longest.name}"
+        yield group[0]._replace(begin=at, length=length, name=name, note=longest.note)
+        at += length
 
 
 def _of_path(path: CriticalPath) -> Iterator[Bar]:
@@ -147,7 +150,9 @@ def _trace(kind: str, shades: tuple[str, str], bars: Iterable[tuple[int, Bar]]) 
 def _style(figure: go.Figure, names: Sequence[str], length: float) -> None:
     for kind, (colour, _) in KINDS.items():
         figure.add_bar(x=[None], y=[None], name=kind, marker_color=colour)
-    figure.add_hline(y=0.5, line={"color": INK, "width": 1})
+    for row, name in enumerate(names[1:], 1):
+        if name.startswith("<b>"):
+            figure.add_hline(y=row - 0.5, line={"color": INK if row == 1 else LINE, "width": 1}, layer="below")
     figure.update_layout(
         margin={"l": 150, "r": 24, "t": 56, "b": 54},
         legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"},

@@ -1,0 +1,28 @@
+import pytest
+
+from foretrain.cli.simulate import run_command
+from foretrain.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("tokens", "0", "write those of all ranks"),
+        ("steps", "0", "write 1 or more"),
+        ("live", "some", "write e.g. auto"),
+    ],
+)
+def test_options_are_checked_before_anything_runs(option, value, remedy):
+    with pytest.raises(ConfigError, match=remedy) as error:
+        run_command([f"--{option}", value, "--", "train.py"])
+    assert error.value.field == option
+
+
+def test_outputs_are_checked_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="is a folder"):
+        run_command(["--html", str(tmp_path), "--", "train.py"])
+    with pytest.raises(ConfigError, match="does not exist"):
+        run_command(["--trace", str(tmp_path / "none" / "t.json"), "--", "train.py"])
+    # A folder is where traces may go; the script is what is missing here.
+    with pytest.raises(ConfigError, match="is no file"):
+        run_command(["--trace", str(tmp_path), "--cluster", "dgx-h100:1", "--", str(tmp_path / "train.py")])

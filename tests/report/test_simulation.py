@@ -1,0 +1,119 @@
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.report import simulation
+from foretrain.report.findings import Findings, share, step_time
+from foretrain.report.simulation_json import numbers
+from foretrain.report.simulation_page import page, render
+from foretrain.report.simulation_timeline import Bar, thin
+from foretrain.units import MILLISECOND
+
+
+def test_what_follows_from_a_simulation(done):
+    found = Findings(done, tokens=9000)
+    (rank,) = found.forecast.ranks
+    assert found.forecast.iteration_time == 9 * MILLISECOND
+    assert step_time(rank) == 9 * MILLISECOND
+    assert [share(rank, name) for name in ("compute", "exposed", "waiting", "idle")] == [8 / 9, 1 / 9, 0, 0]
+    assert found.tokens_rate == pytest.approx(1e6)
+    assert found.bubble == 0
+    assert found.left == 58 << 30
+    assert [(one.name, one.time, one.share) for one in found.operators] == [
+        ("aten::mm", 6 * MILLISECOND, 0.75),
+        ("aten::add", 2 * MILLISECOND, 0.25),
+    ]
+    assert found.path.shares() == {"aten::mm": 6 / 9, "all_reduce of 8 ranks": 3 / 9}
+    assert found.loads[0].busiest == pytest.approx(0.25)
+    assert sum(load.carried for load in found.loads) == pytest.approx(done.carried.sum())
+    assert Findings(done).tokens_rate is None
+
+
+def test_operators_are_what_the_ranks_told_where_they_did(unkept):
+    assert Findings(unkept).operators == ()
+    first = dataclasses.replace(unkept.forecast.first, by_name={"aten::mm": 30, "aten::add": 10})
+    told = dataclasses.replace(unkept, forecast=dataclasses.replace(unkept.forecast, ranks=(first,)))
+    assert [(one.name, one.time, one.share) for one in Findings(told).operators] == [
+        ("aten::mm", 30, 0.75),
+        ("aten::add", 10, 0.25),
+    ]
+
+
+def test_the_tables_fit_a_narrow_terminal(done, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    simulation.show(Findings(done, tokens=9000))
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "9.00 ms ± 224 us (95 %)" in text
+    assert "1,000,000 tokens/s, 125,000 tokens/s/GPU" in text
+    assert "rank 0 needs 21.00 of 79.00 GiB, 58.00 GiB left" in text
+    row = next(line for line in text.splitlines() if line.startswith("0") and "ms" in line)
+    assert row.split() == ["0", "8", "9.00", "ms", "88.9", "%", "11.1", "%", "0.0", "%", "0.0", "%", "33.3", "%"]
+    assert "…" not in text
+    assert "critical path of the last step, which ends on rank 0" in text
+    assert "25.0 % used" in text
+    assert "odd" in text
+
+
+def test_a_time_of_nothing_is_0():
+    assert simulation.shown(0) == "0"
+    assert simulation.shown(MILLISECOND) == "1.00 ms"
+
+
+def test_the_numbers_hold_all_that_is_shown(done, unkept):
+    found = json.loads(json.dumps(numbers(Findings(done, tokens=9000))))
+    assert found["iteration_time"] == 0.009
+    assert found["tokens_per_second_per_gpu"] == pytest.approx(125_000)
+    assert found["critical_path"]["shares"] == {"aten::mm": 6 / 9, "all_reduce of 8 ranks": 3 / 9}
+    assert found["critical_path"]["seconds"] == 0.009
+    assert found["memory_left"] == 58 << 30
+    assert found["ranks"][0]["shares"]["exposed"] == 1 / 9
+    assert found["ranks"][0]["kernel_seconds"] == {
+        "measured": 0.006,
+        "interpolated": 0,
+        "modelled": 0.002,
+        "unknown": 0,
+    }
+    assert max(link["busiest"] for link in found["links"]) == pytest.approx(0.25)
+    assert found["folding"] == ["8 ranks in 1 class", "rank 0 stands for 0-7 (8)"]
+    assert numbers(Findings(unkept))["critical_path"] is None
+
+
+def test_the_page_is_one_file_that_says_what_is_not_real(done, tmp_path):
+    found = Findings(done, tokens=9000)
+    page(found, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert "Values are not real" in text
+    assert "9.00 ms an iteration on 8 × H100" in text
+    for figure in ("accounts", "timeline", "memory", "steps", "fabric", "inside"):
+        assert f'<div class="figure" id="{figure}">' in text
+        assert f'id="{figure}-data"' in text
+    assert "rank 0 stands for 0-7 (8)" in text
+    assert "&lt;b&gt;not real&lt;/b&gt;" in text
+    assert 'src="http' not in text
+    assert render(found) == text
+
+
+def test_without_activities_the_page_has_no_timeline(unkept):
+    text = render(Findings(unkept))
+    assert 'id="timeline"' not in text
+    assert "No activities were kept" in text
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(1, 30)), min_size=1, max_size=40),
+    st.integers(1, 10),
+)
+def test_thinning_keeps_busy_time(spans, most):
+    at, bars = 0, []
+    for kind, gap, length in spans:
+        bars.append(Bar(kind, at + gap, length, "k", ""))
+        at += gap + length
+    fewer = thin(bars, at, most)
+    assert sum(bar.length for bar in fewer) == sum(bar.length for bar in bars)
+    assert len(fewer) <= 2 * most
+    assert len(bars) > most or fewer == bars
+    assert fewer[0].begin == bars[0].begin
