@@ -30,6 +30,8 @@ from foretrain.units import MICROSECOND, NANOSECOND, Time
 
 _HOST_PROCESS = 100_000
 """Of rank 0; above all numbers of GPUs, whose processes they share a file with."""
+_FIRST = 1 << 16
+"""Number of the first launch: in a short trace Holistic Trace Analysis keeps small ones in too few bits for its own."""
 _RANKS_SHOWN = 30
 """Members of a group that are listed, as Kineto does."""
 _KERNELS = {
@@ -164,7 +166,7 @@ class _Rank:
                 yield self._on_host("user_annotation", activity.name, activity.start, activity.end, {})
         yield from self._stops()
         before = 0
-        for number, launch in enumerate(launches, 1):
+        for number, launch in enumerate(launches, _FIRST):
             cost = 0 if launch.category == "communication" else LAUNCH
             yield from self._launch(number, launch, max(launch.host - cost, before))
             before = launch.host
