@@ -12,6 +12,7 @@
     │   and where they are raised:
     ├── PlanError        a collective does not do what it promises (`foretrain.collective.verification`)
     ├── LinkError        a connection between ranks cannot be made or is over (`foretrain.runtime.link`)
+    ├── OutOfMemory      a simulated GPU's memory is not enough: names rank and use (`foretrain.live.out_of_memory`)
     └── LabError         a lab cannot be built, found or used: says what to type instead (`foretrain.lab`)
         └── LaunchError  a rank in a lab failed, or the ranks took too long: has what it wrote last (`foretrain.lab`)
 

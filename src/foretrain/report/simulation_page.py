@@ -48,6 +48,7 @@ def render(found: Findings) -> str:
         loads=[
             (load.kind, format_size(load.carried), percent(load.mean), percent(load.busiest), load.name)
             for load in found.loads
+            if load.carried
         ],
         more=len(forecast.ranks) - MOST_RANKS,
         usable=f"{found.done.usable / 2**30:.2f} GiB",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _RANKS = 8
-_MOST = 1500
+_MOST = 1000
 """Spans of a row, before those that begin together are drawn as one."""
 _ROW = 26
 KINDS = {
@@ -26,6 +26,8 @@ KINDS = {
     "host": ("#64748b", "#7c8a9e"),
 }
 """Of each kind of span the two shades that alternate, in the order of the legend."""
+_PAINTED = ("other kernels", "products", "host", "waiting for members", "communication")
+"""The last on top: every bar is a pixel wide at least, and so hides what is beside it."""
 _PRODUCTS = ("mm", "conv", "attention", "linear", "einsum", "dot")
 
 
@@ -49,10 +51,10 @@ def timeline(found: Findings) -> go.Figure | None:
     for rank in found.forecast.ranks[:_RANKS]:
         rows += _of_rank(found.done.story.chapters[rank.rank], begin, end)
     figure = canvas(_ROW * len(rows) + 120, barmode="overlay", hovermode="closest", bargap=0, dragmode="zoom")
-    for kind, shades in KINDS.items():
+    for kind in _PAINTED:
         bars = [(row, bar) for row, (_, all_bars) in enumerate(rows) for bar in all_bars if bar.kind == kind]
         if bars:
-            figure.add_bar(**_trace(kind, shades, bars))
+            figure.add_bar(**_trace(kind, KINDS[kind], bars))
     _style(figure, [name for name, _ in rows], (end - begin) / MILLISECOND)
     return figure
 
