@@ -23,6 +23,9 @@ def test_outputs_are_checked_before_anything_runs(tmp_path):
         run_command(["--html", str(tmp_path), "--", "train.py"])
     with pytest.raises(ConfigError, match="does not exist"):
         run_command(["--trace", str(tmp_path / "none" / "t.json"), "--", "train.py"])
+    (tmp_path / "t").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        run_command(["--trace", str(tmp_path / "t"), "--", "train.py"])
     # A folder is where traces may go; the script is what is missing here.
     with pytest.raises(ConfigError, match="is no file"):
         run_command(["--trace", str(tmp_path), "--cluster", "dgx-h100:1", "--", str(tmp_path / "train.py")])

@@ -79,7 +79,10 @@ def _start(options: Options, script: Sequence[str]) -> None:
         raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
     check_writable(html=options.html, json=options.json)
     if options.trace is not None and not options.trace.is_dir():
-        check_writable(trace=options.trace)
+        check_writable(trace=options.trace, html=options.html, json=options.json)
+        if options.trace.exists() and not options.trace.name.lower().endswith((".json", ".json.gz")):
+            problem = "is a file, though its name does not end in .json or .json.gz"
+            raise ConfigError("trace", str(options.trace), problem, "name another, or a folder")
     if options.tokens is not None and options.tokens < 1:
         raise ConfigError("tokens", options.tokens, "is no number of tokens", "write those of all ranks in one step")
     if options.steps is not None and options.steps < 1:
