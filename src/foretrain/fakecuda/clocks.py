@@ -1,38 +1,56 @@
 """The script's clocks show virtual time, so that what it prints of its own speed is the forecast.
 
 ``time.time`` begins at the real time of the start; the others begin at 0. CPU-time clocks show the same, as a host that
-waits for nothing computes. ``time.sleep`` passes virtual time at once.
+waits for nothing computes. ``time.sleep`` passes virtual time at once, and reading a clock a little, so that a loop
+that waits for a time gets there. Modules that wait for other processes keep the real clocks: what they wait for takes
+real time.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import time
 from collections.abc import Callable
+from types import ModuleType
 
-_PER_NANOSECOND = 1000
-_PER_SECOND = 10**12
+from foretrain.units import NANOSECOND, SECOND, Time
+
+READ: Time = 100 * NANOSECOND
+"""What reading a clock costs from Python; 50 to 100 ns are usual."""
+_WAITING = (
+    "asyncio.base_events",
+    "multiprocessing.connection",
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+)
+"""Modules that compare the clocks of module ``time`` with how long they really wait."""
 
 
-def install(host: Callable[[], int], spend: Callable[[int], None]) -> None:
+def install(host: Callable[[], Time], spend: Callable[[Time], None]) -> None:
     """Replaces the clocks of module ``time``.
 
     Args:
         host: the rank's clock, ps.
         spend: lets it pass.
     """
+    _keep_real()
     begin = time.time_ns()
 
+    def read() -> Time:
+        spend(READ)
+        return host()
+
     def seconds() -> float:
-        return host() / _PER_SECOND
+        return read() / SECOND
 
     def nanoseconds() -> int:
-        return host() // _PER_NANOSECOND
+        return read() // NANOSECOND
 
     def sleep(secs: float, /) -> None:
         if secs < 0:
             raise ValueError("sleep length must be non-negative")
-        spend(round(secs * _PER_SECOND))
+        spend(round(secs * SECOND))
 
     def now_ns() -> int:
         return begin + nanoseconds()
@@ -46,11 +64,25 @@ def install(host: Callable[[], int], spend: Callable[[int], None]) -> None:
     _install_datetime(now_ns)
 
 
+def _keep_real() -> None:
+    real = ModuleType("time")
+    real.__dict__.update(time.__dict__)
+    for name in _WAITING:
+        importlib.import_module(name).__dict__["time"] = real
+
+
 def _install_datetime(now_ns: Callable[[], int]) -> None:
     """``datetime.now`` reads the clock in C, so the class itself must be another."""
     plain = datetime.datetime
 
-    class Datetime(plain):
+    class Alike(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, plain)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, plain)
+
+    class Datetime(plain, metaclass=Alike):
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> Datetime:
             return cls.fromtimestamp(now_ns() / 1e9, tz)
