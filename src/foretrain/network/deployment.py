@@ -60,6 +60,7 @@ class Deployment:
         overhead: θ, cost of one operation whatever its size, ps.
         step: software of each step of a collective, ps; ``"nccl"`` has its own.
         seed: of the routing.
+        alone: whether a single rank is a job too; it exchanges nothing.
     """
 
     topology: Topology
@@ -70,6 +71,7 @@ class Deployment:
     overhead: Time = DEFAULT_OVERHEAD
     step: Time = DEFAULT_STEP
     seed: int = 0
+    alone: bool = False
     _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -78,12 +80,13 @@ class Deployment:
             raise ConfigError("ranks", max(self.ranks), "is no rank of the topology", f"they are 0 to {have - 1}")
         if len(set(self.ranks)) < len(self.ranks):
             raise ConfigError("ranks", list(self.ranks)[:8], "has one twice", "name different ones")
-        if len(self.members) < 2:
+        if len(self.members) < 2 and not self.alone:
             raise ConfigError("ranks", 1, "has nobody to exchange gradients with", "give the job at least 2")
         for name in ("overhead", "step"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "is negative", "write e.g. '20us'")
-        self._way("all_reduce", 1 << 20)
+        if len(self.members) > 1:
+            self._way("all_reduce", 1 << 20)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -285,6 +288,8 @@ class Deployment:
         return self._memo["router"]
 
     def __str__(self) -> str:
+        if len(self.members) == 1:
+            return f"1 {self.device or 'GPU'}"
         rates = " and ".join(format_rate(rate) for rate in self._ports()[:2])
         ranks = f"{len(self.members)} of " if self.ranks else ""
         gpus = f" {self.device}" if self.device else ""

@@ -24,8 +24,8 @@ _OWN = ("collective", "routing", "device", "ranks", "overhead", "step", "seed")
 _GPU = re.compile(r"(?:dgx-|server=dgx-)([a-z]+[0-9]+)|(p3\.16xlarge)", re.IGNORECASE)
 
 
-def deployment(text: str) -> Deployment:
-    """The job on a topology that ``text`` describes.
+def deployment(text: str, *, alone: bool = False) -> Deployment:
+    """The job on a topology that ``text`` describes; ``alone`` if a single rank will do.
 
     Raises:
         ConfigError: what is wrong, and what to write instead.
@@ -41,7 +41,7 @@ def deployment(text: str) -> Deployment:
     rest = ",".join(part for part in parts if part.partition("=")[0].strip() not in _OWN)
     network = topology(rest)
     try:
-        return Deployment(network, **_fields(own, rest))
+        return Deployment(network, **_fields(own, rest), alone=alone)
     except ConfigError as error:
         raise error.at(f"cluster {text!r}") from None
 

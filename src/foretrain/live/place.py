@@ -1,0 +1,47 @@
+"""Where a live simulation runs, as text: a topology, a simple cluster, or one GPU.
+
+dgx-h100:16                     what `foretrain.network.deployment_notation` reads: servers and fabric link by link
+dgx-h100:2,ranks=0-11           a part of it
+4x8xA100@100Gbps                what `foretrain.network.notation` reads, on one switch
+H100                            one GPU
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from foretrain.device.presets import preset_names
+from foretrain.errors import ConfigError
+from foretrain.network.deployment import Deployment
+from foretrain.network.deployment_notation import deployment
+from foretrain.network.laid_out import deployment_of, single
+from foretrain.network.notation import PRESETS, cluster
+from foretrain.network.servers import SERVERS
+from foretrain.network.star import Cluster
+
+_EXAMPLES = "dgx-h100:16, 4x8xA100@100Gbps or H100; foretrain topology lists servers, foretrain catalog GPUs"
+_SINGLE = re.compile(r"(?:1[x×]){0,2}([A-Za-z][\w-]*)(?:@.*)?")
+"""A GPU's name; or a cluster of one server with one of them, whose network does not matter."""
+
+
+def place(text: str) -> Deployment:
+    """The cluster that ``text`` describes, whose collectives NCCL chooses unless it says ``collective=``.
+
+    Raises:
+        ConfigError: what is wrong, and what to write instead.
+    """
+    head = text.partition(",")[0].strip()
+    name = head.partition(":")[0].strip().lower()
+    if head == text.strip() and (match := _SINGLE.fullmatch(head)):
+        if match[1].lower() not in map(str.lower, preset_names()):
+            raise ConfigError("cluster", text, "is neither a GPU nor a cluster", f"write e.g. {_EXAMPLES}")
+        where = single(match[1])
+    elif re.match(r"\d", head) or head.endswith(".toml") or (name in PRESETS and name not in SERVERS):
+        found = cluster(text)
+        where = deployment_of(found) if isinstance(found, Cluster) else found
+    else:
+        where = deployment(text, alone=True)
+    if where.device is None:
+        raise ConfigError("cluster", text, "does not say which GPUs it has", "add e.g. ',device=H100'")
+    return where if "collective=" in text else dataclasses.replace(where, collective="nccl", _memo={})
