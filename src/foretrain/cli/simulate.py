@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from foretrain.cli.arguments import check_writable
+from foretrain.cli.arguments import check_writable, patience
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ _EXAMPLE = "foretrain simulate --cluster dgx-h100:2 -- train.py"
 class Options:
     """Run an unmodified training script on a cluster that is not there: foretrain simulate -- train.py ARGUMENTS
 
-    The script runs as torchrun would start it, on simulated GPUs; its clocks show virtual time, so what it prints of its
-    own speed and memory is the forecast. Values are not real: the loss it prints means nothing.
+    The script runs as torchrun would start it, on simulated GPUs; its clocks show virtual time, so what it prints of
+    its own speed and memory is the forecast. Values are not real: the loss it prints means nothing. The exit status is
+    the script's.
 
     Attributes:
-        cluster: servers and network, e.g. dgx-h100:16 or dgx-a100:4,routing=spray; foretrain topology shows them.
+        cluster: servers and network, e.g. dgx-h100:16, dgx-h100:1,ranks=0-3 or dgx-a100:4,routing=spray (foretrain
+            topology shows them); 4x8xA100@100Gbps, on one switch; or H100, a single GPU.
         nproc: how many ranks; must be the cluster's, and is there to be checked.
         live: which ranks run as processes: auto, as few as are needed; all; or a number.
         steps: end the script after so many steps of its optimizer.
@@ -88,28 +91,34 @@ def _start(options: Options, script: Sequence[str]) -> None:
     if options.steps is not None and options.steps < 1:
         raise ConfigError("steps", options.steps, "is no number of steps", "write 1 or more")
     live = options.live if options.live in ("auto", "all") else _number(options.live)
+    from foretrain.live.place import place
+    from foretrain.live.simulate import ScriptFailed
     from foretrain.live.simulate import simulate as run
-    from foretrain.network.deployment_notation import deployment
     from foretrain.report.findings import Findings
     from foretrain.report.simulation import Progress, show
 
-    where = deployment(options.cluster)
-    if "collective=" not in options.cluster:
-        where = where.carried_by("nccl")
+    with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
+        where = place(options.cluster)
     if options.nproc is not None and options.nproc != where.total_gpus:
         remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
-    with Progress(options.steps) as progress:
-        done = run(
-            script,
-            where,
-            module=module,
-            live=live,
-            steps=options.steps,
-            kept=_STEPS_KEPT if options.trace or options.html else 0,
-            factor=options.factor,
-            watch=progress.watch,
-        )
+    try:
+        with Progress(options.steps) as progress:
+            done = run(
+                script,
+                where,
+                module=module,
+                live=live,
+                steps=options.steps,
+                kept=_STEPS_KEPT if options.trace or options.html else 0,
+                factor=options.factor,
+                watch=progress.watch,
+            )
+    except ScriptFailed as failed:
+        if failed.status == 128 + signal.SIGPIPE:
+            raise BrokenPipeError from None
+        sys.stderr.write(f"foretrain: {failed}\n")
+        sys.exit(failed.status)
     found = Findings(done, options.tokens)
     show(found)
     for path in _write(found, options):

@@ -6,13 +6,13 @@ import itertools
 import json
 import math
 import os
-import sys
 import traceback
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import FileStore
+from torch.distributed import DistBackendError
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -20,9 +20,8 @@ from torch.optim.optimizer import (
 )
 
 from foretrain import device as gpus
-from foretrain.fakecuda import clocks, compiler, cuda, groups, operators, pricing
+from foretrain.fakecuda import clocks, compiler, cuda, groups, operators, pricing, script
 from foretrain.fakecuda.settings import Settings
-from foretrain.main_script import run_as_main, told_as_its_own
 
 _PATIENCE = 20_000
 """Values that are not real which a script may read at one place before it is taken to wait for one of them."""
@@ -42,7 +41,11 @@ def activate(device: ModuleType, settings: Settings) -> None:
 
 
 def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
-    """Runs the script as ``rank``, talking to the conductor over ``socket``; returns the exit status."""
+    """Runs the script as ``rank``, talking to the conductor over ``socket``; returns the exit status.
+
+    Raises:
+        Refused: the conductor has ended the simulation.
+    """
     os.environ.update(settings.environment(rank))
     os.register_at_fork(after_in_child=lambda: _leave_log(device, socket))
     torch.set_num_threads(1)
@@ -50,31 +53,18 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     device.set_price(prices)
     device.connect(socket)
     device.set_tracing(settings.tracing)
-    device.set_on_unreal_read(_Watchdog(device))
+    watchdog = _Watchdog(device)
+    device.set_on_unreal_read(watchdog)
     clocks.install(device.host, device.spend)
     compiler.set_charge(prices.fused)
-    _Steps(device, prices, settings.steps)
-    status, failure = 0, None
+    _Steps(device, prices, settings.steps, watchdog)
+    status, failure = script.run(settings, rank)
+    _note_memory(device, _out_of_memory(failure))
     try:
-        run_as_main(settings.script[0], settings.script[1:], module=settings.module)
-    except _Enough:
-        pass
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error.code, str):
-            sys.stderr.write(error.code + "\n")
-    except BaseException as error:
-        told_as_its_own(type(error), error, error.__traceback__)
-        status, failure = 1, _out_of_memory(error)
-    _note_memory(device, failure)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    device.leave(status)
+        device.leave(status)
+    except DistBackendError:
+        raise script.Refused from None
     return status
-
-
-class _Enough(BaseException):
-    """The steps that were asked for are done. Not an Exception, which a script may catch."""
 
 
 class _Steps:
@@ -84,8 +74,8 @@ class _Steps:
     one step to the next, and which memory is for what, is known here as well.
     """
 
-    def __init__(self, device: ModuleType, prices: pricing.Prices, wanted: int | None) -> None:
-        self._device, self._prices, self._wanted = device, prices, wanted
+    def __init__(self, device: ModuleType, prices: pricing.Prices, wanted: int | None, watchdog: _Watchdog) -> None:
+        self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
         self._made: dict[int, int] = {}
         self._before: dict[str, Any] = device.counts()
         self.done = 0
@@ -107,12 +97,13 @@ class _Steps:
         if made <= self.done:
             return
         self.done = made
+        self._watchdog.step()
         device.note(device.STEP, made, device.record(), b"")
         now = device.counts()
         device.note(device.COST, made, 0, json.dumps(self._cost(now)).encode())
         self._before = now
         if made == self._wanted:
-            raise _Enough
+            raise script.Enough
 
     def _cost(self, now: dict[str, Any]) -> dict[str, Any]:
         """What was launched since the step before."""
@@ -141,14 +132,20 @@ class _Watchdog:
 
     def __init__(self, device: ModuleType) -> None:
         self._device = device
+        self._warned: set[tuple[str, int]] = set()
         self._reads: dict[tuple[str, int], int] = {}
 
+    def step(self) -> None:
+        """The script has got on, so it does not wait."""
+        self._reads.clear()
+
     def __call__(self, what: str) -> None:
-        frame = _script_frame()
+        frame = script.script_frame()
         place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("?", 0)
         count = self._reads[place] = self._reads.get(place, 0) + 1
         where = f"{place[0]}:{place[1]}"
-        if count == 1 and "Float" not in what and "BFloat16" not in what:
+        if place not in self._warned and "Float" not in what and "BFloat16" not in what:
+            self._warned.add(place)
             text = f"{where} reads {what}, which no GPU has computed: it is made up, and what follows from it as well"
             self._device.note(self._device.WARNING, 0, 0, text.encode())
         if count == _PATIENCE:
@@ -156,16 +153,6 @@ class _Watchdog:
                 f"{where} has read {what} {count:,} times. Values on the simulated GPU are not real, so a loop that"
                 f" waits for one of them never ends; bound it, or read a value that the host computes"
             )
-
-
-def _script_frame() -> FrameType | None:
-    """The innermost frame that is neither PyTorch's nor ours."""
-    frame = sys._getframe(1)
-    library = os.path.dirname(torch.__file__)
-    here = os.path.dirname(__file__)
-    while frame and frame.f_code.co_filename.startswith((library, here)):
-        frame = frame.f_back
-    return frame
 
 
 def _leave_log(device: ModuleType, socket: int) -> None:

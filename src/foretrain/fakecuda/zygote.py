@@ -4,8 +4,9 @@
 ``python -m foretrain.fakecuda.zygote FD`` serves the process that started it over the socket FD, in lines of JSON.
 It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a socket for that rank beside it; it tells
 ``{"building": [done, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
-with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. When its socket closes it ends
-all ranks and itself, and the kernel ends a rank when the zygote dies.
+with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. It leads a process group of its own,
+which holds its ranks, their workers, and compilers. When its socket closes, or who started it dies, it removes the
+folder of the run and ends the group; and the kernel ends a rank when the zygote dies.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import resource
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -35,18 +37,25 @@ _STACK = 64 << 20
 
 def main(descriptor: int) -> None:
     """Serves until the socket closes."""
+    signal.signal(signal.SIGTERM, lambda *_: _end_group())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides what ends
     _die_with_parent(signal.SIGTERM)
     _deepen_stack()
     with socket.socket(fileno=descriptor) as control:
         try:
-            settings = Settings.from_json(json.loads(_receive(control)[0])["settings"])
+            told, _ = _receive(control)
+            if not told:
+                return
+            settings = Settings.from_json(json.loads(told)["settings"])
+            signal.signal(signal.SIGTERM, lambda *_: _end_group(settings))
             device = build.load(lambda done, every: _tell(control, building=[done, every]))
             _prepare(device, settings)
-        except (ForetrainError, ImportError) as error:
+        except (ForetrainError, ImportError, OSError) as error:
             _tell(control, failed=str(error))
             return
         _tell(control, ready=True)
         _Nursery(control, device, settings).serve()
+    _end_group(settings)
 
 
 def _prepare(device: ModuleType, settings: Settings) -> None:
@@ -71,16 +80,11 @@ class _Nursery:
         wakeup, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides what ends
-        try:
-            with selectors.DefaultSelector() as ready:
-                ready.register(self._control, selectors.EVENT_READ)
-                ready.register(wakeup, selectors.EVENT_READ)
-                while self._handle({key.fileobj for key, _ in ready.select()}, wakeup):
-                    pass
-        finally:
-            self._end()
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._control, selectors.EVENT_READ)
+            ready.register(wakeup, selectors.EVENT_READ)
+            while self._handle({key.fileobj for key, _ in ready.select()}, wakeup):
+                pass
 
     def _handle(self, ready: set[Any], wakeup: int) -> bool:
         if wakeup in ready:
@@ -104,6 +108,9 @@ class _Nursery:
 
     def _become(self, rank: int, descriptor: int) -> None:
         """The rank's whole life; never returns."""
+        from foretrain.fakecuda.rank import run
+        from foretrain.fakecuda.script import Refused
+
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -112,9 +119,9 @@ class _Nursery:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             _die_with_parent(signal.SIGKILL)
             self._control.close()
-            from foretrain.fakecuda.rank import run
-
             status = run(self._device, self._settings, rank, descriptor)
+        except Refused:
+            pass
         except BaseException as error:
             sys.stderr.write(f"foretrain: rank {rank}: {error}\n")
             sys.stderr.flush()
@@ -129,13 +136,14 @@ class _Nursery:
             if pid in self._ranks:
                 _tell(self._control, ended=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
 
-    def _end(self) -> None:
-        for pid in self._ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in self._ranks:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+
+def _end_group(settings: Settings | None = None) -> None:
+    """Ends everything that was started here, this process included."""
+    if settings is not None:
+        shutil.rmtree(os.path.dirname(settings.store), ignore_errors=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(143)
 
 
 def _deepen_stack() -> None:
@@ -147,7 +155,10 @@ def _deepen_stack() -> None:
 
 def _receive(control: socket.socket) -> tuple[str, list[int]]:
     """One message and the sockets beside it; empty when the other end is closed."""
-    data, descriptors, _, _ = socket.recv_fds(control, _LINE, 1)
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, _LINE, 1)
+    except ConnectionResetError:  # closed before it had read all that we told
+        return "", []
     return data.decode(), descriptors
 
 

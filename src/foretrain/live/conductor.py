@@ -11,10 +11,11 @@ from __future__ import annotations
 import gc
 import selectors
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
 from foretrain.live.folding import Folding, Message
@@ -27,7 +28,13 @@ from foretrain.live.wire import ASK, LEAVE, Frame, answer, frames
 from foretrain.units import Time, format_time
 from foretrain.virtual.world import VirtualWorld
 
+Waiting = Callable[[tuple[int, ...], float], None]
+
 _FOREVER: Final[Time] = 1 << 62
+_QUIET: Final = 1.0
+"""Seconds without a word from any rank after which that is told."""
+_LAST_WORDS: Final = 2.0
+"""Seconds that ranks have to come to a stop when one of them is lost."""
 _READ: Final = 1 << 20
 
 
@@ -41,6 +48,14 @@ class Unfolded(ForetrainError):
     def __init__(self, messages: tuple[Message, ...]) -> None:
         self.messages = messages
         super().__init__(f"{len(messages)} messages of ranks that are not live")
+
+
+class RankLost(PeerLost):
+    """A live rank has ended without saying so; ``rank`` is its number."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        self.rank = rank
+        super().__init__(text)
 
 
 class Live:
@@ -134,14 +149,24 @@ class Conductor:
         self._world.advance(_FOREVER)
         self._check_folding()
 
+    def running(self) -> tuple[int, ...]:
+        """The ranks that neither ask nor have left."""
+        return tuple(rank.number for rank in self._running())
+
+    def has_left(self, number: int) -> bool:
+        """Whether a rank has ended as it should."""
+        return self._ranks[number].left
+
     def lost(self, number: int) -> None:
-        """The connection to a rank is closed: PeerLost unless it has left."""
+        """The connection to a rank is closed: RankLost unless it has left."""
         rank = self._ranks[number]
         if not rank.left:
+            self._world.advance(_FOREVER)  # nobody is waited for any more: the others' streams get to where they stand
             waits = "".join(f"\n  - {line}" for line in self._waits(number)[:12])
-            raise PeerLost(
+            raise RankLost(
+                number,
                 f"rank {number} ended early, {format_time(rank.clock)} after its start, by an error or a signal; "
-                + (f"for it wait:{waits}" if waits else "no other rank waits for it yet")
+                + (f"for it wait:{waits}" if waits else "no other rank waits for it yet"),
             )
 
     def refuse(self, text: str) -> None:
@@ -202,6 +227,7 @@ def conduct(
     *,
     slowdown: float = 1.0,
     story: Story | None = None,
+    waiting: Waiting = lambda ranks, seconds: None,
 ) -> Story:
     """Conducts the live ranks until all have left.
 
@@ -212,10 +238,11 @@ def conduct(
         folding: which ranks are live.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         story: remembers what happens; by default no activities.
+        waiting: called about once a second while nothing comes: which ranks compute on their host, for how many s.
 
     Raises:
         Disagreement: ranks that meet call different things.
-        PeerLost: a rank's connection was closed before it left.
+        RankLost: a rank's connection was closed before it left.
         StallError: all ranks have stopped, and none can be answered.
     """
     story = story or Story(folding.live)
@@ -227,7 +254,9 @@ def conduct(
     conductor = Conductor(world, traffic, folding, reply, slowdown=slowdown, story=story)
     try:
         with _collecting_rarely():
-            _converse(conductor, sockets)
+            _converse(conductor, sockets, waiting)
+    except Unfolded:
+        raise
     except ForetrainError as error:
         conductor.refuse(str(error))
         raise
@@ -246,21 +275,45 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*threshold)
 
 
-def _converse(conductor: Conductor, sockets: Mapping[int, socket.socket]) -> None:
+def _converse(conductor: Conductor, sockets: Mapping[int, socket.socket], waiting: Waiting) -> None:
     with selectors.DefaultSelector() as selector:
         for rank, end in sockets.items():
             selector.register(end, selectors.EVENT_READ, (rank, end, bytearray()))
+        heard = time.monotonic()
         while not conductor.over:
-            for key, _ in selector.select():
-                rank, end, buffer = key.data
-                data = _read(end)
-                if not data:
-                    selector.unregister(end)
-                    conductor.lost(rank)
-                buffer += data
-                for frame in frames(buffer):
-                    conductor.hear(rank, frame)
+            ready = selector.select(_QUIET)
+            if not ready:
+                waiting(conductor.running(), time.monotonic() - heard)
+                continue
+            gone = _hear(conductor, selector, ready)
+            if gone:
+                _hear_others(conductor, selector, gone)
+                conductor.lost(min(gone))
             conductor.advance()
+            heard = time.monotonic()
+
+
+def _hear(conductor: Conductor, selector: selectors.BaseSelector, ready: list[Any]) -> set[int]:
+    """Takes what has come; returns the ranks that are gone without having left."""
+    gone = set()
+    for key, _ in ready:
+        rank, end, buffer = key.data
+        data = _read(end)
+        buffer += data
+        for frame in frames(buffer):
+            conductor.hear(rank, frame)
+        if not data:
+            selector.unregister(end)
+            if not conductor.has_left(rank):
+                gone.add(rank)
+    return gone
+
+
+def _hear_others(conductor: Conductor, selector: selectors.BaseSelector, gone: set[int]) -> None:
+    """Lets the others run until they stand still, so that it is known who waits for those who are gone."""
+    until = time.monotonic() + _LAST_WORDS
+    while set(conductor.running()) - gone and time.monotonic() < until:
+        gone |= _hear(conductor, selector, selector.select(_LAST_WORDS / 10))
 
 
 def _read(end: socket.socket) -> bytes:

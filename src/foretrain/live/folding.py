@@ -229,7 +229,7 @@ class Folding:
     def describe(self) -> tuple[str, ...]:
         """Who stands for whom, a line for each class, for a person."""
         if len(self.live) == self.world:
-            return (f"all {self.world:,} ranks live",)
+            return (f"all {self.world:,} ranks live" if self.world > 1 else "1 rank",)
         members: dict[int, list[int]] = {rank: [] for rank in self.live}
         for rank, mine in enumerate(self._representative):
             members[mine].append(rank)

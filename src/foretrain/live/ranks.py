@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -17,8 +18,8 @@ from foretrain.errors import ForetrainError
 from foretrain.fakecuda.settings import Settings
 
 _LINE = 1 << 16
-_END_WITHIN = 5.0
-"""Seconds that a zygote has to end after its socket was closed."""
+_END_WITHIN = 3.0
+"""Seconds that ranks have to end when the simulation has."""
 
 Building = Callable[[int, int], None]
 """Called with the number of files compiled and the number of all."""
@@ -75,22 +76,27 @@ class Ranks:
                 self._take(self._hear())
         return self.ended.get(rank)
 
+    def dismiss(self, patience: float = _END_WITHIN) -> None:
+        """Tells all ranks that nobody listens any more, and waits ``patience`` s for them to say where they stood."""
+        for end in self.sockets.values():
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        until = time.monotonic() + patience
+        for rank in self.sockets:
+            with suppress(ForetrainError):
+                self.status(rank, max(until - time.monotonic(), 0.0))
+
     def close(self) -> None:
-        """Ends all ranks and the zygote; waits until they are gone."""
+        """Ends all ranks and the zygote, and whatever else they have started; waits until the zygote is gone."""
+        if self._process is not None:
+            # It leads a group, which may outlive it.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         for end in self.sockets.values():
             end.close()
         if self._control is not None:
             self._control.close()
-        if self._process is None:
-            return
-        try:
-            self._process.wait(_END_WITHIN)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            for pid in self.pids.values():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,7 +105,8 @@ class Ranks:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "foretrain.fakecuda.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONHASHSEED": "0"},  # the order of sets must not change from run to run
+                env=_environment(),
+                start_new_session=True,
             )
         ours.sendall(json.dumps({"settings": self._settings.to_json()}).encode())
         while not (message := self._hear()).get("ready"):
@@ -110,13 +117,31 @@ class Ranks:
 
     def _hear(self) -> dict[str, Any]:
         assert self._control is not None
-        data = self._control.recv(_LINE)
+        try:
+            data = self._control.recv(_LINE)
+        except ConnectionResetError:
+            data = b""
         if not data:
-            raise ForetrainError("the process that starts the simulated ranks has ended; what it wrote says why")
+            raise ForetrainError(f"the process that starts the simulated ranks {self._how_it_ended()}")
         return json.loads(data)
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return "has ended; what it wrote says why"
 
     def _take(self, message: dict[str, Any]) -> None:
         if "forked" in message:
             self.pids[message["forked"]] = message["pid"]
         elif "ended" in message:
             self.ended[message["ended"]] = message["status"]
+
+
+def _environment() -> dict[str, str]:
+    """Of the zygote, and so of all ranks."""
+    # The order of sets must not change from run to run. That each rank has one thread is torchrun's own default.
+    return {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONHASHSEED": "0"}

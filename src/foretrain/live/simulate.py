@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +18,9 @@ from numpy.typing import NDArray
 
 from foretrain.device import preset
 from foretrain.device.stack import overlap_slowdown
-from foretrain.errors import ConfigError, PeerLost, StallError
+from foretrain.errors import ConfigError, ForetrainError, PeerLost, StallError
 from foretrain.fakecuda.settings import Settings
-from foretrain.live.conductor import Unfolded, conduct
+from foretrain.live.conductor import RankLost, Unfolded, conduct
 from foretrain.live.folding import Folding, Message
 from foretrain.live.forecast import Forecast, forecast_of
 from foretrain.live.out_of_memory import check_memory
@@ -33,6 +35,14 @@ Live = Literal["auto", "all"] | int
 """Which ranks run: as few as are needed, all, or this many."""
 
 
+class ScriptFailed(PeerLost):
+    """The script failed on a rank; ``status`` is that rank's exit status, 128 and more for a signal, as of a shell."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """Whom to tell how far the simulation is.
@@ -41,11 +51,14 @@ class Watch:
         building: called with the files of the fake device that are compiled, and of how many.
         folded: called with who stands for whom, whenever ranks start.
         stepped: called with each step of each live rank.
+        waiting: called about once a second while nothing comes from the ranks, with those that compute on their host,
+            and for how many seconds they have.
     """
 
     building: Callable[[int, int], None] = lambda done, every: None
     folded: Callable[[tuple[str, ...]], None] = lambda lines: None
     stepped: Callable[[int, Step], None] = lambda rank, step: None
+    waiting: Callable[[tuple[int, ...], float], None] = lambda ranks, seconds: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,7 @@ def simulate(
     Raises:
         ConfigError: the script does not exist, or the cluster does not say what its GPUs are.
         ForetrainError: the device cannot be compiled, or there was no step to forecast.
-        PeerLost: a rank failed; its traceback is on stderr.
+        ScriptFailed: a rank failed; its traceback is on stderr.
         OutOfMemory: a rank failed as its GPU's memory was not enough.
         Disagreement: ranks call different collectives.
         StallError: all ranks wait; says who for whom.
@@ -105,9 +118,7 @@ def simulate(
     watch = watch or Watch()
     begin = time.perf_counter()
     settings = _settings(script, where, module, steps, kept, factor)
-    with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
-        attempt = _Attempt(where, settings, live, kept, watch, Path(folder))
-        done = attempt.run()
+    done = _Attempt(where, settings, live, kept, watch).run()
     device = preset(settings.device)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
     forecast = forecast_of(
@@ -150,23 +161,23 @@ class _Attempt:
     Only a run tells with whom a rank exchanges messages; see Note [Who is alike] in `foretrain.live.folding`.
     """
 
-    def __init__(
-        self, where: Deployment, settings: Settings, live: Live, kept: int | None, watch: Watch, folder: Path
-    ) -> None:
+    def __init__(self, where: Deployment, settings: Settings, live: Live, kept: int | None, watch: Watch) -> None:
         self._where, self._settings, self._live = where, settings, live
-        self._kept, self._watch, self._folder = kept, watch, folder
+        self._kept, self._watch = kept, watch
         self._groups: dict[tuple[tuple[int, ...], int], None] = {}
         self._messages: dict[Message, None] = {}
         self._heard: set[int] = set()
 
     def run(self) -> _Done:
         """Until all ranks have ended."""
-        for number in range(self._settings.world):
+        for _ in range(self._settings.world):
             folding = self._folding()
             self._watch.folded(folding.describe())
-            settings = dataclasses.replace(self._settings, store=str(self._folder / f"store{number}"))
             try:
-                return self._once(settings, folding)
+                # The zygote removes the folder as well, if nobody is left to.
+                with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
+                    settings = dataclasses.replace(self._settings, store=str(Path(folder, "store")))
+                    return self._once(settings, folding)
             except Unfolded as found:
                 self._messages.update(dict.fromkeys(found.messages))
                 self._groups.update(dict.fromkeys(folding.groups))
@@ -181,7 +192,7 @@ class _Attempt:
         families = [family for _, family in self._groups]
         if self._live == "auto":
             return Folding.discover(world, groups, families, self._messages, heard=self._heard or (0,))
-        return Folding.first(world, self._live, groups, families, self._messages, heard=self._heard or (0,))
+        return Folding.first(world, int(self._live), groups, families, self._messages, heard=self._heard or (0,))
 
     def _once(self, settings: Settings, folding: Folding) -> _Done:
         world = VirtualWorld()
@@ -191,13 +202,19 @@ class _Attempt:
         slowdown = overlap_slowdown(preset(settings.device))
         with Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
+            waiting = self._watch.waiting
             try:
-                conduct(ranks.sockets, world, traffic, folding, slowdown=slowdown, story=story)
-            except (PeerLost, StallError) as error:
+                conduct(ranks.sockets, world, traffic, folding, slowdown=slowdown, story=story, waiting=waiting)
+            except Unfolded:
+                raise
+            except ForetrainError as error:
                 check_memory(story)
-                raise (_with_status(error, ranks, story) if isinstance(error, PeerLost) else error) from None
+                cause = _cause(error, ranks, story)
+                ranks.dismiss()
+                raise cause from None
             check_memory(story)
-            _check_statuses(story)
+            if failed := _failed(story):
+                raise failed
         return _Done(story, folding, traffic, steps.carried)
 
 
@@ -223,24 +240,34 @@ def _settings(
 
 def _per_server(where: Deployment) -> int:
     """GPUs of a server; 1 where every rank is a host."""
-    topology = where.topology
-    servers = Counter(topology.nodes[topology.ranks[rank]].server for rank in where.members)
-    servers.pop(-1, None)
-    return max(servers.values(), default=1)
+    nodes, ranks = where.topology.nodes, where.topology.ranks
+    counts = [len(list(alike)) for _, alike in groupby(where.members, lambda rank: nodes[ranks[rank]].server)]
+    if len({nodes[ranks[rank]].server for rank in where.members}) == 1:
+        return len(where.members)
+    if len(set(counts[:-1])) > 1 or counts[-1] > counts[0]:
+        raise ConfigError(
+            "cluster",
+            str(where),
+            f"has {', '.join(map(str, counts[:8]))} of the job's ranks on its servers, one after the other",
+            "torchrun fills servers alike; only the last may have fewer",
+        )
+    return counts[0]
 
 
-def _check_statuses(story: Story) -> None:
-    failed = [rank for rank, chapter in story.chapters.items() if chapter.status]
-    if failed:
-        rank = failed[0]
-        status = story.chapters[rank].status
-        raise PeerLost(f"the script failed on rank {rank} with exit status {status}; what it wrote says why")
-
-
-def _with_status(error: PeerLost, ranks: Ranks, story: Story) -> PeerLost:
-    """The same, with how the rank ended."""
+def _failed(story: Story, waits: Sequence[str] = ()) -> ScriptFailed | None:
+    """The first rank whose script has failed, if one has; ``waits`` for it."""
     for rank, chapter in story.chapters.items():
-        if chapter.status is None and (status := ranks.status(rank, 1.0)) is not None:
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
-            return PeerLost(f"rank {rank} {how}: {error}")
+        if chapter.status:
+            text = f"the script failed on rank {rank} with exit status {chapter.status}"
+            return ScriptFailed(chapter.status, "\n  - ".join([text + "; then" * bool(waits), *waits[:12]]))
+    return None
+
+
+def _cause(error: ForetrainError, ranks: Ranks, story: Story) -> ForetrainError:
+    """Why a rank ended early, where others only noticed that it did."""
+    if isinstance(error, StallError):
+        return _failed(story, error.waits) or error
+    if isinstance(error, RankLost) and (status := ranks.status(error.rank)) is not None:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        return ScriptFailed(128 - status if status < 0 else status or 1, f"rank {error.rank} {how}: {error}")
     return error

@@ -19,6 +19,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from foretrain.live.forecast import PROVENANCES
+from foretrain.live.groups import who
 from foretrain.live.simulate import Watch
 from foretrain.live.story import Step
 from foretrain.report.findings import Findings, share, step_time
@@ -39,6 +40,8 @@ _SHORT = {
     "activations": "activ",
     "workspace": "work",
 }
+_FIRST_WORD = 10.0
+"""Seconds of silence after which a log says who is waited for; four times as many until it says so again."""
 
 
 class Progress:
@@ -61,10 +64,11 @@ class Progress:
             console=self._console,
             transient=True,
         )
-        self._building = self._stepping = None
+        self._building = self._stepping = self._waiting = None
         self._done: dict[int, int] = {}
         self._began = time.perf_counter()
-        self.watch = Watch(self._built, self._folded, self._stepped)
+        self.watch = Watch(self._built, self._folded, self._stepped, self._waits)
+        self._next_word = _FIRST_WORD
 
     def __enter__(self) -> Progress:
         self._console.print(f"foretrain: {BANNER}", style="bold")
@@ -86,7 +90,19 @@ class Progress:
         for line in lines:
             self._console.print(f"foretrain: {line}")
 
+    def _waits(self, ranks: tuple[int, ...], seconds: float) -> None:
+        text = f"waiting for {who(ranks)}, which run on the host ({seconds:.0f} s)"
+        if self._console.is_terminal:
+            self._waiting = self._bars.add_task(text, total=None) if self._waiting is None else self._waiting
+            self._bars.update(self._waiting, description=text, visible=True)
+        elif seconds >= self._next_word:
+            self._next_word *= 4
+            self._console.print(f"foretrain: {text}")
+
     def _stepped(self, rank: int, step: Step) -> None:
+        if self._waiting is not None:
+            self._bars.update(self._waiting, visible=False)
+        self._next_word = _FIRST_WORD
         self._done[rank] = step.number
         if self._stepping is None:
             self._stepping = self._bars.add_task("steps", total=self._steps)

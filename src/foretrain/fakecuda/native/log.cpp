@@ -13,6 +13,7 @@ namespace foretrain {
 namespace {
 
 constexpr std::size_t LONG_LOG = 512;  // records after which a rank tells the conductor, so that others may go on
+constexpr Time POLL = 1'000'000;  // what cudaEventQuery costs the host: else a loop that polls would never see time pass
 
 // Others need the interpreter while this thread stands still.
 class WithoutInterpreter {
@@ -168,6 +169,7 @@ Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::
   std::lock_guard lock(mutex_);
   TORCH_CHECK(connected(), "the simulated GPU has no conductor to ask; start the script with `foretrain simulate`");
   close_all();
+  if (question == wire::QUERY_STREAM || question == wire::QUERY_EVENT) spend(POLL);
   auto& record = write(wire::ASK, stream);
   record.code = question;
   record.a = a;
@@ -177,7 +179,7 @@ Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::
   receive_all(&head, sizeof head);
   Answer answer{head.time, head.value, std::string(head.payload, '\0')};
   receive_all(answer.payload.data(), answer.payload.size());
-  TORCH_CHECK(head.status == 0, answer.payload);
+  TORCH_CHECK_WITH(DistBackendError, head.status == 0, answer.payload);
   if (head.time > host()) host_.store(head.time, std::memory_order_relaxed);
   return answer;
 }
@@ -217,7 +219,7 @@ void Log::send_all(const void* data, std::size_t size) {
   for (auto at = static_cast<const char*>(data); size;) {
     ssize_t sent = ::send(socket_, at, size, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    TORCH_CHECK(sent > 0, "the simulation has ended: ", std::strerror(errno));
+    TORCH_CHECK_WITH(DistBackendError, sent > 0, "the simulation has ended: ", std::strerror(errno));
     at += sent;
     size -= static_cast<std::size_t>(sent);
   }
@@ -227,7 +229,7 @@ void Log::receive_all(void* data, std::size_t size) {
   for (auto at = static_cast<char*>(data); size;) {
     ssize_t got = ::recv(socket_, at, size, 0);
     if (got < 0 && errno == EINTR) continue;
-    TORCH_CHECK(got > 0, "the simulation has ended");
+    TORCH_CHECK_WITH(DistBackendError, got > 0, "the simulation has ended");
     at += got;
     size -= static_cast<std::size_t>(got);
   }

@@ -77,8 +77,8 @@ class Log {
   void note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view payload);
 
   // Stops the thread until the conductor answers; the host's clock then is the answer's time, if that is later.
-  // Throws c10::Error with the conductor's words if it says no, or if it is gone. Who holds a lock that Python code may
-  // wait for must keep the interpreter as well: `yielding` false.
+  // Throws DistBackendError, as NCCL where peers are gone, with the conductor's words if it says no, or if it is gone
+  // itself. Who holds a lock that Python code may wait for must keep the interpreter as well: `yielding` false.
   Answer ask(wire::Question question, StreamKey stream, std::int64_t a = 0, std::int64_t b = 0, bool yielding = true);
 
   Counts counts();
