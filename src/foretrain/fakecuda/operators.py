@@ -24,7 +24,7 @@ def cuda_operators() -> list[str]:
     names = [
         name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NOTHING)[0])
     ]
-    return [*names, *_ALSO]
+    return list(dict.fromkeys([*names, *_ALSO]))
 
 
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""

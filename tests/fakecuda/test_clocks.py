@@ -1,0 +1,49 @@
+"""The clocks are replaced for good, so each test has a process of its own."""
+
+import subprocess
+import sys
+
+HOST = """
+import datetime, time
+plain, real = datetime.datetime, time.monotonic
+from foretrain.fakecuda import clocks
+passed = [0]
+clocks.install(lambda: passed[0], lambda spent: passed.__setitem__(0, passed[0] + spent))
+"""
+
+
+def told(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", HOST + code], capture_output=True, text=True, check=True).stdout
+
+
+def test_sleeping_and_reading_pass_virtual_time() -> None:
+    assert told("begin = time.monotonic_ns(); time.sleep(2); print(time.monotonic_ns() - begin)") == "2000000100\n"
+    assert told("print(time.perf_counter(), time.process_time(), time.thread_time_ns())") == "1e-07 2e-07 300\n"
+    assert told("begin = time.time_ns(); passed[0] += 10**12; print(time.time_ns() - begin)") == "1000000100\n"
+    assert (
+        told(
+            "begin = datetime.datetime.now(); time.sleep(3600); print(datetime.datetime.now().hour - begin.hour in (1, -23))"
+        )
+        == "True\n"
+    )
+
+
+def test_dates_are_still_dates() -> None:
+    code = """
+import pickle
+now = datetime.datetime.now(datetime.UTC)
+print(isinstance(now, plain), isinstance(plain(2020, 1, 1), datetime.datetime), issubclass(plain, datetime.datetime))
+print(pickle.loads(pickle.dumps(now)) == now, isinstance(now + datetime.timedelta(1), datetime.datetime))
+"""
+    assert told(code) == "True True True\nTrue True\n"
+
+
+def test_what_waits_for_other_processes_keeps_the_real_clocks() -> None:
+    code = """
+import multiprocessing.connection
+one, other = multiprocessing.connection.Pipe()
+print(multiprocessing.connection.wait([one], timeout=0.01), multiprocessing.connection.time.monotonic is real)
+import asyncio
+asyncio.run(asyncio.sleep(0.01))
+"""
+    assert told(code) == "[] True\n"
