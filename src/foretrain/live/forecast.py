@@ -14,7 +14,7 @@ from foretrain.live.story import Chapter, Step
 from foretrain.units import SECOND, Time
 
 EXCHANGE_SIGMA = 0.05
-"""Relative error of a collective's predicted time: the median over 1,237 measurements is 3.6 % (benchmarks/collectives.py)."""
+"""Relative error of a collective's predicted time: in benchmarks/collectives.py the median is 3.6 %."""
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
 """Where a kernel's time may be from, as ranks number it."""
 _WARMUP = 2
