@@ -3,8 +3,8 @@
 TorchInductor turns runs of pointwise operators and reductions into one Triton kernel that reads its inputs and writes
 its outputs once. Here Dynamo and AOTAutograd trace and partition as always; then each maximal run of fusible operators
 in the order of the graph is charged as one kernel of its boundary's bytes, and its operators cost nothing themselves
-(Note [Fused regions] in ``native/kernels.hpp``). Matrix products, convolutions, attention and collectives stay what they
-are.
+(Note [Fused regions] in ``native/kernels.hpp``). Matrix products, convolutions, attention and collectives stay what
+they are.
 
 Departs from Inductor in that a run ends where any other operator stands between, even one that does not depend on
 it.
