@@ -59,11 +59,11 @@ def main(descriptor: int) -> None:
 
 
 def _prepare(device: ModuleType, settings: Settings) -> None:
-    """Imports what scripts import, so that ranks share it, and activates the device."""
-
-    from foretrain.fakecuda import rank
+    """Activates the device, and imports what the script will import, so that ranks share it."""
+    from foretrain.fakecuda import imports, rank
 
     rank.activate(device, settings)
+    imports.share(settings)
     gc.collect()
     gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
 
