@@ -1,0 +1,51 @@
+"""Trains two steps on each rank, goes wrong in one way, and would train another."""
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+fault, rank = sys.argv[1], int(os.environ["RANK"])
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+layer = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+
+def step() -> None:
+    layer(torch.randn(64, 256, device="cuda")).sum().backward()
+    dist.all_reduce(layer.weight.grad)
+    optimizer.step()
+    torch.cuda.synchronize()
+
+
+step()
+step()
+if fault == "raise on one" and rank == 1:
+    raise ValueError("only here")
+if fault == "raise":
+    raise ValueError("everywhere")
+if fault == "exit early" and rank == 1:
+    sys.exit()
+if fault == "killed" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if fault == "mismatch":
+    dist.all_reduce(layer.weight.data) if rank else dist.broadcast(layer.weight.data, 0)
+if fault == "memory":
+    torch.empty(200 << 30, dtype=torch.uint8, device="cuda")
+if fault == "needs data":
+    torch.nonzero(torch.randn(4096, 4096, device="cuda"))
+if fault == "waits for a value":
+    while torch.randn(4096, 4096, device="cuda").sum().item() < 1e9:
+        pass
+if fault == "computes":
+    print("computes", flush=True)
+    while True:
+        pass
+if fault == "prints":
+    while True:
+        print("and again", flush=True)
+step()

@@ -1,0 +1,1 @@
+"""Never steps, and says nothing."""

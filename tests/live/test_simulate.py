@@ -1,0 +1,97 @@
+"""``foretrain simulate`` from end to end: what scripts see, what they print, and what the command says of it."""
+
+import pytest
+
+from tests.live.command import SCRIPTS, Ended, simulate
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def forecast(ended: Ended) -> dict[str, object]:
+    """What must be the same from run to run."""
+    assert ended.status == 0, ended.err
+    return {key: value for key, value in ended.numbers.items() if key != "wall"}
+
+
+def by_rank(ended: Ended) -> dict[int, object]:
+    return {
+        rank["rank"]: [rank[key] for key in ("steps", "compute", "exposed", "waiting", "memory")]
+        for rank in ended.numbers["ranks"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("cluster", "arguments", "live"),
+    [
+        ("dgx-a100:2,ranks=0-1+8-9", (), [0]),
+        ("dgx-h100:1,ranks=0-3", ("--tensor", 2, "--shard"), [0]),
+        ("dgx-h100:1", ("--pipeline", 2, "--tensor", 2, "--shard"), [0, 4]),
+    ],
+    ids=["DDP on 2 servers", "FSDP2 by tensor parallel", "pipeline by FSDP2 by tensor parallel"],
+)
+def test_few_live_ranks_tell_what_all_would(cluster: str, arguments: tuple[object, ...], live: list[int]) -> None:
+    few = simulate(cluster, "train.py", *arguments)
+    every = simulate(cluster, "train.py", *arguments, options=("--live", "all"))
+    assert few.status == every.status == 0, few.err + every.err
+    assert few.numbers["live"] == live
+    assert every.numbers["live"] == list(range(every.numbers["world"]))
+    assert few.numbers["iteration_time"] == every.numbers["iteration_time"]
+    assert by_rank(few).items() <= by_rank(every).items()
+    assert few.lines == every.lines
+
+
+def test_two_runs_give_the_same_forecast_and_the_script_prints_it() -> None:
+    where, script = "dgx-h100:1,ranks=0-3", ("train.py", "--pipeline", 2)
+    once, again = (simulate(where, *script) for _ in range(2))
+    assert forecast(once) == forecast(again)
+    assert once.lines == again.lines
+    assert len(once.lines) == 3
+    step = once.numbers["ranks"][0]["steps"][-1]
+    for line in once.lines:
+        assert line["events"] == pytest.approx(line["seconds"], rel=1e-3)  # reading a clock takes time as well
+    assert once.lines[-1]["seconds"] == pytest.approx(step, rel=1e-3)
+    assert once.numbers["iteration_time"] == pytest.approx(step, rel=1e-9)
+
+
+def test_script_has_its_usual_surroundings_and_virtual_time() -> None:
+    ended = simulate("dgx-a100:2,ranks=0-2", "surroundings.py", "--rate", 0.5, "--status", 3)
+    assert ended.status == 3
+    assert "the script failed on rank 0 with exit status 3" in ended.err
+    thread, told, atexit = ended.lines
+    assert thread == {"thread": True}
+    assert atexit == {"atexit": True}
+    assert told["rate"] == 0.5
+    assert told["name"] == "__main__"
+    assert told["gpus"] == 3
+    assert told["environment"] == {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert told["slept"] == pytest.approx([1.5, 1.5], abs=1e-5)
+    assert told["polled"] == pytest.approx([10_000] * 3, abs=2)  # 100 ns each, as floats
+    assert told["queries"] > 1
+    assert told["instant"]
+    assert told["rows"] == [64, 64]
+
+
+def test_module_on_one_gpu_and_steps_that_are_enough() -> None:
+    module = simulate("H100", "-m", "kit.job", "word", folder=SCRIPTS)
+    assert forecast(module)["world"] == 1
+    assert module.lines == [{"name": "__main__", "package": "kit", "arguments": ["word"]}]
+    enough = simulate("4x1xV100@10Gbps", "train.py", "--steps", 100, options=("--steps", 2, "--live", 2))
+    assert enough.status == 0, enough.err
+    assert len(enough.lines) == 1  # the second step ends the script before it prints
+    assert [len(rank["steps"]) for rank in enough.numbers["ranks"]] == [2, 2]
+    assert [rank["stands_for"] for rank in enough.numbers["ranks"]] == [2, 2]
+
+
+def test_script_without_a_step_has_no_forecast() -> None:
+    ended = simulate("H100", "stepless.py")
+    assert ended.status == 2
+    assert ended.out == ""
+    assert "without a step of an optimizer" in ended.err

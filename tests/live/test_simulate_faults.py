@@ -1,0 +1,193 @@
+"""What goes wrong in a live simulation: it is said, with the script's own words, and nothing is left behind."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from foretrain.cli import main
+from tests.live.command import command, simulate
+
+CLUSTER = "dgx-h100:1,ranks=0-1"
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        (
+            "raise on one",
+            1,
+            ["failed on rank 1:", 'raise ValueError("only here")', "rank 0 waits in all_reduce #3"],
+        ),
+        ("raise", 1, ["ValueError: everywhere", "failed on rank 0 with exit status 1"]),
+        ("exit early", 2, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
+        ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),
+        ("mismatch", 2, ["rank 0 calls broadcast", "rank 1 calls all_reduce", "stood at"]),
+        ("memory", 1, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 GiB"]),
+        ("needs data", 1, ["torch.nonzero(torch.randn", "aten::nonzero needs the values of a tensor"]),
+        ("waits for a value", 1, ["fault.py:", "has read a Float value on the host 20,000 times"]),
+    ],
+)
+def test_fault_is_told_in_the_scripts_own_words(fault: str, status: int, words: list[str]) -> None:
+    # What all ranks do alike needs one of them.
+    live = "auto" if fault in ("raise", "memory", "needs data", "waits for a value") else "all"
+    ended = simulate(CLUSTER, "fault.py", fault, options=("--live", live))
+    assert ended.status == status, ended.err
+    for text in words:
+        assert text in ended.err
+    assert ended.err.count("Traceback") <= 1
+    assert "src/foretrain" not in ended.err
+    assert ended.numbers == {}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "words"),
+    [
+        ("dgx-h100:1", ("--nproc", 4), "nproc: 4 is not the cluster's 8 GPUs"),
+        ("dgx-h100:1", ("--live", 9), "live: 9 is not a number of ranks among 8"),
+        ("dgx-h100:1", ("--live", "some"), "live: 'some' is neither auto, all nor a number"),
+        ("dgx-h100:1", ("--steps", 0), "steps: 0 is no number of steps"),
+        ("star:4@100Gbps", (), "does not say which GPUs it has"),
+        ("dgx-h100:2,ranks=0-3+8-15", (), "torchrun fills servers alike"),
+    ],
+)
+def test_wrong_options_are_refused(
+    cluster: str, options: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command(cluster, "stepless.py", options=options)[3:])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_missing_script_compiler_and_release_are_named(tmp_path: Path) -> None:
+    assert "'absent.py' is no file" in simulate("H100", "absent.py").err
+    bare = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)}
+    assert "needs a C++ compiler, but neither g++" in simulate("H100", "stepless.py", environment=bare).err
+    other = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-such-compiler"}
+    assert "CXX: 'no-such-compiler' is no compiler" in simulate("H100", "stepless.py", environment=other).err
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.12.1'")
+    wrong = simulate("H100", "stepless.py", environment={"PYTHONPATH": str(tmp_path)})
+    assert wrong.status == 2
+    assert "needs torch 2.13.*, and 2.12.1 is installed" in wrong.err
+
+
+class Running:
+    """A command under way, whose processes are known by a mark in their environment."""
+
+    def __init__(self, scratch: Path, *script: str, **environment: str) -> None:
+        self.scratch = scratch
+        self._mark = f"FORETRAIN_TEST={uuid.uuid4()}".encode()
+        name, _, value = self._mark.decode().partition("=")
+        self.process = subprocess.Popen(
+            command(CLUSTER, *script, options=("--live", "all")),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {name: value, "TMPDIR": str(scratch)} | environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def pids(self) -> list[int]:
+        """All that live, oldest first."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and self._mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return sorted(found)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until, "it does not come about"
+            time.sleep(0.02)
+
+    def check_nothing_is_left(self) -> str:
+        _, told = self.process.communicate(timeout=60)
+        self.wait_for(lambda: not self.pids())
+        assert list(self.scratch.glob("foretrain-*")) == []
+        return told
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts commands, which end with the test whatever happens."""
+    started: list[Running] = []
+
+    def start(*script: str, **environment: str) -> Running:
+        started.append(Running(tmp_path, *script, **environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        for pid in one.pids():
+            os.kill(pid, signal.SIGKILL)
+        one.process.communicate()
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(
+    ("victim", "number", "status", "words"),
+    [
+        ("command", signal.SIGINT, 130, "interrupted"),
+        ("command", signal.SIGKILL, -9, ""),
+        ("zygote", signal.SIGKILL, 2, "the process that starts the simulated ranks was killed by SIGKILL"),
+        ("rank", signal.SIGKILL, 137, "was killed by SIGKILL"),
+    ],
+)
+def test_nothing_outlives_a_process_that_is_killed(
+    running: Callable[..., Running], victim: str, number: int, status: int, words: str
+) -> None:
+    one = running("fault.py", "computes")
+    assert one.process.stdout
+    for _ in range(2):
+        assert one.process.stdout.readline() == "computes\n"
+    command_, zygote, *ranks = one.pids()
+    assert len(ranks) == 2
+    os.kill({"command": command_, "zygote": zygote, "rank": ranks[1]}[victim], number)
+    assert words in one.check_nothing_is_left()
+    assert one.process.returncode == status
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_outlives_a_command_that_is_ended_at_any_moment(running: Callable[..., Running], seed: int) -> None:
+    chance = random.Random(seed)
+    one = running("fault.py", "computes")
+    time.sleep(chance.uniform(0.1, 4))
+    one.process.send_signal(chance.choice([signal.SIGINT, signal.SIGTERM]))
+    one.check_nothing_is_left()
+    assert one.process.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_command_that_is_ended_while_it_compiles(
+    running: Callable[..., Running], tmp_path: Path, number: int
+) -> None:
+    one = running("stepless.py", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    one.wait_for(lambda: len(one.pids()) > 3)
+    one.process.send_signal(number)
+    one.check_nothing_is_left()
+    assert one.process.returncode
+
+
+@pytest.mark.usefixtures("device")
+def test_reader_that_has_seen_enough_ends_the_command_quietly(running: Callable[..., Running]) -> None:
+    one = running("fault.py", "prints")
+    assert one.process.stdout
+    assert one.process.stdout.readline() == "and again\n"
+    one.process.stdout.close()
+    one.process.stdout = None
+    told = one.check_nothing_is_left()
+    assert "Traceback" not in told
