@@ -14,6 +14,7 @@ from tyro.extras import SubcommandApp
 from foretrain import __version__
 from foretrain.cli import lab, topology
 from foretrain.cli.bound import bound
+from foretrain.cli.calibrate import calibrate
 from foretrain.cli.catalog import catalog
 from foretrain.cli.collective import collective
 from foretrain.cli.compare import compare
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"foretrain {__version__}\n")
         return
     app = SubcommandApp()
-    for command in (compare, grid, share, collective, bound, record, run, simulate, schedule, catalog):
+    for command in (compare, grid, share, collective, bound, record, run, simulate, calibrate, schedule, catalog):
         app.command(command)
     app.command(lab.commands(), name="lab", help=lab.HELP)
     app.command(topology.commands(), name="topology", help=topology.HELP)

@@ -36,7 +36,9 @@ class Options:
         nproc: how many ranks; must be the cluster's, and is there to be checked.
         live: which ranks run as processes: auto, as few as are needed; all; or a number.
         steps: end the script after so many steps of its optimizer.
-        factor: multiplies every operator's time, for a framework's own efficiency.
+        factor: multiplies every operator's time that was not measured, for a framework's own efficiency.
+        device: what the cluster's GPUs are, e.g. A100, or a file that foretrain calibrate wrote.
+        record_operators: write the operators that the script launches, for foretrain calibrate.
         tokens: of one step over all ranks, for tokens/s.
         trace: write every kernel and communication of the last two steps, a file for each live rank, for Perfetto and
             Holistic Trace Analysis; a folder, or a name that ends in .json or .json.gz.
@@ -50,6 +52,8 @@ class Options:
     live: str = "auto"
     steps: int | None = None
     factor: float = 1.0
+    device: str | None = None
+    record_operators: Path | None = None
     tokens: int | None = None
     trace: Path | None = None
     html: Path | None = None
@@ -80,7 +84,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
         module, script = True, script[1:]
     if not script:
         raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
-    check_writable(html=options.html, json=options.json)
+    check_writable(html=options.html, json=options.json, record_operators=options.record_operators)
     if options.trace is not None and not options.trace.is_dir():
         check_writable(trace=options.trace, html=options.html, json=options.json)
         if options.trace.exists() and not options.trace.name.lower().endswith((".json", ".json.gz")):
@@ -91,14 +95,14 @@ def _start(options: Options, script: Sequence[str]) -> None:
     if options.steps is not None and options.steps < 1:
         raise ConfigError("steps", options.steps, "is no number of steps", "write 1 or more")
     live = options.live if options.live in ("auto", "all") else _number(options.live)
-    from foretrain.live.place import place
+    from foretrain.live.place import equipped
     from foretrain.live.simulate import ScriptFailed
     from foretrain.live.simulate import simulate as run
     from foretrain.report.findings import Findings
     from foretrain.report.simulation import Progress, show
 
     with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
-        where = place(options.cluster)
+        where, calibration = equipped(options.cluster, options.device)
     if options.nproc is not None and options.nproc != where.total_gpus:
         remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
@@ -112,6 +116,8 @@ def _start(options: Options, script: Sequence[str]) -> None:
                 steps=options.steps,
                 kept=_STEPS_KEPT if options.trace or options.html else 0,
                 factor=options.factor,
+                calibration=calibration,
+                operators=options.record_operators,
                 watch=progress.watch,
             )
     except ScriptFailed as failed:
@@ -145,6 +151,8 @@ def _write(found: Findings, options: Options) -> Iterator[Path]:
 
         write_atomically(options.json, msgspec.json.format(msgspec.json.encode(numbers(found)), indent=2))
         yield options.json
+    if options.record_operators:
+        yield options.record_operators
 
 
 def _number(text: str) -> int:

@@ -5,6 +5,13 @@
 
 ``operator`` is a class of `foretrain.device.work`, the rest of an entry its attributes, where those with a default may
 be left out; ``spread`` is the relative standard deviation of the repetitions. ``device`` is what the driver calls it.
+
+An entry with ``call`` in place of ``operator`` is of one operator with just these arguments (`foretrain.device.calls`).
+It is preferred to all else that is known, because not every operator's time follows from its arithmetic and its bytes.
+
+``launch`` is what the host spends on one kernel. ``description``, where it is there, says what the device is, with the
+attributes of `foretrain.device.Device`: such a file is a device that can be simulated though nobody has described it
+before, e.g. one core of a CPU.
 """
 
 from __future__ import annotations
@@ -16,16 +23,16 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 from foretrain import errors
+from foretrain.device.calls import Call
+from foretrain.device.gpu import Arithmetic, Device
+from foretrain.device.presets import preset_of_product
 from foretrain.device.work import FORMATS, Algorithm, Attention, Convolution, Gemm, HostCopy, Memory, Unknown, Work
 from foretrain.errors import ConfigError
 from foretrain.files import write_atomically
-from foretrain.units import Time, exact_time, parse_time
-
-if TYPE_CHECKING:
-    from foretrain.device.gpu import Device
+from foretrain.units import Time, exact_rate, exact_size, exact_time, parse_rate, parse_size, parse_time
 
 VERSION: Final = 1
 _OPERATORS = {kind.__name__: kind for kind in (Gemm, Attention, Convolution, Memory, HostCopy, Unknown)}
@@ -42,12 +49,44 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredCall:
+    """The same of one operator with just these arguments."""
+
+    call: Call
+    time: Time
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured on one kind of GPU under one software stack, no operator twice."""
+    """What was measured on one kind of device under one software stack, nothing twice.
+
+    Attributes:
+        device: what the driver calls it.
+        stack: what computed.
+        measured: by what an operator does.
+        calls: by the operator itself and its arguments.
+        description: what the device is, where that was measured too.
+        launch: ps that its host spends on launching a kernel; of a serial device the description says it.
+    """
 
     device: str
     stack: str
-    measured: tuple[Measurement, ...]
+    measured: tuple[Measurement, ...] = ()
+    calls: tuple[MeasuredCall, ...] = ()
+    description: Device | None = None
+    launch: Time | None = None
+
+    def described(self) -> Device:
+        """The device that was measured: its description, or the preset of that product.
+
+        Raises ConfigError when there is neither.
+        """
+        found = self.description or preset_of_product(self.device)
+        if found is None:
+            remedy = "add one by 'foretrain calibrate --merge FILE' without --operators"
+            raise ConfigError("device", self.device, "is no GPU known by name, and the file has no description", remedy)
+        return found
 
     def check(self, device: Device) -> None:
         """Raises ConfigError unless it was measured on such a GPU; one without a product name accepts all."""
@@ -71,7 +110,10 @@ def merged(calibrations: Iterable[Calibration]) -> Calibration:
                 problem = f"differs from '{getattr(first, name)}'"
                 raise ConfigError(name, getattr(other, name), problem, f"merge only what was measured on one {name}")
     latest = {found.work: found for calibration in every for found in calibration.measured}
-    return Calibration(first.device, first.stack, tuple(latest.values()))
+    calls = {found.call.key: found for calibration in every for found in calibration.calls}
+    description = next((one.description for one in reversed(every) if one.description), None)
+    launch = next((one.launch for one in reversed(every) if one.launch is not None), None)
+    return Calibration(first.device, first.stack, tuple(latest.values()), tuple(calls.values()), description, launch)
 
 
 def load(path: str | os.PathLike[str]) -> Calibration:
@@ -94,8 +136,13 @@ def load(path: str | os.PathLike[str]) -> Calibration:
 
 def dump(calibration: Calibration, path: str | os.PathLike[str]) -> None:
     """Writes what `load` reads, one measurement a line."""
-    lines = ",\n".join(f"  {json.dumps(_entry(found))}" for found in calibration.measured)
-    head = {"version": VERSION, "device": calibration.device, "stack": calibration.stack}
+    entries = [*map(_entry, calibration.measured), *map(_call_entry, calibration.calls)]
+    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
+    head: dict[str, Any] = {"version": VERSION, "device": calibration.device, "stack": calibration.stack}
+    if calibration.launch is not None:
+        head["launch"] = exact_time(calibration.launch)
+    if calibration.description:
+        head["description"] = _description_text(calibration.description)
     write_atomically(path, f'{json.dumps(head)[:-1]}, "measured": [\n{lines}\n]}}\n')
 
 
@@ -107,8 +154,87 @@ def _entry(found: Measurement) -> dict[str, Any]:
     )
 
 
+def _call_entry(found: MeasuredCall) -> dict[str, Any]:
+    return found.call.to_json() | {"time": exact_time(found.time), "spread": found.spread}
+
+
+_RATES = ("bandwidth", "local_rate", "host_rate")
+_ARITHMETIC = ("fp32", "tf32", "fp16", "bf16")
+
+
+def _description_text(device: Device) -> dict[str, Any]:
+    """Attributes that have their default are left out; peaks in FLOP/s."""
+    texts: dict[str, Any] = {}
+    for one in dataclasses.fields(Device):
+        value = getattr(device, one.name)
+        if value == one.default or one.name == "product":
+            continue
+        if one.name in _RATES:
+            value = exact_rate(value)
+        elif one.name in ("memory", "l2"):
+            value = exact_size(value)
+        elif one.name == "launch":
+            value = exact_time(value)
+        elif isinstance(value, Arithmetic):
+            value = dataclasses.asdict(value)
+        texts[one.name] = value
+    return texts
+
+
+def _description(content: object, product: str) -> Device:
+    fields = dict(_table(content, "description", {one.name for one in dataclasses.fields(Device)} - {"product"}))
+    for name, value in fields.items():
+        if name in _RATES:
+            fields[name] = parse_rate(value, name)
+        elif name in ("memory", "l2"):
+            fields[name] = parse_size(value, name)
+        elif name == "launch":
+            fields[name] = parse_time(value, name)
+        elif name in _ARITHMETIC:
+            fields[name] = _arithmetic(value, name)
+        elif name == "capability":
+            fields[name] = _capability(value)
+        else:
+            _check_plain(name, value)
+    for one in dataclasses.fields(Device):
+        if one.default is dataclasses.MISSING and one.name not in fields:
+            raise ConfigError(one.name, None, "is missing", f"write the device's {one.name}")
+    return Device(**fields, product=product)
+
+
+def _arithmetic(value: object, name: str) -> Arithmetic:
+    parts = ("peak", "conv", "winograd", "gemm")
+    table = _table(value, name, set(parts))
+    for part in parts:
+        _check_above_zero(f"{name}.{part}", table.get(part))
+    return Arithmetic(**table)
+
+
+def _capability(value: object) -> tuple[int, int]:
+    match value:
+        case [int() as major, int() as minor]:
+            return major, minor
+    raise ConfigError("capability", value, "is not a major and a minor number", "write e.g. [9, 0]")
+
+
+def _check_plain(name: str, value: object) -> None:
+    if name in ("name", "measured_as"):
+        if not isinstance(value, str) or not value:
+            raise ConfigError(name, value, "is not a name", "write it in quotes")
+    elif name == "serial":
+        if not isinstance(value, bool):
+            raise ConfigError(name, value, "is neither true nor false", "write true or false")
+    else:
+        _check_above_zero(name, value)
+
+
+def _check_above_zero(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(name, value, "is not a number above 0", "write e.g. 1.5")
+
+
 def _calibration(content: object) -> Calibration:
-    head = _table(content, "calibration", {"version", "device", "stack", "measured"})
+    head = _table(content, "calibration", {"version", "device", "stack", "measured", "description", "launch"})
     if head.get("version") != VERSION:
         raise ConfigError("version", head.get("version"), "is not 1", "measure anew with this version of foretrain")
     for name in ("device", "stack"):
@@ -118,27 +244,42 @@ def _calibration(content: object) -> Calibration:
     if not isinstance(entries, list):
         raise ConfigError("measured", entries, "is not a list", "write [{...}, ...]")
     found: dict[Work, Measurement] = {}
+    calls: dict[object, MeasuredCall] = {}
     for row, entry in enumerate(entries):
         try:
             measurement = _measurement(entry)
         except ConfigError as error:
             raise error.at(f"measured[{row}]") from error
-        found[measurement.work] = measurement
-    return Calibration(head["device"], head["stack"], tuple(found.values()))
+        if isinstance(measurement, MeasuredCall):
+            calls[measurement.call.key] = measurement
+        else:
+            found[measurement.work] = measurement
+    description = _description(head["description"], head["device"]) if "description" in head else None
+    launch = parse_time(head["launch"], "launch") if "launch" in head else None
+    return Calibration(head["device"], head["stack"], tuple(found.values()), tuple(calls.values()), description, launch)
 
 
-def _measurement(entry: object) -> Measurement:
+def _measurement(entry: object) -> Measurement | MeasuredCall:
     fields = dict(_table(entry, "entry", None))
+    if "call" in fields:
+        _table(fields, "entry", {"call", "arguments", "time", "spread"})
+        return MeasuredCall(Call.from_json(fields["call"], fields.get("arguments")), *_time(fields))
     operator = fields.pop("operator", None)
     if operator not in _OPERATORS:
         raise errors.unknown("operator", operator, _OPERATORS)
+    time, spread = _time(fields)
+    return Measurement(_work(_OPERATORS[operator], fields), time, spread)
+
+
+def _time(fields: dict[str, Any]) -> tuple[Time, float]:
+    """Takes the time and its spread from an entry."""
     time = parse_time(fields.pop("time", None))
     if time < 1:
         raise ConfigError("time", exact_time(time), "is not above 0", "write what was measured, e.g. '412.5us'")
     spread = fields.pop("spread", 0.0)
     if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 <= spread < math.inf:
         raise ConfigError("spread", spread, "is not a number from 0 on", "write e.g. 0.01 for 1 %")
-    return Measurement(_work(_OPERATORS[operator], fields), time, float(spread))
+    return time, float(spread)
 
 
 def _work(kind: type, fields: dict[str, Any]) -> Work:

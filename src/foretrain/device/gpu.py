@@ -75,6 +75,9 @@ class Device:
         host_rate: bytes per second of a copy from or to pinned host memory, one direction.
         measured_as: the preset of which `foretrain.device.table` has measured times, this one or its nearest relative,
             whose times are scaled by the two rooflines; None where only the roofline is known.
+        serial: operators run one after the other on the thread that calls them, as on a CPU, so that each takes
+            ``launch`` besides, and its memory is the host's, so that nothing is copied to it or from it.
+        overlap: how much longer it computes while communication is under way, where that was measured.
     """
 
     name: str
@@ -92,6 +95,8 @@ class Device:
     l2: int = 0
     host_rate: float = 12e9
     measured_as: str | None = None
+    serial: bool = False
+    overlap: float | None = None
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

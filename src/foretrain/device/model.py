@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from foretrain.device.arithmetic import rate, twins
 from foretrain.device.copies import copy_time
@@ -22,6 +22,7 @@ from foretrain.units import SECOND, Time
 
 if TYPE_CHECKING:
     from foretrain.device.calibration import Calibration
+    from foretrain.device.calls import Call
     from foretrain.device.gpu import Device
     from foretrain.device.table import Gemms, Prediction
     from foretrain.device.work import Format, Work
@@ -80,6 +81,7 @@ class OperatorModel:
     tf32_convolutions: bool = True
     measured: Calibration | None = None
     _times: dict[Work, Estimate] = field(default_factory=dict, init=False, repr=False)
+    _calls: dict[Any, Estimate] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.factor < math.inf:
@@ -87,8 +89,12 @@ class OperatorModel:
         if self.measured is not None:
             self.measured.check(self.device)
             self._times.update(
-                (found.work, Estimate(found.time, found.spread or MEASURED_SIGMA, "measured"))
+                (found.work, self._launched(Estimate(found.time, found.spread or MEASURED_SIGMA, "measured")))
                 for found in self.measured.measured
+            )
+            self._calls.update(
+                (found.call.key, self._launched(Estimate(found.time, found.spread or MEASURED_SIGMA, "measured")))
+                for found in self.measured.calls
             )
 
     def estimate(self, work: Work) -> Estimate:
@@ -98,7 +104,20 @@ class OperatorModel:
             known = self._times[work] = self._estimate(work)
         return known
 
+    def measured_call(self, call: Call) -> Estimate | None:
+        """The time of ``call`` if just that was measured."""
+        return self._calls.get(call.key) if self._calls else None
+
+    def _launched(self, found: Estimate) -> Estimate:
+        """With what the host needs to come to it, where host and device are one."""
+        return found._replace(time=found.time + self.device.launch) if self.device.serial else found
+
     def _estimate(self, work: Work) -> Estimate:
+        if isinstance(work, Nothing) or (self.device.serial and isinstance(work, HostCopy)):
+            return Estimate(0, 0.0, "modelled")
+        return self._launched(self._modelled(work))
+
+    def _modelled(self, work: Work) -> Estimate:
         match work:
             case Nothing():
                 return Estimate(0, 0.0, "modelled")

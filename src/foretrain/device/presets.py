@@ -42,6 +42,11 @@ def preset_names() -> tuple[str, ...]:
     return tuple(device.name for device in _PRESETS)
 
 
+def preset_of_product(product: str) -> Device | None:
+    """The GPU that the driver calls ``product``; None if it is none of them."""
+    return next((device for device in _PRESETS if device.product == product), None)
+
+
 def _key(name: str) -> str:
     return "".join(name.lower().replace("rtx", "").replace("tesla", "").split()).replace("-", "").replace("_", "")
 

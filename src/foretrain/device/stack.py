@@ -28,6 +28,8 @@ def overlap_slowdown(device: Device) -> float:
     measured 1.38 as the mean over all kernels, small ones that share the memory's bandwidth included; what a
     transformer spends its time on is large GEMMs, hence the smaller number. 1.15 where the device does not say.
     """
+    if device.overlap:
+        return device.overlap
     if not device.sms:
         return 1.15
     held = min(COMMUNICATION_SMS, device.sms // 6)  # small GPUs are on links that fewer channels fill

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
-from foretrain.device import preset
+from foretrain.device import calls
 from foretrain.device.aten import Meta, work
+from foretrain.device.calibration import Calibration
+from foretrain.device.calls import Call
+from foretrain.device.gpu import Device
 from foretrain.device.model import OperatorModel
 from foretrain.device.tensors import moved
-from foretrain.device.work import HostCopy, Memory, Unknown, Work
+from foretrain.device.work import HostCopy, Memory, Nothing, Unknown, Work
 
 PROVENANCES = ("measured", "interpolated", "modelled", "unknown")
 """By the number that goes with a kernel in the log."""
@@ -36,21 +40,31 @@ class Prices:
     """The callable that the extension asks; see ``set_price`` in ``native/kernels.hpp``.
 
     Args:
-        device: a preset.
-        factor: multiplies every duration.
+        device: what computes.
+        factor: multiplies every duration that was not measured on such a device.
+        measured: what was.
+        remembering: whether to keep what it was asked for, for `write`.
     """
 
-    def __init__(self, device: str, factor: float = 1.0) -> None:
-        self._model = OperatorModel(preset(device), factor)
+    def __init__(
+        self, device: Device, factor: float = 1.0, measured: Calibration | None = None, *, remembering: bool = False
+    ) -> None:
+        self._model = OperatorModel(device, factor, measured=measured)
         self._unknown: Counter[str] = Counter()
+        self._remembering = remembering
+        self._asked: dict[object, Call] = {}
 
     def __call__(
         self, operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]
     ) -> tuple[int, str, int, float, float]:
         """Duration in ps, the kernel's name, the number of its provenance, FLOPs, and the duration's relative sigma."""
-        what = _work(operator, _metas(arguments), _metas(results))
-        estimate = self._model.estimate(what)
-        if isinstance(what, Unknown):
+        call = Call(operator, _metas(arguments))
+        what = _work(operator, call.arguments, _metas(results))
+        if self._remembering and not isinstance(what, Nothing):
+            self._asked.setdefault(call.key, call)
+        known = self._model.measured_call(call)
+        estimate = known or self._model.estimate(what)
+        if isinstance(what, Unknown) and not known:
             self._unknown[operator] += 1
         number = PROVENANCES.index(estimate.provenance)
         return estimate.time, operator, number, getattr(what, "flops", 0), estimate.sigma
@@ -59,6 +73,10 @@ class Prices:
         """The same of a fused kernel that moves this many bytes."""
         estimate = self._model.estimate(Memory(moved))
         return estimate.time, PROVENANCES.index(estimate.provenance)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the different operators that it was asked for, as `foretrain.device.calls` reads them."""
+        calls.dump(self._asked.values(), path)
 
     @property
     def unknown(self) -> list[str]:

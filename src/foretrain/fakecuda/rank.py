@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import sys
 import traceback
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils import _foreach_utils
 
-from foretrain import device as gpus
 from foretrain.fakecuda import clocks, compiler, cuda, groups, operators, pricing, script
+from foretrain.fakecuda.replacing import put
 from foretrain.fakecuda.settings import Settings
 
 _PATIENCE = 20_000
@@ -29,13 +31,15 @@ _PATIENCE = 20_000
 
 def activate(device: ModuleType, settings: Settings) -> None:
     """Makes PyTorch believe in the device; once per process, before it forks."""
-    gpu = gpus.preset(settings.device)
+    gpu, _ = settings.measured()
     own = set(device.native_operators())
     device.install([name for name in operators.cuda_operators() if name not in own])
     device.set_device_count(min(settings.gpus, settings.world))
     device.set_capacity(gpu.memory, settings.reserve)
-    device.set_launch(settings.launch)
+    device.set_launch(0 if gpu.serial else settings.launch)
     cuda.install(device, cuda.properties_of(gpu))
+    if gpu.serial:
+        _as_on_a_cpu()
     groups.install(device, lambda: FileStore(settings.store, -1))
     compiler.install(device)
 
@@ -49,7 +53,8 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     os.environ.update(settings.environment(rank))
     os.register_at_fork(after_in_child=lambda: _leave_log(device, socket))
     torch.set_num_threads(1)
-    prices = pricing.Prices(settings.device, settings.factor)
+    gpu, measured = settings.measured()
+    prices = pricing.Prices(gpu, settings.factor, measured, remembering=settings.operators is not None)
     device.set_price(prices)
     device.connect(socket)
     device.set_tracing(settings.tracing)
@@ -59,12 +64,21 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     compiler.set_charge(prices.fused)
     _Steps(device, prices, settings.steps, watchdog)
     status, failure = script.run(settings, rank)
+    if settings.operators is not None:
+        prices.write(f"{settings.operators}{rank}")
     _note_memory(device, _out_of_memory(failure))
     try:
         device.leave(status)
     except DistBackendError:
         raise script.Refused from None
     return status
+
+
+def _as_on_a_cpu() -> None:
+    """Optimizers go from parameter to parameter there, and join them in lists only on GPUs."""
+    # No attribute of torch.optim leads to the second.
+    for module in (_foreach_utils, sys.modules["torch.optim.optimizer"]):
+        put(module, _get_foreach_kernels_supported_devices=lambda: [])
 
 
 class _Steps:

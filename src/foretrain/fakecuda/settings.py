@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from foretrain.device import Device, preset
+from foretrain.device.calibration import Calibration, load
 from foretrain.units import MICROSECOND, Time
 
 LAUNCH: Time = 6 * MICROSECOND
@@ -18,7 +20,7 @@ class Settings:
     Attributes:
         script: the script, or with ``module`` a module's dotted name, and its arguments.
         module: whether it is named as ``python -m`` would.
-        device: a preset of `foretrain.device`.
+        device: a preset of `foretrain.device`, or what the device of ``calibration`` is called.
         world: ranks of the job.
         gpus: GPUs, and so ranks, of one server.
         store: the file in which ranks meet; see Note [Stores] in `foretrain.fakecuda.groups`.
@@ -26,6 +28,8 @@ class Settings:
         launch: ps the host spends on launching a kernel.
         factor: by which every predicted time of an operator is multiplied, for a framework's own efficiency.
         tracing: whether every kernel is told of, or only runs of them.
+        calibration: a file of what was measured on the device, or None.
+        operators: where to write which operators were launched, with the rank behind it, or None.
         reserve: bytes of a GPU's memory that PyTorch does not see: CUDA's context and NCCL's buffers.
     """
 
@@ -40,6 +44,8 @@ class Settings:
     factor: float = 1.0
     tracing: bool = False
     reserve: int = 1 << 30
+    calibration: str | None = None
+    operators: str | None = None
 
     def to_json(self) -> str:
         """For `from_json`, in another process."""
@@ -50,6 +56,17 @@ class Settings:
         """What `to_json` wrote."""
         fields = json.loads(text)
         return Settings(**fields | {"script": tuple(fields["script"])})
+
+    def measured(self) -> tuple[Device, Calibration | None]:
+        """The device, and what was measured on it.
+
+        Raises:
+            ConfigError: there is no such device, or the calibration is none.
+        """
+        if self.calibration is None:
+            return preset(self.device), None
+        calibration = load(self.calibration)
+        return calibration.described(), calibration
 
     def environment(self, rank: int) -> dict[str, str]:
         """The variables that torchrun sets for ``rank``, on this many servers."""

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.device import preset
+from foretrain.device import calls
 from foretrain.device.stack import overlap_slowdown
 from foretrain.errors import ConfigError, ForetrainError, PeerLost, StallError
 from foretrain.fakecuda.settings import Settings
@@ -93,6 +93,8 @@ def simulate(
     steps: int | None = None,
     kept: int | None = 0,
     factor: float = 1.0,
+    calibration: Path | None = None,
+    operators: Path | None = None,
     watch: Watch | None = None,
 ) -> Simulated:
     """Runs ``script`` on every rank of ``where``, as torchrun would, until it ends.
@@ -105,6 +107,8 @@ def simulate(
         steps: after how many steps of the optimizer to end the script; None lets it run to its end.
         kept: of how many last steps to keep every kernel and communication; None keeps all.
         factor: of the framework's efficiency; see `foretrain.device.stack`.
+        calibration: a file of what was measured on the cluster's devices, preferred to what is known of them.
+        operators: where to write the operators that were launched, for ``foretrain calibrate``.
         watch: told how far it is.
 
     Raises:
@@ -118,8 +122,17 @@ def simulate(
     watch = watch or Watch()
     begin = time.perf_counter()
     settings = _settings(script, where, module, steps, kept, factor)
-    done = _Attempt(where, settings, live, kept, watch).run()
-    device = preset(settings.device)
+    settings = dataclasses.replace(settings, calibration=calibration and str(calibration.absolute()))
+    device, measured = settings.measured()
+    if measured and measured.launch is not None:
+        settings = dataclasses.replace(settings, launch=measured.launch)
+    with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
+        if operators:
+            settings = dataclasses.replace(settings, operators=str(Path(folder) / "operators"))
+        done = _Attempt(where, settings, live, kept, watch).run()
+        if operators:
+            found = {call.key: call for path in sorted(Path(folder).glob("operators*")) for call in calls.load(path)}
+            calls.dump(found.values(), operators)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
     forecast = forecast_of(
         done.story.chapters,
@@ -199,7 +212,7 @@ class _Attempt:
         traffic = NetworkTraffic(world, self._where, folding)
         steps = _Steps(traffic, min(folding.live), self._watch.stepped)
         story = Story(folding.live, self._kept, steps)
-        slowdown = overlap_slowdown(preset(settings.device))
+        slowdown = overlap_slowdown(settings.measured()[0])
         with Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
             waiting = self._watch.waiting

@@ -1,0 +1,125 @@
+"""Calibration as a user does it, and what a simulation makes of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretrain.device import calibration, calls
+from foretrain.device.calls import Call
+from foretrain.device.tensors import contiguous
+
+SCRIPT = """
+import torch, torch.distributed as dist
+from torch import nn
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.GELU())
+model = nn.parallel.DistributedDataParallel(net.to(device))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 8, 8, device=device)), torch.arange(2, device=device))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+
+
+def foretrain(*arguments: object, status: int = 0) -> str:
+    """What the command writes; its messages where it is to fail."""
+    command = [sys.executable, "-m", "foretrain", *map(str, arguments)]
+    environment = os.environ | {"COLUMNS": "140", "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory) -> Path:
+    """A quick calibration of this machine's CPU."""
+    path = tmp_path_factory.mktemp("calibrate") / "cpu.json"
+    told = foretrain("calibrate", "--device", "cpu", "--quick", "--out", path)
+    assert "could not be repeated" not in told
+    return path
+
+
+def test_a_quick_calibration_describes_the_cpu(cpu):
+    found = calibration.load(cpu)
+    device = found.described()
+    assert (device.name, device.serial, device.product) == ("CPU", True, found.device)
+    assert "1 thread, 1 of them at once" in found.stack
+    assert found.measured
+    assert found.calls
+
+
+def test_operators_are_added_to_a_file_and_measured_anew(cpu, tmp_path):
+    one, other = (Call("aten::relu", (contiguous((size,), "float32"),)) for size in (16, 32))
+    told, out = tmp_path / "operators.json", tmp_path / "out.json"
+    calls.dump([one, other, Call("aten::no_such", ())], told)
+    shown = foretrain("calibrate", "--device", "cpu", "--quick", "--operators", told, "--merge", cpu, "--out", out)
+    assert "1 could not be repeated here, and will be modelled:\n  no_such(): " in shown
+    before, after = calibration.load(cpu), calibration.load(out)
+    assert [found.call for found in after.calls] == [*(found.call for found in before.calls), one, other]
+    assert after.measured == before.measured
+    assert after.description == before.description
+
+
+def test_files_of_another_device_or_load_and_broken_ones_are_refused(cpu, tmp_path):
+    text = cpu.read_text()
+    other = tmp_path / "other.json"
+    found = calibration.load(cpu)
+    other.write_text(text.replace(f'"device": "{found.device}"', '"device": "Another"', 1))
+    common = ("calibrate", "--device", "cpu", "--quick", "--merge")
+    assert "device: 'Another' differs from" in foretrain(*common, other, status=2)
+    assert "2 of them at once" in foretrain(*common, cpu, "--processes", "2", status=2)
+    other.write_text(text[: len(text) // 2])
+    assert "is not JSON" in foretrain(*common, other, status=2)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    assert "is not JSON" in foretrain("simulate", "--device", other, "--", script, status=2)
+    assert "not of the cluster's H100" in foretrain(
+        "simulate", "--cluster", "dgx-h100:1", "--device", cpu, "--", script, status=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--operators", "none.json"), "operators: 'none.json' cannot be read"),
+        (("--merge", "none.json"), "'none.json' cannot be read"),
+        (("--out", "no/such/folder.json"), "folder that does not exist"),
+        (("--threads", "0"), "threads: 0 is below 1"),
+        (("--processes", "0"), "processes: 0 is below 1"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_measured(arguments, message):
+    assert message in foretrain("calibrate", "--device", "cpu", *arguments, status=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here():
+    assert "device: 'cuda' is not here; install" in foretrain("calibrate", "--device", "cuda", status=2)
+
+
+def test_all_that_a_script_launches_is_measured_and_then_forecast(cpu, tmp_path):
+    script, told, out, numbers = (tmp_path / name for name in ("train.py", "operators.json", "out.json", "n.json"))
+    script.write_text(SCRIPT)
+    place = ("--cluster", "star:2@1Gbps")
+    foretrain("simulate", *place, "--device", cpu, "--record-operators", told, "--", script)
+    recorded = [call for call in calls.load(told) if not call.operator.startswith("Memcpy")]
+    names = {call.operator.removeprefix("aten::") for call in recorded}
+    assert {"convolution", "convolution_backward", "addmm", "native_batch_norm", "gelu_backward"} <= names
+    assert not any(name.startswith("_foreach") for name in names), "optimizers go through lists on GPUs only"
+    shown = foretrain("calibrate", "--device", "cpu", "--quick", "--operators", told, "--merge", cpu, "--out", out)
+    assert "could not be repeated" not in shown
+    assert {call.key for call in recorded} <= {found.call.key for found in calibration.load(out).calls}
+    shown = foretrain("simulate", *place, "--device", out, "--json", numbers, "--", script)
+    assert "100% measured" in shown
+    found = json.loads(numbers.read_text())
+    assert found["device"] == "CPU"
+    assert found["iteration_time"] > 0
