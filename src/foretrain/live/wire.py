@@ -19,7 +19,7 @@ Records and the meaning of their fields (unnamed fields are 0):
                the whole vector, that is the input of a reduce-scatter, the output of an all-gather, all inputs of one
                rank of an all-to-all. ``extra`` is the root's rank in the group. It begins when ``stream`` gets there,
                at ``host`` at the earliest, on all members. Members call the collectives of a group in the same order.
-               Payload: this rank's contribution where its values are real.
+               Payload: this rank's contribution where its values are known, and a last byte: 1 if they are real.
 ``MESSAGE``    To (``code`` 0) or from (1) rank ``extra`` of group ``b``: ``c`` bytes, end is event ``a``. Messages
                between two ranks of a group match in their order. With ``flag`` 1 more of the same NCCL group follow:
                they proceed together, and the stream goes on when all are done. Payload as above.

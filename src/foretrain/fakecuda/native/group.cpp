@@ -51,8 +51,31 @@ using EndPtr = std::shared_ptr<End>;
 // What a member contributed, and for how many it stands.
 struct Share {
   int rank, members;
-  std::string_view bytes;
+  std::string bytes;
 };
+
+// What all contributed. `real` if no contribution was made up.
+struct Shares {
+  std::vector<Share> all;
+  bool real = true;
+};
+
+Shares contributions_to(EventId end) {
+  auto answer = log().ask(wire::VALUES, 0, end);
+  Shares shares;
+  std::string_view rest = answer.payload;
+  while (rest.size() >= sizeof(wire::Contribution)) {
+    wire::Contribution head;
+    std::memcpy(&head, rest.data(), sizeof head);
+    auto bytes = rest.substr(sizeof head, head.bytes);
+    rest.remove_prefix(sizeof head + head.bytes);
+    if (bytes.empty()) continue;
+    shares.real = shares.real && bytes.back();
+    bytes.remove_suffix(1);
+    shares.all.push_back({static_cast<int>(head.rank), static_cast<int>(head.members), std::string(bytes)});
+  }
+  return shares;
+}
 
 Tensor as_tensor(std::string_view bytes, at::ScalarType type) {
   auto size = static_cast<std::int64_t>(bytes.size() / c10::elementSize(type));
@@ -143,30 +166,22 @@ class Arrival final : public Delivery {
   void deliver() override {
     if (delivered_) return;
     delivered_ = true;
-    auto answer = log().ask(wire::VALUES, 0, end_->id);
-    std::vector<Share> shares;
-    std::string_view rest = answer.payload;
-    while (rest.size() >= sizeof(wire::Contribution)) {
-      wire::Contribution head;
-      std::memcpy(&head, rest.data(), sizeof head);
-      if (head.bytes) shares.push_back({static_cast<int>(head.rank), static_cast<int>(head.members), rest.substr(sizeof head, head.bytes)});
-      rest.remove_prefix(sizeof head + head.bytes);
-    }
+    auto shares = contributions_to(end_->id);
     at::AutoDispatchBelowADInplaceOrView below;
-    auto values = shares.empty() ? Tensors(targets_.size()) : outcome_(shares);
+    auto values = shares.all.empty() ? Tensors(targets_.size()) : outcome_(shares.all);
     for (std::size_t k = 0; k < targets_.size(); ++k) {
       auto target = targets_[k].tensor();
-      if (target.defined()) write(target, values[k]);
+      if (target.defined()) write(target, values[k], shares.real);
     }
   }
 
  private:
-  static void write(const Tensor& target, const Tensor& value) {
+  static void write(const Tensor& target, const Tensor& value, bool real) {
     if (auto block = block_of(target)) block->pending = nullptr;  // this one
     if (!value.defined() || value.numel() != target.numel()) return lose(target);
     hold(target);
     on_cpu(target).copy_(value.view(target.sizes()));
-    set_real(target, true);
+    set_real(target, real);
   }
 
   EndPtr end_;
@@ -245,16 +260,26 @@ Tensors slices(const Tensor& values, const Tensors& like) {
   return parts;
 }
 
-// The values of all `tensors`, if all are real and few, or bytes, or on the CPU.
+// Whether others are told its values. Made-up ones matter where they are counts, of what is sent to whom.
+bool tells(const Tensor& tensor) {
+  if (is_real(tensor)) return true;
+  return at::isIntegralType(tensor.scalar_type(), false) && has_values(tensor);
+}
+
+// The values of all `tensors`, if all are known and few, or bytes, or on the CPU; and in a last byte, whether all are
+// real.
 std::optional<std::string> contribution(const Tensors& tensors) {
   std::string bytes;
+  bool real = true;
   for (const auto& tensor : tensors) {
-    if (tensor.is_cuda() && !is_real(tensor)) return std::nullopt;
+    if (tensor.is_cuda() && !tells(tensor)) return std::nullopt;
     if (tensor.is_cuda() && tensor.scalar_type() != at::kByte && bytes.size() + tensor.nbytes() > SMALL) return std::nullopt;
+    real = real && (!tensor.is_cuda() || is_real(tensor));
     at::AutoDispatchBelowADInplaceOrView below;
     auto flat = (tensor.is_cuda() ? on_cpu(tensor) : tensor).contiguous();
     bytes.append(static_cast<const char*>(flat.data_ptr()), flat.nbytes());
   }
+  bytes.push_back(static_cast<char>(real));
   return bytes;
 }
 
@@ -538,15 +563,7 @@ class Group final : public c10d::Backend {
     HostArrival(EndPtr end, Tensors outputs, Outcome outcome)
         : end_(std::move(end)), outputs_(std::move(outputs)), outcome_(std::move(outcome)) {}
     void deliver() override {
-      auto answer = log().ask(wire::VALUES, 0, end_->id);
-      std::vector<Share> shares;
-      std::string_view rest = answer.payload;
-      while (rest.size() >= sizeof(wire::Contribution)) {
-        wire::Contribution head;
-        std::memcpy(&head, rest.data(), sizeof head);
-        if (head.bytes) shares.push_back({static_cast<int>(head.rank), static_cast<int>(head.members), rest.substr(sizeof head, head.bytes)});
-        rest.remove_prefix(sizeof head + head.bytes);
-      }
+      auto shares = contributions_to(end_->id).all;
       if (shares.empty()) return;
       at::AutoDispatchBelowADInplaceOrView below;
       auto values = outcome_(shares);

@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "device.hpp"
+#include "expectations.hpp"
 #include "memory.hpp"
 
 namespace torch::autograd {
@@ -47,6 +48,7 @@ struct Operator {
   bool writes_all = false;     // what it writes it does not read
   bool dynamic = false;        // the shape of its result depends on values
   bool has_meta = false;
+  Expectation expectation = nullptr;
 };
 
 const std::unordered_set<std::string> HEAVY = {"aten::mm",          "aten::addmm",      "aten::bmm",
@@ -85,6 +87,7 @@ Operator* describe(const OperatorHandle& handle) {
   op->writes_all = out || WRITE_ALL.count(op->name);
   op->has_meta = handle.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   for (auto tag : handle.getTags()) op->dynamic |= tag == at::Tag::dynamic_output_shape;
+  op->expectation = expectation_of(op->name, handle.schema().overload_name());
   return op;
 }
 
@@ -261,17 +264,18 @@ class Call {
       std::vector<IValue> before(arguments().begin(), arguments().end());
       for (int k : op_.written) written_.push_back(argument(k));
       written_sizes_ = sizes_of_written();
-      if (!(compute() || (op_.in_place && return_arguments()))) infer();
+      if (!(expect() || compute() || (op_.in_place && return_arguments()))) infer();
       fresh = summarise(before);
       if (cacheable) remember(fresh);
       entry = &fresh;
-    } else if (!compute()) {
+    } else if (!expect() && !compute()) {
       if (op_.in_place || entry->keeps_shapes)
         return_arguments_and(*entry);
       else
         infer();
     }
     if (!op_.view) launch(entry->cost);
+    if (op_.dynamic && op_.expectation && !Shapes::at_work()) log().ask(wire::STREAM, current_key(current_device()));
   }
 
  private:
@@ -318,6 +322,17 @@ class Call {
     // The check for overflow writes only if it finds one, and what is not there overflows nowhere.
     if (op_.name == "aten::_amp_foreach_non_finite_check_and_unscale_") return;
     for (int k : op_.written) for_each_tensor(argument(k), [](const at::Tensor& tensor) { lose(tensor); });
+  }
+
+  // See Note [Expectations].
+  bool expect() {
+    if (!op_.expectation || Shapes::at_work()) return false;
+    bool real = true;
+    for (const auto& argument : arguments())
+      for_each_tensor(argument, [&](const at::Tensor& tensor) { real = real && (!tensor.is_cuda() || is_real(tensor)); });
+    if (real) return false;
+    replace(op_.expectation(arguments()));
+    return true;
   }
 
   // See Note [Real values]. False, with the stack as it was, where that cannot be.

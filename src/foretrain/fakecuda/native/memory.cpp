@@ -228,6 +228,13 @@ bool is_real(const at::Tensor& tensor) {
   return block->real;
 }
 
+bool has_values(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  auto block = block_of(tensor);
+  if (block) settle(*block);
+  return block && block->values;
+}
+
 void hold(const at::Tensor& tensor) {
   auto block = block_of(tensor);
   if (!block || block->values) return;

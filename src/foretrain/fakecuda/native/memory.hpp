@@ -48,6 +48,8 @@ Block* block_of(const c10::StorageImpl& storage);
 bool can_hold(const at::Tensor& tensor);
 // Whether the tensor has values that a GPU would have computed; true for empty tensors.
 bool is_real(const at::Tensor& tensor);
+// Whether the tensor has values now, real or made up.
+bool has_values(const at::Tensor& tensor);
 // A CPU tensor over the values; they are made up first where there are none.
 at::Tensor on_cpu(const at::Tensor& tensor);
 // Makes room for values in a storage of any size.

@@ -110,7 +110,8 @@ bool copy_values(const Tensor& self, const Tensor& source) {
   bool small = self.numel() <= static_cast<std::int64_t>(SMALL);
   // Objects travel pickled, as bytes, and are needed whole whatever their size.
   bool bytes = self.scalar_type() == at::kByte && source.scalar_type() == at::kByte && self.numel() <= MOST_BYTES;
-  bool known = source.is_cuda() ? can_hold(source) && is_real(source) : source.is_cpu() && (small || bytes);
+  bool known = source.is_cuda() ? has_values(source) || (self.is_cpu() && can_hold(source))
+                                : source.is_cpu() && (small || bytes);
   if (!known) return false;
   if (self.is_cuda()) {
     if (!can_hold(self) && !bytes) return false;
@@ -123,7 +124,6 @@ bool copy_values(const Tensor& self, const Tensor& source) {
 }
 
 void make_up(const Tensor& self) {
-  unreal_read(c10::str("a copy of ", self.numel(), " ", self.scalar_type(), " values to the host"));
   if (self.numel() > SHOWN) return;
   if (self.is_floating_point())
     self.fill_(1.0);
@@ -153,9 +153,10 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     return copy_(self, spread, non_blocking);
   }
   bool copied = copy_values(self, source);
+  bool real = copied && (source.is_cpu() || is_real(source));
   if (self.is_cuda()) {
     if (copied)
-      set_real(self, true);
+      set_real(self, real);
     else
       lose(self);
   }
@@ -167,6 +168,8 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     copy_in(self, source, non_blocking);
   else
     copy_out(self, source, non_blocking);
+  if (!real && self.is_cpu())
+    unreal_read(c10::str("a copy of ", self.numel(), " ", self.scalar_type(), " values to the host"));
   if (!copied && self.is_cpu()) make_up(self);
   return self;
 }

@@ -1,0 +1,111 @@
+#include "expectations.hpp"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+
+#include <unordered_map>
+
+#include "kernels.hpp"
+#include "memory.hpp"
+
+namespace foretrain {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using Arguments = c10::ArrayRef<IValue>;
+using Results = std::vector<IValue>;
+
+Tensor unknown(c10::IntArrayRef sizes, at::ScalarType type) {
+  return at::detail::empty_generic(sizes, &device_memory(), c10::DispatchKeySet(c10::DispatchKey::CUDA), type,
+                                   std::nullopt);
+}
+
+// `total` things in `bins`, as evenly as whole numbers can.
+Tensor balanced(std::int64_t total, std::int64_t bins, at::ScalarType type) {
+  auto counts = unknown({bins}, type);
+  if (!bins) return counts;
+  at::AutoDispatchBelowADInplaceOrView below;
+  hold(counts);
+  auto values = on_cpu(counts);
+  values.fill_(total / bins);
+  values.narrow(0, 0, total % bins).add_(1);
+  set_real(counts, false);
+  return counts;
+}
+
+void tell(const char* what, const Tensor& values, const char* taken) {
+  unreal_read(c10::str(what, " ", values.numel(), " ", values.scalar_type(), " values (taken to be ", taken, ")"));
+}
+
+Results bincount(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  auto bins = arguments[2].toInt();
+  TORCH_CHECK(bins > 0, "aten::bincount of values that no GPU has computed: how many bins there are cannot be known; "
+              "give it minlength");
+  tell("the histogram of", values, "balanced");
+  if (!arguments[1].isTensor()) return {balanced(values.numel(), bins, at::kLong)};
+  bool single = arguments[1].toTensor().scalar_type() == at::kFloat;
+  return {unknown({bins}, single ? at::kFloat : at::kDouble)};
+}
+
+Results histc(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  tell("the histogram of", values, "balanced");
+  return {balanced(values.numel(), arguments[1].toInt(), values.scalar_type())};
+}
+
+Results nonzero(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  tell("the number of non-zeros among", values, "all");
+  return {unknown({values.numel(), values.dim()}, at::kLong)};
+}
+
+Results masked_select(Arguments arguments) {
+  const Tensor &values = arguments[0].toTensor(), &mask = arguments[1].toTensor();
+  tell("the number of non-zeros among", mask, "all");
+  return {unknown({c10::multiply_integers(at::infer_size(values.sizes(), mask.sizes()))}, values.scalar_type())};
+}
+
+Results distinct(const Tensor& values, c10::IntArrayRef found, c10::IntArrayRef inverse, std::int64_t count) {
+  tell("the number of distinct ones among", values, "all");
+  return {unknown(found, values.scalar_type()), unknown(inverse, at::kLong), balanced(count, count, at::kLong)};
+}
+
+// Of all elements: (values, sorted, return_inverse, return_counts) and (values, return_inverse, return_counts, dim).
+Results unique(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  return distinct(values, {values.numel()}, values.sizes(), values.numel());
+}
+
+Results unique_dim(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  auto rows = values.size(arguments[1].toInt());
+  return distinct(values, values.sizes(), {rows}, rows);
+}
+
+Results unique_consecutive(Arguments arguments) {
+  if (arguments[3].isNone()) return unique(arguments);
+  const Tensor& values = arguments[0].toTensor();
+  auto rows = values.size(arguments[3].toInt());
+  return distinct(values, values.sizes(), {rows}, rows);
+}
+
+}  // namespace
+
+Expectation expectation_of(const std::string& name, const std::string& overload) {
+  static const std::unordered_map<std::string, Expectation> known = {
+      {"aten::bincount", &bincount},
+      {"aten::histc", &histc},
+      {"aten::nonzero", &nonzero},
+      {"aten::masked_select", &masked_select},
+      {"aten::_unique2", &unique},
+      {"aten::unique_dim", &unique_dim},
+      {"aten::unique_dim_consecutive", &unique_dim},
+      {"aten::unique_consecutive", &unique_consecutive},
+  };
+  auto found = known.find(name);
+  return found == known.end() || !overload.empty() ? nullptr : found->second;
+}
+
+}  // namespace foretrain

@@ -1,0 +1,23 @@
+// What operators find whose result hangs on values that are not there.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <string>
+#include <vector>
+
+namespace foretrain {
+
+// # Note [Expectations]
+// Some operators count. Of values that no GPU has computed, the count is taken to be what capacity is planned for:
+// histograms are balanced, with the right sum; masks select everything; all values are distinct. The first is what a
+// router of experts is trained for, the others are the most that can be. The result is marked as not real, and the
+// script's line is warned of. Where nothing can be expected, e.g. of how many bins, the error says what to give.
+
+// The results, given the arguments.
+using Expectation = std::vector<c10::IValue> (*)(c10::ArrayRef<c10::IValue> arguments);
+
+// Null for operators that need none. `name` is with namespace and overload.
+Expectation expectation_of(const std::string& name, const std::string& overload);
+
+}  // namespace foretrain
