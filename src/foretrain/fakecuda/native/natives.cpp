@@ -201,24 +201,44 @@ bool equal(const Tensor& self, const Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-// As `sdp::select_sdp_backend` of a GPU since Ampere: flash attention where it can, else the memory-efficient kernel.
-std::int64_t attention_backend(const Tensor& query, const Tensor& key, const Tensor&,
+// As `sdp::select_sdp_backend` of a GPU since Ampere: the first kernel, in the order of preference, that can.
+std::int64_t attention_backend(const Tensor& query, const Tensor& key, const Tensor& value,
                                const std::optional<Tensor>& mask, double, bool, std::optional<double>, bool grouped) {
-  enum { MATH, FLASH, EFFICIENT };
   auto& context = at::globalContext();
+  auto width = query.size(-1);
   bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
   bool masked = mask && mask->defined();
-  if (query.dim() != 4) return MATH;
-  bool fits = query.size(-1) <= 256 && query.size(-1) % 8 == 0 && key.size(-1) == query.size(-1);
-  if (half && !masked && fits && context.userEnabledFlashSDP()) return FLASH;
-  if (!grouped && context.userEnabledMemEfficientSDP()) return EFFICIENT;
-  TORCH_CHECK(context.userEnabledMathSDP(), "No available kernel. Aborting execution.");
-  return MATH;
+  bool alike = query.dim() == 4 && key.size(-1) == width && value.size(-1) == width;
+  for (auto backend : context.sDPPriorityOrder()) switch (backend) {
+      case at::SDPBackend::flash_attention:
+        if (context.userEnabledFlashSDP() && half && !masked && alike && width <= 256) return static_cast<int>(backend);
+        break;
+      case at::SDPBackend::efficient_attention:
+        if (context.userEnabledMemEfficientSDP() && query.dim() == 4 && !grouped && width % (half ? 8 : 4) == 0 &&
+            value.size(-1) % (half ? 8 : 4) == 0)
+          return static_cast<int>(backend);
+        break;
+      case at::SDPBackend::cudnn_attention:
+        if (context.userEnabledCuDNNSDP() && half && alike && width % 8 == 0 && width <= 256)
+          return static_cast<int>(backend);
+        break;
+      case at::SDPBackend::math:
+        if (context.userEnabledMathSDP()) return static_cast<int>(backend);
+        break;
+      default:
+        break;
+    }
+  TORCH_CHECK(false, "No available kernel. Aborting execution.");
 }
 
 void record_stream(Tensor& self, at::Stream stream) { device_memory().recordStream(self.storage().data_ptr(), stream); }
 
 }  // namespace
+
+void install_natives() {
+  // `scaled_dot_product_attention` does not ask the operator.
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&attention_backend);
+}
 
 const std::vector<std::string>& native_operators() {
   static const std::vector<std::string> names = {"empty.memory_format",
