@@ -1,0 +1,292 @@
+"""Which training scripts run on simulated GPUs: simulates every script of ``compatibility/`` and tabulates.
+
+python benchmarks/compatibility.py [--only NAME] [--json FILE] [--markdown] [--jobs N]
+
+``--markdown`` writes docs/live/compatibility.md. Frameworks are found where Python finds them, e.g. on PYTHONPATH; one
+that is not installed is told as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "compatibility"
+TABLE = HERE.parent / "docs/live/compatibility.md"
+PATIENCE = 900
+"""Seconds after which a simulation is taken to hang."""
+
+
+TITAN = "torchtitan.train --module llama3 --config llama3_debugmodel"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a feature, and what shows it.
+
+    Attributes:
+        feature: as users call it.
+        script: of ``compatibility/``, without its suffix, and its arguments; or with a dot, a module's name.
+        cluster: simulated.
+        needs: packages without which it cannot run.
+    """
+
+    feature: str
+    script: str
+    cluster: str = "dgx-h100:1"
+    needs: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """What comes behind ``--``."""
+        first, *rest = self.script.split()
+        return ["-m", first, *rest] if "." in first else [str(SCRIPTS / f"{first}.py"), *rest]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: ``step`` in s where it worked, else ``error``, the first line of what went wrong."""
+
+    step: float | None = None
+    error: str = ""
+    missing: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """For the table."""
+        if self.missing:
+            return f"not installed ({self.missing})"
+        return f"fails: {self.error}" if self.error else "works"
+
+
+CASES = (
+    Case("DDP", "ddp plain", "dgx-h100:2"),
+    Case("DDP, no_sync", "ddp no_sync"),
+    Case("DDP, find_unused_parameters", "ddp unused"),
+    Case("DDP, static_graph", "ddp static"),
+    Case("DDP, small buckets, gradients as views", "ddp buckets"),
+    Case("DDP, fp16 hook", "ddp fp16"),
+    Case("DDP, bf16 hook", "ddp bf16"),
+    Case("DDP, PowerSGD hook", "ddp powersgd"),
+    Case("FSDP1, FULL_SHARD", "fsdp1 full", "dgx-h100:2"),
+    Case("FSDP1, SHARD_GRAD_OP", "fsdp1 grad_op"),
+    Case("FSDP1, HYBRID_SHARD", "fsdp1 hybrid", "dgx-h100:2"),
+    Case("FSDP1, mixed precision", "fsdp1 mixed"),
+    Case("FSDP1, activation checkpointing", "fsdp1 checkpoint"),
+    Case("FSDP1, CPU offload", "fsdp1 offload"),
+    Case("FSDP1, use_orig_params", "fsdp1 original"),
+    Case("FSDP1, no_sync", "fsdp1 accumulate"),
+    Case("FSDP2", "fsdp2 plain", "dgx-h100:2"),
+    Case("FSDP2, mixed precision", "fsdp2 mixed"),
+    Case("FSDP2, HSDP", "fsdp2 hsdp", "dgx-h100:2"),
+    Case("FSDP2, CPU offload", "fsdp2 offload"),
+    Case("FSDP2, meta initialisation", "fsdp2 meta"),
+    Case("FSDP2, explicit prefetch", "fsdp2 prefetch"),
+    Case("FSDP2, gradient accumulation", "fsdp2 accumulate"),
+    Case("FSDP2, reshard_after_forward=False", "fsdp2 keep"),
+    Case("DTensor tensor parallelism", "tensor_parallel plain"),
+    Case("Tensor and sequence parallelism, loss_parallel", "tensor_parallel sequence"),
+    Case("Tensor parallelism × FSDP2", "tensor_parallel fsdp"),
+    Case("Context parallelism (torch.distributed.tensor)", "context_parallel torch"),
+    Case("Context parallelism, ring of batch_isend_irecv", "context_parallel ring"),
+    Case("Pipeline, GPipe", "pipeline GPipe"),
+    Case("Pipeline, 1F1B", "pipeline 1F1B"),
+    Case("Pipeline, Interleaved1F1B", "pipeline Interleaved1F1B"),
+    Case("Pipeline, LoopedBFS", "pipeline LoopedBFS"),
+    Case("Pipeline, InterleavedZeroBubble", "pipeline InterleavedZeroBubble"),
+    Case("Pipeline, ZBVZeroBubble", "pipeline ZBVZeroBubble"),
+    Case("Mixture of experts, all-to-all with splits from the GPU", "experts"),
+    Case("autocast fp16, GradScaler, fused AdamW", "precision fp16"),
+    Case("autocast bf16", "precision bf16"),
+    Case("pure bf16", "precision pure"),
+    Case("TF32", "precision tf32"),
+    Case("SDPA, causal with dropout", "attention causal"),
+    Case("SDPA, additive mask", "attention mask"),
+    Case("SDPA, boolean mask", "attention bool"),
+    Case("SDPA, grouped queries", "attention grouped"),
+    Case("SDPA, flash kernel", "attention flash"),
+    Case("SDPA, memory-efficient kernel", "attention efficient"),
+    Case("SDPA, math", "attention math"),
+    Case("SDPA, cuDNN kernel", "attention cudnn"),
+    Case("SDPA, fp32", "attention fp32"),
+    Case("nn.MultiheadAttention", "attention module"),
+    Case("nn.TransformerEncoderLayer", "attention encoder"),
+    Case("FlexAttention", "attention flex"),
+    Case("AdamW, fused", "optimizers adamw_fused"),
+    Case("AdamW, foreach", "optimizers adamw_foreach"),
+    Case("AdamW, loop", "optimizers adamw_loop"),
+    Case("AdamW, capturable", "optimizers adamw_capturable"),
+    Case("SGD, fused", "optimizers sgd_fused"),
+    Case("SGD, foreach", "optimizers sgd_foreach"),
+    Case("Adafactor", "optimizers adafactor"),
+    Case("Adagrad", "optimizers adagrad"),
+    Case("RMSprop", "optimizers rmsprop"),
+    Case("NAdam", "optimizers nadam"),
+    Case("L-BFGS", "optimizers lbfgs"),
+    Case("Muon", "optimizers muon"),
+    Case("ZeroRedundancyOptimizer", "optimizers zero"),
+    Case("Learning-rate schedules", "optimizers schedule"),
+    Case("EMA and SWA", "optimizers average"),
+    Case("Activation checkpointing, reentrant", "checkpointing reentrant"),
+    Case("Activation checkpointing", "checkpointing plain"),
+    Case("Activation checkpointing, selective", "checkpointing selective"),
+    Case("Saved tensors on the CPU", "checkpointing cpu"),
+    Case("torch.compile", "compiled model"),
+    Case("torch.compile, per block", "compiled blocks"),
+    Case("torch.compile, max-autotune", "compiled tune"),
+    Case("torch.compile, reduce-overhead", "compiled overhead"),
+    Case("torch.compile, dynamic shapes", "compiled dynamic"),
+    Case("torch.compile, graph breaks", "compiled break"),
+    Case("torch.compile × DDP", "compiled ddp"),
+    Case("torch.compile × FSDP2", "compiled fsdp2"),
+    Case("torch.compile × activation checkpointing", "compiled checkpoint"),
+    Case("torch.compile × autocast", "compiled autocast"),
+    Case("torch.compile of the optimizer", "compiled optimizer"),
+    Case("CUDA graphs, torch.cuda.graph", "graphs capture"),
+    Case("CUDA graphs, make_graphed_callables", "graphs callables"),
+    Case("Streams, events, memory statistics and snapshots", "streams"),
+    Case("DataLoader with workers and pinned memory", "loader"),
+    Case("torch.save and load", "saving plain"),
+    Case("torch.distributed.checkpoint", "saving distributed"),
+    Case("torch.distributed.checkpoint, asynchronous", "saving async"),
+    Case("Full state dict of FSDP2", "saving full"),
+    Case("torch.profiler, NVTX", "profiled"),
+    Case("Convolutions, channels_last, cudnn.benchmark", "layers conv"),
+    Case("SyncBatchNorm", "layers syncbn"),
+    Case("LSTM", "layers lstm"),
+    Case("GRU", "layers gru"),
+    Case("EmbeddingBag", "layers bag"),
+    Case("Sparse gradients, SparseAdam", "layers sparse"),
+    Case("Conv3d", "layers conv3d"),
+    Case("ConvTranspose2d", "layers transposed"),
+    Case("Group, instance and RMS norms", "layers norms"),
+    Case("CTC loss", "layers ctc"),
+    Case("Upsampling, pixel shuffle", "layers upsample"),
+    Case("Losses", "layers losses"),
+    Case("Collectives and messages by hand", "collectives all"),
+    Case("Object collectives", "collectives objects"),
+    Case("Gloo beside NCCL, CPU tensors, monitored_barrier", "collectives gloo"),
+    Case("Subgroups, DeviceMesh", "collectives subgroups"),
+    Case("split_group", "collectives split"),
+    Case("TCPStore", "collectives store"),
+    Case("Functional collectives, differentiable ones", "collectives functional"),
+    Case('Backend "cpu:gloo,cuda:nccl"', "collectives mixed"),
+    Case("torch.func: vmap, grad, jvp", "functions func"),
+    Case("torch.autograd.Function", "functions function"),
+    Case("Hooks", "functions hooks"),
+    Case("Double backward", "functions double"),
+    Case("nonzero, unique, masks, bincount, histc, topk, sort", "functions values"),
+    Case("Custom operators (torch.library)", "functions custom"),
+    Case("FFT, complex numbers", "functions complex"),
+    Case("In-place operators, scatter, einsum, cumsum", "functions inplace"),
+    Case("Transformers Trainer, Llama", "huggingface trainer", needs=("transformers", "accelerate")),
+    Case("Transformers Trainer, FSDP", "huggingface fsdp", needs=("transformers", "accelerate")),
+    Case("Transformers, Mixtral", "huggingface mixtral", needs=("transformers",)),
+    Case("Accelerate", "accelerated", needs=("accelerate",)),
+    Case("Lightning, DDP", "lightning_trainer ddp", needs=("lightning",)),
+    Case("Lightning, FSDP", "lightning_trainer fsdp", needs=("lightning",)),
+    Case("torchtitan, Llama 3 debug model, FSDP2", TITAN, needs=("torchtitan",)),
+    Case("torchtitan, tensor parallelism", f"{TITAN} --parallelism.tensor_parallel_degree 2", needs=("torchtitan",)),
+    Case("torchtitan, pipeline", f"{TITAN} --parallelism.pipeline_parallel_degree 2", needs=("torchtitan",)),
+    Case("torchtitan, context parallelism", f"{TITAN} --parallelism.context_parallel_degree 2", needs=("torchtitan",)),
+    Case("torchtitan, compile", f"{TITAN} --compile.enable", needs=("torchtitan",)),
+    Case("DeepSpeed, ZeRO-1", "zero 1", needs=("deepspeed",)),
+    Case("DeepSpeed, ZeRO-2", "zero 2", needs=("deepspeed",)),
+    Case("DeepSpeed, ZeRO-3", "zero 3", needs=("deepspeed",)),
+    Case("torchao, float8 training", "float8", needs=("torchao",)),
+    Case("torchvision, ResNet-50", "resnet", needs=("torchvision",)),
+    Case("timm, ViT", "vit", needs=("timm",)),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="cases whose script and arguments begin so", default="")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", action="store_true", help=f"write {TABLE.relative_to(HERE.parent)}")
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
+    args = parser.parse_args(arguments)
+    cases = [case for case in CASES if case.script.startswith(args.only)]
+    rows: list[tuple[Case, Outcome]] = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for case, outcome in zip(cases, pool.map(outcome_of, cases), strict=True):
+            rows.append((case, outcome))
+            print(f"{case.feature:58} {case.script:32} {_milliseconds(outcome):>10}  {outcome.verdict}", flush=True)
+    works = sum(outcome.step is not None for _, outcome in rows)
+    print(f"{works} of {len(rows)} work")
+    if args.json:
+        told = [{"feature": case.feature, "script": case.script, "step": outcome.step, "verdict": outcome.verdict}
+                for case, outcome in rows]  # fmt: skip
+        args.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    if args.markdown:
+        TABLE.parent.mkdir(parents=True, exist_ok=True)
+        TABLE.write_text(markdown(rows), encoding="utf-8")
+
+
+def outcome_of(case: Case) -> Outcome:
+    """Simulates ``case`` in a process of its own."""
+    missing = [name for name in case.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        return Outcome(missing=", ".join(missing))
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        command = [sys.executable, "-m", "foretrain", "simulate", "--cluster", case.cluster, "--json", str(told)]
+        if case.needs == ("torchtitan",):
+            subprocess.run([sys.executable, SCRIPTS / "titan_assets.py"], cwd=folder, check=True)
+        try:
+            done = subprocess.run(
+                [*command, "--", *case.command], capture_output=True, text=True, timeout=PATIENCE, check=False,
+                cwd=folder, env=os.environ | {"PYTHONWARNINGS": "ignore"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Outcome(error=f"no end after {PATIENCE} s")
+        if done.returncode:
+            return Outcome(error=_first_error(done.stderr + done.stdout))
+        return Outcome(step=json.loads(told.read_text(encoding="utf-8"))["iteration_time"])
+
+
+def _first_error(text: str) -> str:
+    """The line of a traceback that names the exception, or the last of all."""
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
+        if line.startswith("Traceback"):
+            for after in lines[at + 1 :]:
+                if after and not after.startswith(" "):
+                    return after
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def markdown(rows: Sequence[tuple[Case, Outcome]]) -> str:
+    """The page."""
+    works = sum(outcome.step is not None for _, outcome in rows)
+    lines = [
+        "# What runs",
+        "",
+        f"Scripts of `benchmarks/compatibility/`, simulated as they are; {works} of {len(rows)} work. Written by",
+        "`python benchmarks/compatibility.py --markdown`.",
+        "",
+        "| feature | script | cluster | step | |",
+        "| --- | --- | --- | ---: | --- |",
+    ]
+    for case, outcome in rows:
+        verdict = outcome.verdict.replace("|", "\\|")
+        lines.append(f"| {case.feature} | `{case.script}` | {case.cluster} | {_milliseconds(outcome)} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def _milliseconds(outcome: Outcome) -> str:
+    return "" if outcome.step is None else f"{outcome.step * 1e3:.2f} ms"
+
+
+if __name__ == "__main__":
+    main()
