@@ -8,7 +8,9 @@ real time.
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import gc
 import importlib
 import time
 from collections.abc import Callable
@@ -72,25 +74,19 @@ def _keep_real() -> None:
 
 
 def _install_datetime(now_ns: Callable[[], int]) -> None:
-    """``datetime.now`` reads the clock in C, so the class itself must be another."""
-    plain = datetime.datetime
+    """``datetime.now`` reads the clock in C.
 
-    class Alike(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, plain)
+    The class cannot be replaced by another: extensions, e.g. pandas', derive types from it by its layout. And as it is
+    a static type that refuses new attributes, they are put into its dictionary.
+    """
+    kind = datetime.datetime
 
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, plain)
+    def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        return cls.fromtimestamp(now_ns() / 1e9, tz)
 
-    class Datetime(plain, metaclass=Alike):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Datetime:
-            return cls.fromtimestamp(now_ns() / 1e9, tz)
+    def utcnow(cls: type[datetime.datetime]) -> datetime.datetime:
+        return cls.fromtimestamp(now_ns() / 1e9, datetime.UTC).replace(tzinfo=None)
 
-        @classmethod
-        def utcnow(cls) -> Datetime:
-            return cls.fromtimestamp(now_ns() / 1e9, datetime.UTC).replace(tzinfo=None)
-
-    Datetime.__name__ = Datetime.__qualname__ = "datetime"
-    Datetime.__module__ = "datetime"
-    datetime.datetime = Datetime
+    (attributes,) = (one for one in gc.get_referents(kind.__dict__) if isinstance(one, dict))
+    attributes.update(now=classmethod(now), utcnow=classmethod(utcnow))
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
