@@ -42,8 +42,7 @@ std::pair<std::int64_t, std::int64_t> priced_and_computed();
 
 // Registers the kernel for `operators` (of namespace aten, with overload) and as fallback for all others.
 void install_kernels(const std::vector<std::string>& operators);
-// Operators with kernels of their own (natives.cpp), and what of them is no operator.
-void install_natives();
+// Operators with kernels of their own (natives.cpp).
 const std::vector<std::string>& native_operators();
 
 }  // namespace foretrain

@@ -171,7 +171,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("install", [](const std::vector<std::string>& operators) {
     install_device();
     install_kernels(operators);
-    install_natives();
   });
   m.def("native_operators", &native_operators);
   m.def("set_price", &take_price);
@@ -181,13 +180,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device_count", &device_count);
   m.def("current_device", &current_device);
   m.def("set_device", &set_current_device);
-  // Two of them, since Dynamo tells functions apart by identity.
-  for (auto name : {"exchange_device", "maybe_exchange_device"})
-    m.def(name, [](int device) {
-      int before = current_device();
-      if (device >= 0) set_current_device(device);
-      return before;
-    });
+  m.def("exchange_device", [](int device) {
+    int before = current_device();
+    if (device >= 0) set_current_device(device);
+    return before;
+  });
   m.def("current_stream", [](int device) { return current_stream(device_or_current(device)); });
   m.def("set_stream", [](std::int64_t stream, int device) { set_current_stream(device, stream); });
   m.def("synchronize", [](int device) { log().ask(wire::DEVICE, stream_key(device_or_current(device), 0)); });

@@ -235,11 +235,6 @@ void record_stream(Tensor& self, at::Stream stream) { device_memory().recordStre
 
 }  // namespace
 
-void install_natives() {
-  // `scaled_dot_product_attention` does not ask the operator.
-  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&attention_backend);
-}
-
 const std::vector<std::string>& native_operators() {
   static const std::vector<std::string> names = {"empty.memory_format",
                                                  "empty_strided",
@@ -284,6 +279,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }  // namespace foretrain
 
 namespace at::native {
-// Asked instead of the operator when a dispatch mode is active, as under selective activation checkpointing.
+// Asked instead of the operator.
 REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &foretrain::attention_backend)
 }  // namespace at::native
