@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -184,26 +183,3 @@ def test_exit_status_of_a_signal(started, monkeypatch, capsys):
         main(["run", "--", "train.py"])
     assert ended.value.code == 130
     assert "ended by SIGINT" in capsys.readouterr().err
-
-
-def test_the_script_sees_what_python_would_show_it(tmp_path, monkeypatch, capsys):
-    (tmp_path / "neighbour.py").write_text("NAME = 'neighbour'")
-    script = tmp_path / "script.py"
-    script.write_text("import sys, neighbour; print(__name__, sys.argv, sys.path[0], neighbour.NAME, __file__)")
-    monkeypatch.setattr(sys, "argv", ["before"])
-    monkeypatch.setattr(sys, "path", ["cwd", *sys.path])
-    worker.run(str(script), ["-x", "1"])
-    assert capsys.readouterr().out.strip() == f"__main__ {[str(script), '-x', '1']} {tmp_path} neighbour {script}"
-
-
-def test_what_the_script_raises_is_told_as_its_own(tmp_path, monkeypatch, capsys):
-    script = tmp_path / "script.py"
-    script.write_text("def step():\n    raise ArithmeticError('too bad')\n\nstep()\n")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    with pytest.raises(ArithmeticError) as caught:
-        worker.run(str(script), [])
-    worker.told_as_its_own(caught.type, caught.value, caught.tb.tb_next)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[1].endswith('script.py", line 4, in <module>')
-    assert lines[-1] == "ArithmeticError: too bad"

@@ -17,6 +17,7 @@ from foretrain.live.story import Story
 from foretrain.live.wire import (
     ANSWER,
     ASK,
+    BEGIN,
     COLLECTIVE,
     CONTRIBUTION,
     FORGET,
@@ -27,15 +28,22 @@ from foretrain.live.wire import (
     MESSAGE,
     NOTE,
     OPERATIONS,
+    READY,
     RECORD,
     RECORD_LAYOUT,
     RUN,
     SPLITS,
     STEP,
+    TASKS,
     WAIT,
     frames,
 )
+from foretrain.schedule import Cost
+from foretrain.units import per_byte
 from foretrain.virtual.world import ARRIVAL, VirtualWorld
+
+PER_BYTE = per_byte(1e9)
+"""Of an all-reduce as policies see it: 1 byte a nanosecond."""
 
 
 class Reply(NamedTuple):
@@ -129,6 +137,17 @@ class Rank:
         self.put(GROUP, a=self._group, b=family, payload=struct.pack(f"<{len(members)}i", *members))
         return self._group
 
+    def tasks(self, number, announcement, *, lane=99):
+        self.put(TASKS, stream=lane, a=number, payload=announcement.encode())
+
+    def begin(self, stream, number):
+        self.put(BEGIN, stream=stream, b=number, host=self.clock)
+
+    def ready(self, stream, number, task):
+        self._event += 1
+        self.put(READY, stream=stream, a=self._event, b=number, count=task, host=self.clock)
+        return self._event
+
     def forget(self, *events):
         self.put(FORGET, payload=struct.pack(f"<{len(events)}q", *events))
 
@@ -183,6 +202,12 @@ class Constant:
 
     def regrouped(self):
         pass
+
+    def cost(self, group):
+        return Cost(self.overhead(), PER_BYTE)
+
+    def overhead(self):
+        return 7
 
 
 class Played(NamedTuple):

@@ -15,6 +15,7 @@ from foretrain.cli.arguments import check_writable, patience
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from foretrain.live.simulate import Simulated
     from foretrain.report.findings import Findings
 
 _STEPS_KEPT = 2
@@ -39,6 +40,9 @@ class Options:
         factor: multiplies every operator's time that was not measured, for a framework's own efficiency.
         device: what the cluster's GPUs are, e.g. A100, or a file that foretrain calibrate wrote.
         record_operators: write the operators that the script launches, for foretrain calibrate.
+        schedule: have a policy exchange DistributedDataParallel's gradients, e.g. prophet or
+            bytescheduler(partition=4MB).
+        compare: run with PyTorch's own DistributedDataParallel too, and say what --schedule gains.
         tokens: of one step over all ranks, for tokens/s.
         trace: write every kernel and communication of the last two steps, a file for each live rank, for Perfetto and
             Holistic Trace Analysis; a folder, or a name that ends in .json or .json.gz.
@@ -52,6 +56,8 @@ class Options:
     live: str = "auto"
     steps: int | None = None
     factor: float = 1.0
+    schedule: str | None = None
+    compare: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     device: str | None = None
     record_operators: Path | None = None
     tokens: int | None = None
@@ -99,27 +105,38 @@ def _start(options: Options, script: Sequence[str]) -> None:
     from foretrain.live.simulate import ScriptFailed
     from foretrain.live.simulate import simulate as run
     from foretrain.report.findings import Findings
-    from foretrain.report.simulation import Progress, show
+    from foretrain.report.simulation import Progress, show, show_comparison
+    from foretrain.schedule import spec
 
     with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
         where, calibration = equipped(options.cluster, options.device)
     if options.nproc is not None and options.nproc != where.total_gpus:
         remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
-    try:
+    if options.compare and options.schedule is None:
+        raise ConfigError("compare", True, "has nothing to compare with", "name a policy: --schedule prophet --compare")
+
+    def once(schedule: str | None, kept: int) -> Simulated:
         with Progress(options.steps) as progress:
-            done = run(
+            return run(
                 script,
                 where,
                 module=module,
                 live=live,
                 steps=options.steps,
-                kept=_STEPS_KEPT if options.trace or options.html else 0,
+                kept=kept,
                 factor=options.factor,
                 calibration=calibration,
                 operators=options.record_operators,
+                schedule=schedule,
                 watch=progress.watch,
             )
+
+    if options.schedule is not None:
+        spec(options.schedule)  # before anything starts
+    try:
+        stock = once(None, 0) if options.compare else None
+        done = once(options.schedule, _STEPS_KEPT if options.trace or options.html else 0)
     except ScriptFailed as failed:
         if failed.status == 128 + signal.SIGPIPE:
             raise BrokenPipeError from None
@@ -127,11 +144,13 @@ def _start(options: Options, script: Sequence[str]) -> None:
         sys.exit(failed.status)
     found = Findings(done, options.tokens)
     show(found)
-    for path in _write(found, options):
+    if stock is not None:
+        show_comparison(stock, done)
+    for path in _write(found, stock, options):
         sys.stderr.write(f"wrote {path}\n")
 
 
-def _write(found: Findings, options: Options) -> Iterator[Path]:
+def _write(found: Findings, stock: Simulated | None, options: Options) -> Iterator[Path]:
     """The files that were asked for."""
     if options.trace:
         from foretrain.report.kineto import write_trace
@@ -147,9 +166,10 @@ def _write(found: Findings, options: Options) -> Iterator[Path]:
         import msgspec
 
         from foretrain.files import write_atomically
-        from foretrain.report.simulation_json import numbers
+        from foretrain.report.simulation_json import comparison_numbers, numbers
 
-        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(numbers(found)), indent=2))
+        told = numbers(found) if stock is None else comparison_numbers(Findings(stock, options.tokens), found)
+        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(told), indent=2))
         yield options.json
     if options.record_operators:
         yield options.record_operators

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -63,7 +64,8 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     clocks.install(device.host, device.spend)
     compiler.set_charge(prices.fused)
     _Steps(device, prices, settings.steps, watchdog)
-    status, failure = script.run(settings, rank)
+    with _scheduled(device, settings):
+        status, failure = script.run(settings, rank)
     if settings.operators is not None:
         prices.write(f"{settings.operators}{rank}")
     _note_memory(device, _out_of_memory(failure))
@@ -81,12 +83,24 @@ def _as_on_a_cpu() -> None:
         put(module, _get_foreach_kernels_supported_devices=lambda: [])
 
 
+def _scheduled(device: ModuleType, settings: Settings) -> AbstractContextManager[object]:
+    """Around a script whose gradients a policy exchanges."""
+    if settings.schedule is None:
+        return nullcontext()
+    from foretrain.fakecuda.takeover import SimulatedTakeover
+
+    return SimulatedTakeover(device, settings.schedule, settings.launch)
+
+
 class _Steps:
     """Notes every step of the optimizer, and ends the script after the last wanted.
 
     Where a script has several optimizers, the first that makes its n-th step makes the script's. What is launched from
     one step to the next, and which memory is for what, is known here as well.
     """
+
+    expects_whole_steps = False
+    """Whether updates may be applied parameter by parameter; see `foretrain.runtime.updates.why_not_separable`."""
 
     def __init__(self, device: ModuleType, prices: pricing.Prices, wanted: int | None, watchdog: _Watchdog) -> None:
         self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog

@@ -30,6 +30,7 @@ class Settings:
         tracing: whether every kernel is told of, or only runs of them.
         calibration: a file of what was measured on the device, or None.
         operators: where to write which operators were launched, with the rank behind it, or None.
+        schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
         reserve: bytes of a GPU's memory that PyTorch does not see: CUDA's context and NCCL's buffers.
     """
 
@@ -46,6 +47,7 @@ class Settings:
     reserve: int = 1 << 30
     calibration: str | None = None
     operators: str | None = None
+    schedule: str | None = None
 
     def to_json(self) -> str:
         """For `from_json`, in another process."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
@@ -64,6 +65,10 @@ def _prepare(device: ModuleType, settings: Settings) -> None:
 
     rank.activate(device, settings)
     imports.share(settings)
+    if settings.schedule is not None:
+        importlib.import_module("torch._dynamo.trace_rules")  # what follows needs it, and it takes long
+
+        importlib.import_module("foretrain.fakecuda.takeover")
     gc.collect()
     gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
 

@@ -208,6 +208,10 @@ class ScheduledDataParallel(DistributedDataParallel):
             timeout=settings.timeout,
             patience=settings.patience,
         )
+        self._note(optimizers)
+
+    def _note(self, optimizers: tuple[Optimizer, ...]) -> None:
+        """It trains with these."""
         self._role.optimizers = list(map(weakref.ref, optimizers))
 
     def leave(self, reason: str) -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -131,6 +131,11 @@ class Takeover:
     Leaving it puts everything back and says what was done. It raises what the last flush raises.
     """
 
+    parallel: ClassVar[type[ScheduledDataParallel]] = ScheduledDataParallel
+    """What stands in for DistributedDataParallel."""
+    recorded: Callable[[ScheduledDataParallel], Record] = Record
+    """Makes the record of a model."""
+
     def __init__(self, settings: Settings) -> None:
         require_torch("foretrain run")
         self.settings = settings
@@ -142,7 +147,7 @@ class Takeover:
     def __enter__(self) -> Takeover:
         # The name and home of the class it replaces: scripts compare them, and what is pickled must load without us.
         home = {"takeover": self, "__module__": DistributedDataParallel.__module__, "__doc__": None}
-        self._replace(DistributedDataParallel, type("DistributedDataParallel", (ScheduledDataParallel,), home))
+        self._replace(DistributedDataParallel, type("DistributedDataParallel", (self.parallel,), home))
         self._replace(dist.destroy_process_group, self._flushing(dist.destroy_process_group))
         for method in ("__init__", "add_param_group"):
             self._set(Optimizer, method, self._noting(getattr(Optimizer, method)))
@@ -181,7 +186,7 @@ class Takeover:
         for record in self._records:
             if record.wrapper() is None and record.attached is not None:
                 record.end()
-        self._records.append(Record(wrapper))
+        self._records.append(self.recorded(wrapper))
         return self._records[-1]
 
     def plan(self, wrapper: ScheduledDataParallel, reason: str | None) -> Plan:

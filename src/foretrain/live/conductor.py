@@ -101,6 +101,7 @@ class Conductor:
         self._world, self._send, self._story = world, reply, story
         self._looks = Looks(world)
         self._meetings = meetings = Meetings(world, traffic, folding)
+        story.schedules = meetings.schedules
         self._ranks = {
             rank: Live(rank, Gpu(rank, world, meetings, story.chapters[rank], slowdown, folding.world))
             for rank in folding.live
@@ -142,7 +143,8 @@ class Conductor:
         if not self.over and not self._running():
             self._check_folding()
             self._meetings.disagreements()
-            raise StallError("all ranks wait, and nothing more can happen:", self._waits())
+            waits = [*self._waits(), *self._meetings.schedules.waiting()]
+            raise StallError("all ranks wait, and nothing more can happen:", waits)
 
     def finish(self) -> None:
         """Lets happen what is left to happen when all ranks have left."""

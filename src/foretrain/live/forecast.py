@@ -17,7 +17,6 @@ EXCHANGE_SIGMA = 0.05
 """Relative error of a collective's predicted time: in benchmarks/collectives.py the median is 3.6 %."""
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
 """Where a kernel's time may be from, as ranks number it."""
-_WARMUP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class RankForecast:
         times: of one step's kernels by provenance: measured, interpolated, modelled, unknown.
         spread: standard deviation of all these, ps.
         kernels: launched in one step.
+        warmup: steps that do not count.
         by_name: of one step's kernels the time by name, ps; empty where it was not told.
     """
 
@@ -63,12 +63,13 @@ class RankForecast:
     times: tuple[Time, ...]
     spread: Time
     kernels: int
+    warmup: int = 2
     by_name: Mapping[str, Time] = field(default_factory=dict)
 
     @property
     def steady(self) -> tuple[Step, ...]:
         """The steps after the warm-up, or the last where there are few."""
-        return self.steps[_WARMUP:] or self.steps[-1:]
+        return self.steps[self.warmup :] or self.steps[-1:]
 
     def mean(self, name: str) -> Time:
         """Of one of an account's times, over the steady steps."""
@@ -179,5 +180,6 @@ def _rank(rank: int, members: int, chapter: Chapter) -> RankForecast:
         times=tuple(cost["times"]),
         spread=round(cost["spread"]),
         kernels=cost["kernels"],
+        warmup=chapter.warmup,
         by_name=cost["by_name"],
     )

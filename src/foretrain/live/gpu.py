@@ -11,20 +11,24 @@ from foretrain.live.collectives import Collective, Part
 from foretrain.live.folding import Folding
 from foretrain.live.groups import Group, Party
 from foretrain.live.messages import Batch, Mail
+from foretrain.live.scheduling import Member, Schedules
 from foretrain.live.starts import Starts, Traffic
 from foretrain.live.story import Chapter
 from foretrain.live.streams import CALL, Call, Event, Pace, Stream
 from foretrain.live.wire import (
+    BEGIN,
     COLLECTIVE,
     FORGET,
     GROUP,
     MESSAGE,
     NOTE,
     OPERATIONS,
+    READY,
     RECORD,
     RUN,
     SPLITS,
     STEP,
+    TASKS,
     WAIT,
     Entry,
 )
@@ -39,6 +43,7 @@ class Meetings:
     def __init__(self, world: VirtualWorld, traffic: Traffic, folding: Folding) -> None:
         self.starts = Starts(world, traffic)
         self.mail = Mail(self.starts, folding)
+        self.schedules = Schedules(self.starts, traffic, folding)
         self._folding, self._traffic = folding, traffic
         self._learnt: set[tuple[tuple[int, ...], int]] = set()
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
@@ -98,6 +103,7 @@ class Gpu:
         self._copies = Counter([everyone])
         self._splits: tuple[int, ...] | None = None
         self._batches: dict[int, Batch] = {}
+        self._exchanges: dict[int, Member] = {}
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Queues ``entries``, but no questions, and executes what can be executed."""
@@ -170,7 +176,7 @@ class Gpu:
             stream.queue.append((CALL, self._batches.pop(entry.stream)))
 
     def _other(self, entry: Entry) -> None:
-        """A record that no stream comes to."""
+        """One of the rarer records."""
         if entry.kind == FORGET:
             for number in memoryview(entry.payload).cast("q"):
                 self._events.pop(number, None)
@@ -181,6 +187,13 @@ class Gpu:
             self._meetings.learn(members, entry.b)
         elif entry.kind == SPLITS:
             self._splits = tuple(memoryview(entry.payload).cast("q"))
+        elif entry.kind in (BEGIN, READY):
+            here, landed = self._exchanges[entry.b].take(entry)
+            if landed is not None:
+                self._events[entry.a] = landed
+            (self._streams.get(entry.stream) or self._stream(entry.stream)).queue.append((RECORD, here, entry.host))
+        elif entry.kind == TASKS:
+            self._exchanges[entry.a] = self._meetings.schedules.join(self._party, entry)
         elif entry.kind == NOTE and entry.code == STEP:
             self._chapter.marks[entry.a] = entry.host
             event = self._events[entry.b]

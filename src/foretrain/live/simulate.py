@@ -29,6 +29,7 @@ from foretrain.live.story import Step, Story
 from foretrain.live.traffic import NetworkTraffic
 from foretrain.network.deployment import Deployment
 from foretrain.network.topology import Topology
+from foretrain.schedule import Spec, spec
 from foretrain.virtual.world import VirtualWorld
 
 Live = Literal["auto", "all"] | int
@@ -95,6 +96,7 @@ def simulate(
     factor: float = 1.0,
     calibration: Path | None = None,
     operators: Path | None = None,
+    schedule: str | Spec | None = None,
     watch: Watch | None = None,
 ) -> Simulated:
     """Runs ``script`` on every rank of ``where``, as torchrun would, until it ends.
@@ -109,10 +111,11 @@ def simulate(
         factor: of the framework's efficiency; see `foretrain.device.stack`.
         calibration: a file of what was measured on the cluster's devices, preferred to what is known of them.
         operators: where to write the operators that were launched, for ``foretrain calibrate``.
+        schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
         watch: told how far it is.
 
     Raises:
-        ConfigError: the script does not exist, or the cluster does not say what its GPUs are.
+        ConfigError: there is no such policy, the script does not exist, or the cluster does not say what its GPUs are.
         ForetrainError: the device cannot be compiled, or there was no step to forecast.
         ScriptFailed: a rank failed; its traceback is on stderr.
         OutOfMemory: a rank failed as its GPU's memory was not enough.
@@ -122,6 +125,8 @@ def simulate(
     watch = watch or Watch()
     begin = time.perf_counter()
     settings = _settings(script, where, module, steps, kept, factor)
+    if schedule is not None:
+        settings = dataclasses.replace(settings, schedule=str(spec(schedule)))
     settings = dataclasses.replace(settings, calibration=calibration and str(calibration.absolute()))
     device, measured = settings.measured()
     if measured and measured.launch is not None:

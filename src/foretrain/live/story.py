@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from foretrain.live.wire import ANNOTATION, COST, KERNEL, MEMORY, NAME, WARNING, Entry
 from foretrain.units import Time
 
+if TYPE_CHECKING:
+    from foretrain.live.scheduling import Schedule
+
 HOST = -1
 """The stream of what the script does itself."""
+_WARMUP = 2
+"""Steps in which memory is allocated and the optimizer makes its state."""
 _LONG = 100_000
 """Bounds of spans after which a rank whose script marks no steps is accounted for all the same."""
 
@@ -104,6 +109,7 @@ class Chapter:
         cost: what it last said of where its times are from.
         warnings: texts and how often each came.
         traced: whether activities are kept.
+        warmup: so many steps say nothing about the others.
         status: with which exit status the rank has left, or None.
         marks: what the host's clock showed at each step's end, by number; the GPU may have been far behind.
         stops: where the host has stopped for its GPU; only while activities are kept.
@@ -116,6 +122,7 @@ class Chapter:
         self.cost: dict[str, Any] = {}
         self.warnings: dict[str, int] = {}
         self.traced = kept != 0
+        self.warmup = _WARMUP
         self.status: int | None = None
         self.marks: dict[int, Time] = {}
         self.stops: list[Stop] = []
@@ -143,6 +150,15 @@ class Chapter:
             computed += (begin, end)
         if self.traced:
             self._runs.append((stream, reached, begin, end, run))
+
+    def settled(self) -> None:
+        """A policy's decisions repeat from the step under way on; what was before it is warm-up."""
+        self.warmup = max(self.warmup, len(self.steps))
+
+    def waited(self, since: Time, now: Time) -> None:
+        """Something that was done at ``since`` had to wait for other ranks until now."""
+        if since < now:
+            self._waited += (since, now)
 
     def came(self, what: object, time: Time) -> None:
         """A stream comes to the communication ``what`` at ``time``."""
@@ -300,9 +316,14 @@ class Story:
         ranks: the live ranks.
         kept: of how many last steps to keep the activities; None of all, which grows with the run.
         stepped: called with (rank, step) whenever a rank has completed a step.
+
+    Attributes:
+        chapters: by rank.
+        schedules: what policies exchanged, where they did.
     """
 
     def __init__(
         self, ranks: Iterable[int], kept: int | None = 0, stepped: Callable[[int, Step], None] | None = None
     ) -> None:
         self.chapters = {rank: Chapter(rank, kept, stepped) for rank in ranks}
+        self.schedules: Iterable[Schedule] = ()

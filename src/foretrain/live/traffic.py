@@ -6,6 +6,7 @@ traffic.collective("all_gather", 2**28, group, None, done)
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, cast
 
@@ -21,6 +22,7 @@ from foretrain.live.layouts import ALL_PAIRS, Group, algorithm, layout, message,
 from foretrain.live.wire import OPERATIONS
 from foretrain.network.deployment import Deployment
 from foretrain.network.nccl import choice_on
+from foretrain.schedule import Cost
 from foretrain.units import Time
 from foretrain.virtual.world import TIMER, VirtualWorld
 
@@ -121,6 +123,16 @@ class NetworkTraffic:
             if found is None:
                 found = self._looked[key] = self._message(source, target, max(size, 1))
             self._begin(found, call)
+
+    def cost(self, group: Group) -> Cost:
+        """Of one all-reduce in ``group``, as policies want it; see `foretrain.network.deployment.Deployment.cost`."""
+        ranks = tuple(self._ground.members[list(group)].tolist())
+        where = self._where
+        return (where if ranks == where.members else dataclasses.replace(where, ranks=ranks, _memo={})).cost
+
+    def overhead(self) -> Time:
+        """θ of the cluster."""
+        return self._where.overhead
 
     def regrouped(self) -> None:
         """Groups have become known: looks anew at which act together."""

@@ -30,6 +30,11 @@ Records and the meaning of their fields (unnamed fields are 0):
 ``ASK``        The rank stops until it is answered; last of its frame. ``code`` says what for (`QUESTIONS`).
 ``FORGET``     Payload: int64 events that nobody refers to any more.
 ``NOTE``       Something to remember: ``code`` of `NOTES`, ``a`` and ``b``, payload as the note says.
+``TASKS``      A policy exchanges gradients from here on, as exchange ``a`` of this rank; ``stream`` is where that is
+               shown. Payload: JSON, `foretrain.fakecuda.announcement.Announcement`.
+``BEGIN``      ``stream`` comes to the first gradient of another round of exchange ``b``, at ``host`` at the earliest.
+``READY``      Task ``extra`` of exchange ``b`` is ready when ``stream`` gets here, at ``host`` at the earliest. Event
+               ``a`` happens when all of its bytes are summed and back on all ranks.
 =============  ====================================================================================================
 """
 
@@ -51,6 +56,9 @@ GROUP: Final = 7
 ASK: Final = 8
 FORGET: Final = 9
 NOTE: Final = 10
+TASKS: Final = 11
+BEGIN: Final = 12
+READY: Final = 13
 
 OPERATIONS: Final = (
     "all_reduce",

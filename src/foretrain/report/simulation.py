@@ -20,7 +20,8 @@ from rich.table import Table
 
 from foretrain.live.forecast import PROVENANCES
 from foretrain.live.groups import who
-from foretrain.live.simulate import Watch
+from foretrain.live.scheduling import Schedule
+from foretrain.live.simulate import Simulated, Watch
 from foretrain.live.story import Step
 from foretrain.report.findings import Findings, share, step_time
 from foretrain.units import Time, format_size, format_time
@@ -118,6 +119,10 @@ def show(found: Findings) -> None:
         console.print(table)
     if len(forecast.ranks) > _MOST_RANKS:
         console.print(f"and {len(forecast.ranks) - _MOST_RANKS} more live ranks, which --json has")
+    for schedule in found.done.story.schedules:
+        console.print(_exchange(schedule))
+        if not schedule.settled:
+            console.print("[yellow]warning[/]: too few steps for a forecast of this schedule; let the script make more")
     for text, count in forecast.warnings.items():
         console.print(f"[yellow]warning[/]: {escape(text)}" + (f" ({count:,} times)" if count > 1 else ""))
     if forecast.unknown:
@@ -206,6 +211,34 @@ def _memory(found: Findings) -> tuple[str, Table]:
         sizes = (memory.reserved, memory.allocated, *(memory.breakdown.get(kind, 0) for kind in kinds))
         table.add_row(str(rank.rank), *(f"{size / 2**30:.2f}" for size in sizes))
     return "memory at its peak, GiB", table
+
+
+def _exchange(schedule: Schedule) -> str:
+    """What a policy did, in one line."""
+    if schedule.plan is None:
+        return f"schedule: {schedule.group} did not get to it"
+    plan, rounds = schedule.plan, len(schedule.begins)
+    return (
+        f"schedule: {plan.workload.name} under {plan.schedule}, {rounds} rounds, "
+        f"{len(schedule.log) / max(rounds, 1):.1f} operations each; {plan.bound}"
+    )
+
+
+def show_comparison(stock: Simulated, done: Simulated) -> None:
+    """Prints how far a policy is from PyTorch's own DistributedDataParallel, and from the optimum."""
+    table = Table(title="DistributedDataParallel and the policy", title_justify="left")
+    for name in ("exchange", "iteration", "speed-up", "exposed"):
+        table.add_column(name, justify="left" if name == "exchange" else "right")
+    before, after = stock.forecast, done.forecast
+    names = ", ".join(str(schedule.plan.schedule) for schedule in done.story.schedules if schedule.plan) or "as before"
+    for name, found in (("PyTorch's own", before), (names, after)):
+        gain = before.iteration_time / found.iteration_time
+        table.add_row(name, format_time(found.iteration_time), f"{gain:.2f}×", format_time(found.first.mean("exposed")))
+    for schedule in done.story.schedules:
+        if schedule.plan:
+            best = schedule.plan.bound.time
+            table.add_row("T*, what no order beats", format_time(best), f"{before.iteration_time / best:.2f}×", "")
+    Console(highlight=False).print(table)
 
 
 def _details(found: Findings) -> Iterator[tuple[str, Table]]:

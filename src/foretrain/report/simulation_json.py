@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foretrain.live.forecast import PROVENANCES, RankForecast
+from foretrain.live.scheduling import Schedule
 from foretrain.report.findings import Findings, share
 from foretrain.units import to_seconds
 
@@ -52,9 +53,30 @@ def numbers(found: Findings) -> dict[str, Any]:
             }
             for load in found.loads
         ],
+        "schedules": [_schedule(one) for one in found.done.story.schedules if one.plan],
         "warnings": dict(forecast.warnings),
         "unknown_operators": list(forecast.unknown),
         "wall": forecast.wall,
+    }
+
+
+def comparison_numbers(stock: Findings, found: Findings) -> dict[str, Any]:
+    """What ``--compare --json`` writes: the policy's numbers, and besides them PyTorch's own and the speed-up."""
+    speedup = stock.forecast.iteration_time / found.forecast.iteration_time
+    return {**numbers(found), "stock": numbers(stock), "speedup": speedup}
+
+
+def _schedule(schedule: Schedule) -> dict[str, Any]:
+    assert schedule.plan is not None
+    plan, rounds = schedule.plan, len(schedule.begins)
+    return {
+        "model": plan.workload.name,
+        "schedule": str(plan.schedule),
+        "rounds": rounds,
+        "settled": schedule.settled,
+        "operations_per_round": len(schedule.log) / max(rounds, 1),
+        "optimum": to_seconds(plan.bound.time),
+        "binds": plan.bound.kind,
     }
 
 

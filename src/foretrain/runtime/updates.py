@@ -48,11 +48,16 @@ def why_not_separable(optimizer: optim.Optimizer) -> str | None:
         return f"{kind} is not known to update each parameter by itself"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"this {kind} has step hooks that expect one whole step"
-    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+    if any(map(_expects_whole, (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()))):
         return f"this {kind}, as every optimizer, has step hooks that expect one whole step"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"this {kind} is differentiable"
     return None
+
+
+def _expects_whole(hook: Callable[..., Any]) -> bool:
+    """Whether a hook must be called around a whole step: all do but those whose owner says that it does not matter."""
+    return getattr(getattr(hook, "__self__", None), "expects_whole_steps", True)
 
 
 class Update(NamedTuple):

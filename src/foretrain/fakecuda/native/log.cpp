@@ -156,6 +156,28 @@ void Log::forget(EventId event) {
   forgotten_.push_back(event);
 }
 
+void Log::tasks(std::int64_t number, StreamKey lane, std::string_view announcement) {
+  std::lock_guard lock(mutex_);
+  write(wire::TASKS, lane, announcement).a = number;
+}
+
+void Log::begin(StreamKey stream, std::int64_t number) {
+  std::lock_guard lock(mutex_);
+  close(run_on(stream));
+  write(wire::BEGIN, stream).b = number;
+}
+
+EventId Log::ready(StreamKey stream, std::int64_t number, std::uint32_t task) {
+  std::lock_guard lock(mutex_);
+  close(run_on(stream));
+  auto& record = write(wire::READY, stream);
+  record.a = ++events_;
+  record.b = number;
+  record.extra = task;
+  send_if_long();
+  return events_;
+}
+
 void Log::note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view payload) {
   std::lock_guard lock(mutex_);
   auto& record = write(wire::NOTE, 0, payload);

@@ -74,6 +74,11 @@ class Log {
   void splits(const std::vector<std::int64_t>& bytes);
   void group(std::int64_t number, std::int64_t family, const std::vector<std::int32_t>& ranks);
   void forget(EventId event);
+  // Exchanges by a policy: what there is to exchange, that another round of it begins on `stream`, and that a gradient is
+  // there. The event that `ready` returns is made to happen by the conductor, when the sum has come back.
+  void tasks(std::int64_t number, StreamKey lane, std::string_view announcement);
+  void begin(StreamKey stream, std::int64_t number);
+  EventId ready(StreamKey stream, std::int64_t number, std::uint32_t task);
   void note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view payload);
 
   // Stops the thread until the conductor answers; the host's clock then is the answer's time, if that is later.

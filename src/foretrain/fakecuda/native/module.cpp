@@ -241,6 +241,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("ANNOTATION") = static_cast<int>(wire::ANNOTATION);
   m.attr("COST") = static_cast<int>(wire::COST);
   m.def("record", [] { return log().record(current_key(current_device())); });
+  m.def("new_stream", [] { return new_stream(current_device()); });
+  m.def("wait", [](EventId event) { log().wait(current_key(current_device()), event); });
+  m.def("forget", [](EventId event) { log().forget(event); });
+  m.def("tasks", [](std::int64_t number, std::int64_t lane, py::bytes announcement) {
+    log().tasks(number, stream_key(current_device(), lane), std::string_view(announcement));
+  });
+  m.def("begin", [](std::int64_t number) { log().begin(current_key(current_device()), number); });
+  m.def("ready", [](std::int64_t number, std::uint32_t task) {
+    return log().ready(current_key(current_device()), number, task);
+  });
   m.def("leave", [](int status) { log().ask(wire::LEAVE, 0, status); });
   m.def("group", &make_group);
   m.def("announce_group", &announce_group);

@@ -5,7 +5,7 @@
 
 namespace foretrain::wire {
 
-enum Kind : std::uint8_t { RUN = 1, RECORD, WAIT, COLLECTIVE, MESSAGE, SPLITS, GROUP, ASK, FORGET, NOTE };
+enum Kind : std::uint8_t { RUN = 1, RECORD, WAIT, COLLECTIVE, MESSAGE, SPLITS, GROUP, ASK, FORGET, NOTE, TASKS, BEGIN, READY };
 
 enum Operation : std::uint16_t {
   ALL_REDUCE,
