@@ -15,7 +15,7 @@ import torch.cuda.nccl
 import torch.cuda.random
 
 from foretrain.device import Device
-from foretrain.fakecuda import streams
+from foretrain.fakecuda import graphs, streams
 from foretrain.fakecuda.replacing import put
 
 CUDA = "12.8"
@@ -55,6 +55,7 @@ class Properties:
 def install(device: ModuleType, properties: Properties) -> None:
     """Makes ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
     streams.install(device)
+    graphs.install(device)
     put(torch._C, **_functions(device, properties), _CudaDeviceProperties=Properties)
     put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
     put(torch._C, **{name: type(name, (), {}) for name in _ABSENT_TYPES if not hasattr(torch._C, name)})
@@ -100,7 +101,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_getCurrentStream": lambda index: (device.current_stream(index), index, 1),
         "_cuda_getDefaultStream": lambda index: (0, index, 1),
         "_cuda_getCurrentRawStream": device.current_stream,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_isCurrentStreamCapturing": device.capturing,
         "_cuda_canDeviceAccessPeer": lambda one, other: True,
         "_cuda_hasPrimaryContext": lambda index: True,
         "_cuda_getArchFlags": lambda: arch,
@@ -113,6 +114,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_lock_mutex": lambda: None,
         "_cuda_unlock_mutex": lambda: None,
         "_cuda_emptyCache": device.empty_cache,
+        "_host_emptyCache": lambda: None,
         "_cuda_memoryStats": device.memory_stats,
         "_cuda_resetPeakMemoryStats": device.reset_peak,
         "_cuda_resetAccumulatedMemoryStats": device.reset_accumulated,
@@ -201,7 +203,7 @@ def _printing(device: ModuleType) -> None:
     put(torch._tensor_str, _str=text)
 
 
-_ABSENT_TYPES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator", "_MemPool", "_CUDAGraph")
+_ABSENT_TYPES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator", "_MemPool")
 _ABSENT_FUNCTIONS = (
     "_cuda_beginAllocateCurrentThreadToPool",
     "_cuda_beginAllocateCurrentStreamToPool",

@@ -536,7 +536,7 @@ class Group final : public c10d::Backend {
     bool cuda = any.empty() ? name_ == "nccl" : any[0].is_cuda();
     int device = cuda && !any.empty() ? any[0].device().index() : current_device();
     auto given = inputs.empty() ? std::optional<std::string>("") : contribution(inputs);
-    bool known = given && outcome;
+    bool known = given && outcome && !log().capturing();
     // As NCCL since PyTorch 2.7: what need not be asynchronous runs on the stream of who called it.
     c10::StreamId stream = async || coalescing_ || !cuda ? stream_of(device) : current_stream(device);
     log().spend(LAUNCHES * log().launch());
@@ -620,7 +620,7 @@ class Group final : public c10d::Backend {
       return Tensors{as_tensor(shares.front().bytes, type)};
     };
     if (message.tensor.is_cuda())
-      deliver_later(outputs, end, outcome);
+      deliver_later(outputs, log().capturing() ? nullptr : end, outcome);
     else
       work->block_host(message.receive ? std::make_shared<HostArrival>(end, outputs, outcome) : nullptr);
     return work;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace foretrain {
 namespace {
@@ -44,7 +45,16 @@ Log::Run& Log::run_on(StreamKey stream) {
 
 void Log::kernel(StreamKey stream, const Cost& cost, bool recomputing) {
   std::lock_guard lock(mutex_);
-  Time now = host_.fetch_add(launch_, std::memory_order_relaxed) + launch_;
+  spend(launch_);
+  if (captured_) {
+    captured_->launches.emplace_back([=, this](Replay& now) { put(now.stream(stream), cost, recomputing); });
+  } else {
+    put(stream, cost, recomputing);
+  }
+}
+
+void Log::put(StreamKey stream, const Cost& cost, bool recomputing) {
+  Time now = host();
   counts_.kernels += 1;
   counts_.flops += cost.flops;
   counts_.recomputed += recomputing ? cost.flops : 0;
@@ -96,6 +106,7 @@ wire::Record& Log::write(wire::Kind kind, StreamKey stream, std::string_view pay
 
 EventId Log::record(StreamKey stream) {
   std::lock_guard lock(mutex_);
+  if (captured_) return capture([=, this](Replay& now) { return record(now.stream(stream)); });
   close(run_on(stream));
   write(wire::RECORD, stream).a = ++events_;
   send_if_long();
@@ -105,6 +116,11 @@ EventId Log::record(StreamKey stream) {
 void Log::wait(StreamKey stream, EventId event) {
   if (!event) return;
   std::lock_guard lock(mutex_);
+  if (event < 0) {
+    if (captured_) captured_->launches.emplace_back([=, this](Replay& now) { wait(now.stream(stream), now.event(event)); });
+    return;
+  }
+  if (captured_) return;  // for what was before the graph, which whoever replays it is behind
   close(run_on(stream));
   write(wire::WAIT, stream).a = event;
 }
@@ -112,6 +128,9 @@ void Log::wait(StreamKey stream, EventId event) {
 EventId Log::collective(StreamKey stream, wire::Operation operation, std::int64_t group, std::int64_t bytes, int root,
                         std::string_view contribution) {
   std::lock_guard lock(mutex_);
+  if (captured_) {
+    return capture([=, this](Replay& now) { return collective(now.stream(stream), operation, group, bytes, root, {}); });
+  }
   close(run_on(stream));
   auto& record = write(wire::COLLECTIVE, stream, contribution);
   record.code = operation;
@@ -126,6 +145,10 @@ EventId Log::collective(StreamKey stream, wire::Operation operation, std::int64_
 EventId Log::message(StreamKey stream, bool receive, std::int64_t group, int peer, std::int64_t bytes, bool more,
                      std::string_view contribution) {
   std::lock_guard lock(mutex_);
+  if (captured_) {
+    return capture(
+        [=, this](Replay& now) { return message(now.stream(stream), receive, group, peer, bytes, more, {}); });
+  }
   close(run_on(stream));
   auto& record = write(wire::MESSAGE, stream, contribution);
   record.flag = more;
@@ -140,6 +163,10 @@ EventId Log::message(StreamKey stream, bool receive, std::int64_t group, int pee
 
 void Log::splits(const std::vector<std::int64_t>& bytes) {
   std::lock_guard lock(mutex_);
+  if (captured_) {
+    captured_->launches.emplace_back([=, this](Replay&) { splits(bytes); });
+    return;
+  }
   write(wire::SPLITS, 0, {reinterpret_cast<const char*>(bytes.data()), bytes.size() * sizeof bytes[0]});
 }
 
@@ -151,7 +178,7 @@ void Log::group(std::int64_t number, std::int64_t family, const std::vector<std:
 }
 
 void Log::forget(EventId event) {
-  if (!event) return;
+  if (event <= 0) return;
   std::lock_guard lock(mutex_);
   forgotten_.push_back(event);
 }
@@ -186,9 +213,41 @@ void Log::note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view
   record.b = b;
 }
 
+void Log::begin_capture(StreamKey origin) {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(!captured_, "a CUDA graph is being captured already");
+  captured_ = std::make_shared<Graph>();
+  captured_->origin = origin;
+}
+
+std::shared_ptr<Graph> Log::end_capture() {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(captured_, "no CUDA graph is being captured");
+  return std::exchange(captured_, nullptr);
+}
+
+// Keeps what records an event; returns the event's number in the graph.
+EventId Log::capture(std::function<EventId(Replay&)> launch) {
+  EventId event = --captured_events_;
+  captured_->launches.emplace_back([event, launch = std::move(launch)](Replay& now) { now.events[event] = launch(now); });
+  return event;
+}
+
+void Log::replay(const Graph& graph, StreamKey stream) {
+  std::lock_guard lock(mutex_);
+  spend(launch_);
+  Replay now{graph.origin, stream};
+  for (const auto& launch : graph.launches) launch(now);
+  for (auto [captured, event] : now.events) forget(event);
+}
+
 Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::int64_t b, bool yielding) {
   WithoutInterpreter others_may_run(yielding);
   std::lock_guard lock(mutex_);
+  bool of_graph = (question == wire::EVENT || question == wire::QUERY_EVENT) && a < 0;
+  if (of_graph) return {host(), 1, {}};
+  bool allowed = question == wire::EVENT || question == wire::QUERY_EVENT || question == wire::VALUES;
+  TORCH_CHECK(!captured_ || allowed, "CUDA error: operation not permitted when stream is capturing");
   TORCH_CHECK(connected(), "the simulated GPU has no conductor to ask; start the script with `foretrain simulate`");
   close_all();
   if (question == wire::QUERY_STREAM || question == wire::QUERY_EVENT) spend(POLL);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,6 +48,26 @@ struct Answer {
   std::string payload;
 };
 
+// # Note [CUDA graphs]
+// While a graph is captured, what is launched does not reach the conductor but is kept, with events that are negative:
+// they happen in no world, so that waiting for one outside of the graph is nothing. Replaying launches all of it again,
+// with events of its own, from the stream that replays in place of the one that captured; the host pays for one launch.
+struct Replay {
+  StreamKey origin, here;
+  std::unordered_map<EventId, EventId> events = {};  // captured, and what they are now
+
+  StreamKey stream(StreamKey captured) const { return captured == origin ? here : captured; }
+  EventId event(EventId captured) const {
+    auto found = events.find(captured);
+    return found == events.end() ? 0 : found->second;
+  }
+};
+
+struct Graph {
+  StreamKey origin = 0;
+  std::vector<std::function<void(Replay&)>> launches;
+};
+
 // Thread-safe. All members lock, but for the host's clock, which one reads without.
 class Log {
  public:
@@ -86,6 +107,11 @@ class Log {
   // itself. Who holds a lock that Python code may wait for must keep the interpreter as well: `yielding` false.
   Answer ask(wire::Question question, StreamKey stream, std::int64_t a = 0, std::int64_t b = 0, bool yielding = true);
 
+  void begin_capture(StreamKey origin);
+  std::shared_ptr<Graph> end_capture();
+  bool capturing() const { return captured_ != nullptr; }
+  void replay(const Graph& graph, StreamKey stream);
+
   Counts counts();
 
  private:
@@ -97,6 +123,8 @@ class Log {
   };
 
   Run& run_on(StreamKey stream);
+  void put(StreamKey stream, const Cost& cost, bool recomputing);
+  EventId capture(std::function<EventId(Replay&)> launch);
   void close(Run& run);
   void close_all();
   wire::Record& write(wire::Kind kind, StreamKey stream, std::string_view payload = {});
@@ -111,7 +139,8 @@ class Log {
   Time launch_ = 6'000'000;
   bool tracing_ = false;
   int socket_ = -1;
-  EventId events_ = 0;
+  EventId events_ = 0, captured_events_ = 0;
+  std::shared_ptr<Graph> captured_;
   std::vector<wire::Record> records_;
   std::string payload_;
   std::vector<Run> runs_;  // a handful of streams at most: searched from the last used

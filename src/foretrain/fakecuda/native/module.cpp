@@ -195,6 +195,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return static_cast<double>(log().ask(wire::ELAPSED, 0, id(begin), id(end)).value) / 1e9;
   });
 
+  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph").def("replay", [](const Graph& graph) {
+    log().replay(graph, current_key(current_device()));
+  });
+  m.def("begin_capture", [] { log().begin_capture(current_key(current_device())); });
+  m.def("end_capture", [] { return log().end_capture(); });
+  m.def("capturing", [] { return log().capturing(); });
+
   m.def("set_capacity", &set_capacity);
   m.def("memory_info", [](int device) { return device_memory().getMemoryInfo(device_or_current(device)); });
   m.def("reset_peak", [](int device) { device_memory().resetPeakStats(device_or_current(device)); });

@@ -1,0 +1,62 @@
+"""CUDA graphs: what was launched once is launched again, at the cost of one launch.
+
+The extension keeps what is captured (Note [CUDA graphs] in ``native/log.hpp``); the Python around it is PyTorch's own.
+Departs from CUDA in that a graph's tensors come from the common pool of memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.cuda.graphs
+
+from foretrain.fakecuda.replacing import put
+
+
+def install(device: ModuleType) -> None:
+    """Puts a class in place of the placeholder that ``torch.cuda.CUDAGraph`` derives from."""
+    pools = itertools.count(1)
+
+    def pool_handle() -> tuple[int, int]:
+        return 0, next(pools)
+
+    class Graph:
+        """``torch._C._CUDAGraph``."""
+
+        def __new__(cls, keep_graph: bool = False) -> Graph:
+            return super().__new__(cls)
+
+        def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+            self._pool = pool or pool_handle()
+            device.begin_capture()
+
+        def capture_end(self) -> None:
+            self._captured = device.end_capture()
+
+        def instantiate(self) -> None:
+            """Takes no virtual time."""
+
+        def replay(self) -> None:
+            self._captured.replay()
+
+        def reset(self) -> None:
+            self._captured = None
+
+        def pool(self) -> Any:
+            return self._pool
+
+        def register_generator_state(self, generator: torch.Generator) -> None:
+            """Random numbers are not drawn."""
+
+        def enable_debug_mode(self) -> None:
+            """There is nothing to dump."""
+
+        def debug_dump(self, debug_path: str) -> None:
+            """There is nothing to dump."""
+
+    torch.cuda.graphs.CUDAGraph.__bases__ = (Graph,)
+    put(torch._C, _CUDAGraph=Graph, _graph_pool_handle=pool_handle)
+    put(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=device.capturing, _graph_pool_handle=pool_handle)
