@@ -42,3 +42,22 @@ def test_attention_takes_the_kernel_that_a_gpu_would(tmp_path: Path) -> None:
                 raise AssertionError
         """,
     )
+
+
+def test_flex_attention_never_builds_the_matrix_of_scores(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        from torch.nn.attention.flex_attention import flex_attention
+
+        for dtype in (torch.bfloat16, torch.float32):
+            q = torch.randn(1, 4096, 8, 64, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
+            k = torch.randn(1, 8, 4096, 64, device="cuda", dtype=dtype, requires_grad=True)
+            torch.cuda.reset_peak_memory_stats()
+            output = flex_attention(q, k, k, score_mod=lambda score, b, h, i, j: score + i)
+            assert output.shape == q.shape and output.stride() == q.stride()
+            output.sum().backward()
+            assert q.grad.shape == q.shape and k.grad.shape == k.shape
+            assert torch.cuda.max_memory_allocated() < 8 * 4096 * 4096
+        """,
+    )

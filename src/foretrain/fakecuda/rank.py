@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _foreach_utils
 
-from foretrain.fakecuda import clocks, compiler, cuda, groups, operators, pricing, script
+from foretrain.fakecuda import clocks, compiler, cuda, flex, groups, operators, pricing, script
 from foretrain.fakecuda.replacing import put
 from foretrain.fakecuda.settings import Settings
 
@@ -43,6 +43,7 @@ def activate(device: ModuleType, settings: Settings) -> None:
         _as_on_a_cpu()
     groups.install(device, lambda: FileStore(settings.store, -1))
     compiler.install(device)
+    flex.install()
 
 
 def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
