@@ -27,7 +27,7 @@ PATIENCE = 900
 """Seconds after which a simulation is taken to hang."""
 
 
-TITAN = "torchtitan.train --module llama3 --config llama3_debugmodel"
+TITAN = "torchtitan.train --module llama3 --config llama3_debugmodel --parallelism.spmd_backend partial_dtensor"
 
 
 @dataclass(frozen=True)

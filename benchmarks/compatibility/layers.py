@@ -66,9 +66,7 @@ BUILT = {
     "transposed": (lambda: nn.ConvTranspose2d(3, 16, 4, 2), images),
     "norms": (lambda: nn.Sequential(nn.GroupNorm(3, 3), nn.InstanceNorm2d(3), nn.RMSNorm(128), nn.PReLU()), images),
     "ctc": (Ctc, torch.randn(100, 16, 64, device=device)),
-    "upsample": (
-        lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.Upsample(None, 2, "bilinear"), nn.PixelUnshuffle(2)), images,
-    ),
+    "upsample": (lambda: nn.Sequential(nn.Conv2d(3, 3, 3), nn.Upsample(None, 2), nn.PixelUnshuffle(2)), images),
     "losses": (Losses, torch.randn(512, 256, device=device)),
 }  # fmt: skip
 made, x = BUILT[kind]

@@ -4,7 +4,8 @@ TorchInductor turns runs of pointwise operators and reductions into one Triton k
 its outputs once. Here Dynamo and AOTAutograd trace and partition as always; then each maximal run of fusible operators
 in the order of the graph is charged as one kernel of its boundary's bytes, and its operators cost nothing themselves
 (Note [Fused regions] in ``native/kernels.hpp``). Matrix products, convolutions, attention and collectives stay what
-they are.
+they are. Where CUDA graphs are asked for (``mode="reduce-overhead"``, ``"max-autotune"``), the host pays for one launch
+a graph.
 
 Departs from Inductor in that a run ends where any other operator stands between, even one that does not depend on
 it.
@@ -36,7 +37,8 @@ def install(device: ModuleType) -> None:
         if given.get("backend", "inductor") not in ("inductor", "cudagraphs"):
             return given
         kept = {name: value for name, value in given.items() if name not in ("mode", "options")}
-        return kept | {"backend": _backend(device)}
+        replayed = given.get("mode") in _REPLAYED or bool((given.get("options") or {}).get("triton.cudagraphs"))
+        return kept | {"backend": _backend(device, replayed)}
 
     def compiled(model: Any = None, **given: Any) -> Any:
         return plain(model, **ours(given))
@@ -53,11 +55,15 @@ def set_charge(charge: Charge) -> None:
     _charge[:] = [charge]
 
 
-_backends: dict[int, Any] = {}
+_REPLAYED = ("reduce-overhead", "max-autotune")
+"""Modes in which TorchInductor puts what it compiled into CUDA graphs."""
+
+_backends: dict[bool, Any] = {}
 
 
-def _backend(device: ModuleType) -> Any:
-    if id(device) not in _backends:
+def _backend(device: ModuleType, replayed: bool) -> Any:
+    # One object each, as Dynamo compiles again for another.
+    if replayed not in _backends:
         # Imported on first use: it takes a second, and most scripts do not compile.
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -66,12 +72,31 @@ def _backend(device: ModuleType) -> Any:
             from torch._functorch._aot_autograd.utils import make_boxed_func
 
             fuse(graph, device)
-            return make_boxed_func(graph.forward)
+            return make_boxed_func(_run(graph, device, replayed))
 
-        _backends[id(device)] = aot_autograd(
+        _backends[replayed] = aot_autograd(
             fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
         )
-    return _backends[id(device)]
+    return _backends[replayed]
+
+
+def _run(graph: fx.GraphModule, device: ModuleType, replayed: bool) -> Callable[..., Any]:
+    """Calls ``graph``, whose launches cost the host as much as one if they are replayed."""
+
+    def run(*inputs: Any) -> Any:
+        launch = device.launch()
+        if replayed:
+            device.spend(launch)
+            device.set_launch(0)
+        try:
+            return graph.forward(*inputs)
+        except BaseException:
+            device.abandon_fused()
+            raise
+        finally:
+            device.set_launch(launch)
+
+    return run
 
 
 def fuse(graph: fx.GraphModule, device: ModuleType) -> int:

@@ -32,6 +32,8 @@ void launch(const Cost& cost);
 // launched, and whoever opened it launches one kernel in the end.
 void begin_fused();
 void end_fused();
+// Ends all regions of this thread: an error has left them.
+void abandon_fused();
 
 // Called when the host reads a value that is not real; may throw.
 void set_on_unreal_read(std::function<void(const std::string& what)> call);

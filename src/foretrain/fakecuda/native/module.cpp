@@ -237,6 +237,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("host", [] { return log().host(); });
   m.def("spend", [](Time time) { log().spend(time); });
   m.def("set_launch", [](Time time) { log().set_launch(time); });
+  m.def("launch", [] { return log().launch(); });
   m.def("set_tracing", [](bool on) { log().set_tracing(on); });
   m.def("kernel_names", &kernel_names);
   m.def("note", [](int code, std::int64_t a, std::int64_t b, py::bytes payload) {
@@ -263,6 +264,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("announce_group", &announce_group);
   m.def("begin_fused", &begin_fused);
   m.def("end_fused", &end_fused);
+  m.def("abandon_fused", &abandon_fused);
   m.def("launch_fused", [](const std::string& name, Time duration, std::uint32_t provenance) {
     launch(Cost{duration, number_of(name), provenance});
   });

@@ -1,0 +1,79 @@
+"""What torch.compile's kernels cost: one for each run of fusible operators, by the bytes that cross its boundary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from foretrain.fakecuda.compiler import boundary  # noqa: E402
+from tests.fakecuda.simulated import simulated  # noqa: E402
+
+
+def test_a_fused_kernel_reads_its_inputs_and_writes_what_is_used_outside() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def chain(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inside = (x * y + 1).t()
+        return inside.relu(), torch.mm(inside.sigmoid(), w)
+
+    x, y, w = torch.randn(100, 200), torch.randn(200), torch.randn(100, 3)
+    nodes = make_fx(chain, tracing_mode="fake")(x, y, w).graph.nodes
+    run = [node for node in nodes if node.op == "call_function" and "mm" not in node.name]
+    assert boundary(run) == 4 * (100 * 200 + 200 + 2 * 200 * 100)
+
+
+def test_compiled_chains_are_one_kernel_and_products_their_own(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        import time
+
+        def chain(x):
+            for k in range(10):
+                x = (x * 2).sin()
+            return x
+
+        def products(x, w):
+            for k in range(20):
+                x = (x @ w).relu() + 1
+            return x
+
+        def taken(call, *inputs):
+            call(*inputs)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            begin.record()
+            host = time.perf_counter()
+            call(*inputs)
+            host = time.perf_counter() - host
+            end.record()
+            torch.cuda.synchronize()
+            return begin.elapsed_time(end), host
+
+        x = torch.empty(1 << 26, device="cuda")
+        assert 18 < taken(chain, x)[0] / taken(torch.compile(chain), x)[0] < 22
+
+        a = torch.empty(64, 64, device="cuda")
+        eager, compiled = taken(products, a, a)[1], taken(torch.compile(products), a, a)[1]
+        replayed = taken(torch.compile(products, mode="reduce-overhead"), a, a)[1]
+        assert 1.4 < eager / compiled < 1.6
+        assert replayed < compiled / 10
+        """,
+    )
+
+
+def test_a_compiled_model_trains_with_the_gradients_of_all_parameters(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3))).cuda()
+        for mode in (None, "max-autotune"):
+            model = torch.compile(layers, mode=mode)
+            layers.zero_grad()
+            model(torch.randn(64, 256, device="cuda")).square().mean().backward()
+            assert all(p.grad.shape == p.shape for p in layers.parameters())
+        """,
+    )
