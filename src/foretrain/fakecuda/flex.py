@@ -31,7 +31,7 @@ def _forward(
     *_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    attended, *_ = _attention(query, key, value, scale)
+    attended = _attention(query, key, value, scale)[0]
     output = _like(query, (*query.shape[:-1], value.shape[-1]))
     if attended.stride() == output.stride():
         output = attended

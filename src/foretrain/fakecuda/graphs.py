@@ -40,6 +40,8 @@ def install(device: ModuleType) -> None:
             """Takes no virtual time."""
 
         def replay(self) -> None:
+            if self._captured is None:
+                raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
             self._captured.replay()
 
         def reset(self) -> None:
