@@ -252,7 +252,8 @@ def output(command: str) -> str:
         os.chdir(before[0])
         os.environ.clear()
         os.environ.update(before[1])
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    # What is said only where preparing takes long says nothing about the command.
+    lines = [line.rstrip() for line in text.getvalue().splitlines() if not line.startswith("foretrain: preparing")]
     return f"$ {command}\n" + "\n".join(lines).strip("\n") + "\n"
 
 
