@@ -16,6 +16,12 @@ def test_unknown_values_are_counted_as_capacity_is_planned(tmp_path: Path) -> No
         assert choices.float().histc(4, 0, 8).tolist() == [25001] * 3 + [25000]
         assert choices.bincount(choices.double(), minlength=8).shape == (8,)
         assert (choices > 3).nonzero().shape == (100_003, 1)
+        assert choices[choices > 3].shape == (100_003,)
+        rows = torch.empty(100, 50, 8, device="cuda")
+        assert rows[:, torch.empty(50, 8, device="cuda") > 0].shape == (100, 400)
+        rows[rows > 1] = 0
+        rows[rows > 1] = torch.empty(40_000, device="cuda")
+        assert torch.isfinite(choices.float()).all() and not torch.isnan(choices.float()).any()
         assert choices.unique().shape == (100_003,)
         values, inverse, counts = choices.view(-1, 1).unique(dim=0, return_inverse=True, return_counts=True)
         assert values.shape == (100_003, 1) and inverse.shape == counts.shape == (100_003,)
@@ -37,7 +43,10 @@ def test_known_values_are_counted(tmp_path: Path) -> None:
         choices = torch.tensor([3, 0, 3, 1], device="cuda")
         assert choices.bincount().tolist() == [1, 1, 0, 2]
         assert choices[choices > 0].tolist() == [3, 3, 1]
-        assert choices.unique().tolist() == [0, 1, 3]
+        assert not (choices > 0).all()
+        choices[choices > 0] = torch.tensor([7, 8, 9], device="cuda")
+        assert choices.tolist() == [7, 0, 8, 9]
+        assert choices.unique().tolist() == [0, 7, 8, 9]
         """,
     )
 

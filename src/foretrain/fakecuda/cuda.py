@@ -15,7 +15,7 @@ import torch.cuda.nccl
 import torch.cuda.random
 
 from foretrain.device import Device
-from foretrain.fakecuda import graphs, streams
+from foretrain.fakecuda import graphs, nvtx, storages, streams
 from foretrain.fakecuda.replacing import put
 
 CUDA = "12.8"
@@ -56,6 +56,7 @@ def install(device: ModuleType, properties: Properties) -> None:
     """Makes ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
     streams.install(device)
     graphs.install(device)
+    nvtx.install(device)
     put(torch._C, **_functions(device, properties), _CudaDeviceProperties=Properties)
     put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
     put(torch._C, **{name: type(name, (), {}) for name in _ABSENT_TYPES if not hasattr(torch._C, name)})
@@ -63,7 +64,7 @@ def install(device: ModuleType, properties: Properties) -> None:
     put(torch.version, cuda=CUDA)
     put(torch.backends.cuda, is_built=lambda: True)
     put(torch.cuda.nccl, version=lambda: NCCL, is_available=lambda tensors: True)
-    _resizing(device)
+    storages.install(device)
     _printing(device)
 
 
@@ -173,19 +174,6 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "power_draw": lambda device=None: 400_000,
         "clock_rate": lambda device=None: properties.clock_rate // 1000,
     }
-
-
-def _resizing(device: ModuleType) -> None:
-    """``UntypedStorage.resize_`` refuses CUDA where the build has none; sharded training frees parameters with it."""
-    plain = torch.UntypedStorage.resize_
-
-    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        if self.device.type != "cuda":
-            return plain(self, size)
-        device.resize_storage(self, size)
-        return self
-
-    put(torch.UntypedStorage, resize_=resize_)
 
 
 def _printing(device: ModuleType) -> None:

@@ -22,12 +22,16 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _foreach_utils
 
-from foretrain.fakecuda import clocks, compiler, cuda, flex, groups, operators, pricing, script
+from foretrain.fakecuda import checkpoints, clocks, compiler, cuda, flex, groups, operators, pricing, script, shapes
 from foretrain.fakecuda.replacing import put
 from foretrain.fakecuda.settings import Settings
 
 _PATIENCE = 20_000
 """Values that are not real which a script may read at one place before it is taken to wait for one of them."""
+
+
+_kept: list[object] = []
+"""What must live as long as the process."""
 
 
 def activate(device: ModuleType, settings: Settings) -> None:
@@ -43,7 +47,9 @@ def activate(device: ModuleType, settings: Settings) -> None:
         _as_on_a_cpu()
     groups.install(device, lambda: FileStore(settings.store, -1))
     compiler.install(device)
+    _kept.append(shapes.install())
     flex.install()
+    checkpoints.install()
 
 
 def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:

@@ -41,5 +41,7 @@ class OnDevice {
 
 // Makes torch believe: registers guard, allocator, hooks.
 void install_device();
+// And its profiler (profiler.cpp).
+void install_profiler();
 
 }  // namespace foretrain

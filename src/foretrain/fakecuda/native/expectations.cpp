@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/nonzero.h>
 
 #include <unordered_map>
 
@@ -84,6 +85,34 @@ Results unique_dim(Arguments arguments) {
   return distinct(values, values.sizes(), {rows}, rows);
 }
 
+// (log_probs (time, batch, classes), targets, input_lengths, target_lengths), lengths as numbers or tensors: shapes hang on
+// the longest target, which is taken to be as long as there is room for.
+Results ctc_loss(Arguments arguments) {
+  const Tensor &scores = arguments[0].toTensor(), &targets = arguments[1].toTensor();
+  std::int64_t longest = targets.dim() > 1 ? targets.size(1) : targets.numel();
+  if (arguments[3].isIntList()) {
+    longest = 0;
+    for (auto length : arguments[3].toIntVector()) longest = std::max(longest, length);
+  }
+  auto batch = scores.size(1);
+  return {unknown({batch}, scores.scalar_type()), unknown({batch, scores.size(0), 2 * longest + 1}, scores.scalar_type())};
+}
+
+// Has no shape function either; the gradient is of the scores.
+Results ctc_loss_backward(Arguments arguments) {
+  const Tensor& scores = arguments[1].toTensor();
+  return {unknown(scores.sizes(), scores.scalar_type())};
+}
+
+// Checks that all is well, e.g. finite, find so.
+Results all(Arguments arguments) {
+  auto result = unknown({}, arguments[0].toTensor().scalar_type() == at::kByte ? at::kByte : at::kBool);
+  at::AutoDispatchBelowADInplaceOrView below;
+  hold(result);
+  on_cpu(result).fill_(1);
+  return {result};
+}
+
 Results unique_consecutive(Arguments arguments) {
   if (arguments[3].isNone()) return unique(arguments);
   const Tensor& values = arguments[0].toTensor();
@@ -103,9 +132,37 @@ Expectation expectation_of(const std::string& name, const std::string& overload)
       {"aten::unique_dim", &unique_dim},
       {"aten::unique_dim_consecutive", &unique_dim},
       {"aten::unique_consecutive", &unique_consecutive},
+      {"aten::all", &all},
+      {"aten::_ctc_loss", &ctc_loss},
+      {"aten::_ctc_loss.Tensor", &ctc_loss},
+      {"aten::_ctc_loss_backward", &ctc_loss_backward},
+      {"aten::_ctc_loss_backward.Tensor", &ctc_loss_backward},
   };
-  auto found = known.find(name);
-  return found == known.end() || !overload.empty() ? nullptr : found->second;
+  auto found = known.find(overload.empty() ? name : name + "." + overload);
+  return found == known.end() ? nullptr : found->second;
+}
+
+void expand_masks(const std::string& name, c10::IValue* arguments) {
+  if (!arguments[1].isList()) return;
+  auto is_mask = [](const IValue& index) {
+    if (!index.isTensor() || !index.toTensor().defined()) return false;
+    auto type = index.toTensor().scalar_type();
+    return type == at::kBool || type == at::kByte;
+  };
+  auto indices = arguments[1].toListRef();
+  if (std::none_of(indices.begin(), indices.end(), is_mask)) return;
+  if (name != "aten::index" && arguments[2].toTensor().numel() == 1 && !arguments[3].toBool()) return;
+  c10::List<std::optional<Tensor>> expanded;
+  for (const auto& index : indices) {
+    if (is_mask(index)) {
+      for (auto& places : at::nonzero(index.toTensor()).unbind(1)) expanded.push_back(std::move(places));
+    } else if (index.isTensor()) {
+      expanded.push_back(index.toTensor());
+    } else {
+      expanded.push_back(std::nullopt);
+    }
+  }
+  arguments[1] = std::move(expanded);
 }
 
 }  // namespace foretrain

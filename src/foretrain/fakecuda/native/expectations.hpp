@@ -10,12 +10,17 @@ namespace foretrain {
 
 // # Note [Expectations]
 // Some operators count. Of values that no GPU has computed, the count is taken to be what capacity is planned for:
-// histograms are balanced, with the right sum; masks select everything; all values are distinct. The first is what a
+// histograms are balanced, with the right sum; masks select everything; all values are distinct, and what must hold for
+// all of them does. The first is what a
 // router of experts is trained for, the others are the most that can be. The result is marked as not real, and the
 // script's line is warned of. Where nothing can be expected, e.g. of how many bins, the error says what to give.
 
 // The results, given the arguments.
 using Expectation = std::vector<c10::IValue> (*)(c10::ArrayRef<c10::IValue> arguments);
+
+// As on a GPU, masks among the indices of `index` and `index_put` are replaced by where they are true, for which the host
+// waits; but not where one value is put, which is a masked fill. `arguments` are the operator's, on the stack.
+void expand_masks(const std::string& name, c10::IValue* arguments);
 
 // Null for operators that need none. `name` is with namespace and overload.
 Expectation expectation_of(const std::string& name, const std::string& overload);

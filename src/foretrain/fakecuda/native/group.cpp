@@ -439,6 +439,8 @@ class Group final : public c10d::Backend {
     return work;
   }
 
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool) override { barrier(options)->wait(); }
+
   WorkPtr send(Tensors& tensors, int peer, int) override { return exchange(tensors[0], peer, false); }
   WorkPtr recv(Tensors& tensors, int peer, int) override { return exchange(tensors[0], peer, true); }
 

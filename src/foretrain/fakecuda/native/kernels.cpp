@@ -48,12 +48,15 @@ struct Operator {
   bool writes_all = false;     // what it writes it does not read
   bool dynamic = false;        // the shape of its result depends on values
   bool has_meta = false;
+  bool indexes = false;        // takes indices, of which masks are some
   Expectation expectation = nullptr;
 };
 
 const std::unordered_set<std::string> HEAVY = {"aten::mm",          "aten::addmm",      "aten::bmm",
                                                "aten::baddbmm",     "aten::convolution", "aten::convolution_backward",
                                                "aten::_scaled_mm"};
+const std::unordered_set<std::string> INDEX = {"aten::index", "aten::index_put", "aten::index_put_",
+                                               "aten::_index_put_impl_"};
 const std::unordered_set<std::string> WRITE_ALL = {"aten::fill_",    "aten::zero_",   "aten::random_",
                                                    "aten::uniform_", "aten::normal_", "aten::bernoulli_",
                                                    "aten::exponential_"};
@@ -87,6 +90,8 @@ Operator* describe(const OperatorHandle& handle) {
   op->writes_all = out || WRITE_ALL.count(op->name);
   op->has_meta = handle.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   for (auto tag : handle.getTags()) op->dynamic |= tag == at::Tag::dynamic_output_shape;
+  op->indexes = INDEX.count(op->name);
+  if (op->indexes) op->dynamic = false;  // without masks
   op->expectation = expectation_of(op->name, handle.schema().overload_name());
   return op;
 }
@@ -254,6 +259,7 @@ class Call {
 
   void run() {
     OnDevice here(device_of(arguments()));
+    if (op_.indexes && !Shapes::at_work()) expand_masks(op_.name, &argument(0));
     key_.reserve(64);
     key_.push_back(reinterpret_cast<std::int64_t>(&op_));
     bool cacheable = !op_.view;
@@ -505,6 +511,11 @@ class Call {
 
 void boxed(const OperatorHandle& handle, DispatchKeySet, Stack* stack) { Call(handle, *stack).run(); }
 
+void refuse_sparse(const OperatorHandle& handle, DispatchKeySet, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, handle.schema().name(), ": a simulated GPU has no sparse tensors, whose sizes hang on "
+                              "values; use dense gradients, e.g. sparse=False");
+}
+
 torch::Library& library(bool fallback) {
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__);
   static auto* all = new torch::Library(torch::Library::IMPL, "_", DispatchKey::CUDA, __FILE__, __LINE__);
@@ -579,6 +590,8 @@ void install_kernels(const std::vector<std::string>& operators) {
   } silence;
   c10::WarningUtils::WarningHandlerGuard quiet(&silence);
   library(true).fallback(kernel());
+  static torch::Library sparse(torch::Library::IMPL, "_", DispatchKey::SparseCUDA, __FILE__, __LINE__);
+  sparse.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
   for (const auto& name : operators) library(false).impl(name.c_str(), kernel());
 }
 

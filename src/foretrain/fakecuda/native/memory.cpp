@@ -288,8 +288,18 @@ void charge(const at::Tensor& tensor) {
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes) {
   if (bytes == storage.nbytes()) return;
   OnDevice here(storage.device().index());
+  auto before = block_of(storage);
+  if (before) settle(*before);
+  bool real = before && before->real;
+  std::string values(before && before->values ? before->values : "", before && before->values ? std::min(bytes, before->bytes) : 0);
   storage.set_data_ptr_noswap(new_block(bytes, kParameter));
   storage.set_nbytes(bytes);
+  if (values.empty()) return;
+  auto block = block_of(storage);
+  block->values = static_cast<char*>(std::calloc(1, bytes));
+  TORCH_CHECK(block->values, "no memory left for the values of ", bytes, " bytes on the device");
+  std::memcpy(block->values, values.data(), values.size());
+  block->real = real;
 }
 
 }  // namespace foretrain

@@ -70,7 +70,7 @@ bool is_pinned(const void* pointer);
 void set_capacity(std::int64_t bytes, std::int64_t elsewhere);
 // The model of the caching allocator behind `device`.
 Allocator& allocator_of(int device);
-// Gives the storage another size; what it held is gone. Sharded training frees and remakes whole parameters so.
+// Gives the storage another size; values that it has stay. Sharded training frees and remakes whole parameters so.
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes);
 
 // What new memory is taken to be for; the optimizer says so while it steps.

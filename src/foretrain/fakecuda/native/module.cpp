@@ -171,6 +171,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("install", [](const std::vector<std::string>& operators) {
     install_device();
     install_kernels(operators);
+    install_profiler();
   });
   m.def("native_operators", &native_operators);
   m.def("set_price", &take_price);

@@ -231,6 +231,9 @@ std::int64_t attention_backend(const Tensor& query, const Tensor& key, const Ten
   TORCH_CHECK(false, "No available kernel. Aborting execution.");
 }
 
+bool no_other_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, std::int64_t) { return false; }
+bool no_other_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t) { return false; }
+
 void record_stream(Tensor& self, at::Stream stream) { device_memory().recordStream(self.storage().data_ptr(), stream); }
 
 }  // namespace
@@ -252,6 +255,10 @@ const std::vector<std::string>& native_operators() {
                                                  "_local_scalar_dense",
                                                  "equal",
                                                  "_fused_sdp_choice",
+                                                 "_use_cudnn_ctc_loss",
+                                                 "_use_miopen_ctc_loss",
+                                                 "_use_miopen_ctc_loss.Tensor",
+                                                 "_use_cudnn_ctc_loss.Tensor",
                                                  "record_stream"};
   return names;
 }
@@ -273,6 +280,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
   m.impl("equal", TORCH_FN(equal));
   m.impl("_fused_sdp_choice", TORCH_FN(attention_backend));
+  m.impl("_use_cudnn_ctc_loss", TORCH_FN(no_other_ctc));
+  m.impl("_use_miopen_ctc_loss", TORCH_FN(no_other_ctc));
+  m.impl("_use_miopen_ctc_loss.Tensor", TORCH_FN(no_other_ctc_tensor));
+  m.impl("_use_cudnn_ctc_loss.Tensor", TORCH_FN(no_other_ctc_tensor));
   m.impl("record_stream", TORCH_FN(record_stream));
 }
 
