@@ -29,6 +29,8 @@ PATIENCE = 900
 
 TITAN = "torchtitan.train --module llama3 --config llama3_debugmodel --parallelism.spmd_backend partial_dtensor"
 
+EAGER = "--training.disable_cuda_graphs"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -197,15 +199,19 @@ CASES = (
     Case("Lightning, FSDP", "lightning_trainer fsdp", needs=("lightning",)),
     Case("torchtitan, Llama 3 debug model, FSDP2", TITAN, needs=("torchtitan",)),
     Case("torchtitan, tensor parallelism", f"{TITAN} --parallelism.tensor_parallel_degree 2", needs=("torchtitan",)),
-    Case("torchtitan, pipeline", f"{TITAN} --parallelism.pipeline_parallel_degree 2", needs=("torchtitan",)),
-    Case("torchtitan, context parallelism", f"{TITAN} --parallelism.context_parallel_degree 2", needs=("torchtitan",)),
+    Case("torchtitan, pipeline", f"{TITAN} {EAGER} --parallelism.pipeline_parallel_degree 2", needs=("torchtitan",)),
+    Case(
+        "torchtitan, context parallelism",
+        f"{TITAN} {EAGER} --parallelism.context_parallel_degree 2",
+        needs=("torchtitan",),
+    ),
     Case("torchtitan, compile", f"{TITAN} --compile.enable", needs=("torchtitan",)),
     Case("DeepSpeed, ZeRO-1", "zero 1", needs=("deepspeed",)),
     Case("DeepSpeed, ZeRO-2", "zero 2", needs=("deepspeed",)),
     Case("DeepSpeed, ZeRO-3", "zero 3", needs=("deepspeed",)),
     Case("torchao, float8 training", "float8", needs=("torchao",)),
     Case("torchvision, ResNet-50", "resnet", needs=("torchvision",)),
-    Case("timm, ViT", "vit", needs=("timm",)),
+    Case("timm, ViT", "vit", needs=("timm", "torchvision")),
 )
 
 

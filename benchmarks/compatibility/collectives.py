@@ -14,7 +14,8 @@ parser.add_argument("kind", choices=("all", "objects", "gloo", "subgroups", "spl
 kind = parser.parse_args().kind
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
-dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "mixed" else "nccl", timeout=datetime.timedelta(minutes=5))
+backend, own = "cpu:gloo,cuda:nccl" if kind == "mixed" else "nccl", device if kind == "split" else None
+dist.init_process_group(backend, timeout=datetime.timedelta(minutes=5), device_id=own)
 rank, world = dist.get_rank(), dist.get_world_size()
 big, small = torch.ones(1 << 20, device=device), torch.full((world,), float(rank), device=device)
 

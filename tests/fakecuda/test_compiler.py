@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from foretrain.fakecuda.compiler import boundary  # noqa: E402
-from tests.fakecuda.simulated import simulated  # noqa: E402
+import torch
+
+from foretrain.fakecuda.compiler import boundary
+from tests.fakecuda.simulated import simulated
 
 
 def test_a_fused_kernel_reads_its_inputs_and_writes_what_is_used_outside() -> None:

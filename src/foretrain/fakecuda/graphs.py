@@ -45,7 +45,7 @@ def install(device: ModuleType) -> None:
             self._captured.replay()
 
         def reset(self) -> None:
-            self._captured = None
+            del self._captured
 
         def pool(self) -> Any:
             return self._pool
