@@ -39,6 +39,7 @@ def _training(rank):
         "recomputed": 1e12,
         "times": [6 * MILLISECOND, 0, 2 * MILLISECOND, 0],
         "spread": 0.1 * MILLISECOND,
+        "by_name": {},
         "unknown": ["odd"],
     }
     for step in (1, 2, 3):
