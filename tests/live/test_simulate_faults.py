@@ -30,8 +30,12 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
         ("exit early", 2, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
         ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),
         ("mismatch", 2, ["rank 0 calls broadcast", "rank 1 calls all_reduce", "stood at"]),
-        ("memory", 1, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 GiB"]),
-        ("needs data", 1, ["torch.nonzero(torch.randn", "aten::nonzero needs the values of a tensor"]),
+        ("memory", 2, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 GiB"]),
+        (
+            "needs data",
+            1,
+            ["torch.repeat_interleave(torch.rand", "aten::repeat_interleave needs the values"],
+        ),
         ("waits for a value", 1, ["fault.py:", "has read a Float value on the host 20,000 times"]),
     ],
 )

@@ -145,7 +145,9 @@ class _Nursery:
 def _end_group(settings: Settings | None = None) -> None:
     """Ends everything that was started here, this process included."""
     if settings is not None:
-        shutil.rmtree(os.path.dirname(settings.store), ignore_errors=True)
+        for path in (settings.store, settings.operators):
+            if path:
+                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(143)

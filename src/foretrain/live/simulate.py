@@ -131,13 +131,11 @@ def simulate(
     device, measured = settings.measured()
     if measured and measured.launch is not None:
         settings = dataclasses.replace(settings, launch=measured.launch)
-    with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
-        if operators:
-            settings = dataclasses.replace(settings, operators=str(Path(folder) / "operators"))
-        done = _Attempt(where, settings, live, kept, watch).run()
-        if operators:
-            found = {call.key: call for path in sorted(Path(folder).glob("operators*")) for call in calls.load(path)}
-            calls.dump(found.values(), operators)
+
+    def run(settings: Settings) -> _Done:
+        return _Attempt(where, settings, live, kept, watch).run()
+
+    done = _recorded(settings, operators, run) if operators else run(settings)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
     forecast = forecast_of(
         done.story.chapters,
@@ -158,6 +156,15 @@ class _Done:
     folding: Folding
     traffic: NetworkTraffic
     carried: NDArray[np.float64]
+
+
+def _recorded(settings: Settings, operators: Path, run: Callable[[Settings], _Done]) -> _Done:
+    """What ``run`` does, with every operator that was launched written to ``operators``."""
+    with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
+        done = run(dataclasses.replace(settings, operators=str(Path(folder) / "operators")))
+        found = {call.key: call for path in sorted(Path(folder).glob("operators*")) for call in calls.load(path)}
+    calls.dump(found.values(), operators)
+    return done
 
 
 class _Steps:

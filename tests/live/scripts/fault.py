@@ -37,12 +37,13 @@ if fault == "mismatch":
 if fault == "memory":
     torch.empty(200 << 30, dtype=torch.uint8, device="cuda")
 if fault == "needs data":
-    torch.nonzero(torch.randn(4096, 4096, device="cuda"))
+    torch.repeat_interleave(torch.randint(9, (4096, 4096), device="cuda").flatten())
 if fault == "waits for a value":
     while torch.randn(4096, 4096, device="cuda").sum().item() < 1e9:
         pass
 if fault == "computes":
-    print("computes", flush=True)
+    sys.stdout.write("computes\n")  # at once with its line's end, so that ranks' lines do not mix
+    sys.stdout.flush()
     while True:
         pass
 if fault == "prints":
