@@ -1,6 +1,6 @@
 """What a live simulation costs: CPU time of a rank's step, time of an iteration however many GPUs, memory, the start.
 
-Llama 3 8B, sequence 4,096, bf16, AdamW, gradient clipping, on simulated H100s (live_script.py):
+Llama 3 8B, sequence 4,096, bf16, AdamW, gradient clipping, on simulated H200s (live_script.py):
     plain, ddp, fsdp2   CPU seconds that one live rank spends on a step, everything included, and what of its memory is
                         its own; the baseline is PyTorch's own way of running a model without data, FakeTensorMode
     folded              seconds per iteration of FSDP2 on 1,024 and 16,384 GPUs of which one is live
@@ -104,7 +104,7 @@ def main() -> None:
     results: dict[str, float] = {}
     details: dict[str, list[float]] = {}
     for mode in ("plain", "ddp", "fsdp2"):
-        cpu, private, _ = run("dgx-h100:16", [mode, "--steps", str(steps)])
+        cpu, private, _ = run("dgx-h200:16", [mode, "--steps", str(steps)])
         details[mode] = cpu
         key = "llama8b_cpu_ms" if mode == "plain" else f"{mode}_cpu_ms"
         results[key] = statistics.median(cpu) * 1e3
@@ -117,12 +117,12 @@ def main() -> None:
     print(f"FakeTensorMode {baseline * 1e3:.0f} ms: {results['fake_tensor_ratio']:.0f} times as much as plain")
     for servers in (128,) if arguments.quick else (128, 2048):
         gpus = servers * 8
-        _, _, gaps = run(f"dgx-h100:{servers}", ["fsdp2", "--steps", str(steps)])
+        _, _, gaps = run(f"dgx-h200:{servers}", ["fsdp2", "--steps", str(steps)])
         details[f"folded{gpus}"] = gaps
         results[f"folded{gpus}_s"] = statistics.median(gaps)
         print(f"folded   {gpus:,} GPUs, FSDP2: {spread(gaps)} s per iteration")
     if not arguments.quick:
-        _, private, gaps = run("dgx-h100:16", ["ddp", "--steps", "5"], live="all")
+        _, private, gaps = run("dgx-h200:16", ["ddp", "--steps", "5"], live="all")
         details["live128"] = gaps
         results["live128_s"] = statistics.median(gaps)
         print(

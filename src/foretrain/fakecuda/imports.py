@@ -11,9 +11,13 @@ from pathlib import Path
 from foretrain.fakecuda.settings import Settings
 
 
+_ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
+"""What the first optimizer of a script imports, and DistributedDataParallel: a second, and 50 MiB in every rank."""
+
+
 def share(settings: Settings) -> None:
     """Imports the modules of PyTorch that the script names; what goes wrong is left to the script to meet."""
-    for name in dict.fromkeys(_named(_source(settings))):
+    for name in dict.fromkeys([*_ALWAYS, *_named(_source(settings))]):
         with suppress(Exception):
             importlib.import_module(name)
 

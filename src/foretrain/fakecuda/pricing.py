@@ -13,7 +13,7 @@ from foretrain.device.calls import Call
 from foretrain.device.gpu import Device
 from foretrain.device.model import OperatorModel
 from foretrain.device.tensors import moved
-from foretrain.device.work import HostCopy, Memory, Nothing, Unknown, Work
+from foretrain.device.work import Attention, Gemm, HostCopy, Memory, Nothing, Unknown, Work
 
 PROVENANCES = ("measured", "interpolated", "modelled", "unknown")
 """By the number that goes with a kernel in the log."""
@@ -34,6 +34,13 @@ _DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
+
+
+def share(device: Device) -> None:
+    """Reads the tables that most scripts need of ``device``, so that ranks forked after this share them: 16 MiB."""
+    model = OperatorModel(device)
+    for shape in (Gemm(128, 128, 128), Attention(1, 1, 1, 128, 128, 128)):
+        model.estimate(shape)
 
 
 class Prices:

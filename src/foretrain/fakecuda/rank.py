@@ -50,6 +50,7 @@ def activate(device: ModuleType, settings: Settings) -> None:
     _kept.append(shapes.install())
     flex.install()
     checkpoints.install()
+    pricing.share(gpu)
 
 
 def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
