@@ -10,7 +10,6 @@ from pathlib import Path
 
 from foretrain.fakecuda.settings import Settings
 
-
 _ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
 """What the first optimizer of a script imports, and DistributedDataParallel: a second, and 50 MiB in every rank."""
 
