@@ -79,3 +79,31 @@ def test_a_compiled_model_trains_with_the_gradients_of_all_parameters(tmp_path: 
             assert all(p.grad.shape == p.shape for p in layers.parameters())
         """,
     )
+
+
+def test_what_is_used_inside_a_fused_kernel_only_takes_no_memory(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        from torch.nn import functional
+
+        def loss(logits, targets):
+            return functional.cross_entropy(logits.float(), targets)
+
+        def peak(call):
+            logits = torch.empty(8192, 128256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            targets = torch.zeros(8192, dtype=torch.long, device="cuda")
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            value = call(logits, targets)
+            kept = torch.cuda.memory_allocated() - before
+            value.backward()
+            return kept / logits.nbytes, (torch.cuda.max_memory_allocated() - before) / logits.nbytes
+
+        # Eager keeps the logits' logarithms in float32, and in the end has two more of them and the gradient.
+        kept, most = peak(loss)
+        assert (round(kept, 2), round(most, 2)) == (2, 6)
+        kept, most = peak(torch.compile(loss))
+        assert kept < 0.01 and 1 <= most < 1.01, (kept, most)
+        """,
+    )

@@ -67,6 +67,7 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
         # Imported on first use: it takes a second, and most scripts do not compile.
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor.decomposition import select_decomp_table
 
         def compiled(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
             from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -75,7 +76,11 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
             return make_boxed_func(_run(graph, device, replayed))
 
         _backends[replayed] = aot_autograd(
-            fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
+            fw_compiler=compiled,
+            bw_compiler=compiled,
+            partition_fn=min_cut_rematerialization_partition,
+            # TorchInductor's own: what is kept for the backward pass and what is fused depends on them.
+            decompositions=select_decomp_table(),
         )
     return _backends[replayed]
 
@@ -145,6 +150,8 @@ def _fusible(node: fx.Node) -> bool:
     """Pointwise operators, reductions and normalisations: what Inductor generates Triton for."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
+    if node.target is torch.ops.aten.scatter.value:  # of a constant into a constant: a comparison, in a loss's gradient
+        return True
     tags, name = node.target.tags, node.target.overloadpacket._qualified_op_name
     return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in _ALSO
 
@@ -185,6 +192,8 @@ _ALSO = {
         "clone",
         "_to_copy",
         "full",
+        "scalar_tensor",
+        "arange",
         "full_like",
         "zeros_like",
         "ones_like",
@@ -194,7 +203,7 @@ _ALSO = {
         "slice_backward",
         "constant_pad_nd",
     )
-}
+} | {"prims::convert_element_type", "prims::iota"}
 
 
 def boundary(run: Sequence[fx.Node]) -> int:

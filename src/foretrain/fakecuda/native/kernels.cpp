@@ -558,8 +558,14 @@ void launch(const Cost& cost) {
 }
 
 void begin_fused() { ++fused; }
-void end_fused() { --fused; }
-void abandon_fused() { fused = 0; }
+void end_fused() {
+  if (--fused == 0) charge_survivors();
+}
+void abandon_fused() {
+  fused = 0;
+  charge_survivors();
+}
+bool in_fused_region() { return fused > 0; }
 
 void set_on_unreal_read(std::function<void(const std::string&)> call) { on_unreal_read = std::move(call); }
 void unreal_read(const std::string& what) {

@@ -29,11 +29,13 @@ void launch(const Cost& cost);
 
 // # Note [Fused regions]
 // What a compiler would fuse runs operator by operator here, and is charged as one kernel: inside a region nothing is
-// launched, and whoever opened it launches one kernel in the end.
+// launched, and whoever opened it launches one kernel in the end. Memory is taken for what is left of its results when
+// the region ends: what is used inside only never leaves the registers.
 void begin_fused();
 void end_fused();
 // Ends all regions of this thread: an error has left them.
 void abandon_fused();
+bool in_fused_region();
 
 // Called when the host reads a value that is not real; may throw.
 void set_on_unreal_read(std::function<void(const std::string& what)> call);

@@ -4,13 +4,17 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "device.hpp"
+#include "kernels.hpp"
 
 namespace foretrain {
 
@@ -45,15 +49,24 @@ StreamCallbacks streams_of(int device) {
   return calls;
 }
 
+// Blocks of the fused regions that this thread is in, in the order of their making; null where released since.
+thread_local std::vector<Block*> passing;
+
 void release(void* context) {
   auto block = static_cast<Block*>(context);
   if (!block) return;
+  if (!block->charged && !passing.empty()) std::replace(passing.begin(), passing.end(), block, static_cast<Block*>(nullptr));
   if (block->charged) allocator_of(block->device).release(block->address);
   std::free(block->values);
   delete block;
 }
 
 void charge_block(Block& block, Tag purpose) {
+  if (in_fused_region()) {
+    if (!block.address) block.address = next_uncharged.fetch_add((block.bytes + 511) / 512 * 512);
+    passing.push_back(&block);
+    return;
+  }
   try {
     block.address = allocator_of(block.device)
                         .allocate(block.bytes, static_cast<Stream>(current_stream(block.device)), purpose);
@@ -283,6 +296,11 @@ void expect(const at::Tensor& tensor, std::shared_ptr<Delivery> delivery) {
 
 void charge(const at::Tensor& tensor) {
   if (auto block = block_of(tensor); block && !block->charged) charge_block(*block, tag);
+}
+
+void charge_survivors() {
+  for (auto block : std::exchange(passing, {}))
+    if (block && !block->charged) charge_block(*block, tag);
 }
 
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes) {

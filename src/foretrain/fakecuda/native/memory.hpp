@@ -62,6 +62,8 @@ void expect(const at::Tensor& tensor, std::shared_ptr<Delivery> delivery);
 
 // Counts a tensor that came out of a shape function.
 void charge(const at::Tensor& tensor);
+// Counts what was made in fused regions that are over and still lives: what is used inside only is kept in registers.
+void charge_survivors();
 
 c10::DeviceAllocator& device_memory();
 c10::Allocator& pinned_memory();
