@@ -54,8 +54,8 @@ def multiply(x: Tensor, weight: Tensor, scaling: Scaling) -> Tensor:
 class Float8Linear(nn.Linear):
     """A linear layer that multiplies in float8; its parameters stay as they were.
 
-    A weight that `parallelize_module` has split is multiplied where it lies. Activations are gathered in the dtype that
-    they have, not in float8 as torchao can.
+    A weight that `parallelize_module` has split is multiplied where it lies, with activations that were gathered in
+    the dtype that they have; float8_parallel.py gathers them in float8.
     """
 
     scaling: Scaling = "tensorwise"

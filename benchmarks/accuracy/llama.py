@@ -15,6 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from float8 import convert
+from float8_parallel import Columns, GatherInput, Rows, Split
 from job import Meter, join
 from llama_model import SHAPES, Llama, angles_of
 from ring_attention import zigzag
@@ -59,6 +60,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--recompute", choices=("none", "selective", "layers", "full"), default="none",
                         help="selective: all but the costly operators; layers: every other layer")  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="each layer by torch.compile")
+    parser.add_argument("--compile-loss", action="store_true")
     parser.add_argument("--float8", choices=("tensorwise", "rowwise"))
     parser.add_argument("--reduce", choices=("float32", "bfloat16"), default="float32", help="dtype of reductions")
     parser.add_argument("--exact", action="store_true", help="all in float32, to compare layouts")
@@ -67,7 +69,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
+def tensor_parallel(model: Llama, mesh: DeviceMesh, float8: str | None) -> None:
     """Splits matrices over ``mesh``, and the sequence where there are none (Korthikanti et al., 2022)."""
     split, whole = Shard(1), Replicate()
     ends = {
@@ -87,6 +89,10 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
         "feed_forward.w3": ColwiseParallel(),
         "feed_forward.w2": RowwiseParallel(output_layouts=split),
     }
+    if float8 == "tensorwise":
+        plan |= dict.fromkeys(("attention", "feed_forward"), GatherInput())
+        plan |= {name: Split(Rows if isinstance(style, RowwiseParallel) else Columns)
+                 for name, style in plan.items() if isinstance(style, (ColwiseParallel, RowwiseParallel))}  # fmt: skip
     for block in model.layers.values():
         parallelize_module(block, mesh, plan)
 
@@ -145,7 +151,7 @@ def stage(
         if args.float8:
             convert(block, args.float8)
     if args.tp > 1:
-        tensor_parallel(model, meshes["tp"])
+        tensor_parallel(model, meshes["tp"], args.float8)
     if args.recompute != "none":
         recompute(model, args.recompute)
     if args.compile:
@@ -161,7 +167,7 @@ def stage(
     return model
 
 
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
 
 
@@ -185,6 +191,7 @@ def meshes_of(args: argparse.Namespace) -> dict[str, DeviceMesh]:
 def main() -> None:
     """Trains, and prints each step."""
     args = options()
+    loss_of = torch.compile(mean_loss) if args.compile_loss else mean_loss
     device = join(args.device)
     meshes = meshes_of(args)
     pp, rank = args.pp, meshes["pp"].get_local_rank()

@@ -13,17 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 _aten = torch.ops.aten
 
 
 class Part(NamedTuple):
-    """Attention of queries to some of the keys: (batch, heads, queries, head), (batch, heads, queries), and for CUDA
-    what its backward pass wants besides."""
+    """Attention of queries to some of the keys: (batch, heads, queries, head), and its log-sum-exp without the last."""
 
     output: Tensor
     weight: Tensor
-    rest: tuple
 
 
 def zigzag(x: Tensor, dim: int, rank: int, ranks: int) -> Tensor:
@@ -34,17 +33,16 @@ def zigzag(x: Tensor, dim: int, rank: int, ranks: int) -> Tensor:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Part:
     if q.is_cuda:
-        output, weight, *rest = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
-        return Part(output, weight, tuple(rest))
-    return Part(*_aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal), ())
+        return Part(*_aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2])
+    return Part(*_aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal))
 
 
 def _attend_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, part: Part, causal: bool) -> tuple[Tensor, ...]:
     saved = (gradient, q, k, v, part.output, part.weight)
     if q.is_cuda:
-        starts_q, starts_k, _, _, seed, offset = part.rest[:6]
+        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the random state of dropout
         return _aten._scaled_dot_product_flash_attention_backward(
-            *saved, starts_q, starts_k, q.shape[2], k.shape[2], 0.0, causal, seed, offset
+            *saved, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
         )
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*saved, 0.0, causal)
 
@@ -74,55 +72,80 @@ def _seen(step: int, rank: int, length: int) -> tuple[slice, slice, bool]:
     return slice(length // 2, length), every, False
 
 
-class _Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:
-        rank, ranks, length = group.rank(), group.size(), q.shape[2]
-        output = torch.zeros_like(q, dtype=torch.float32)
-        weight = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
-        here, works, rest = (k, v), [], ()
-        for step in range(ranks):
-            coming, works = _start(here, group) if step < ranks - 1 else (here, [])
-            queries, keys, causal = _seen(step, rank, length)
-            part = _attend(q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys], causal)
-            old, new = weight[:, :, queries], part.weight[:, :, : q[:, :, queries].shape[2]]
-            joint = torch.logaddexp(old, new)
-            share = (old - joint).exp().unsqueeze(-1), (new - joint).exp().unsqueeze(-1)
-            output[:, :, queries] = output[:, :, queries] * share[0] + part.output * share[1]
-            weight[:, :, queries] = joint
-            rest = part.rest
-            _finish(works)
-            here = tuple(coming)
-        output = output.to(q.dtype)
-        ctx.save_for_backward(q, k, v, output, weight)
-        ctx.group, ctx.rest = group, rest
-        return output
+# Operators of their own, so that a compiler leaves alone what is inside and compiles what is around them.
 
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, output, weight = ctx.saved_tensors
-        group, length = ctx.group, q.shape[2]
-        rank, ranks = group.rank(), group.size()
-        of_q = torch.zeros_like(q, dtype=torch.float32)
-        of_k, of_v = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
-        here = (k, v)
-        for step in range(ranks):
-            coming, works = _start(here, group) if step < ranks - 1 else (here, [])
-            queries, keys, causal = _seen(step, rank, length)
-            part = Part(output[:, :, queries].contiguous(), weight[:, :, queries].contiguous(), ctx.rest)
-            blocks = (q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys])
-            dq, dk, dv = _attend_backward(gradient[:, :, queries].contiguous(), *blocks, part, causal)
-            of_q[:, :, queries] += dq
-            of_k[:, :, keys] += dk
-            of_v[:, :, keys] += dv
-            _finish(works)
-            # Gradients of keys follow them round, one step behind, and come home with the last.
-            travelling, works = _start((of_k, of_v), group)
-            _finish(works)
-            (of_k, of_v), here = travelling, tuple(coming)
-        return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), None
+
+@torch.library.custom_op("accuracy::ring", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """The output and its log-sum-exp."""
+    group = _resolve_process_group(name)
+    rank, ranks, length = group.rank(), group.size(), q.shape[2]
+    output = torch.zeros_like(q, dtype=torch.float32)
+    weight = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
+    here, works = (k, v), []
+    for step in range(ranks):
+        coming, works = _start(here, group) if step < ranks - 1 else (here, [])
+        queries, keys, causal = _seen(step, rank, length)
+        part = _attend(q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys], causal)
+        old, new = weight[:, :, queries], part.weight[:, :, : q[:, :, queries].shape[2]]
+        joint = torch.logaddexp(old, new)
+        share = (old - joint).exp().unsqueeze(-1), (new - joint).exp().unsqueeze(-1)
+        output[:, :, queries] = output[:, :, queries] * share[0] + part.output * share[1]
+        weight[:, :, queries] = joint
+        _finish(works)
+        here = tuple(coming)
+    return output.to(q.dtype), weight
+
+
+@torch.library.custom_op("accuracy::ring_backward", mutates_args=())
+def _backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, weight: Tensor, name: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    group, length = _resolve_process_group(name), q.shape[2]
+    rank, ranks = group.rank(), group.size()
+    of_q = torch.zeros_like(q, dtype=torch.float32)
+    of_k, of_v = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
+    here = (k, v)
+    for step in range(ranks):
+        coming, works = _start(here, group) if step < ranks - 1 else (here, [])
+        queries, keys, causal = _seen(step, rank, length)
+        part = Part(output[:, :, queries].contiguous(), weight[:, :, queries].contiguous())
+        blocks = (q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys])
+        dq, dk, dv = _attend_backward(gradient[:, :, queries].contiguous(), *blocks, part, causal)
+        of_q[:, :, queries] += dq
+        of_k[:, :, keys] += dk
+        of_v[:, :, keys] += dv
+        _finish(works)
+        # Gradients of keys follow them round, one step behind, and come home with the last.
+        travelling, works = _start((of_k, of_v), group)
+        _finish(works)
+        (of_k, of_v), here = travelling, tuple(coming)
+    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@_backward.register_fake
+def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, weight: Tensor, name: str) -> tuple:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _save(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.name = inputs
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _differentiate(ctx, gradient: Tensor, _: Tensor) -> tuple:
+    return *_backward(gradient, *ctx.saved_tensors, ctx.name), None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:
     """Attention of the queries here to all keys of ``group`` before them: (batch, heads, two chunks, head) each."""
-    return _Ring.apply(q.contiguous(), k.contiguous(), v.contiguous(), group)
+    return _forward(q.contiguous(), k.contiguous(), v.contiguous(), group.group_name)[0]

@@ -116,8 +116,6 @@ def _torchtitan(row: Record) -> Run:
         departures.append(f"whether layers were compiled is not published: {'they are' if float8 else 'not'} here")
     if "AsyncTP" in row["parallelism"]:
         departures.append("tensor-parallel collectives are not pipelined with products (AsyncTP)")
-    elif float8 and row["tp"] != "1":
-        departures.append("activations are gathered in bf16, not in float8")
     if "fp8 all-gather" in row["precision"]:
         departures.append("parameters are gathered in bf16, not in float8")
     if row["pp"] != "1":
@@ -131,6 +129,8 @@ def _torchtitan(row: Record) -> Run:
         "recompute": recomputed[row["act_ckpt"]],
         "compile": row["compile"] == "1" or (row["compile"] == "?" and bool(float8)),
         "float8": float8,
+        # In 2025 torchtitan began to compile the loss where it compiles the layers.
+        "compile-loss": row["compile"] == "1" and "2025" in row["framework"],
     }, tuple(departures)  # fmt: skip
 
 

@@ -36,7 +36,12 @@ def test_layouts(whole, ranks, batch, layout):
 
 @pytest.mark.parametrize(
     "options",
-    ["--recompute selective", "--float8 tensorwise --recompute full", "--float8 rowwise --tp 2 --reduce bfloat16"],
+    [
+        "--recompute selective",
+        "--float8 tensorwise --recompute full",
+        "--float8 tensorwise --tp 2",
+        "--float8 rowwise --tp 2 --reduce bfloat16",
+    ],
 )
 def test_low_precision_learns(options):
     first, second, third = losses(

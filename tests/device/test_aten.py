@@ -34,7 +34,7 @@ def test_scaled_products_know_scales_of_blocks():
     left, right = tensor(256, 512, dtype="float8_e4m3fn"), tensor(512, 128, dtype="float8_e4m3fn")
     one, rows, blocks = (tensor(*shape, dtype="float32") for shape in ((1,), (256, 1), (256, 4)))
     assert work("aten::_scaled_mm", (left, right, one, one), ()) == Gemm(256, 128, 512, 1, "fp8")
-    assert work("aten::_scaled_mm", (left, right, rows, one), ()) == Gemm(256, 128, 512, 1, "fp8")
+    assert work("aten::_scaled_mm", (left, right, rows, one), ()) == Gemm(256, 128, 512, 1, "fp8", rowwise=True)
     assert work("aten::_scaled_mm", (left, right, blocks, blocks), ()) == Gemm(256, 128, 512, 1, "fp8_block")
 
 

@@ -29,11 +29,13 @@ def _matrices(first: int) -> Rule:
 
 
 def _scaled_product(arguments: Values, _: Values) -> Gemm:
-    """With scales: those of blocks are more than one a row of the left factor."""
+    """With scales: those of blocks are more than one a row of the left factor, those of rows are just one."""
     left, right, scale = arguments[:3]
     work = _product(left, right)
     scales = sum(elements(tensor) for tensor in tensors_in(scale))
-    return replace(work, dtype="fp8_block") if scales > max(work.m, 1) and work.dtype == "fp8" else work
+    if work.dtype != "fp8" or scales < 2:
+        return work
+    return replace(work, dtype="fp8_block") if scales > work.m else replace(work, rowwise=True)
 
 
 def _linear(arguments: Values, _: Values) -> Gemm:

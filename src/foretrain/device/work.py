@@ -25,13 +25,18 @@ def format_size(name: Format) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """``batch`` products of an ``(m, k)`` with a ``(k, n)`` matrix."""
+    """``batch`` products of an ``(m, k)`` with a ``(k, n)`` matrix.
+
+    Attributes:
+        rowwise: each row of the one factor and each column of the other has a scale of its own.
+    """
 
     m: int
     n: int
     k: int
     batch: int = 1
     dtype: Format = "bf16"
+    rowwise: bool = False
 
     @property
     def flops(self) -> int:
