@@ -29,12 +29,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from measure import finish, options
+from measure import finish, machine, options
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "accuracy"))
 
-from rows import DATA, Row, read  # noqa: E402, its folder is no package
+from page import PREFACE, scatter, table  # noqa: E402, its folder is no package
+from rows import DATA, Row, read  # noqa: E402
+
+PAGE = HERE.parent / "docs/live/accuracy.md"
+PICTURE = HERE.parent / "docs/_static/accuracy.svg"
 
 STEPS = 2
 """One to warm up, in which optimizer states and buffers are made, and one to measure; the others would be alike."""
@@ -211,33 +215,51 @@ def rankings(found: Sequence[Outcome]) -> dict[str, float]:
     }
 
 
-def report(found: Sequence[Outcome]) -> dict[str, float]:
-    """Prints the table of families; returns the keys of the last line."""
-    good = [one for one in found if one.predicted is not None]
-    print(
-        f"\n{'family':18s}{'GPU':12s}{'rows':>6s}{'mean':>9s}{'median':>9s}{'max':>9s}{'memory mean':>13s}{'max':>8s}"
-    )
+def is_fsdp(one: Outcome, rows: dict[str, Row]) -> bool:
+    """Whether it is a run of torchtitan that shards parameters and splits nothing else."""
+    return one.family == "torchtitan" and not {"--tp", "--cp", "--pp"} & set(rows[one.id].argv)
+
+
+def families(found: Sequence[Outcome]) -> list[list[str]]:
+    """Of each family and GPU: rows, errors' mean, median and largest; the same of memory."""
     groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
-    for one in good:
+    for one in found:
         groups[one.family, one.device].append(one)
+    lines = []
     for (family, device), group in sorted(groups.items()):
         errors = [one.error for one in group]
         memory = [one.memory_error for one in group if one.memory_error is not None]
-        worst = max(errors, key=abs)
         middle = statistics.median(map(abs, errors))
-        tail = f"{mean_absolute(memory):13.1%}{max(memory, key=abs):+8.1%}" if memory else ""
-        print(f"{family:18s}{device:12s}{len(group):6d}{mean_absolute(errors):9.1%}{middle:9.1%}{worst:+9.1%}{tail}")
+        line = [f"{family}, {device}", str(len(group)), f"{mean_absolute(errors):.1%}", f"{middle:.1%}"]
+        line += [f"{max(errors, key=abs):+.1%}"]
+        line += [f"{mean_absolute(memory):.1%}", f"{max(memory, key=abs):+.1%}"] if memory else ["", ""]
+        lines.append(line)
+    return lines
+
+
+HEAD = ("family, GPU", "rows", "mean", "median", "largest", "memory, mean", "largest")
+
+
+def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
+    """Prints the table of families; returns the keys of the last line."""
+    good = [one for one in found if one.predicted is not None]
+    print()
+    for line in [list(HEAD), *families(good)]:
+        print(f"{line[0]:26s}" + "".join(f"{cell:>14s}" for cell in line[1:]))
     failed = [one for one in found if one.failure]
     for one in failed:
         print(f"no forecast of {one.id}: {one.failure}")
     ranks = rankings(good)
     for name, value in sorted(ranks.items()):
         print(f"ranking of configurations of {name}: {value:.3f}")
+    fsdp = [one.error for one in good if is_fsdp(one, rows)]
     torchtitan = [one.error for one in good if one.family == "torchtitan"]
     memory = [one.memory_error for one in good if one.family == "torchtitan" and one.memory_error is not None]
     return {
-        "torchtitan_error_mean": mean_absolute(torchtitan),
-        "torchtitan_error_max": max(map(abs, torchtitan), default=float("nan")),
+        "torchtitan_error_mean": mean_absolute(fsdp),
+        "torchtitan_error_max": max(map(abs, fsdp), default=float("nan")),
+        "torchtitan_every_layout_error_mean": mean_absolute(torchtitan),
+        "torchtitan_every_layout_error_max": max(map(abs, torchtitan), default=float("nan")),
         "all_error_mean": mean_absolute([one.error for one in good]),
         "spearman_min": min(ranks.values(), default=float("nan")),
         "memory_error_max": max(map(abs, memory), default=float("nan")),
@@ -265,13 +287,48 @@ def fit(rows: dict[str, Row]) -> None:
         print(f"{stack}: {device} = {statistics.geometric_mean(factors):.3f}  # {', '.join(names)}", flush=True)
 
 
+def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, float]) -> None:
+    """The documentation's page and its picture."""
+    from foretrain.device import preset
+    from foretrain.device.stack import stack_factor
+
+    good = [one for one in found if one.predicted is not None]
+    factors = [
+        [f"{stack}, {device}", f"{stack_factor(preset(device), stack):.3f}", ", ".join(names)]
+        for (device, stack), names in ANCHORS.items()
+    ]
+    lines = [
+        [
+            f"{one.id}: {one.model}, {rows[one.id].precision}, {one.ranks} {one.device}",
+            f"{one.predicted:.3f} s",
+            f"{one.measured:.3f} s",
+            f"{one.error:+.1%}",
+            "" if one.memory_error is None else f"{one.memory_error:+.1%}",
+            "; ".join(rows[one.id].departures),
+        ]
+        for one in good
+        if one.family in ("torchtitan", "fmsfsdp")
+    ]
+    text = PREFACE.format(
+        count=len(good),
+        families=table(HEAD, families(good)),
+        factors=table(("framework, GPU", "factor", "fitted on"), factors),
+        rows=table(("run", "forecast", "measured", "error", "memory", "departures"), lines),
+        machine="{date}, {cores} cores of {cpu}".format(**machine()),
+        **results,
+    )
+    PAGE.write_text(text, encoding="utf-8")
+    PICTURE.write_text(scatter(good), encoding="utf-8")
+
+
 def own_options(parser: argparse.ArgumentParser) -> None:
-    """--data, --family, --row, --fit, --store, --workers."""
+    """--data, --family, --row, --fit, --store, --markdown, --workers."""
     parser.add_argument("--data", type=Path, default=DATA, metavar="CSV")
     parser.add_argument("--family", action="append", help="only rows of this family")
     parser.add_argument("--row", action="append", help="only this row")
     parser.add_argument("--fit", action="store_true", help="fit the stacks' factors anew and print them")
     parser.add_argument("--store", type=Path, help="keep outcomes here, and go on from them after an interruption")
+    parser.add_argument("--markdown", action="store_true", help="write the page of the documentation")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
 
 
@@ -292,7 +349,10 @@ def main() -> None:
         rows = [row for row in rows if row.family != "vtrain-single"]
     print(f"{len(rows)} rows; {len(left)} more cannot be repeated by a script here (accuracy/rows.py lists them)")
     found = simulate_all(rows, arguments.workers, remembered(arguments.store), arguments.store)
-    results = report(found)
+    known = {row.id: row for row in rows}
+    results = report(found, known)
+    if arguments.markdown:
+        write(found, known, results)
     finish(arguments, "accuracy", results, [asdict(one) for one in found])
 
 

@@ -95,3 +95,15 @@ def test_script_without_a_step_has_no_forecast() -> None:
     assert ended.status == 2
     assert ended.out == ""
     assert "without a step of an optimizer" in ended.err
+
+
+def test_host_that_takes_longer_than_its_gpus_sets_the_pace() -> None:
+    def told(host: str) -> dict[str, float]:
+        ended = simulate("H100", "train.py", "--steps", 3, options=("--host", host))
+        assert ended.status == 0, ended.err
+        (rank,) = ended.numbers["ranks"]
+        return {"step": rank["steps"][-1], "kernels": rank["kernels"]}
+
+    slow = told("1ms")
+    assert slow["step"] >= 1e-3 * slow["kernels"] > 10 * told("modelled")["step"]
+    assert told("measured")["step"] > 0

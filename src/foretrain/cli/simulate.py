@@ -13,6 +13,7 @@ import tyro
 
 from foretrain.cli.arguments import check_writable, patience
 from foretrain.errors import ConfigError
+from foretrain.units import parse_time
 
 if TYPE_CHECKING:
     from foretrain.live.simulate import Simulated
@@ -37,7 +38,10 @@ class Options:
         nproc: how many ranks; must be the cluster's, and is there to be checked.
         live: which ranks run as processes: auto, as few as are needed; all; or a number.
         steps: end the script after so many steps of its optimizer.
-        factor: multiplies every operator's time that was not measured, for a framework's own efficiency.
+        factor: multiplies every operator's time that was not measured: a number, or a framework for which one was
+            fitted, e.g. torchtitan (docs/live/accuracy.md lists them).
+        host: what launching an operator costs the host: modelled, as on servers with GPUs; a time, e.g. 4us; or
+            measured, the CPU time that the script takes on this machine, with which no two forecasts are alike.
         device: what the cluster's GPUs are, e.g. A100, or a file that foretrain calibrate wrote.
         record_operators: write the operators that the script launches, for foretrain calibrate.
         schedule: have a policy exchange DistributedDataParallel's gradients, e.g. prophet or
@@ -55,7 +59,8 @@ class Options:
     nproc: int | None = None
     live: str = "auto"
     steps: int | None = None
-    factor: float = 1.0
+    factor: str = "1"
+    host: str = "modelled"
     schedule: str | None = None
     compare: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     device: str | None = None
@@ -101,6 +106,9 @@ def _start(options: Options, script: Sequence[str]) -> None:
     if options.steps is not None and options.steps < 1:
         raise ConfigError("steps", options.steps, "is no number of steps", "write 1 or more")
     live = options.live if options.live in ("auto", "all") else _number(options.live)
+    host = "measured" if options.host == "measured" else None
+    if options.host not in ("modelled", "measured"):
+        host = parse_time(options.host, "host")
     from foretrain.live.place import equipped
     from foretrain.live.simulate import ScriptFailed
     from foretrain.live.simulate import simulate as run
@@ -126,6 +134,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
                 steps=options.steps,
                 kept=kept,
                 factor=options.factor,
+                host=host,
                 calibration=calibration,
                 operators=options.record_operators,
                 schedule=schedule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,11 +37,13 @@ def overlap_slowdown(device: Device) -> float:
     return device.sms / (device.sms - held)
 
 
-def stack_factor(device: Device, stack: str) -> float:
+def stack_factor(device: Device, stack: str | float) -> float:
     """By what operator times of ``stack`` differ from the table's on this GPU; 1 where nothing was fitted.
 
-    Raises ConfigError for a stack that ``stacks.toml`` does not have.
+    ``stack`` may be the number itself. Raises ConfigError for a stack that ``stacks.toml`` does not have.
     """
+    with suppress(ValueError):
+        return float(stack)
     factors = _factors()
     if stack not in factors:
         raise errors.unknown("stack", stack, factors)

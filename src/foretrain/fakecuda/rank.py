@@ -67,6 +67,8 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     device.set_price(prices)
     device.connect(socket)
     device.set_tracing(settings.tracing)
+    if settings.measured_host:
+        device.measure_host()
     watchdog = _Watchdog(device)
     device.set_on_unreal_read(watchdog)
     clocks.install(device.host, device.spend)

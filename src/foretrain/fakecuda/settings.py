@@ -26,6 +26,7 @@ class Settings:
         store: the file in which ranks meet; see Note [Stores] in `foretrain.fakecuda.groups`.
         steps: of the optimizer after which the script is ended; None lets it run to its own end.
         launch: ps the host spends on launching a kernel.
+        measured_host: whether it spends what this machine's CPU does instead.
         factor: by which every predicted time of an operator is multiplied, for a framework's own efficiency.
         tracing: whether every kernel is told of, or only runs of them.
         calibration: a file of what was measured on the device, or None.
@@ -42,6 +43,7 @@ class Settings:
     module: bool = False
     steps: int | None = None
     launch: Time = LAUNCH
+    measured_host: bool = False
     factor: float = 1.0
     tracing: bool = False
     reserve: int = 1 << 30

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device import calls
-from foretrain.device.stack import overlap_slowdown
+from foretrain.device.stack import overlap_slowdown, stack_factor
 from foretrain.errors import ConfigError, ForetrainError, PeerLost, StallError
 from foretrain.fakecuda.settings import Settings
 from foretrain.live.conductor import RankLost, Unfolded, conduct
@@ -30,6 +30,7 @@ from foretrain.live.traffic import NetworkTraffic
 from foretrain.network.deployment import Deployment
 from foretrain.network.topology import Topology
 from foretrain.schedule import Spec, spec
+from foretrain.units import Time
 from foretrain.virtual.world import VirtualWorld
 
 Live = Literal["auto", "all"] | int
@@ -93,7 +94,8 @@ def simulate(
     live: Live = "auto",
     steps: int | None = None,
     kept: int | None = 0,
-    factor: float = 1.0,
+    factor: str | float = 1.0,
+    host: Time | Literal["measured"] | None = None,
     calibration: Path | None = None,
     operators: Path | None = None,
     schedule: str | Spec | None = None,
@@ -108,7 +110,9 @@ def simulate(
         live: which ranks run as processes of their own; the others are represented.
         steps: after how many steps of the optimizer to end the script; None lets it run to its end.
         kept: of how many last steps to keep every kernel and communication; None keeps all.
-        factor: of the framework's efficiency; see `foretrain.device.stack`.
+        factor: of the framework's efficiency, or its name; see `foretrain.device.stack`.
+        host: what launching an operator costs the host, ps, or the CPU time that the script takes on this machine, with
+            which no two forecasts are alike; None is what it costs on servers with GPUs.
         calibration: a file of what was measured on the cluster's devices, preferred to what is known of them.
         operators: where to write the operators that were launched, for ``foretrain calibrate``.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
@@ -124,13 +128,21 @@ def simulate(
     """
     watch = watch or Watch()
     begin = time.perf_counter()
-    settings = _settings(script, where, module, steps, kept, factor)
-    if schedule is not None:
-        settings = dataclasses.replace(settings, schedule=str(spec(schedule)))
-    settings = dataclasses.replace(settings, calibration=calibration and str(calibration.absolute()))
+    settings = dataclasses.replace(
+        _settings(script, where, module),
+        steps=steps,
+        tracing=kept != 0,
+        schedule=None if schedule is None else str(spec(schedule)),
+        calibration=calibration and str(calibration.absolute()),
+        measured_host=host == "measured",
+    )
     device, measured = settings.measured()
-    if measured and measured.launch is not None:
-        settings = dataclasses.replace(settings, launch=measured.launch)
+    launch = host if isinstance(host, int) else (measured and measured.launch)
+    settings = dataclasses.replace(
+        settings,
+        factor=stack_factor(device, factor),
+        launch=settings.launch if launch is None else launch,
+    )
 
     def run(settings: Settings) -> _Done:
         return _Attempt(where, settings, live, kept, watch).run()
@@ -243,9 +255,7 @@ class _Attempt:
         return _Done(story, folding, traffic, steps.carried)
 
 
-def _settings(
-    script: Sequence[str], where: Deployment, module: bool, steps: int | None, kept: int | None, factor: float
-) -> Settings:
+def _settings(script: Sequence[str], where: Deployment, module: bool) -> Settings:
     if not module and not Path(script[0]).exists():
         raise ConfigError("script", script[0], "is no file", f"there is none at {Path(script[0]).absolute()}")
     if where.device is None:
@@ -257,9 +267,6 @@ def _settings(
         world=len(where.members),
         gpus=_per_server(where),
         store="",
-        steps=steps,
-        factor=factor,
-        tracing=kept != 0,
     )
 
 

@@ -3,6 +3,7 @@
 #include <Python.h>
 #include <c10/util/Exception.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,13 @@ namespace {
 
 constexpr std::size_t LONG_LOG = 512;  // records after which a rank tells the conductor, so that others may go on
 constexpr Time POLL = 1'000'000;  // what cudaEventQuery costs the host: else a loop that polls would never see time pass
+
+// Of all threads of this process, ps.
+Time cpu_time() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return (static_cast<Time>(now.tv_sec) * 1'000'000'000 + now.tv_nsec) * 1000;
+}
 
 // Others need the interpreter while this thread stands still.
 class WithoutInterpreter {
@@ -43,9 +51,18 @@ Log::Run& Log::run_on(StreamKey stream) {
   return runs_.back();
 }
 
+void Log::measure_host() { since_ = cpu_time(); }
+
+void Log::spend_on_launch() {
+  if (since_ < 0) return spend(launch_);
+  Time now = cpu_time();
+  if (launch_) spend(now - since_);
+  since_ = now;
+}
+
 void Log::kernel(StreamKey stream, const Cost& cost, bool recomputing) {
   std::lock_guard lock(mutex_);
-  spend(launch_);
+  spend_on_launch();
   if (captured_) {
     captured_->launches.emplace_back([=, this](Replay& now) { put(now.stream(stream), cost, recomputing); });
   } else {

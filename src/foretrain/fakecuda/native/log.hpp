@@ -78,8 +78,10 @@ class Log {
   Time host() const { return host_.load(std::memory_order_relaxed); }
   // The host computes, or is taken to compute, for `time`.
   void spend(Time time) { host_.fetch_add(time, std::memory_order_relaxed); }
-  // What the host spends on launching one kernel; 0 where it is measured instead.
+  // What the host spends on launching one kernel.
   void set_launch(Time launch) { launch_ = launch; }
+  // From now on a launch that is not free takes the CPU time of this process since the one before.
+  void measure_host();
   Time launch() const { return launch_; }
   // Sends every kernel of a run along with it.
   void set_tracing(bool tracing) { tracing_ = tracing; }
@@ -129,6 +131,7 @@ class Log {
   void close_all();
   wire::Record& write(wire::Kind kind, StreamKey stream, std::string_view payload = {});
   void send(wire::State state);
+  void spend_on_launch();
   void send_if_long();
   void send_all(const void* data, std::size_t size);
   void receive_all(void* data, std::size_t size);
@@ -137,6 +140,7 @@ class Log {
   std::atomic<Time> host_{0};
   Counts counts_;
   Time launch_ = 6'000'000;
+  Time since_ = -1;  // CPU time of this process at the last launch; negative where it is not measured
   bool tracing_ = false;
   int socket_ = -1;
   EventId events_ = 0, captured_events_ = 0;

@@ -238,6 +238,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("host", [] { return log().host(); });
   m.def("spend", [](Time time) { log().spend(time); });
   m.def("set_launch", [](Time time) { log().set_launch(time); });
+  m.def("measure_host", [] { log().measure_host(); });
   m.def("launch", [] { return log().launch(); });
   m.def("set_tracing", [](bool on) { log().set_tracing(on); });
   m.def("kernel_names", &kernel_names);
