@@ -4,11 +4,13 @@ Each row of accuracy/groundtruth-train.csv that a plain PyTorch script can repea
 `foretrain simulate` would: the script unmodified, on the row's GPUs and network, all ranks of a kind folded. Nothing is
 timed here; what is compared is the time of an iteration and the peak of reserved memory.
 
-One constant is fitted for each pair of GPU and framework, by which all operators' times are multiplied (`ANCHORS`, on
-one or two rows each; foretrain/device/stacks.toml has the outcome). Everything else is what any simulation uses.
+One constant is fitted for each pair of GPU and framework, on one or two rows each: that by which all operators' times
+are multiplied (`ANCHORS`), or where published runs are bound by the host, that by which its launches are
+(`HOST_ANCHORS`). foretrain/device/stacks.toml has the outcome. Everything else is what any simulation uses.
 
-    python benchmarks/accuracy.py                      families in which a simulation is quick, every row
-    python benchmarks/accuracy.py --full               every row, some hours
+    python benchmarks/accuracy.py                      every row but those that take long, and of the family of 797
+                                                       rows on one server 60
+    python benchmarks/accuracy.py --full               every row, many hours
     python benchmarks/accuracy.py --quick              three rows
     python benchmarks/accuracy.py --fit                the constants anew, from their rows
 """
@@ -19,14 +21,16 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from measure import finish, machine, options
@@ -66,6 +70,13 @@ STACKS = {
     "neusight": "neusight",
 }
 """Names of stacks by family."""
+
+SAMPLED = {"vtrain-single": 60}
+"""Of large families, how many rows to take unless all are asked for."""
+
+LONG = 2500
+"""Micro-batches that a simulation may execute, over all of its live ranks, to be taken unless all are asked for; about
+five minutes on a machine with 2 cores."""
 
 QUICK = ("torchtitan-0001", "torchtitan-0036", "llmfoundry-0090")
 
@@ -108,18 +119,16 @@ class Outcome:
         return self.memory / self.memory_measured - 1
 
 
-def outcome(row: Row, factor: float | None = None) -> Outcome:
-    """Simulates ``row``; with the stack's own factor, or another."""
-    from foretrain.device import preset
-    from foretrain.device.stack import stack_factor, stacks
+def outcome(row: Row, factor: float | None = None, host: float | None = None) -> Outcome:
+    """Simulates ``row``; with the stack's own factors of operators and of the host, or others."""
+    from foretrain.device import HOST_LAUNCH
     from foretrain.errors import ForetrainError
     from foretrain.live.simulate import simulate
     from foretrain.network.deployment_notation import deployment
 
     device, stack = DEVICES[row.gpu], STACKS[row.family]
     known = Outcome(row.id, row.family, row.model, device, stack, row.ranks, row.seconds, memory_measured=row.memory)
-    if factor is None:
-        factor = stack_factor(preset(device), stack) if stack in stacks() else 1.0
+    launch = None if host is None else round(HOST_LAUNCH * host)
     chosen = ",ranks=0-" + str(row.ranks - 1)
     where = deployment(f"{row.cluster},device={device}{chosen}").carried_by("nccl")
     begin = time.perf_counter()
@@ -127,7 +136,9 @@ def outcome(row: Row, factor: float | None = None) -> Outcome:
         kept = _redirected(said.fileno())
         try:
             script = [str(HERE / "accuracy" / row.script), *row.argv]
-            found = simulate(script, where, steps=STEPS, factor=factor).forecast
+            found = simulate(
+                script, where, steps=STEPS, factor=stack if factor is None else factor, host=launch
+            ).forecast
         except ForetrainError as error:
             said.seek(0)
             lines = [line for line in said.read().decode(errors="replace").splitlines() if "Error" in line]
@@ -180,6 +191,36 @@ def simulate_all(rows: Sequence[Row], workers: int, known: dict[str, Outcome], s
                 with store.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(one)) + "\n")
     return sorted(found, key=lambda one: one.id)
+
+
+def chosen(rows: Sequence[Row], seed: int = 1) -> tuple[list[Row], dict[str, list[str]]]:
+    """The rows that a plain run takes, and the names of the others by why not.
+
+    Of a family in `SAMPLED`, in the order of how long a token takes on a GPU, one row of each of so many equal parts.
+    """
+    taken: list[Row] = []
+    left: dict[str, list[str]] = defaultdict(list)
+    for family in dict.fromkeys(row.family for row in rows):
+        alike = sorted((row for row in rows if row.family == family), key=lambda row: (row.rate, row.id))
+        count = SAMPLED.get(family, len(alike))
+        sampled = _strata(alike, count, seed)
+        for row in alike:
+            if row.micro_batches > LONG:
+                left[f"more than {LONG:,} micro-batches to execute"].append(row.id)
+            elif row not in sampled:
+                left[f"{count} of the {len(alike)} rows of {family} stand for all"].append(row.id)
+            else:
+                taken.append(row)
+    return sorted(taken, key=lambda row: row.id), left
+
+
+def _strata(rows: Sequence[Row], count: int, seed: int) -> set[Row]:
+    """One of each of ``count`` equal parts of ``rows``, or all where they are fewer."""
+    if len(rows) <= count:
+        return set(rows)
+    draw = random.Random(seed)
+    edges = [round(len(rows) * part / count) for part in range(count + 1)]
+    return {rows[draw.randrange(low, high)] for low, high in pairwise(edges)}
 
 
 def remembered(store: Path | None) -> dict[str, Outcome]:
@@ -272,19 +313,30 @@ ANCHORS = {
     ("A100", "torchtitan"): ("torchtitan-0036",),
     ("H200", "torchtitan"): ("torchtitan-0032",),
     ("H100", "llm-foundry"): ("llmfoundry-0090",),
+    ("H100", "neusight"): ("neusight-0005", "neusight-0008"),
+    ("B200", "megatron"): ("simumax-b200-0009", "simumax-b200-0026"),
 }
 """The rows that a stack's factor is fitted on."""
+
+
+HOST_ANCHORS = {("A100", "megatron-deepspeed"): ("vtrain-single-0256", "vtrain-single-0522")}
+"""The rows that a stack's factor of the host is fitted on, in place of that of operators."""
 
 
 def fit(rows: dict[str, Row]) -> None:
     """Prints the factors with which the anchors' forecasts are right, by the secant method."""
     for (device, stack), names in ANCHORS.items():
-        factors = []
-        for name in names:
-            low, high = 1.0, 1.15
-            at_low, at_high = (outcome(rows[name], one).error for one in (low, high))
-            factors.append(low - at_low * (high - low) / (at_high - at_low))
-        print(f"{stack}: {device} = {statistics.geometric_mean(factors):.3f}  # {', '.join(names)}", flush=True)
+        found = [_secant(lambda x, row=rows[name]: outcome(row, x).error, 1.0, 1.15) for name in names]
+        print(f"{stack}: {device} = {statistics.geometric_mean(found):.3f}  # {', '.join(names)}", flush=True)
+    for (device, stack), names in HOST_ANCHORS.items():
+        found = [_secant(lambda x, row=rows[name]: outcome(row, host=x).error, 6.0, 8.0) for name in names]
+        print(f"{stack}: host.{device} = {statistics.geometric_mean(found):.2f}  # {', '.join(names)}", flush=True)
+
+
+def _secant(error: Callable[[float], float], low: float, high: float) -> float:
+    """Where ``error``, nearly linear, is 0."""
+    at_low, at_high = error(low), error(high)
+    return low - at_low * (high - low) / (at_high - at_low)
 
 
 def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, float]) -> None:
@@ -345,8 +397,11 @@ def main() -> None:
         rows = [row for row in rows if row.id in arguments.row]
     elif arguments.family:
         rows = [row for row in rows if row.family in arguments.family]
-    elif not arguments.full:
-        rows = [row for row in rows if row.family != "vtrain-single"]
+    if not (arguments.full or arguments.quick or arguments.row):
+        rows, others = chosen(rows)
+        for reason, names in others.items():
+            shown = ", ".join(names) if len(names) < 10 else f"{len(names)} rows"
+            print(f"left out unless --full: {shown}: {reason}")
     print(f"{len(rows)} rows; {len(left)} more cannot be repeated by a script here (accuracy/rows.py lists them)")
     found = simulate_all(rows, arguments.workers, remembered(arguments.store), arguments.store)
     known = {row.id: row for row in rows}

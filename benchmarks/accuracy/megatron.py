@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from job import Meter, join
 from megatron_model import SHAPES, Shape, Stage, Way, fuse, gpt
-from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_partial
+from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_partial, wait_before_use
 from megatron_pipeline import Line, interleaved, one_forward_one_backward
 from ring_attention import zigzag
-from tensor_layers import Split
+from tensor_layers import Column, Row, Split
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -38,12 +38,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--ends-count", action="store_true", help="embedding and loss take a layer's place each")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--overlap-tensor", action="store_true", help="gradients of inputs travel under other products")
+    parser.add_argument("--pieces", type=int, default=1, help="of a split sequence, which travel beside products")
     parser.add_argument("--overlap-data", action="store_true", help="gradients are reduced during the backward pass")
+    parser.add_argument("--overlap-gather", action="store_true", help="parameters are gathered during the forward pass")
+    parser.add_argument("--overlap-pipeline", action="store_true", help="the host does not wait for messages")
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--dtype", choices=DTYPES, default="fp16")
     parser.add_argument("--gradients", choices=DTYPES, help="dtype in which gradients add up; the model's by default")
-    parser.add_argument("--float8", action="store_true", help="matrices multiply in float8")
-    parser.add_argument("--attention", choices=("core", "flash"), default="core")
+    parser.add_argument("--float8", choices=("delayed", "current"), help="layers multiply in float8, with these scales")
+    parser.add_argument("--attention", choices=("core", "flash", "cudnn"), default="core")
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--fuse", action="store_true", help="compile what Megatron has kernels of its own for")
@@ -122,7 +125,7 @@ def main() -> None:
 
     torch.manual_seed(1)
     tp, pp = mesh["tp"].get_group(), mesh["pp"].get_group()
-    split = Split(tp, args.sequence_parallel, args.overlap_tensor, args.float8, args.reproducible)
+    split = Split(tp, args.sequence_parallel, args.overlap_tensor, args.float8, args.pieces, args.reproducible)
     stages = build(args, mesh, split, device)
     parameters = list(dict.fromkeys(p for stage in stages for p in stage.parameters()))
     tied = {stage.words.weight: 2 for stage in stages if stage.first and stage.last and stage.shape.tied}
@@ -133,10 +136,14 @@ def main() -> None:
     mine = counted(parameters, tp.rank())
     if stages[-1].last and not stages[-1].first and stages[-1].shape.tied:
         mine.discard(stages[-1].head.weight)
-    optimizer = MixedPrecisionAdam(gradients, shared, mine)
+    optimizer = MixedPrecisionAdam(gradients, shared, mine, overlap=args.overlap_gather)
+    for stage in stages:
+        wait_before_use(stage)
 
     here = args.sequence // args.cp // (args.tp if args.sequence_parallel else 1)
-    line = Line(pp, (here, args.micro_batch, stages[0].shape.hidden), DTYPES[args.dtype], device)
+    activations = (here, args.micro_batch, stages[0].shape.hidden)
+    alike = None if args.sequence_parallel or args.tp == 1 else tp
+    line = Line(pp, activations, DTYPES[args.dtype], device, synchronous=not args.overlap_pipeline, alike=alike)
     schedule = interleaved if args.vp > 1 else one_forward_one_backward
     words = 50257 if args.words is None else args.words
     torch.manual_seed(2)
@@ -153,18 +160,22 @@ def main() -> None:
         inputs, targets = batches[number]
         return stage(inputs if came is None else came, targets if stage.last else None)
 
+    layers = [module for stage in stages for module in stage.modules() if isinstance(module, (Column, Row))]
+    scaled = [layer.scaled for layer in layers if layer.scaled]
     meter = Meter(args.global_batch * args.sequence, talks=dist.get_rank() == (args.pp - 1) * (world // args.pp))
     torch.manual_seed(3 + dist.get_rank())
     for _ in range(args.steps):
         gradients.zero()
         steps = [lambda came, number, stage=stage: run(stage, came, number) for stage in stages]
         loss = schedule(line, steps, micro_batches, optimizer.scale)
+        loss = torch.zeros((), device=device) if loss is None else loss
         gradients.finish()
+        dist.all_reduce(loss, group=replicas)
         sum_partial(parameters, tp)
         share_words(stages, line)
         optimizer.step()
-        loss = torch.zeros((), device=device) if loss is None else loss
-        dist.all_reduce(loss, group=replicas)
+        for layer in scaled:
+            layer.forget_weight()
         meter.step(loss / replicas.size())
     dist.destroy_process_group()
 

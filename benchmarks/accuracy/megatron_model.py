@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import float8_layers
+import ring_attention
 import torch
-from ring_attention import ring_attention
 from tensor_layers import Column, Row, Split, VocabularyEmbedding, cross_entropy, parameter
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 
@@ -70,12 +72,13 @@ class Way:
     """How a GPT is computed.
 
     Attributes:
-        attention: ``core`` forms the matrix of scores, as Megatron did before FlashAttention; ``flash`` does not.
+        attention: ``core`` forms the matrix of scores, as Megatron did before FlashAttention; ``flash`` does not, nor
+            does ``cudnn``, which Transformer Engine prefers from Hopper on.
         recompute: what the backward pass computes again: nothing, the core of attention, or each layer.
         context: the ranks that a sequence is spread over, zigzag; None for one.
     """
 
-    attention: Literal["core", "flash"] = "core"
+    attention: Literal["core", "flash", "cudnn"] = "core"
     recompute: Literal["none", "selective", "full"] = "none"
     dropout: float = 0.0
     context: ProcessGroup | None = None
@@ -108,7 +111,9 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def fuse() -> None:
-    """Lets the compiler make one kernel of each of the four functions above."""
+    """Lets the compiler make one kernel of each of the four functions above, and of what other modules say."""
+    float8_layers.fuse()
+    ring_attention.fuse()
     for function in (scores_to_shares, bias_activation, bias_dropout_add, rotate):
         globals()[function.__name__] = torch.compile(function)
 
@@ -148,10 +153,17 @@ class Attention(nn.Module):
 
     def _flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
         if self.way.context:
-            mixed = ring_attention(q, k, v, self.way.context)
+            mixed = ring_attention.ring_attention(
+                q, k, v, self.way.context, "cudnn" if self.way.attention == "cudnn" else "flash"
+            )
         else:
-            mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.way.dropout, is_causal=True)
+            first = SDPBackend.CUDNN_ATTENTION if self.way.attention == "cudnn" else SDPBackend.FLASH_ATTENTION
+            with sdpa_kernel([first, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+                mixed = functional.scaled_dot_product_attention(
+                    q, k, v, dropout_p=self.way.dropout, is_causal=True, enable_gqa=grouped
+                )
         return mixed.permute(2, 0, 1, 3).flatten(2)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -163,7 +175,7 @@ class Attention(nn.Module):
         q, k, v = q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
         if turn:
             q, k = rotate(q, *turn), rotate(k, *turn)
-        if each > 1:
+        if each > 1 and (self.way.attention == "core" or not q.is_cuda):
             k, v = k.repeat_interleave(each, 2), v.repeat_interleave(each, 2)
         core = self._core if self.way.attention == "core" else self._flash
         again = self.way.recompute == "selective" and torch.is_grad_enabled()
@@ -208,16 +220,16 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         self.split, self.shape, self.way, self.first, self.last = split, shape, way, first, last
-        self.layers = nn.ModuleList(Layer(split, number, shape, way) for number in layers)
-        if first:
+        if first:  # in the order of the forward pass, in which parameters are gathered
             self.words = VocabularyEmbedding(split, shape.words, shape.hidden)
             if shape.learned:
                 self.places = parameter(split, "positions", (length, shape.hidden), None, 0.02)
                 self.places.partial = split.sequence
+        self.layers = nn.ModuleList(Layer(split, number, shape, way) for number in layers)
         if last:
             self.norm = Norm(split, shape)
             self.head = Column(
-                replace(split, float8=False), "words" if shape.tied else "head", shape.hidden, shape.words, bias=False
+                replace(split, float8=None), "words" if shape.tied else "head", shape.hidden, shape.words, bias=False
             )
             if first and shape.tied:
                 self.head.weight = self.words.weight
@@ -233,7 +245,7 @@ class Stage(nn.Module):
             x = self.words(x)
             if self.shape.learned:
                 places = self.places[self.positions].unsqueeze(1)
-                x = x + (places.chunk(self.split.ranks)[self.split.rank] if self.split.sequence else places)
+                x = x + self.split.own(places)
             x = functional.dropout(x, self.way.dropout) if self.way.dropout else x
         turn = None if self.shape.learned else (self.cosine, self.sine)
         for layer in self.layers:

@@ -23,7 +23,8 @@ class Bucket:
 
     Attributes:
         values, gradients: the buffers, of ``size`` elements, a multiple of the data-parallel ranks.
-        work: what is under way.
+        work: what is under way with the gradients.
+        gathering: what is under way with the values.
     """
 
     def __init__(self, parameters: list[nn.Parameter], dtype: torch.dtype, group: ProcessGroup) -> None:
@@ -33,12 +34,14 @@ class Bucket:
         self.values = torch.zeros(self.size, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros(self.size, dtype=dtype, device=first.device)
         self.work: dist.Work | None = None
+        self.gathering: dist.Work | None = None
         offset = 0
         for p in parameters:
             end = offset + p.numel()
             self.values[offset:end].copy_(p.data.flatten())
             p.data = self.values[offset:end].view_as(p)
             p.main_grad = self.gradients[offset:end].view_as(p)
+            p.ready = self.ready
             offset = end
 
     def part(self, buffer: Tensor) -> Tensor:
@@ -54,6 +57,16 @@ class Bucket:
             )
         else:
             self.work = dist.all_reduce(self.gradients, group=self.group, async_op=True)
+
+    def gather(self) -> None:
+        """Starts to gather the values that each rank has updated a part of."""
+        self.gathering = dist.all_gather_into_tensor(self.values, self.part(self.values), self.group, async_op=True)
+
+    def ready(self) -> None:
+        """Waits until the values are there."""
+        if self.gathering:
+            self.gathering.wait()
+            self.gathering = None
 
     def wait(self) -> None:
         if self.work:
@@ -134,12 +147,20 @@ class MixedPrecisionAdam:
     Args:
         shared: groups that hold the other parts of the model, over which norms are summed.
         counted: parameters that count in the norm here: others are counted by another rank.
+        overlap: whether what is gathered may still be under way after a step; see `wait_before_use`.
     """
 
     def __init__(
-        self, gradients: Gradients, shared: tuple[ProcessGroup, ...], counted: set[nn.Parameter], clip: float = 1.0
+        self,
+        gradients: Gradients,
+        shared: tuple[ProcessGroup, ...],
+        counted: set[nn.Parameter],
+        clip: float = 1.0,
+        *,
+        overlap: bool = False,
     ) -> None:
         self.gradients, self.shared, self.counted, self.clip = gradients, shared, counted, clip
+        self.overlap = overlap
         self.scale = 2.0**16 if gradients.buckets[0].gradients.dtype == torch.float16 else 1.0
         if gradients.scatter:
             pairs = [(bucket.part(bucket.values), bucket.part(bucket.gradients)) for bucket in gradients.buckets]
@@ -184,13 +205,23 @@ class MixedPrecisionAdam:
             self.adam.step()
             torch._foreach_copy_(self.values, [p.data for p in self.masters])
             if self.gradients.scatter:
-                works = [
-                    dist.all_gather_into_tensor(b.values, b.part(b.values), b.group, async_op=True)
-                    for b in self.gradients.buckets
-                ]
-                for work in works:
-                    work.wait()
+                for bucket in reversed(self.gradients.buckets):  # as the forward pass wants them
+                    bucket.gather()
+                for bucket in self.gradients.buckets if not self.overlap else ():
+                    bucket.ready()
         self.adam.zero_grad(set_to_none=True)
+
+
+def wait_before_use(model: nn.Module) -> None:
+    """Lets each module wait for its own parameters when it is about to use them (``overlap_param_gather``)."""
+
+    def wait(module: nn.Module, _: object) -> None:
+        for p in module.parameters(recurse=False):
+            p.ready()
+
+    for module in model.modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            module.register_forward_pre_hook(wait)
 
 
 def counted(parameters: Iterable[nn.Parameter], split_rank: int) -> set[nn.Parameter]:

@@ -17,12 +17,21 @@ Stage = Callable[[Tensor | None, int], Tensor]
 
 @dataclass(frozen=True)
 class Line:
-    """The ranks of one pipeline, and the activations that pass between them."""
+    """The ranks of one pipeline, and the activations that pass between them.
+
+    Attributes:
+        synchronous: whether the host waits for the GPU after each exchange, as Megatron does where it batches messages
+            (``batch_p2p_sync`` of Megatron-Core, always before), so that it never launches ahead of what arrives.
+        alike: ranks that have the same activations: each sends its part of them, and the receivers gather the parts
+            (Narayanan et al., §4.1, scatter/gather optimization); None where each has its own.
+    """
 
     group: ProcessGroup
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    synchronous: bool = False
+    alike: ProcessGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -40,17 +49,28 @@ class Line:
         came_back = torch.empty(self.shape, dtype=self.dtype, device=self.device) if from_back else None
         came_ahead = torch.empty(self.shape, dtype=self.dtype, device=self.device) if from_ahead else None
         wanted = (
-            (dist.isend, back, before),
-            (dist.irecv, came_back, before),
-            (dist.isend, ahead, after),
-            (dist.irecv, came_ahead, after),
+            (dist.isend, self._part(back), before),
+            (dist.irecv, self._part(came_back), before),
+            (dist.isend, self._part(ahead), after),
+            (dist.irecv, self._part(came_ahead), after),
         )
         ops = [P2POp(kind, tensor, peer, self.group) for kind, tensor, peer in wanted if tensor is not None]
         for work in dist.batch_isend_irecv(ops) if ops else ():
             work.wait()
+        if self.synchronous and ops and self.device.type == "cuda":
+            torch.cuda.synchronize()
+        for came in (came_back, came_ahead):
+            if came is not None and self.alike:
+                dist.all_gather_into_tensor(came.flatten(), self._part(came), self.alike)
         if came_back is not None:
             came_back.requires_grad_()
         return came_back, came_ahead
+
+    def _part(self, x: Tensor | None) -> Tensor | None:
+        """What this rank sends or receives of ``x``: a view."""
+        if x is None or self.alike is None:
+            return x
+        return x.contiguous().flatten().chunk(self.alike.size())[self.alike.rank()]
 
 
 class _Chunk:

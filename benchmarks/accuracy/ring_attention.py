@@ -7,7 +7,7 @@ part follows from the joint output and log-sum-exp, as in FlashAttention's own b
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed import P2POp, ProcessGroup
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 _aten = torch.ops.aten
+Kernel = Literal["flash", "cudnn"]
 
 
 class Part(NamedTuple):
@@ -31,28 +32,49 @@ def zigzag(x: Tensor, dim: int, rank: int, ranks: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]), dim)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Part:
-    if q.is_cuda:
-        return Part(*_aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2])
-    return Part(*_aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal))
+def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, kernel: str) -> Part:
+    if not q.is_cuda:
+        return Part(*_aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal))
+    if kernel == "cudnn":
+        output, weight, *_ = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
+    else:
+        output, weight, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    return Part(output, weight.reshape(q.shape[:3]))
 
 
-def _attend_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, part: Part, causal: bool) -> tuple[Tensor, ...]:
+def _attend_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, part: Part, causal: bool, kernel: str
+) -> tuple[Tensor, ...]:
     saved = (gradient, q, k, v, part.output, part.weight)
-    if q.is_cuda:
-        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the random state of dropout
-        return _aten._scaled_dot_product_flash_attention_backward(
-            *saved, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
-        )
-    return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*saved, 0.0, causal)
+    if not q.is_cuda:
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*saved, 0.0, causal)
+    unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the random state of dropout
+    lengths = q.shape[2], k.shape[2]
+    if kernel == "cudnn":
+        saved = (*saved[:5], part.weight.unsqueeze(-1), unused, unused, None, None, None)
+        return _aten._scaled_dot_product_cudnn_attention_backward(*saved, *lengths, 0.0, causal)
+    return _aten._scaled_dot_product_flash_attention_backward(*saved, None, None, *lengths, 0.0, causal, unused, unused)
+
+
+def join(output: Tensor, weight: Tensor, more: Tensor, its: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention to two sets of keys as attention to both, of outputs and their log-sum-exp."""
+    joint = torch.logaddexp(weight, its)
+    shares = (weight - joint).exp().unsqueeze(-1), (its - joint).exp().unsqueeze(-1)
+    return (output * shares[0] + more * shares[1]).to(output.dtype), joint
+
+
+def fuse() -> None:
+    """Lets the compiler make one kernel of `join`, for which Transformer Engine has one."""
+    globals()["join"] = torch.compile(join)
 
 
 def _start(tensors: tuple[Tensor, ...], group: ProcessGroup) -> tuple[list[Tensor], list[dist.Work]]:
     """Sends ``tensors`` to the next rank of the ring and receives the previous one's: these, once they have come."""
     rank, ranks = group.rank(), group.size()
     ahead, behind = (dist.get_global_rank(group, (rank + step) % ranks) for step in (1, -1))
+    tensors = tuple(tensor.contiguous() for tensor in tensors)
     arriving = [torch.empty_like(tensor) for tensor in tensors]
-    sends = [P2POp(dist.isend, tensor.contiguous(), ahead, group) for tensor in tensors]
+    sends = [P2POp(dist.isend, tensor, ahead, group) for tensor in tensors]
     receives = [P2POp(dist.irecv, tensor, behind, group) for tensor in arriving]
     return arriving, dist.batch_isend_irecv(sends + receives)
 
@@ -76,22 +98,22 @@ def _seen(step: int, rank: int, length: int) -> tuple[slice, slice, bool]:
 
 
 @torch.library.custom_op("accuracy::ring", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, name: str, kernel: str, wide: bool) -> tuple[Tensor, Tensor]:
     """The output and its log-sum-exp."""
     group = _resolve_process_group(name)
     rank, ranks, length = group.rank(), group.size(), q.shape[2]
-    output = torch.zeros_like(q, dtype=torch.float32)
-    weight = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
     here, works = (k, v), []
+    output = weight = q
     for step in range(ranks):
         coming, works = _start(here, group) if step < ranks - 1 else (here, [])
         queries, keys, causal = _seen(step, rank, length)
-        part = _attend(q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys], causal)
-        old, new = weight[:, :, queries], part.weight[:, :, : q[:, :, queries].shape[2]]
-        joint = torch.logaddexp(old, new)
-        share = (old - joint).exp().unsqueeze(-1), (new - joint).exp().unsqueeze(-1)
-        output[:, :, queries] = output[:, :, queries] * share[0] + part.output * share[1]
-        weight[:, :, queries] = joint
+        part = _attend(q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys], causal, kernel)
+        if step == 0:
+            output, weight = part.output.float() if wide else part.output, part.weight
+        elif queries == slice(0, length):
+            output, weight = join(output, weight, *part)
+        else:
+            output[:, :, queries], weight[:, :, queries] = join(output[:, :, queries], weight[:, :, queries], *part)
         _finish(works)
         here = tuple(coming)
     return output.to(q.dtype), weight
@@ -99,53 +121,68 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, name: str) -> tuple[Tensor, Tensor
 
 @torch.library.custom_op("accuracy::ring_backward", mutates_args=())
 def _backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, weight: Tensor, name: str
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    weight: Tensor,
+    name: str,
+    kernel: str,
+    wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
     group, length = _resolve_process_group(name), q.shape[2]
     rank, ranks = group.rank(), group.size()
-    of_q = torch.zeros_like(q, dtype=torch.float32)
-    of_k, of_v = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
-    here = (k, v)
+    here, totals = (k, v), (q, k, v)
     for step in range(ranks):
         coming, works = _start(here, group) if step < ranks - 1 else (here, [])
         queries, keys, causal = _seen(step, rank, length)
-        part = Part(output[:, :, queries].contiguous(), weight[:, :, queries].contiguous())
+        part = Part(output[:, :, queries], weight[:, :, queries])
         blocks = (q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys])
-        dq, dk, dv = _attend_backward(gradient[:, :, queries].contiguous(), *blocks, part, causal)
-        of_q[:, :, queries] += dq
-        of_k[:, :, keys] += dk
-        of_v[:, :, keys] += dv
+        found = _attend_backward(gradient[:, :, queries], *blocks, part, causal, kernel)
+        if step == 0:
+            totals = tuple(one.float() if wide else one for one in found)
+        else:
+            for total, part_of, more in zip(totals, (queries, keys, keys), found, strict=True):
+                total[:, :, part_of] += more
         _finish(works)
         # Gradients of keys follow them round, one step behind, and come home with the last.
-        travelling, works = _start((of_k, of_v), group)
+        travelling, works = _start(totals[1:], group)
         _finish(works)
-        (of_k, of_v), here = travelling, tuple(coming)
-    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
+        totals, here = (totals[0], *travelling), tuple(coming)
+    of_q, of_k, of_v = (total.to(one.dtype) for total, one in zip(totals, (q, k, v), strict=True))
+    return of_q, of_k, of_v
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, name: str, kernel: str, wide: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, weight: Tensor, name: str) -> tuple:
+def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def _save(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.name = inputs
+    q, k, v, *ctx.options = inputs
     ctx.save_for_backward(q, k, v, *output)
 
 
 def _differentiate(ctx, gradient: Tensor, _: Tensor) -> tuple:
-    return *_backward(gradient, *ctx.saved_tensors, ctx.name), None
+    return *_backward(gradient, *ctx.saved_tensors, *ctx.options), None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:
-    """Attention of the queries here to all keys of ``group`` before them: (batch, heads, two chunks, head) each."""
-    return _forward(q.contiguous(), k.contiguous(), v.contiguous(), group.group_name)[0]
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup, kernel: Kernel = "flash", *, wide: bool = False
+) -> Tensor:
+    """Attention of the queries here to all keys of ``group`` before them: (batch, heads, two chunks, head) each.
+
+    ``kernel`` is whose attention CUDA runs; on CUDA, keys and values may have fewer heads. ``wide`` sums up in float32,
+    as PyTorch's own ring does.
+    """
+    return _forward(q, k, v, group.group_name, kernel, wide)[0]

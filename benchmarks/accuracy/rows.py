@@ -58,6 +58,20 @@ class Row:
         """Tokens per second and GPU, as measured."""
         return self.tokens / self.seconds / self.ranks
 
+    @property
+    def micro_batches(self) -> int:
+        """That a simulation executes in a step over all its live ranks: those of a pipeline, and of a ring."""
+        if self.script != "megatron.py":
+            return 1
+        given = {name: int(self._given(name, "1")) for name in ("pp", "cp", "tp", "micro-batch", "global-batch")}
+        live = given["pp"] * given["cp"]
+        replicas = self.ranks // (live * given["tp"])
+        return live * (given["global-batch"] // (replicas * given["micro-batch"]))
+
+    def _given(self, option: str, default: str) -> str:
+        name = f"--{option}"
+        return self.argv[self.argv.index(name) + 1] if name in self.argv else default
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -177,17 +191,22 @@ def _korthikanti(row: Record) -> Run:
     ), ()  # fmt: skip
 
 
-def _modern(row: Record, model: str, float8: bool, gradients: str, **options: object) -> dict[str, object]:
-    """What Megatron-Core has been doing since 2024."""
+def _modern(row: Record, model: str, float8: str | None, gradients: str, **options: object) -> dict[str, object]:
+    """What Megatron-Core has been doing since 2024; Transformer Engine prefers cuDNN's attention from Hopper on."""
     return _megatron(
-        row, model=model, dtype="bf16", gradients=gradients, attention="flash", dropout=0, float8=float8,
+        row, model=model, dtype="bf16", gradients=gradients, attention="cudnn", dropout=0, float8=float8,
         **{"sequence-parallel": row["tp"] != "1", "overlap-tensor": True, "overlap-data": True},
-        **{"distributed-optimizer": True}, **options,
+        **{"distributed-optimizer": True, "overlap-pipeline": bool(row["vp"].isdecimal() and int(row["vp"]) > 1)},
+        **options,
     )  # fmt: skip
 
 
-GATHERED = "parameters are gathered before the next forward pass, not during it"
-USERBUFFERS = "tensor-parallel collectives are not pipelined with products (userbuffers)"
+def _nemo(row: Record) -> dict[str, object]:
+    """What NeMo's recipes of large models add: ``ub_tp_comm_overlap`` and ``overlap_param_gather``."""
+    return {"pieces": row["tp"] if row["tp"] != "1" else None, "overlap-gather": True}
+
+
+DELAYED = "float8 scales of the micro-batch before, not of the greatest of many"
 
 
 def _dgxc(row: Record) -> Run:
@@ -199,17 +218,12 @@ def _dgxc(row: Record) -> Run:
         raise _Cannot("experts: megatron.py has none")
     model = row["model"].lower().replace("gpt-3", "gpt3").replace("llama-3.1", "llama3")
     trimmed = re.search(r"layers=(\d+)", row["notes"])
-    float8 = row["precision"] == "fp8"
-    departures = [GATHERED]
-    if row["tp"] != "1":
-        departures.append(USERBUFFERS)
+    float8 = "delayed" if row["precision"] == "fp8" else None
+    departures = []
     if float8:
-        departures.append("float8 scales of the tensor at hand, not delayed ones")
-    return (
-        "megatron.py",
-        _modern(row, model, float8, "bf16", layers=trimmed[1] if trimmed else None),
-        tuple(departures),
-    )
+        departures.append(DELAYED)
+    options = _modern(row, model, float8, "bf16", layers=trimmed[1] if trimmed else None, **_nemo(row))
+    return "megatron.py", options, tuple(departures)
 
 
 def _mbridge(row: Record) -> Run:
@@ -224,16 +238,14 @@ def _mbridge(row: Record) -> Run:
     if row["fsdp_or_zero"] not in ("", "0"):
         raise _Cannot("Megatron's own FSDP")
     size = row["model"].rpartition("_")[2].lower()
-    departures = [GATHERED]
-    if row["tp"] != "1":
-        departures.append(USERBUFFERS)
-    if "note" in row["precision"]:
+    departures = []
+    if row["precision"] in ("FP8", "FP8 (see note)"):
         departures.append("which float8 scales is not published: of the tensor at hand")
     uneven = size == "405b" and 126 % (int(row["pp"]) * int(row["vp"]))
-    float8 = row["precision"] != "BF16"
+    float8 = None if row["precision"] == "BF16" else "current"
     return (
         "megatron.py",
-        _modern(row, f"llama3-{size}", float8, "bf16", **{"ends-count": bool(uneven)}),
+        _modern(row, f"llama3-{size}", float8, "bf16", **{"ends-count": bool(uneven)}, **_nemo(row)),
         tuple(departures),
     )
 
@@ -244,9 +256,9 @@ def _simumax(row: Record) -> Run:
         raise _Cannot("experts: megatron.py has none")
     micro_batches = re.search(r"mbc(\d+)", row["parallelism"])
     assert micro_batches
-    options = _modern(row, found[1].replace("_", "-"), False, "fp32", layers=found[2])
+    options = _modern(row, found[1].replace("_", "-"), None, "fp32", layers=found[2])
     options["global-batch"] = int(micro_batches[1]) * int(row["dp"])
-    return "megatron.py", options, ("which collectives overlap is not published", GATHERED)
+    return "megatron.py", options, ("which collectives overlap is not published",)
 
 
 def _neusight(row: Record) -> Run:

@@ -8,10 +8,22 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import Literal
 
+import float8_layers
 import torch
 import torch.distributed as dist
-from float8 import BACKWARD, FORWARD, product
+from tensor_exchange import (
+    Pending,
+    done,
+    gather,
+    gather_and_multiply,
+    multiply_and_scatter,
+    own,
+    scatter_sum,
+    total,
+    wait,
+)
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -24,14 +36,16 @@ class Split:
         group: the tensor-parallel group.
         sequence: whether norms and dropout are split along the sequence.
         overlap: whether gradients of inputs travel while those of weights are computed.
-        float8: whether the products run in float8.
+        float8: whether the products run in float8, with scales of the micro-batch before or of the tensor at hand.
+        pieces: of a sequence that travel beside products; 1 for all at once.
         reproducible: whether initial values are the same however layers are split, which costs the whole tensor.
     """
 
     group: ProcessGroup
     sequence: bool = False
     overlap: bool = False
-    float8: bool = False
+    float8: Literal["delayed", "current"] | None = None
+    pieces: int = 1
     reproducible: bool = False
 
     @property
@@ -41,6 +55,14 @@ class Split:
     @property
     def rank(self) -> int:
         return self.group.rank()
+
+    def reduce(self, x: Tensor) -> Pending:
+        """Sums partial results, to this rank's part of the sequence where that is split."""
+        return scatter_sum(x, self.group, self.pieces) if self.sequence else total(x, self.group)
+
+    def own(self, x: Tensor) -> Tensor:
+        """What this rank has of all, along the sequence."""
+        return own(x, self.group, self.pieces) if self.sequence else x
 
 
 def parameter(split: Split, name: str, shape: tuple[int, ...], dim: int | None, deviation: float) -> nn.Parameter:
@@ -60,59 +82,18 @@ def parameter(split: Split, name: str, shape: tuple[int, ...], dim: int | None, 
     return made
 
 
-def _gather(x: Tensor, group: ProcessGroup) -> tuple[Tensor, dist.Work]:
-    whole = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
-    return whole, dist.all_gather_into_tensor(whole, x.contiguous(), group, async_op=True)
-
-
-def _scatter_sum(x: Tensor, group: ProcessGroup) -> tuple[Tensor, dist.Work]:
-    part = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
-    return part, dist.reduce_scatter_tensor(part, x.contiguous(), group=group, async_op=True)
-
-
-def _sum(x: Tensor, group: ProcessGroup) -> tuple[Tensor, dist.Work]:
-    whole = x.contiguous()
-    return whole, dist.all_reduce(whole, group=group, async_op=True)
-
-
-def _done(pair: tuple[Tensor, dist.Work]) -> Tensor:
-    pair[1].wait()
-    return pair[0]
-
-
-def matmul(x: Tensor, weight: Tensor, float8: bool) -> Tensor:
-    """``x @ weight.T``."""
-    if float8:
-        return product(x.flatten(0, 1), weight, (FORWARD, FORWARD), "tensorwise", x.dtype).unflatten(0, x.shape[:2])
-    return torch.matmul(x, weight.t())
-
-
-def _of_input(gradient: Tensor, weight: Tensor, float8: bool) -> Tensor:
-    if float8:
-        flat = product(gradient.flatten(0, 1), weight.t(), (BACKWARD, FORWARD), "tensorwise", gradient.dtype)
-        return flat.unflatten(0, gradient.shape[:2])
-    return gradient.matmul(weight)
-
-
-def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor, float8: bool) -> Tensor | None:
+def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor) -> Tensor | None:
     """Adds the weight's gradient to its ``main_grad`` in the product itself where it has one; else returns it."""
     gradient, x = gradient.flatten(0, 1), x.flatten(0, 1)
     main = getattr(weight, "main_grad", None)
-    if float8:
-        found = product(gradient.t(), x.t(), (BACKWARD, FORWARD), "tensorwise", weight.dtype)
-    elif main is None:
-        found = gradient.t().matmul(x)
-    elif main.dtype == x.dtype:
+    if main is None:
+        return gradient.t().matmul(x)
+    if main.dtype == x.dtype:
         main.addmm_(gradient.t(), x)
-        return weight.arrived()
     elif main.is_cuda:
         torch.addmm(main, gradient.t(), x, out_dtype=main.dtype, out=main)
-        return weight.arrived()
     else:
-        found = gradient.t().matmul(x)
-    if main is None:
-        return found
-    main.add_(found)
+        main.add_(gradient.t().matmul(x))
     return weight.arrived()
 
 
@@ -121,20 +102,23 @@ class _Column(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: nn.Parameter, split: Split) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.split = weight, split
-        whole = _done(_gather(x, split.group)) if split.sequence else x
-        return matmul(whole, weight, split.float8)
+        if not split.sequence:
+            return torch.matmul(x, weight.t())
+        out = x.new_empty(x.shape[0] * split.ranks, x.shape[1], weight.shape[0])
+        gather_and_multiply(x, split.group, split.pieces, lambda a, to: torch.matmul(a, weight.t(), out=to), out)
+        return out
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (x,), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
-        again = _gather(x, split.group) if split.sequence else None
-        of_input = _of_input(gradient, weight, split.float8)
-        whole = _done(again) if again else x
-        reduced = (_scatter_sum if split.sequence else _sum)(of_input, split.group)
+        again = gather(x, split.group, split.pieces) if split.sequence else None
+        of_input = gradient.matmul(weight)
+        whole = done(again) if again else x
+        reduced = split.reduce(of_input)
         if not split.overlap:
-            reduced[1].wait()
-        of_weight = accumulate(weight, gradient, whole, split.float8)
-        return _done(reduced), of_weight, None
+            wait(reduced)
+        of_weight = accumulate(weight, gradient, whole)
+        return done(reduced), of_weight, None
 
 
 class _Row(torch.autograd.Function):
@@ -142,14 +126,26 @@ class _Row(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: nn.Parameter, split: Split) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.split = weight, split
-        part = matmul(x, weight, split.float8)
-        return _done((_scatter_sum if split.sequence else _sum)(part, split.group))
+        if not split.sequence:
+            return done(total(torch.matmul(x, weight.t()), split.group))
+        out = x.new_empty(*x.shape[:2], weight.shape[0])
+        multiply = lambda a, to: torch.matmul(a, weight.t(), out=to)  # noqa: E731
+        return multiply_and_scatter(x, split.group, split.pieces, multiply, out)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (x,), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
-        whole = _done(_gather(gradient, split.group)) if split.sequence else gradient.contiguous()
-        return _of_input(whole, weight, split.float8), accumulate(weight, whole, x, split.float8), None
+        if not split.sequence:
+            gradient = gradient.contiguous()
+            return gradient.matmul(weight), accumulate(weight, gradient, x), None
+        out = torch.empty_like(x)
+        multiply = lambda a, to: torch.matmul(a, weight, out=to)  # noqa: E731
+        whole = gather_and_multiply(gradient, split.group, split.pieces, multiply, out)
+        return out, accumulate(weight, whole, x), None
+
+
+def scaled(split: Split) -> float8_layers.Scaled | None:
+    return float8_layers.Scaled(split.float8 == "delayed") if split.float8 else None
 
 
 class Column(nn.Module):
@@ -160,13 +156,15 @@ class Column(nn.Module):
 
     def __init__(self, split: Split, name: str, inputs: int, outputs: int, blocks: int = 1, bias: bool = True) -> None:
         super().__init__()
-        self.split = split
+        self.split, self.scaled = split, scaled(split)
         weight = parameter(split, name, (blocks, outputs // blocks, inputs), 1, 0.02)
         weight.data = weight.data.flatten(0, 1)
         self.weight = weight
         self.bias = parameter(split, f"{name}.bias", (outputs,), 0, 0.02) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.scaled:
+            return float8_layers.Column.apply(x, self.weight, self.split, self.scaled)
         return _Column.apply(x, self.weight, self.split)
 
 
@@ -175,13 +173,15 @@ class Row(nn.Module):
 
     def __init__(self, split: Split, name: str, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__()
-        self.split = split
+        self.split, self.scaled = split, scaled(split)
         self.weight = parameter(split, name, (outputs, inputs), 1, 0.02)
         self.bias = parameter(split, f"{name}.bias", (outputs,), None, 0.02) if bias else None
         if self.bias is not None:
             self.bias.partial = split.sequence
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.scaled:
+            return float8_layers.Row.apply(x, self.weight, self.split, self.scaled)
         return _Row.apply(x, self.weight, self.split)
 
 
@@ -191,12 +191,12 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, split: Split) -> Tensor:
         ctx.split = split
-        return _done((_scatter_sum if split.sequence else _sum)(x, split.group))
+        return done(split.reduce(x))
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         split = ctx.split
-        return (_done(_gather(gradient, split.group)) if split.sequence else gradient), None
+        return (done(gather(gradient, split.group, split.pieces)) if split.sequence else gradient), None
 
 
 class VocabularyEmbedding(nn.Module):
@@ -228,11 +228,11 @@ class _CrossEntropy(torch.autograd.Function):
         wanted = shifted.gather(-1, here.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
         dist.all_reduce(wanted, group=split.group)
         shares = shifted.exp_()
-        total = shares.sum(-1)
-        dist.all_reduce(total, group=split.group)
-        shares.div_(total.unsqueeze(-1))
+        whole = shares.sum(-1)
+        dist.all_reduce(whole, group=split.group)
+        shares.div_(whole.unsqueeze(-1))
         ctx.save_for_backward(shares, here, elsewhere)
-        return total.log() - wanted
+        return whole.log() - wanted
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:

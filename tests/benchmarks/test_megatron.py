@@ -25,8 +25,11 @@ def whole():
     [
         (2, "--tp 2"),
         (2, "--tp 2 --sequence-parallel --overlap-tensor --attention flash"),
+        (2, "--tp 2 --sequence-parallel --pieces 2"),
         (2, "--pp 2 --recompute full"),
         (2, "--distributed-optimizer --overlap-data"),
+        (2, "--distributed-optimizer --overlap-data --overlap-gather"),
+        (4, "--tp 2 --pp 2"),
         (4, "--tp 2 --pp 2 --sequence-parallel --recompute selective"),
     ],
 )
@@ -52,7 +55,12 @@ def test_layouts_of_a_llama(whole, layout):
 
 
 @pytest.mark.parametrize(
-    "precision", ["--dtype fp16 --recompute full", "--dtype bf16 --gradients fp32 --dropout 0 --float8"]
+    "precision",
+    [
+        "--dtype fp16 --recompute full",
+        "--dtype bf16 --gradients fp32 --dropout 0 --float8 delayed",
+        "--dtype bf16 --gradients fp32 --dropout 0 --float8 current --sequence-parallel --pieces 2",
+    ],
 )
 def test_low_precision_learns(precision):
     model = ("--layers", 2, "--hidden", 32, "--heads", 4, "--global-batch", 4)

@@ -14,7 +14,7 @@ from foretrain.device.arithmetic import rate
 from foretrain.device.calibration import Calibration, Measurement
 from foretrain.device.copies import COPY_LATENCY
 from foretrain.device.model import Estimate, OperatorModel
-from foretrain.device.stack import overlap_slowdown, stack_factor, stacks
+from foretrain.device.stack import HOST_LAUNCH, host_launch, overlap_slowdown, stack_factor, stacks
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, SECOND
@@ -185,11 +185,21 @@ def test_the_users_measurements_come_first():
 
 
 def test_stacks_and_overlap():
-    assert {stack_factor(device.preset(name), stack) for name in MODELS for stack in stacks()} == {1.0}
+    assert {stack_factor(device.preset("k80"), stack) for stack in stacks()} == {1.0}
+    assert all(0.8 < stack_factor(device.preset(name), stack) < 1.5 for name in MODELS for stack in stacks())
     with pytest.raises(ConfigError, match="stack: 'eagre' is unknown; did you mean 'eager'"):
         stack_factor(device.preset("h100"), "eagre")
     assert overlap_slowdown(device.preset("h100")) == pytest.approx(132 / 116)
     assert all(1.1 < overlap_slowdown(model.device) < 1.21 for model in MODELS.values())
+
+
+def test_a_stack_that_does_more_on_its_host():
+    assert host_launch(device.preset("h100"), "eager") == host_launch(device.preset("k80"), "compile") == HOST_LAUNCH
+    fitted = host_launch(device.preset("a100"), "megatron-deepspeed")
+    assert HOST_LAUNCH < fitted < 10 * HOST_LAUNCH
+    assert stack_factor(device.preset("a100"), "megatron-deepspeed") == 1.0  # one constant for each stack and GPU
+    with pytest.raises(ConfigError, match="stack: 'eagre' is unknown"):
+        host_launch(device.preset("h100"), "eagre")
 
 
 def test_the_table_has_the_gpus_that_presets_name():

@@ -29,3 +29,15 @@ def test_operators_of_gpus_alone_train(tmp_path: Path) -> None:
         dist.monitored_barrier(gloo)
         """,
     )
+
+
+def test_float8_products_into_a_given_tensor(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        a, b = (torch.randn(64, 32, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+        scale, out = torch.ones((), device="cuda"), torch.empty(64, 64, device="cuda", dtype=torch.bfloat16)
+        found = torch._scaled_mm(a, b.t(), scale_a=scale, scale_b=scale, out_dtype=out.dtype, out=out)
+        assert found is out and out.shape == (64, 64)
+        """,
+    )

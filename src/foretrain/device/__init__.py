@@ -12,7 +12,7 @@ From an ATen operator to its `Work`: `foretrain.device.aten`. What a user measur
 from foretrain.device.gpu import PRECISIONS, Arithmetic, Device, Kind, Precision, element_size
 from foretrain.device.model import Estimate, OperatorModel, Provenance
 from foretrain.device.presets import preset, preset_names
-from foretrain.device.stack import HOST_LAUNCH, overlap_slowdown, stack_factor, stacks
+from foretrain.device.stack import HOST_LAUNCH, host_launch, overlap_slowdown, stack_factor, stacks
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown, Work
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Unknown",
     "Work",
     "element_size",
+    "host_launch",
     "overlap_slowdown",
     "preset",
     "preset_names",

@@ -6,7 +6,7 @@ import tomllib
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foretrain import errors
 from foretrain.units import MICROSECOND, Time
@@ -44,10 +44,21 @@ def stack_factor(device: Device, stack: str | float) -> float:
     """
     with suppress(ValueError):
         return float(stack)
-    factors = _factors()
-    if stack not in factors:
-        raise errors.unknown("stack", stack, factors)
-    return float(factors[stack].get(device.name, factors[stack].get("default", 1.0)))
+    factors = _of(str(stack))
+    return float(factors.get(device.name, factors.get("default", 1.0)))
+
+
+def host_launch(device: Device, stack: str | float) -> Time:
+    """Host time of one operator of ``stack`` with a small kernel, on the servers that have this GPU.
+
+    `HOST_LAUNCH` where nothing was fitted: a framework that does more in Python around each kernel (hooks of
+    parameters, states of random numbers kept for recomputation, checks) has a ``host`` factor in ``stacks.toml``.
+    Nor is it known where ``stack`` is but a number. Raises ConfigError for a stack that ``stacks.toml`` does not have.
+    """
+    with suppress(ValueError):
+        float(stack)
+        return HOST_LAUNCH
+    return round(HOST_LAUNCH * float(_of(str(stack)).get("host", {}).get(device.name, 1.0)))
 
 
 def stacks() -> tuple[str, ...]:
@@ -55,6 +66,13 @@ def stacks() -> tuple[str, ...]:
     return tuple(_factors())
 
 
+def _of(stack: str) -> dict[str, Any]:
+    factors = _factors()
+    if stack not in factors:
+        raise errors.unknown("stack", stack, factors)
+    return factors[stack]
+
+
 @cache
-def _factors() -> dict[str, dict[str, float]]:
+def _factors() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("stacks.toml").read_text("utf-8"))

@@ -1,5 +1,5 @@
-"""Shape functions that PyTorch lacks of operators that only GPUs have: of fused recurrent cells, and of the batch norm
-whose statistics several GPUs share.
+"""Shape functions that PyTorch lacks of operators that only GPUs have: of fused recurrent cells, of the batch norm
+whose statistics several GPUs share, and of float8 products into a given tensor.
 
 Recurrent networks run cell by cell here, as on a GPU without cuDNN.
 """
@@ -69,6 +69,10 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tu
     return *gates, torch.empty_like(grad_hy), *biases
 
 
+def _scaled_product(left: Tensor, right: Tensor, *_: Any, out: Tensor, **__: Any) -> Tensor:
+    return out.resize_(left.shape[0], right.shape[1])
+
+
 _SHAPES: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": _batch_norm_stats,
     "batch_norm_gather_stats": _batch_norm_gather_stats,
@@ -76,6 +80,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "batch_norm_elemt": _batch_norm_elemt,
     "batch_norm_backward_reduce": _batch_norm_backward_reduce,
     "batch_norm_backward_elemt": _batch_norm_backward_elemt,
+    "_scaled_mm.out": _scaled_product,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
 }

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device import calls
-from foretrain.device.stack import overlap_slowdown, stack_factor
+from foretrain.device.stack import host_launch, overlap_slowdown, stack_factor
 from foretrain.errors import ConfigError, ForetrainError, PeerLost, StallError
 from foretrain.fakecuda.settings import Settings
 from foretrain.live.conductor import RankLost, Unfolded, conduct
@@ -141,7 +141,7 @@ def simulate(
     settings = dataclasses.replace(
         settings,
         factor=stack_factor(device, factor),
-        launch=settings.launch if launch is None else launch,
+        launch=host_launch(device, factor) if launch is None else launch,
     )
 
     def run(settings: Settings) -> _Done:

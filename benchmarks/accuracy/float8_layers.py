@@ -1,0 +1,174 @@
+"""Split layers whose products run in float8, as Transformer Engine's do in Megatron.
+
+Scales are those of the micro-batch before ("delayed"), so that a tensor is read once: the kernel that makes it float8
+also finds its greatest value, and after a norm it is the norm's own. Weights are cast once in a step. What the next
+product needs transposed, since Hopper's units take one layout only, is written along or transposed in float8. With a
+split sequence, activations and gradients are gathered in float8, at half the bytes. See Transformer Engine's
+``layernorm_linear.py`` and ``TransformerEngineBaseModule.grad_output_preprocess``.
+
+Departs in that scales come from one micro-batch, not from the greatest of up to 1,024, and in that on CPUs gradients of
+weights are added by another operator: on GPUs, as in Transformer Engine, the product itself adds to ``main_grad``
+(``fuse_wgrad_accumulation``), for which PyTorch's ``addmm`` stands, which knows float8 on simulated GPUs only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensor_exchange import Multiply, done, gather, gather_and_multiply, multiply_and_scatter, total, wait
+from torch import Tensor, nn
+
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+# `fuse` makes one kernel of each of the three.
+def greatest(x: Tensor) -> Tensor:
+    """The greatest absolute value of ``x``."""
+    return x.abs().amax().float()
+
+
+def cast(x: Tensor, largest: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """``x`` of shape (rows, columns) in ``kind``, what to multiply it by, and its greatest value; scaled to fit
+    ``largest``."""
+    bound = torch.finfo(kind).max
+    inverse = largest.clamp(min=1e-12) / bound
+    return (x.float() / inverse).clamp(-bound, bound).to(kind), inverse, x.abs().amax().float()
+
+
+def cast_and_turn(x: Tensor, largest: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`cast`, and its first result transposed."""
+    bound = torch.finfo(kind).max
+    inverse = largest.clamp(min=1e-12) / bound
+    found = (x.float() / inverse).clamp(-bound, bound).to(kind)
+    return found, inverse, x.abs().amax().float(), found.t().contiguous()
+
+
+def fuse() -> None:
+    """Lets the compiler make one kernel of each of the three functions above, for every shape that a model has."""
+    for function in (greatest, cast, cast_and_turn):
+        globals()[function.__name__] = torch.compile(function, recompile_limit=64)
+
+
+class Scaled:
+    """What a layer remembers between micro-batches.
+
+    Args:
+        delayed: whether scales are those of the micro-batch before, or of the tensor at hand, which is read once more.
+    """
+
+    def __init__(self, delayed: bool) -> None:
+        self.delayed = delayed
+        self._largest: dict[str, Tensor] = {}
+        self._weight: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def forget_weight(self) -> None:
+        """The weight has changed."""
+        self._weight = None
+
+    def _bound(self, role: str, x: Tensor) -> Tensor:
+        known = self._largest.get(role) if self.delayed else None
+        return greatest(x) if known is None else known
+
+    def cast(self, role: str, x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        found, inverse, self._largest[role] = cast(x, self._bound(role, x), kind)
+        return found, inverse
+
+    def cast_and_turn(self, role: str, x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        found, inverse, self._largest[role], turned = cast_and_turn(x, self._bound(role, x), kind)
+        return found, inverse, turned
+
+    def weight(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """In float8, its factor, and transposed; once in a step."""
+        if self._weight is None:
+            self._weight = self.cast_and_turn("weight", weight.detach(), FORWARD)
+        return self._weight
+
+
+def product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, out: torch.dtype) -> Tensor:
+    """``a @ b.T`` of (rows, inner) and (columns, inner), with their factors."""
+    return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out)
+
+
+def _into(of_a: Tensor, b: Tensor, of_b: Tensor) -> Multiply:
+    """Writes the `product` of what comes with ``b``."""
+
+    def multiply(a: Tensor, out: Tensor) -> None:
+        torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out.dtype, out=out)
+
+    return multiply
+
+
+def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor | None:
+    """Adds ``gradient @ x.T`` of (outputs, rows) and (inputs, rows) to ``main_grad`` where there is one."""
+    main = getattr(weight, "main_grad", None)
+    if main is None:
+        return product(gradient, factors[0], x, factors[1], weight.dtype)
+    if main.is_cuda:
+        main.addmm_(gradient, x.t())
+    else:
+        main.add_(product(gradient, factors[0], x, factors[1], weight.dtype))
+    return weight.arrived()
+
+
+class Column(torch.autograd.Function):
+    """Of a matrix split by its outputs: (sequence or a part of it, batch, inputs) to (sequence, batch, outputs)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, split: Any, scaled: Scaled) -> Tensor:
+        here, of_x = scaled.cast("input", x.flatten(0, 1), FORWARD)
+        matrix, of_matrix, _ = scaled.weight(weight)
+        ctx.save_for_backward(here, of_x)
+        ctx.weight, ctx.split, ctx.scaled = weight, split, scaled
+        if not split.sequence:
+            return product(here, of_x, matrix, of_matrix, x.dtype).unflatten(0, x.shape[:2])
+        out = x.new_empty(here.shape[0] * split.ranks, weight.shape[0])
+        gather_and_multiply(here, split.group, split.pieces, _into(of_x, matrix, of_matrix), out)
+        return out.unflatten(0, (-1, x.shape[1]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (here, of_x), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
+        again = gather(here, split.group, split.pieces) if split.sequence else None
+        found, of_found, turned = ctx.scaled.cast_and_turn("gradient", gradient.flatten(0, 1), BACKWARD)
+        _, of_matrix, matrix = ctx.scaled.weight(weight)
+        of_input = product(found, of_found, matrix, of_matrix, gradient.dtype).unflatten(0, gradient.shape[:2])
+        whole = done(again) if again else here
+        reduced = split.reduce(of_input)
+        if not split.overlap:
+            wait(reduced)
+        of_weight = accumulate(weight, turned, whole.t().contiguous(), (of_found, of_x))
+        return done(reduced), of_weight, None, None
+
+
+class Row(torch.autograd.Function):
+    """Of a matrix split by its inputs: (sequence, batch, inputs here) to (sequence or a part of it, batch, outputs)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, split: Any, scaled: Scaled) -> Tensor:
+        here, of_x, turned = scaled.cast_and_turn("input", x.flatten(0, 1), FORWARD)
+        matrix, of_matrix, _ = scaled.weight(weight)
+        ctx.save_for_backward(turned, of_x)
+        ctx.weight, ctx.split, ctx.scaled, ctx.batch = weight, split, scaled, x.shape[1]
+        if not split.sequence:
+            part = product(here, of_x, matrix, of_matrix, x.dtype)
+            return done(total(part, split.group)).unflatten(0, x.shape[:2])
+        out = x.new_empty(here.shape[0], weight.shape[0])
+        multiply = _into(of_x, matrix, of_matrix)
+        return multiply_and_scatter(here, split.group, split.pieces, multiply, out).unflatten(0, (-1, x.shape[1]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x, of_x), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
+        flat = gradient.flatten(0, 1)
+        _, of_matrix, matrix = ctx.scaled.weight(weight)
+        if split.sequence:
+            here, of_found = ctx.scaled.cast("gradient", flat, BACKWARD)
+            of_input = gradient.new_empty(x.shape[1], x.shape[0])
+            multiply = _into(of_found, matrix, of_matrix)
+            turned = gather_and_multiply(here, split.group, split.pieces, multiply, of_input).t().contiguous()
+        else:
+            found, of_found, turned = ctx.scaled.cast_and_turn("gradient", flat, BACKWARD)
+            of_input = product(found, of_found, matrix, of_matrix, gradient.dtype)
+        of_weight = accumulate(weight, turned, x, (of_found, of_x))
+        return of_input.unflatten(0, (-1, ctx.batch)), of_weight, None, None
