@@ -1,14 +1,15 @@
 """Which training scripts run on simulated GPUs: simulates every script of ``compatibility/`` and tabulates.
 
-python benchmarks/compatibility.py [--only NAME] [--json FILE] [--markdown] [--jobs N]
+python benchmarks/compatibility.py [--only NAME] [--json FILE] [--markdown [FILE]] [--jobs N]
 
-``--markdown`` writes docs/live/compatibility.md. Frameworks are found where Python finds them, e.g. on PYTHONPATH; one
-that is not installed is told as such.
+``--markdown`` writes docs/live/compatibility.md, if no other file is named. Frameworks are found where Python finds
+them, e.g. on PYTHONPATH; one that is not installed is told as such.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -27,9 +28,14 @@ PATIENCE = 900
 """Seconds after which a simulation is taken to hang."""
 
 
-TITAN = "torchtitan.train --module llama3 --config llama3_debugmodel --parallelism.spmd_backend partial_dtensor"
-
+TITAN = "torchtitan.train --module llama3 --parallelism.spmd_backend partial_dtensor --config"
+TYPES = "torchtitan.train --module llama3 --config llama3_debugmodel --parallelism.spmd_backend"
+DEBUG = f"{TITAN} llama3_debugmodel"
+LLAMA = f"{TITAN} llama3_8b --hf_assets_path tests/assets/tokenizer --dataloader.dataset c4_test --training.steps 4"
 EAGER = "--training.disable_cuda_graphs"
+TENSOR = "--parallelism.tensor_parallel_degree 2"
+COMPILE = "--compile.enable"
+PROFILER = "--profiler.enable_profiling --profiler.profile_freq 5"
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,14 @@ class Case:
         script: of ``compatibility/``, without its suffix, and its arguments; or with a dot, a module's name.
         cluster: simulated.
         needs: packages without which it cannot run.
+        why: it fails, where it is known to.
     """
 
     feature: str
     script: str
     cluster: str = "dgx-h100:1"
     needs: tuple[str, ...] = ()
+    why: str = ""
 
     @property
     def command(self) -> list[str]:
@@ -64,8 +72,13 @@ class Outcome:
     missing: str = ""
 
     @property
+    def works(self) -> bool:
+        """Whether it ran to its end, and took time."""
+        return self.step is not None
+
+    @property
     def verdict(self) -> str:
-        """For the table."""
+        """For the terminal."""
         if self.missing:
             return f"not installed ({self.missing})"
         return f"fails: {self.error}" if self.error else "works"
@@ -168,7 +181,7 @@ CASES = (
     Case("LSTM", "layers lstm"),
     Case("GRU", "layers gru"),
     Case("EmbeddingBag", "layers bag"),
-    Case("Sparse gradients, SparseAdam", "layers sparse"),
+    Case("Sparse gradients, SparseAdam", "layers sparse", why="sizes of sparse tensors hang on values"),
     Case("Conv3d", "layers conv3d"),
     Case("ConvTranspose2d", "layers transposed"),
     Case("Group, instance and RMS norms", "layers norms"),
@@ -197,15 +210,35 @@ CASES = (
     Case("Accelerate", "accelerated", needs=("accelerate",)),
     Case("Lightning, DDP", "lightning_trainer ddp", needs=("lightning",)),
     Case("Lightning, FSDP", "lightning_trainer fsdp", needs=("lightning",)),
-    Case("torchtitan, Llama 3 debug model, FSDP2", TITAN, needs=("torchtitan",)),
-    Case("torchtitan, tensor parallelism", f"{TITAN} --parallelism.tensor_parallel_degree 2", needs=("torchtitan",)),
-    Case("torchtitan, pipeline", f"{TITAN} {EAGER} --parallelism.pipeline_parallel_degree 2", needs=("torchtitan",)),
+    Case("torchtitan, Llama 3 8B, FSDP2", LLAMA, needs=("torchtitan",)),
     Case(
-        "torchtitan, context parallelism",
-        f"{TITAN} {EAGER} --parallelism.context_parallel_degree 2",
+        "torchtitan, Llama 3 8B, FSDP2 × tensor parallelism, compile",
+        f"{LLAMA} {TENSOR} {COMPILE}",
+        "dgx-h100:2",
+        ("torchtitan",),
+    ),
+    Case("torchtitan, debug model, FSDP2", DEBUG, needs=("torchtitan",)),
+    Case("torchtitan, debug model, SPMD by DTensors", f"{TYPES} full_dtensor", needs=("torchtitan",)),
+    Case(
+        "torchtitan, debug model, SPMD by types",
+        f"{TYPES} spmd_types",
+        needs=("torchtitan",),
+        why="torchtitan 0.3.0 gives `fully_shard(dp_mesh_dims=…)` plain tensors, and PyTorch 2.13 wants DTensors",
+    ),
+    Case("torchtitan, debug model, its profiler", f"{DEBUG} {PROFILER}", needs=("torchtitan",)),
+    Case("torchtitan, debug model, tensor parallelism", f"{DEBUG} {TENSOR}", needs=("torchtitan",)),
+    Case(
+        "torchtitan, debug model, pipeline",
+        f"{DEBUG} {EAGER} --parallelism.pipeline_parallel_degree 2",
+        needs=("torchtitan",),
+        why="torchtitan 0.3.0 hands micro-batches to `schedule.step(arg_mbs=…)`, which PyTorch 2.13 does not take",
+    ),
+    Case(
+        "torchtitan, debug model, context parallelism",
+        f"{DEBUG} {EAGER} --parallelism.context_parallel_degree 2",
         needs=("torchtitan",),
     ),
-    Case("torchtitan, compile", f"{TITAN} --compile.enable", needs=("torchtitan",)),
+    Case("torchtitan, debug model, compile", f"{DEBUG} {COMPILE}", needs=("torchtitan",)),
     Case("DeepSpeed, ZeRO-1", "zero 1", needs=("deepspeed",)),
     Case("DeepSpeed, ZeRO-2", "zero 2", needs=("deepspeed",)),
     Case("DeepSpeed, ZeRO-3", "zero 3", needs=("deepspeed",)),
@@ -219,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="cases whose script and arguments begin so", default="")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", action="store_true", help=f"write {TABLE.relative_to(HERE.parent)}")
+    parser.add_argument("--markdown", type=Path, nargs="?", const=TABLE, help="write the page of the documentation")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
     args = parser.parse_args(arguments)
     cases = [case for case in CASES if case.script.startswith(args.only)]
@@ -228,15 +261,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case, outcome in zip(cases, pool.map(outcome_of, cases), strict=True):
             rows.append((case, outcome))
             print(f"{case.feature:58} {case.script:32} {_milliseconds(outcome):>10}  {outcome.verdict}", flush=True)
-    works = sum(outcome.step is not None for _, outcome in rows)
+    works = sum(outcome.works for _, outcome in rows)
     print(f"{works} of {len(rows)} work")
     if args.json:
         told = [{"feature": case.feature, "script": case.script, "step": outcome.step, "verdict": outcome.verdict}
                 for case, outcome in rows]  # fmt: skip
         args.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     if args.markdown:
-        TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(markdown(rows), encoding="utf-8")
+        args.markdown.write_text(markdown(rows), encoding="utf-8")
 
 
 def outcome_of(case: Case) -> Outcome:
@@ -248,7 +280,9 @@ def outcome_of(case: Case) -> Outcome:
         told = Path(folder) / "told.json"
         command = [sys.executable, "-m", "foretrain", "simulate", "--cluster", case.cluster, "--json", str(told)]
         if case.needs == ("torchtitan",):
-            subprocess.run([sys.executable, SCRIPTS / "titan_assets.py"], cwd=folder, check=True)
+            quiet = subprocess.DEVNULL
+            assets = [sys.executable, SCRIPTS / "titan_assets.py"]
+            subprocess.run(assets, cwd=folder, stdout=quiet, stderr=quiet, check=True)
         try:
             done = subprocess.run(
                 [*command, "--", *case.command], capture_output=True, text=True, timeout=PATIENCE, check=False,
@@ -274,20 +308,61 @@ def _first_error(text: str) -> str:
 
 def markdown(rows: Sequence[tuple[Case, Outcome]]) -> str:
     """The page."""
-    works = sum(outcome.step is not None for _, outcome in rows)
+    works = sum(outcome.works for _, outcome in rows)
+    own = [row for row in rows if not row[0].needs]
+    frameworks = [row for row in rows if row[0].needs]
+    failing = [f"- {case.feature}: {_why(case, outcome)}." for case, outcome in rows if not outcome.works]
     lines = [
         "# What runs",
         "",
-        f"Scripts of `benchmarks/compatibility/`, simulated as they are; {works} of {len(rows)} work. Written by",
-        "`python benchmarks/compatibility.py --markdown`.",
+        f"{works} of {len(rows)} training scripts run on simulated GPUs, as they are, with Python",
+        f"{sys.version.split()[0]} and PyTorch {importlib.metadata.version('torch')}. They are in",
+        "`benchmarks/compatibility/`; torchtitan's is its own, with its own flags. The step is the forecast of one",
+        "iteration on the cluster beside it. This page is written by",
         "",
-        "| feature | script | cluster | step | |",
-        "| --- | --- | --- | ---: | --- |",
+        "```console",
+        "$ python benchmarks/compatibility.py --markdown",
+        "```",
+        "",
+        "## What does not run",
+        "",
+        *failing,
+        "",
+        "## Frameworks",
+        "",
+        *_table(frameworks),
+        "",
+        "## PyTorch",
+        "",
+        *_table(own),
     ]
-    for case, outcome in rows:
-        verdict = outcome.verdict.replace("|", "\\|")
-        lines.append(f"| {case.feature} | `{case.script}` | {case.cluster} | {_milliseconds(outcome)} | {verdict} |")
     return "\n".join(lines) + "\n"
+
+
+def _why(case: Case, outcome: Outcome) -> str:
+    """Why it does not run."""
+    if outcome.missing:
+        return f"not tried, as {outcome.missing} was not installed"
+    error = f"`{outcome.error.rstrip('.')}`"
+    return f"{case.why} ({error})" if case.why else error
+
+
+def _table(rows: Sequence[tuple[Case, Outcome]]) -> list[str]:
+    lines = ["| feature | script | cluster | | step |", "| --- | --- | --- | --- | ---: |"]
+    for case, outcome in rows:
+        versions = ", ".join(f"{name} {version}" for name in case.needs if (version := _version(name)))
+        feature = f"{case.feature} ({versions})" if versions else case.feature
+        verdict = "works" if outcome.works else "not tried" if outcome.missing else "fails"
+        lines.append(f"| {feature} | `{case.script}` | {case.cluster} | {verdict} | {_milliseconds(outcome)} |")
+    return lines
+
+
+def _version(package: str) -> str:
+    """Of an installed package; empty if it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _milliseconds(outcome: Outcome) -> str:

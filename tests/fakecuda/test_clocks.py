@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.fakecuda.simulated import simulated
 
 HOST = """
 import datetime, time
@@ -43,3 +46,28 @@ import asyncio
 asyncio.run(asyncio.sleep(0.01))
 """
     assert told(code) == "[] True\n"
+
+
+def test_polling_for_long_takes_few_queries_and_is_over_in_time(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        import time
+        a = torch.empty(8192, 8192, device="cuda")
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        since = time.perf_counter()
+        for _ in range(100):
+            a @ a
+        end.record()
+        queries = 0
+        while not end.query():
+            queries += 1
+        waited = time.perf_counter() - since
+        assert queries < 10_000, queries
+        computed = begin.elapsed_time(end) / 1e3
+        assert computed > 0.1
+        assert computed <= waited <= computed * (1 + 1 / 512) + 1e-5, (computed, waited)
+        """,
+    )

@@ -154,8 +154,8 @@ class Rank:
     def step(self, number, event):
         self.put(NOTE, code=STEP, a=number, b=event, host=self.clock)
 
-    def note(self, code, *, a=0, payload=b""):
-        self.put(NOTE, code=code, a=a, host=self.clock, payload=payload)
+    def note(self, code, *, a=0, b=0, payload=b""):
+        self.put(NOTE, code=code, a=a, b=b, host=self.clock, payload=payload)
 
     def frame(self, asking=False):
         header = HEADER.pack(len(self._records) // RECORD_LAYOUT.size, len(self._payloads), self.clock, asking, 0)

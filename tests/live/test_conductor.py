@@ -8,7 +8,8 @@ from foretrain.errors import Disagreement, PeerLost, StallError
 from foretrain.live.collectives import Part
 from foretrain.live.messages import End
 from foretrain.live.streams import Event
-from foretrain.live.wire import EVENT, QUERY_STREAM, STREAM, VALUES
+from foretrain.live.wire import EVENT, QUERY_EVENT, QUERY_STREAM, STREAM, VALUES
+from foretrain.units import SECOND
 from tests.live.player import play, shuffled
 
 
@@ -163,6 +164,34 @@ def test_a_stall_names_who_waits_for_whom():
     with pytest.raises(StallError) as caught:
         play(waits, waits, leaves, waits)
     assert caught.value.waits == ("ranks 0, 1 and 3 wait in all_reduce #2 of group [0..3] for rank 2, which has ended",)
+
+
+def test_polling_what_never_happens_is_a_stall():
+    def polls_for_a_day(rank):
+        rank.wait(0, rank.call(1, "all_reduce", 4))
+        event = rank.record(0)
+        while not (yield rank.ask(QUERY_EVENT, a=event)).failed:
+            assert rank.clock <= 24 * 3600 * SECOND
+            rank.clock += 3600 * SECOND
+
+    with pytest.raises(StallError, match=r"rank 0 has asked its GPU for a day") as caught:
+        play(polls_for_a_day, lambda rank: iter(()))
+    assert caught.value.waits == ("rank 0 waits in all_reduce #1 of group [0, 1] for rank 1, which has ended",)
+
+
+def test_polling_for_long_while_somebody_computes_is_none():
+    def polls(rank):
+        done = rank.call(1, "all_reduce", 4)
+        while not (yield rank.ask(QUERY_EVENT, a=done)).value:
+            rank.clock += 3600 * SECOND
+        yield rank.ask(EVENT, a=done)
+
+    def computes(rank):
+        rank.clock += 23 * 3600 * SECOND
+        rank.call(1, "all_reduce", 4)
+        yield rank.ask(STREAM, stream=1)
+
+    play(polls, computes)
 
 
 def test_a_stall_of_messages():

@@ -29,6 +29,11 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
         ("raise", 1, ["ValueError: everywhere", "failed on rank 0 with exit status 1"]),
         ("exit early", 2, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
         ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),
+        (
+            "polls",
+            2,
+            ["rank 0 has asked its GPU for a day", "rank 0 waits in all_reduce #3", "for rank 1, which has ended"],
+        ),
         ("mismatch", 2, ["rank 0 calls broadcast", "rank 1 calls all_reduce", "stood at"]),
         ("memory", 2, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 GiB"]),
         (
@@ -195,3 +200,14 @@ def test_reader_that_has_seen_enough_ends_the_command_quietly(running: Callable[
     one.process.stdout = None
     told = one.check_nothing_is_left()
     assert "Traceback" not in told
+
+
+@pytest.mark.usefixtures("device")
+def test_nothing_goes_on_for_a_reader_who_is_gone(running: Callable[..., Running]) -> None:
+    one = running("fault.py", "computes")
+    assert one.process.stdout
+    for _ in range(2):
+        assert one.process.stdout.readline() == "computes\n"
+    one.process.stdout.close()
+    one.process.stdout = None
+    assert "Traceback" not in one.check_nothing_is_left()

@@ -98,8 +98,11 @@ def test_notes_are_remembered():
         rank.clock = 8
         rank.note(ANNOTATION, a=1, payload=b"inner")
         rank.clock = 9
+        rank.note(ANNOTATION, a=1, b=2, payload=b"backward")
         rank.note(ANNOTATION)
         rank.note(ANNOTATION)
+        rank.clock = 12
+        rank.note(ANNOTATION, b=2)
         for peak in (5, 7):
             rank.note(MEMORY, payload=json.dumps({"peak": peak}).encode())
         rank.note(COST, payload=b'{"measured": 3}')
@@ -116,7 +119,25 @@ def test_notes_are_remembered():
         ("kernel", 1, "gemm", 0, 10),
         ("annotation", HOST, "inner", 8, 9),
         ("annotation", HOST, "forward", 0, 9),
+        ("annotation", HOST - 2, "backward", 9, 12),
     ]
+
+
+def test_ranges_are_kept_with_the_steps_that_were_launched_in_them():
+    def program(rank):
+        """Its host is two steps ahead of its GPU."""
+        rank.note(ANNOTATION, a=1, payload=b"epoch")
+        for step in range(1, 6):
+            rank.note(ANNOTATION, a=1, payload=b"step %d" % step)
+            rank.clock += 1
+            rank.kernels(1, 100)
+            rank.step(step, rank.record(1))
+            rank.note(ANNOTATION)
+        rank.note(ANNOTATION)
+        yield rank.frame()
+
+    chapter = play(program, kept=2).story.chapters[0]
+    assert [a.name for a in chapter.activities() if a.kind == "annotation"] == ["step 4", "step 5", "epoch"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), max_size=10))

@@ -120,6 +120,40 @@ def test_a_copy_is_no_kernel(tmp_path):
     assert [call["name"] for call in spans(document, "cuda_runtime")][1:] == ["cudaMemcpyAsync", "cudaMemsetAsync"]
 
 
+def test_ranges_of_the_host_have_a_lane_a_thread_and_shadows_on_the_gpu(tmp_path):
+    def program(rank):
+        rank.note(ANNOTATION, a=1, payload=b"outer")
+        for stream in (0, 3):
+            rank.note(ANNOTATION, a=1, payload=b"inner")
+            rank.clock += 10 * MICROSECOND
+            rank.kernels(stream, MS, MS)
+            rank.note(ANNOTATION)
+        rank.note(ANNOTATION, a=1, b=1, payload=b"elsewhere")
+        rank.clock += MICROSECOND
+        rank.note(ANNOTATION, b=1)
+        rank.note(ANNOTATION)
+        yield rank.ask(STREAM, stream=0)
+
+    document = read(*write_trace(play(program, kept=None).story, tmp_path / "t.json"))
+    threads = {
+        event["tid"]: event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"
+    }
+    on_host = [(threads[one["tid"]], one["name"], one["dur"]) for one in spans(document, "user_annotation")]
+    assert on_host == [
+        ("host", "inner", 10.0),
+        ("host", "inner", 10.0),
+        ("host", "outer", 21.0),
+        ("host, thread 1", "elsewhere", 1.0),
+    ]
+    shadows = [(one["tid"], one["name"], one["ts"], one["dur"]) for one in spans(document, "gpu_user_annotation")]
+    assert shadows == [
+        (7, "inner", 10.0, 2000.0),
+        (10, "inner", 20.0, 2000.0),
+        (7, "outer", 10.0, 2000.0),
+        (10, "outer", 20.0, 2000.0),
+    ]
+
+
 def test_kernels_of_a_stream_follow_each_other_and_names_of_files(tmp_path):
     paths = write_trace(played(3, 2), tmp_path / "t.json.gz")
     assert [path.name for path in paths] == ["t.rank0.json.gz", "t.rank1.json.gz"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from foretrain.cli.arguments import check_writable, patience
+from foretrain.cli.readers import while_read
 from foretrain.errors import ConfigError
 from foretrain.units import parse_time
 
@@ -125,7 +126,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
         raise ConfigError("compare", True, "has nothing to compare with", "name a policy: --schedule prophet --compare")
 
     def once(schedule: str | None, kept: int) -> Simulated:
-        with Progress(options.steps) as progress:
+        with while_read(), Progress(options.steps) as progress:
             return run(
                 script,
                 where,

@@ -7,5 +7,6 @@ rank's log (`foretrain.live.wire`). The rest of the package is Python around it:
 
 `operators` which operators have kernels on CUDA · `cuda`, `streams` and `graphs` what ``torch.cuda`` asks of its C part
 · `groups` process groups · `clocks` virtual time · `pricing` what an operator costs · `compiler` what ``torch.compile``
-does · `rank` one rank: the device activated, the script run · `zygote` the process that all ranks are forked from.
+does · `profiling` what ``torch.profiler`` shows · `rank` one rank: the device activated, the script run · `zygote` the
+process that all ranks are forked from.
 """

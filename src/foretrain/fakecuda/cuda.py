@@ -15,7 +15,7 @@ import torch.cuda.nccl
 import torch.cuda.random
 
 from foretrain.device import Device
-from foretrain.fakecuda import graphs, nvtx, storages, streams
+from foretrain.fakecuda import graphs, nvtx, profiling, storages, streams
 from foretrain.fakecuda.replacing import put
 
 CUDA = "12.8"
@@ -57,6 +57,7 @@ def install(device: ModuleType, properties: Properties) -> None:
     streams.install(device)
     graphs.install(device)
     nvtx.install(device)
+    profiling.install(device)
     put(torch._C, **_functions(device, properties), _CudaDeviceProperties=Properties)
     put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
     put(torch._C, **{name: type(name, (), {}) for name in _ABSENT_TYPES if not hasattr(torch._C, name)})

@@ -18,13 +18,13 @@ def install(device: ModuleType) -> None:
 
     def push(message: str) -> int:
         nonlocal depth
-        device.note(device.ANNOTATION, 1, 0, str(message).encode())
+        device.annotate(str(message))
         depth += 1
         return depth - 1
 
     def pop() -> int:
         nonlocal depth
-        device.note(device.ANNOTATION, 0, 0, b"")
+        device.annotate_end()
         depth = max(0, depth - 1)
         return depth
 

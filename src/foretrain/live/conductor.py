@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
 from foretrain.live.folding import Folding, Message
@@ -24,8 +24,8 @@ from foretrain.live.groups import who
 from foretrain.live.questions import Looks, Question
 from foretrain.live.starts import Traffic
 from foretrain.live.story import Story
-from foretrain.live.wire import ASK, LEAVE, Frame, answer, frames
-from foretrain.units import Time, format_time
+from foretrain.live.wire import ASK, FORGET, LEAVE, Frame, answer, frames
+from foretrain.units import SECOND, Time, format_time
 from foretrain.virtual.world import VirtualWorld
 
 Waiting = Callable[[tuple[int, ...], float], None]
@@ -35,6 +35,9 @@ _QUIET: Final = 1.0
 """Seconds without a word from any rank after which that is told."""
 _LAST_WORDS: Final = 2.0
 """Seconds that ranks have to come to a stop when one of them is lost."""
+_IN_VAIN: Final[Time] = 24 * 3600 * SECOND
+"""Virtual time after which a rank that does nothing but ask whether something has happened is told that it never will.
+Long enough for every timeout that a script may have of its own."""
 _READ: Final = 1 << 20
 
 
@@ -65,15 +68,18 @@ class Live:
         clock: the least that its host's clock can be.
         question: what it has stopped for; None if it runs.
         left: whether it has ended as it should.
+        in_vain: since when, by its clock, it has done nothing but ask whether something has happened of which nobody
+            knows when it will; None if it has not.
     """
 
-    __slots__ = ("clock", "gpu", "left", "number", "question")
+    __slots__ = ("clock", "gpu", "in_vain", "left", "number", "question")
 
     def __init__(self, number: int, gpu: Gpu) -> None:
         self.number, self.gpu = number, gpu
         self.clock: Time = 0
         self.question: Question | None = None
         self.left = False
+        self.in_vain: Time | None = None
 
 
 class Conductor:
@@ -120,7 +126,10 @@ class Conductor:
         """
         rank = self._ranks[number]
         asks = bool(frame.entries) and frame.entries[-1].kind == ASK
-        rank.gpu.take(frame.entries[:-1] if asks else frame.entries)
+        told = frame.entries[:-1] if asks else frame.entries
+        rank.gpu.take(told)
+        if any(entry.kind != FORGET for entry in told):
+            rank.in_vain = None
         rank.clock = max(rank.clock, frame.host)
         if not asks:
             return
@@ -141,10 +150,7 @@ class Conductor:
         """
         self._world.advance(min((rank.clock for rank in self._running()), default=_FOREVER))
         if not self.over and not self._running():
-            self._check_folding()
-            self._meetings.disagreements()
-            waits = [*self._waits(), *self._meetings.schedules.waiting()]
-            raise StallError("all ranks wait, and nothing more can happen:", waits)
+            self._stall("all ranks wait, and nothing more can happen:")
 
     def finish(self) -> None:
         """Lets happen what is left to happen when all ranks have left."""
@@ -182,17 +188,35 @@ class Conductor:
         if self._meetings.mail.unfolded:
             raise Unfolded(tuple(dict.fromkeys(self._meetings.mail.unfolded)))
 
+    def _stall(self, what: str) -> NoReturn:
+        self._check_folding()
+        self._meetings.disagreements()
+        raise StallError(what, [*self._waits(), *self._meetings.schedules.waiting()])
+
     def _running(self) -> list[Live]:
         return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
 
     def _reply(self, rank: Live, time: Time, data: bytes) -> None:
-        question, rank.question = rank.question, None
+        question = rank.question
         assert question is not None
+        self._check_patience(rank, question)
+        rank.question = None
         self._story.chapters[rank.number].stopped(question.code, question.host, time)
         rank.clock = time
         if not rank.left:
             self._world.hold(time)
         self._send(rank.number, data)
+
+    def _check_patience(self, rank: Live, question: Question) -> None:
+        """Raises if ``rank`` polls what never happens: all others have come as far as they can when it is told no."""
+        if not question.queries or question.known():
+            rank.in_vain = None
+            return
+        self._check_folding()
+        if rank.in_vain is None:
+            rank.in_vain = question.host
+        elif question.host - rank.in_vain > _IN_VAIN:
+            self._stall(f"rank {rank.number} has asked its GPU for a day if it is done, and nothing more can happen:")
 
     def _waits(self, lacking: int | None = None) -> list[str]:
         """Who waits for what; if ``lacking`` is given, only those that wait for that rank."""

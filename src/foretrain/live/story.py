@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foretrain.live.scheduling import Schedule
 
 HOST = -1
-"""The stream of what the script does itself."""
+"""The stream of what the script does itself; of its host's thread n, that less n."""
 _WARMUP = 2
 """Steps in which memory is allocated and the optimizer makes its state."""
 _LONG = 100_000
@@ -58,7 +58,7 @@ class Activity(NamedTuple):
 
     Attributes:
         kind: a kernel, a communication, or a range that the script has named.
-        stream: number, or `HOST`.
+        stream: number; of what the host does, `HOST` and below.
         name: of the kernel, operation or range.
         reached: when its stream got there.
         start: when it began: a communication, when all members had come.
@@ -139,7 +139,7 @@ class Chapter:
         self._began: dict[object, Time] = {}
         self._runs: list[tuple[int, Time, Time, Time, tuple[Any, ...]]] = []
         self._operations: list[Activity] = []
-        self._ranges: list[tuple[Time, bool, str]] = []
+        self._ranges: dict[int, list[tuple[Time, bool, str]]] = {}
 
     def ran(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> None:
         """A run of kernels was over at ``end``; ``stream`` got to it when ``reached``."""
@@ -188,7 +188,7 @@ class Chapter:
     def note(self, note: Entry) -> None:
         """Remembers what the rank says."""
         if note.code == ANNOTATION and self.traced:
-            self._ranges.append((note.host, bool(note.a), note.payload.decode()))
+            self._ranges.setdefault(note.b, []).append((note.host, bool(note.a), note.payload.decode()))
         elif note.code == NAME:
             self._names[note.a] = note.payload.decode()
         elif note.code == MEMORY:
@@ -240,13 +240,14 @@ class Chapter:
         for stream, reached, begin, end, run in sorted(self._runs, key=lambda run: run[0]):
             yield from self._kernels(stream, reached, begin, end, run)
         yield from sorted(self._operations, key=lambda operation: operation.stream)
-        open_ranges: list[tuple[Time, str]] = []
-        for host, begins, name in self._ranges:
-            if begins:
-                open_ranges.append((host, name))
-            elif open_ranges:
-                begin, name = open_ranges.pop()
-                yield Activity("annotation", HOST, name, begin, begin, host)
+        for thread, marks in sorted(self._ranges.items()):
+            open_ranges: list[tuple[Time, str]] = []
+            for host, begins, name in marks:
+                if begins:
+                    open_ranges.append((host, name))
+                elif open_ranges:
+                    begin, name = open_ranges.pop()
+                    yield Activity("annotation", HOST - thread, name, begin, begin, host)
 
     def _kernels(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> Iterator[Activity]:
         """The kernels of a run: as launched, or behind each other and stretched if communication slowed them."""
@@ -274,7 +275,10 @@ class Chapter:
         self._runs = [run for run in self._runs if run[3] > since]
         self._operations = [operation for operation in self._operations if operation.end > since]
         self.stops = [stop for stop in self.stops if stop.answered > since]
-        self._ranges = _whole([mark for mark in self._ranges if mark[0] > since])
+        # The host may be far ahead of its GPU: what it names is as old as what it launched, not as what ran meanwhile.
+        launched = self.marks.get(self.steps[-self._kept].number - 1, 0)
+        for thread, marks in self._ranges.items():
+            self._ranges[thread] = _since(launched, marks)
 
 
 def covered(spans: list[Time], begin: Time, end: Time) -> Time:
@@ -296,17 +300,20 @@ def _after(now: Time, spans: list[Time]) -> list[Time]:
     return pairs[pairs[:, 1] > now].ravel().tolist()
 
 
-def _whole(marks: list[tuple[Time, bool, str]]) -> list[tuple[Time, bool, str]]:
-    """Without the ends whose begins are gone."""
-    kept: list[tuple[Time, bool, str]] = []
-    depth = 0
-    for mark in marks:
-        depth += 1 if mark[1] else -1
-        if depth < 0:
-            depth = 0
-        else:
-            kept.append(mark)
-    return kept
+def _since(time: Time, marks: list[tuple[Time, bool, str]]) -> list[tuple[Time, bool, str]]:
+    """Of the begins and ends of nested ranges, those of all that ended after ``time`` or have not."""
+    kept: list[tuple[Time, bool, str] | None] = list(marks)
+    begins: list[int] = []
+    for index, (host, opens, _) in enumerate(marks):
+        if opens:
+            begins.append(index)
+            continue
+        begin = begins.pop() if begins else None
+        if begin is None or host <= time:
+            kept[index] = None
+            if begin is not None:
+                kept[begin] = None
+    return [mark for mark in kept if mark is not None]
 
 
 class Story:

@@ -100,7 +100,8 @@ MEMORY: Final = 1
 WARNING: Final = 2
 """Note: payload text, for the user."""
 ANNOTATION: Final = 3
-"""Note: a range of the script begins (``a`` 1) or ends (``a`` 0) at ``host``; payload its name."""
+"""Note: a range that the script has named begins (``a`` 1) or ends (``a`` 0) at ``host``; payload its name. ``b`` is
+the number of the host's thread, 0 the script's own; ranges of a thread are nested."""
 COST: Final = 4
 """Note: payload JSON, how much predicted time came from which provenance, and which operators are unknown."""
 NAME: Final = 5

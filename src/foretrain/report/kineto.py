@@ -14,12 +14,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretrain.device import Device
+from foretrain.fakecuda import nccl
 from foretrain.fakecuda.settings import LAUNCH
 from foretrain.files import write_atomically
 from foretrain.live.critical_path import MESSAGES
@@ -30,26 +32,12 @@ from foretrain.units import MICROSECOND, NANOSECOND, Time
 
 _HOST_PROCESS = 100_000
 """Of rank 0; above all numbers of GPUs, whose processes they share a file with."""
+_THREADS = 1_000_000
+"""Between the numbers of a rank's threads."""
 _FIRST = 1 << 16
 """Number of the first launch: in a short trace Holistic Trace Analysis keeps small ones in too few bits for its own."""
 _RANKS_SHOWN = 30
 """Members of a group that are listed, as Kineto does."""
-_KERNELS = {
-    "all_reduce": "AllReduce",
-    "all_gather": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "broadcast": "Broadcast",
-    "reduce": "Reduce",
-    "barrier": "AllReduce",
-}
-"""NCCL's own; everything else it does by sends and receives."""
-_NAMES = {
-    "all_reduce": "allreduce",
-    "all_gather": "_allgather_base",
-    "reduce_scatter": "_reduce_scatter_base",
-    "all_to_all": "all_to_all",
-}
-"""What ProcessGroupNCCL calls them, where that is another name."""
 
 
 def write_trace(
@@ -159,11 +147,12 @@ class _Rank:
         """All: names of lanes, then the host, then launches with what they launched."""
         activities = list(self._chapter.activities())
         launches = sorted(self._launches(activities), key=lambda launch: (launch.host, launch.begin, launch.stream))
-        yield from self._lanes(sorted({launch.stream for launch in launches}))
-        yield from self._steps()
-        for activity in activities:
-            if activity.kind == "annotation":
-                yield self._on_host("user_annotation", activity.name, activity.start, activity.end, {})
+        ranges = [*self._steps(), *(activity for activity in activities if activity.kind == "annotation")]
+        threads = sorted({HOST - one.stream for one in ranges} | {0})
+        yield from self._lanes(threads, sorted({launch.stream for launch in launches}))
+        for one in ranges:
+            yield self._on_host("user_annotation", one.name, one.start, one.end, {}, HOST - one.stream)
+        yield from _on_the_gpu(ranges, launches)
         yield from self._stops()
         before = 0
         for number, launch in enumerate(launches, _FIRST):
@@ -171,13 +160,13 @@ class _Rank:
             yield from self._launch(number, launch, max(launch.host - cost, before))
             before = launch.host
 
-    def _steps(self) -> Iterator[dict[str, Any]]:
+    def _steps(self) -> Iterator[Activity]:
         """A range for each step that was kept, where the host made it, as ``profiler.step()`` marks them."""
         marks, since = self._chapter.marks, self._chapter.since
         for step in self._chapter.steps:
             if step.begin >= since and step.number in marks:
                 begin = marks.get(step.number - 1, 0)
-                yield self._on_host("user_annotation", f"ProfilerStep#{step.number}", begin, marks[step.number], {})
+                yield Activity("annotation", HOST, f"ProfilerStep#{step.number}", begin, begin, marks[step.number])
 
     def _stops(self) -> Iterator[dict[str, Any]]:
         for stop in self._chapter.stops:
@@ -197,13 +186,18 @@ class _Rank:
         yield {"ph": "s", "pid": self._process, "tid": self._process, "ts": _microseconds(begin)} | arrow
         yield {"ph": "f", "pid": device, "tid": stream, "ts": _microseconds(launch.begin), "bp": "e"} | arrow
 
-    def _on_host(self, category: str, name: str, begin: Time, end: Time, args: dict[str, Any]) -> dict[str, Any]:
-        return _event(category, name, self._process, self._process, begin, end, args)
+    def _on_host(
+        self, category: str, name: str, begin: Time, end: Time, args: dict[str, Any], thread: int = 0
+    ) -> dict[str, Any]:
+        return _event(category, name, self._process, self._process + thread * _THREADS, begin, end, args)
 
-    def _lanes(self, streams: list[int]) -> Iterator[dict[str, Any]]:
+    def _lanes(self, on_host: list[int], streams: list[int]) -> Iterator[dict[str, Any]]:
         """What processes and threads are called, and their order."""
         processes = {self._process: ("CPU", -1)} | {s >> 16: (f"GPU {s >> 16}", 1 + (s >> 16)) for s in streams}
-        threads = [(self._process, self._process, "host")]
+        threads = [
+            (self._process, self._process + thread * _THREADS, f"host, thread {thread}" if thread else "host")
+            for thread in on_host
+        ]
         threads += [(stream >> 16, _stream(stream), f"stream {_stream(stream)}") for stream in streams]
         for process, (label, order) in processes.items():
             for kind, args in (
@@ -229,7 +223,7 @@ class _Rank:
 
     def _collective(self, one: Activity) -> _Launch:
         sent, received = _elements(one.name, one.size, max(len(one.group), 1))
-        name = _NAMES.get(one.name, one.name)
+        name = nccl.call_of(one.name)
         details = {
             "Collective name": name,
             "In msg nelems": sent,
@@ -239,11 +233,9 @@ class _Rank:
             **self._group(one.group),
             "Waiting for members (us)": _microseconds(one.start - one.reached),
         }
-        kernel = f"ncclDevKernel_{_KERNELS.get(one.name, 'SendRecv')}"
-        call = f"nccl:{name}"
-        return _Launch(
-            call, "cudaLaunchKernelExC", kernel, "communication", one.stream, one.launch, one.reached, one.end, details
-        )
+        call, kernel = "cudaLaunchKernelExC", nccl.kernel_of(one.name)
+        where = one.stream, one.launch, one.reached, one.end
+        return _Launch(f"nccl:{name}", call, kernel, "communication", *where, details)
 
     def _batch(self, messages: list[Activity]) -> _Launch:
         first, end = messages[0], max(one.end for one in messages)
@@ -260,7 +252,7 @@ class _Rank:
             "Messages": [f"{one.name} {one.group[0]} to {one.group[1]}, {one.size:,} B" for one in messages],
             "Waiting for members (us)": _microseconds(min(one.start for one in messages) - first.reached),
         }
-        call, kernel = "cudaLaunchKernelExC", "ncclDevKernel_SendRecv"
+        call, kernel = "cudaLaunchKernelExC", nccl.kernel_of("send")
         where = first.stream, first.launch, first.reached, end
         return _Launch(f"nccl:{name}", call, kernel, "communication", *where, details)
 
@@ -269,6 +261,17 @@ class _Rank:
         shown = ", ".join(map(str, members[:_RANKS_SHOWN])) + (", ..." if len(members) > _RANKS_SHOWN else "")
         number = self._groups.setdefault(members, len(self._groups))
         return {"Process Group Name": str(number), "Process Group Ranks": f"[{shown}]"}
+
+
+def _on_the_gpu(ranges: Iterable[Activity], launches: Sequence[_Launch]) -> Iterator[dict[str, Any]]:
+    """For each range, on each stream, what was launched in it: from the first's begin to the last's end."""
+    times = [launch.host for launch in launches]
+    for one in ranges:
+        inside = launches[bisect_right(times, one.start) : bisect_right(times, one.end)]
+        for stream in sorted({launch.stream for launch in inside}):
+            here = [launch for launch in inside if launch.stream == stream]
+            begin, end = min(launch.begin for launch in here), max(launch.end for launch in here)
+            yield _event("gpu_user_annotation", one.name, stream >> 16, _stream(stream), begin, end, {})
 
 
 def _kernel(one: Activity) -> _Launch:

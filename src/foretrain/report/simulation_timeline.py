@@ -101,8 +101,8 @@ def _of_rank(chapter: Chapter, begin: Time, end: Time) -> Iterator[tuple[str, li
         if activity.reached < end and activity.end > begin:
             streams.setdefault(activity.stream, []).extend(_bars(activity, begin, end))
     name = f"<b>rank {chapter.rank}</b> "
-    for stream, bars in sorted(streams.items(), key=lambda item: (item[0] == HOST, item[0])):
-        label = "host" if stream == HOST else f"stream {stream & 0xFFFF}"
+    for stream, bars in sorted(streams.items(), key=lambda item: (item[0] <= HOST, abs(item[0]))):
+        label = f"stream {stream & 0xFFFF}" if stream > HOST else "host" if stream == HOST else "host, behind"
         yield name + label, thin([bar for bar in bars if bar.length > 0], end - begin)
         name = ""
 

@@ -30,6 +30,12 @@ if fault == "raise":
     raise ValueError("everywhere")
 if fault == "exit early" and rank == 1:
     sys.exit()
+if fault == "polls" and rank == 1:
+    sys.exit()
+if fault == "polls":
+    work = dist.all_reduce(layer.weight.grad, async_op=True)
+    while not work.is_completed():
+        pass
 if fault == "killed" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if fault == "mismatch":

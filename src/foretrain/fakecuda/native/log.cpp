@@ -15,7 +15,13 @@ namespace foretrain {
 namespace {
 
 constexpr std::size_t LONG_LOG = 512;  // records after which a rank tells the conductor, so that others may go on
-constexpr Time POLL = 1'000'000;  // what cudaEventQuery costs the host: else a loop that polls would never see time pass
+
+// # Note [Polling]
+// cudaEventQuery costs the host a microsecond: else a loop that polls would never see time pass. While a loop does
+// nothing else, it costs it 1/512 of the time that the loop has taken, if that is longer, so that waiting long takes a
+// few thousand queries, not millions, and is over 0.2 % late at most.
+constexpr Time POLL = 1'000'000;
+constexpr Time POLLS = 512;
 
 // Of all threads of this process, ps.
 Time cpu_time() {
@@ -38,6 +44,11 @@ class WithoutInterpreter {
 };
 
 }  // namespace
+
+std::int64_t& profiled_function() {
+  static thread_local std::int64_t function = -1;
+  return function;
+}
 
 Log& log() {
   static Log* log = new Log;  // never destroyed: tensors may outlive static objects
@@ -82,6 +93,7 @@ void Log::put(StreamKey stream, const Cost& cost, bool recomputing) {
   }
   counts_.by_name[cost.name] += cost.duration;
   counts_.spreads[cost.name] += static_cast<double>(cost.duration) * cost.sigma;
+  EventId before = watching_ ? record(stream) : 0;
   Run& run = run_on(stream);
   run.work += cost.duration;
   run.floor = std::max(run.floor, now) + cost.duration;
@@ -90,6 +102,8 @@ void Log::put(StreamKey stream, const Cost& cost, bool recomputing) {
     wire::Kernel kernel{cost.name, cost.provenance, now, cost.duration};
     run.traced.append(reinterpret_cast<const char*>(&kernel), sizeof kernel);
   }
+  if (watching_)
+    launches_.push_back({wire::RUN, cost.name, stream, now, before, record(stream), 0, 0, profiled_function()});
 }
 
 Counts Log::counts() {
@@ -148,6 +162,7 @@ EventId Log::collective(StreamKey stream, wire::Operation operation, std::int64_
   if (captured_) {
     return capture([=, this](Replay& now) { return collective(now.stream(stream), operation, group, bytes, root, {}); });
   }
+  EventId before = watching_ ? this->record(stream) : 0;
   close(run_on(stream));
   auto& record = write(wire::COLLECTIVE, stream, contribution);
   record.code = operation;
@@ -155,6 +170,9 @@ EventId Log::collective(StreamKey stream, wire::Operation operation, std::int64_
   record.b = group;
   record.c = bytes;
   record.extra = static_cast<std::uint32_t>(root);
+  if (watching_)
+    launches_.push_back(
+        {wire::COLLECTIVE, operation, stream, host(), before, events_, group, bytes, profiled_function()});
   send_if_long();
   return events_;
 }
@@ -166,6 +184,7 @@ EventId Log::message(StreamKey stream, bool receive, std::int64_t group, int pee
     return capture(
         [=, this](Replay& now) { return message(now.stream(stream), receive, group, peer, bytes, more, {}); });
   }
+  EventId before = watching_ ? this->record(stream) : 0;
   close(run_on(stream));
   auto& record = write(wire::MESSAGE, stream, contribution);
   record.flag = more;
@@ -174,6 +193,8 @@ EventId Log::message(StreamKey stream, bool receive, std::int64_t group, int pee
   record.b = group;
   record.c = bytes;
   record.extra = static_cast<std::uint32_t>(peer);
+  if (watching_)
+    launches_.push_back({wire::MESSAGE, receive, stream, host(), before, events_, group, bytes, profiled_function()});
   if (!more) send(wire::RUNNING);  // the peer waits for it
   return events_;
 }
@@ -197,7 +218,29 @@ void Log::group(std::int64_t number, std::int64_t family, const std::vector<std:
 void Log::forget(EventId event) {
   if (event <= 0) return;
   std::lock_guard lock(mutex_);
-  forgotten_.push_back(event);
+  (watching_ ? held_ : forgotten_).push_back(event);
+}
+
+void Log::watch() {
+  std::lock_guard lock(mutex_);
+  watching_ = true;
+  launches_.clear();
+}
+
+std::vector<Launch> Log::watched() {
+  std::lock_guard lock(mutex_);
+  watching_ = false;
+  return std::exchange(launches_, {});
+}
+
+void Log::release(const std::vector<Launch>& launches) {
+  std::lock_guard lock(mutex_);
+  forgotten_.insert(forgotten_.end(), held_.begin(), held_.end());
+  held_.clear();
+  for (const auto& launch : launches) {
+    forgotten_.push_back(launch.before);
+    if (launch.kind == wire::RUN) forgotten_.push_back(launch.after);  // others have owners
+  }
 }
 
 void Log::tasks(std::int64_t number, StreamKey lane, std::string_view announcement) {
@@ -258,6 +301,12 @@ void Log::replay(const Graph& graph, StreamKey stream) {
   for (auto [captured, event] : now.events) forget(event);
 }
 
+Time Log::poll() {
+  std::int64_t launched = counts_.kernels + events_;
+  if (std::exchange(polled_, launched) != launched) polling_since_ = host();
+  return std::max(POLL, (host() - polling_since_) / POLLS);
+}
+
 Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::int64_t b, bool yielding) {
   WithoutInterpreter others_may_run(yielding);
   std::lock_guard lock(mutex_);
@@ -267,7 +316,7 @@ Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::
   TORCH_CHECK(!captured_ || allowed, "CUDA error: operation not permitted when stream is capturing");
   TORCH_CHECK(connected(), "the simulated GPU has no conductor to ask; start the script with `foretrain simulate`");
   close_all();
-  if (question == wire::QUERY_STREAM || question == wire::QUERY_EVENT) spend(POLL);
+  if (question == wire::QUERY_STREAM || question == wire::QUERY_EVENT) spend(poll());
   auto& record = write(wire::ASK, stream);
   record.code = question;
   record.a = a;

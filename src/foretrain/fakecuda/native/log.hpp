@@ -48,6 +48,17 @@ struct Answer {
   std::string payload;
 };
 
+// What a profiler in the script is told of one launch. It ran from the later of `before` and `host` to `after`.
+struct Launch {
+  wire::Kind kind;     // RUN of a single kernel, COLLECTIVE or MESSAGE
+  std::int32_t code;   // number of the kernel's name, the operation, or 1 of a message that is received
+  StreamKey stream;
+  Time host;           // when it had been launched
+  EventId before, after;
+  std::int64_t group, bytes;
+  std::int64_t function;  // in which it was launched, see Note [Profiled functions]; -1 if in none
+};
+
 // # Note [CUDA graphs]
 // While a graph is captured, what is launched does not reach the conductor but is kept, with events that are negative:
 // they happen in no world, so that waiting for one outside of the graph is nothing. Replaying launches all of it again,
@@ -85,6 +96,13 @@ class Log {
   Time launch() const { return launch_; }
   // Sends every kernel of a run along with it.
   void set_tracing(bool tracing) { tracing_ = tracing; }
+  bool tracing() const { return tracing_; }
+
+  // Remembers launches from here on, with events before and behind them. Changes no time: recording costs none.
+  void watch();
+  // Ends that; the launches since, whose events live until `release`.
+  std::vector<Launch> watched();
+  void release(const std::vector<Launch>& launches);
 
   // One kernel behind what is on `stream`.
   void kernel(StreamKey stream, const Cost& cost, bool recomputing = false);
@@ -135,6 +153,8 @@ class Log {
   void send_if_long();
   void send_all(const void* data, std::size_t size);
   void receive_all(void* data, std::size_t size);
+  // What one more query costs the host; see Note [Polling].
+  Time poll();
 
   std::recursive_mutex mutex_;
   std::atomic<Time> host_{0};
@@ -149,7 +169,15 @@ class Log {
   std::string payload_;
   std::vector<Run> runs_;  // a handful of streams at most: searched from the last used
   std::vector<EventId> forgotten_;
+  std::int64_t polled_ = -1;  // launches and events when the host last asked whether something has happened
+  Time polling_since_ = 0;
+  bool watching_ = false;
+  std::vector<Launch> launches_;
+  std::vector<EventId> held_;  // forgotten while they were watched
 };
+
+// The function that this thread is in, of those that a profiler observes; -1 if in none.
+std::int64_t& profiled_function();
 
 // The one log of this process.
 Log& log();

@@ -7,6 +7,7 @@
 #include "group.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
+#include "profiler.hpp"
 
 namespace py = pybind11;
 using namespace foretrain;
@@ -157,6 +158,16 @@ py::list described(const std::vector<SegmentInfo>& segments, int device) {
   return all;
 }
 
+// For `foretrain.fakecuda.profiling`.
+py::tuple described(const Profile& profile) {
+  py::list functions, launches;
+  for (const auto& one : profile.functions)
+    functions.append(py::make_tuple(one.thread, one.begin, one.end, one.real_begin, one.real_end));
+  for (const auto& [one, begin, end] : profile.launches)
+    launches.append(py::make_tuple(name_of(one), one.stream, one.host, begin, end, one.bytes, one.function));
+  return py::make_tuple(functions, launches);
+}
+
 int device_or_current(int device) { return device < 0 ? current_device() : device; }
 
 }  // namespace
@@ -248,8 +259,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("STEP") = static_cast<int>(wire::STEP);
   m.attr("MEMORY") = static_cast<int>(wire::MEMORY);
   m.attr("WARNING") = static_cast<int>(wire::WARNING);
-  m.attr("ANNOTATION") = static_cast<int>(wire::ANNOTATION);
   m.attr("COST") = static_cast<int>(wire::COST);
+  m.def("annotate", [](const std::string& name) { annotate(name); });
+  m.def("annotate_end", &annotate_end);
+  m.def("begin_profile", &begin_profile);
+  m.def("end_profile", [](bool launches) { return described(end_profile(launches)); });
   m.def("record", [] { return log().record(current_key(current_device())); });
   m.def("new_stream", [] { return new_stream(current_device()); });
   m.def("wait", [](EventId event) { log().wait(current_key(current_device()), event); });
