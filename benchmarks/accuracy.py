@@ -78,7 +78,7 @@ LONG = 2500
 """Micro-batches that a simulation may execute, over all of its live ranks, to be taken unless all are asked for; about
 five minutes on a machine with 2 cores."""
 
-QUICK = ("torchtitan-0001", "torchtitan-0036", "llmfoundry-0090")
+QUICK = ("torchtitan-0001", "torchtitan-0036", "llmfoundry-0089")
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +309,11 @@ def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
 
 
 ANCHORS = {
-    ("H100-HBM2e", "torchtitan"): ("torchtitan-0001",),
-    ("A100", "torchtitan"): ("torchtitan-0036",),
+    ("H100-HBM2e", "torchtitan"): ("torchtitan-0001", "torchtitan-0006"),
+    ("A100", "torchtitan"): ("torchtitan-0036", "torchtitan-0035"),
     ("H200", "torchtitan"): ("torchtitan-0032",),
-    ("H100", "llm-foundry"): ("llmfoundry-0090",),
+    ("H100", "fms-fsdp"): ("fmsfsdp-0002", "fmsfsdp-0006"),
+    ("A100", "fms-fsdp"): ("fmsfsdp-0005",),
     ("H100", "neusight"): ("neusight-0005", "neusight-0008"),
     ("B200", "megatron"): ("simumax-b200-0009", "simumax-b200-0026"),
 }
@@ -323,12 +324,16 @@ HOST_ANCHORS = {("A100", "megatron-deepspeed"): ("vtrain-single-0256", "vtrain-s
 """The rows that a stack's factor of the host is fitted on, in place of that of operators."""
 
 
-def fit(rows: dict[str, Row]) -> None:
-    """Prints the factors with which the anchors' forecasts are right, by the secant method."""
+def fit(rows: dict[str, Row], wanted: set[str]) -> None:
+    """Prints the factors with which the anchors' forecasts are right, by the secant method, of anchors in ``wanted``."""
     for (device, stack), names in ANCHORS.items():
+        if not wanted & set(names):
+            continue
         found = [_secant(lambda x, row=rows[name]: outcome(row, x).error, 1.0, 1.15) for name in names]
         print(f"{stack}: {device} = {statistics.geometric_mean(found):.3f}  # {', '.join(names)}", flush=True)
     for (device, stack), names in HOST_ANCHORS.items():
+        if not wanted & set(names):
+            continue
         found = [_secant(lambda x, row=rows[name]: outcome(row, host=x).error, 6.0, 8.0) for name in names]
         print(f"{stack}: host.{device} = {statistics.geometric_mean(found):.2f}  # {', '.join(names)}", flush=True)
 
@@ -389,7 +394,8 @@ def main() -> None:
     arguments = options(__doc__, own_options)
     rows, left = read(arguments.data)
     if arguments.fit:
-        fit({row.id: row for row in rows})
+        known = {row.id: row for row in rows}
+        fit(known, {row.id for row in rows if not arguments.family or row.family in arguments.family})
         return
     if arguments.quick:
         rows = [row for row in rows if row.id in QUICK]
