@@ -325,7 +325,7 @@ HOST_ANCHORS = {("A100", "megatron-deepspeed"): ("vtrain-single-0256", "vtrain-s
 
 
 def fit(rows: dict[str, Row], wanted: set[str]) -> None:
-    """Prints the factors with which the anchors' forecasts are right, by the secant method, of anchors in ``wanted``."""
+    """Prints the factors with which the forecasts of anchors in ``wanted`` are right, by the secant method."""
     for (device, stack), names in ANCHORS.items():
         if not wanted & set(names):
             continue
