@@ -151,11 +151,13 @@ def _torchtitan(row: Record) -> Run:
 def _fmsfsdp(row: Record) -> Run:
     departures = ["FSDP2 instead of FSDP1", "compiled layer by layer, not as a whole"]
     if row["act_ckpt"] == "selective":
-        departures.append("which layers are recomputed is not published: every other")
+        which = "all, as every other does not fit" if row["model"].endswith("70B") else "every other"
+        departures.append(f"which layers are recomputed is not published: {which}")
     return "llama.py", {
         "model": row["model"].lower().replace("llama-2", "llama2"), "sequence": row["seq_len"],
         "batch": row["micro_batch"], "shard": 8 if row["parallelism"] == "HSDP" else None,
-        "recompute": "layers" if row["act_ckpt"] == "selective" else "none", "compile": True, "reduce": "bfloat16",
+        "recompute": "none" if row["act_ckpt"] != "selective" else "full" if row["model"].endswith("70B") else "layers",
+        "compile": True, "reduce": "bfloat16",
     }, tuple(departures)  # fmt: skip
 
 
