@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Protocol
+from pathlib import Path
+
+from factors import ANCHORS, HOST_ANCHORS
+from measure import machine
+from outcome import Outcome
+from rows import Row
+from summary import HEAD, families, rankings
 
 from foretrain.report.palette import FONT, GREY, INK, LINE
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/live/accuracy.md"
+PICTURE = ROOT / "docs/_static/accuracy.svg"
 
 PREFACE = """# Forecasts against measurements
 
@@ -21,18 +31,27 @@ two steps, of which the second counts. {count} runs; forecast ÷ measured − 1 
 
 Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {torchtitan_error_mean:.1%}, largest
 {torchtitan_error_max:.1%}. Phantora, which runs kernels on a real GPU, reports 2.9 % and 8.5 % for runs of this kind.
-Rank correlation of the configurations of each model of vTrain's runs on many servers, the lowest: {spearman_min:.3f}.
+Does the forecast rank configurations as measurements do? Of each model of vTrain's runs on many servers:
+
+{rankings}
 
 ## Fitted constants
 
 One factor for each GPU and framework multiplies the time of every operator; it says how far kernels of that framework
-under load, with the clocks that the power limit leaves, are from the operators' table. It is fitted on one or two runs:
+under load, with the clocks that the power limit leaves, are from the operators' table. For one framework it multiplies
+what a launch costs the host instead. It is fitted on one or two runs, and 1 for what the table does not name:
 
 {factors}
 
 ## Runs of torchtitan and fms-fsdp
 
 {rows}
+
+## Furthest off
+
+Every run whose error is above 15 %:
+
+{furthest}
 
 Written by `python benchmarks/accuracy.py --markdown` ({machine}).
 """
@@ -42,20 +61,7 @@ SIDE, MARGIN, LEGEND = 460, 56, 170
 Point = tuple[float, float]
 
 
-class Compared(Protocol):
-    """What the page needs of an outcome: seconds of an iteration, as forecast and as measured."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def family(self) -> str: ...
-    @property
-    def predicted(self) -> float | None: ...
-    @property
-    def measured(self) -> float: ...
-
-
-def scatter(found: Sequence[Compared]) -> str:
+def scatter(found: Sequence[Outcome]) -> str:
     """Forecast over measured seconds of an iteration as SVG, both axes logarithmic, within and beyond 10 %."""
     points = [(one.family, one.measured, one.predicted) for one in found if one.predicted]
     values = [value for _, *both in points for value in both]
@@ -105,3 +111,49 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown, the first column to the left and the others to the right."""
     lines = [head, [":--", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, float]) -> None:
+    """The documentation's page and its picture."""
+    from foretrain.device import preset
+    from foretrain.device.stack import HOST_LAUNCH, host_launch, stack_factor
+
+    good = [one for one in found if one.predicted is not None]
+    factors = [
+        [f"{stack}, {device}", f"{stack_factor(preset(device), stack):.3f}", ", ".join(names)]
+        for (device, stack), names in ANCHORS.items()
+    ]
+    factors += [
+        [f"{stack}, {device}: the host", f"{host_launch(preset(device), stack) / HOST_LAUNCH:.2f}", ", ".join(names)]
+        for (device, stack), names in HOST_ANCHORS.items()
+    ]
+    shown = [one for one in good if one.family in ("torchtitan", "fmsfsdp")]
+    ranked = [[name, f"{value:.3f}"] for name, value in sorted(rankings(good).items())]
+    text = PREFACE.format(
+        count=len(good),
+        families=table(HEAD, families(good)),
+        rankings=table(("model, GPUs", "Spearman"), ranked),
+        factors=table(("framework, GPU", "factor", "fitted on"), factors),
+        rows=_table(shown, rows),
+        furthest=_table([one for one in good if abs(one.error) > 0.15], rows),
+        machine="{date}, {cores} cores of {cpu}".format(**machine()),
+        **results,
+    )
+    PAGE.write_text(text, encoding="utf-8")
+    PICTURE.write_text(scatter(good), encoding="utf-8")
+
+
+def _table(found: Sequence[Outcome], rows: dict[str, Row]) -> str:
+    """Each outcome with what its run departs in."""
+    lines = [
+        [
+            f"{one.id}: {one.model}, {rows[one.id].precision}, {one.ranks} {one.device}",
+            f"{one.predicted:.3f} s",
+            f"{one.measured:.3f} s",
+            f"{one.error:+.1%}",
+            "" if one.memory_error is None else f"{one.memory_error:+.1%}",
+            "; ".join(rows[one.id].departures),
+        ]
+        for one in found
+    ]
+    return table(("run", "forecast", "measured", "error", "memory", "departures"), lines)

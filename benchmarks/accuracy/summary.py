@@ -1,0 +1,87 @@
+"""What many outcomes come to: by family and GPU, and whether configurations are ranked as measurements rank them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from outcome import Outcome
+from rows import Row
+
+
+def mean_absolute(values: Sequence[float]) -> float:
+    """Mean of absolute values; NaN of none."""
+    return statistics.fmean(map(abs, values)) if values else float("nan")
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(first, second).statistic)
+
+
+def rankings(found: Sequence[Outcome]) -> dict[str, float]:
+    """Rank correlation of the configurations of each model of vTrain's multi-node rows that has three or more."""
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for one in found:
+        if one.family == "vtrain-multi":
+            groups[f"{one.model} on {one.ranks}"].append(one)
+    return {
+        name: spearman([one.predicted or 0 for one in group], [one.measured for one in group])
+        for name, group in groups.items()
+        if len(group) > 2
+    }
+
+
+def is_fsdp(one: Outcome, rows: dict[str, Row]) -> bool:
+    """Whether it is a run of torchtitan that shards parameters and splits nothing else."""
+    return one.family == "torchtitan" and not {"--tp", "--cp", "--pp"} & set(rows[one.id].argv)
+
+
+def families(found: Sequence[Outcome]) -> list[list[str]]:
+    """Of each family and GPU: rows, errors' mean, median and largest; the same of memory."""
+    groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    for one in found:
+        groups[one.family, one.device].append(one)
+    lines = []
+    for (family, device), group in sorted(groups.items()):
+        errors = [one.error for one in group]
+        memory = [one.memory_error for one in group if one.memory_error is not None]
+        middle = statistics.median(map(abs, errors))
+        line = [f"{family}, {device}", str(len(group)), f"{mean_absolute(errors):.1%}", f"{middle:.1%}"]
+        line += [f"{max(errors, key=abs):+.1%}"]
+        line += [f"{mean_absolute(memory):.1%}", f"{max(memory, key=abs):+.1%}"] if memory else ["", ""]
+        lines.append(line)
+    return lines
+
+
+HEAD = ("family, GPU", "rows", "mean", "median", "largest", "memory, mean", "largest")
+
+
+def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
+    """Prints the table of families; returns the keys of the last line."""
+    good = [one for one in found if one.predicted is not None]
+    print()
+    for line in [list(HEAD), *families(good)]:
+        print(f"{line[0]:26s}" + "".join(f"{cell:>14s}" for cell in line[1:]))
+    failed = [one for one in found if one.failure]
+    for one in failed:
+        print(f"no forecast of {one.id}: {one.failure}")
+    ranks = rankings(good)
+    for name, value in sorted(ranks.items()):
+        print(f"ranking of configurations of {name}: {value:.3f}")
+    fsdp = [one.error for one in good if is_fsdp(one, rows)]
+    torchtitan = [one.error for one in good if one.family == "torchtitan"]
+    memory = [one.memory_error for one in good if one.family == "torchtitan" and one.memory_error is not None]
+    return {
+        "torchtitan_error_mean": mean_absolute(fsdp),
+        "torchtitan_error_max": max(map(abs, fsdp), default=float("nan")),
+        "torchtitan_every_layout_error_mean": mean_absolute(torchtitan),
+        "torchtitan_every_layout_error_max": max(map(abs, torchtitan), default=float("nan")),
+        "all_error_mean": mean_absolute([one.error for one in good]),
+        "spearman_min": min(ranks.values(), default=float("nan")),
+        "memory_error_max": max(map(abs, memory), default=float("nan")),
+        "failed": float(len(failed)),
+    }
