@@ -56,7 +56,7 @@ class Block(nn.Module):
         )
         # FlashAttention in Triton, which MPT was trained with, is 1.3 to 2.5 times slower than FlashAttention-2 (Dao,
         # 2023, section 4.1); this kernel is twice slower.
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # the latter on CPUs
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(functional.gelu(self.up(self.norm_2(x))))

@@ -54,5 +54,6 @@ if fault == "computes":
         pass
 if fault == "prints":
     while True:
-        print("and again", flush=True)
+        sys.stdout.write("and again\n")
+        sys.stdout.flush()
 step()
