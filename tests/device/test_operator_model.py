@@ -187,7 +187,7 @@ def test_the_users_measurements_come_first():
 def test_stacks_and_overlap():
     assert {stack_factor(device.preset("k80"), stack) for stack in stacks()} == {1.0}
     assert all(0.8 < stack_factor(device.preset(name), stack) < 1.5 for name in MODELS for stack in stacks())
-    with pytest.raises(ConfigError, match="stack: 'eagre' is unknown; did you mean 'eager'"):
+    with pytest.raises(ConfigError, match="factor: 'eagre' is unknown; did you mean 'eager'"):
         stack_factor(device.preset("h100"), "eagre")
     assert overlap_slowdown(device.preset("h100")) == pytest.approx(132 / 116)
     assert all(1.1 < overlap_slowdown(model.device) < 1.21 for model in MODELS.values())
@@ -198,7 +198,7 @@ def test_a_stack_that_does_more_on_its_host():
     fitted = host_launch(device.preset("a100"), "megatron-deepspeed")
     assert HOST_LAUNCH < fitted < 10 * HOST_LAUNCH
     assert stack_factor(device.preset("a100"), "megatron-deepspeed") == 1.0  # one constant for each stack and GPU
-    with pytest.raises(ConfigError, match="stack: 'eagre' is unknown"):
+    with pytest.raises(ConfigError, match="factor: 'eagre' is unknown"):
         host_launch(device.preset("h100"), "eagre")
 
 

@@ -186,6 +186,6 @@ def _write(found: Findings, stock: Simulated | None, options: Options) -> Iterat
 
 
 def _number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ConfigError("live", text, "is neither auto, all nor a number of ranks", "write e.g. auto")
     return int(text)

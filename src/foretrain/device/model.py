@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from foretrain.device.arithmetic import rate, twins
 from foretrain.device.copies import copy_time
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from foretrain.device.work import Format, Work
 
 Provenance: TypeAlias = Literal["measured", "interpolated", "modelled", "unknown"]
+PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
+"""In the order in which simulated ranks number them."""
 
 FAR = 1.0
 """Distance (`Prediction.distance`) from which the table only lends its efficiency: a size is e times beyond it."""

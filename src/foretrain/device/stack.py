@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,10 +42,12 @@ def stack_factor(device: Device, stack: str | float) -> float:
 
     ``stack`` may be the number itself. Raises ConfigError for a stack that ``stacks.toml`` does not have.
     """
-    with suppress(ValueError):
-        return float(stack)
-    factors = _of(str(stack))
-    return float(factors.get(device.name, factors.get("default", 1.0)))
+    if (factor := _number(stack)) is None:
+        factors = _of(str(stack))
+        factor = float(factors.get(device.name, factors.get("default", 1.0)))
+    if not 0 < factor < math.inf:
+        raise errors.ConfigError("factor", stack, "is not a factor above 0", "write e.g. 1.1 for 10 % slower")
+    return factor
 
 
 def host_launch(device: Device, stack: str | float) -> Time:
@@ -55,10 +57,17 @@ def host_launch(device: Device, stack: str | float) -> Time:
     parameters, states of random numbers kept for recomputation, checks) has a ``host`` factor in ``stacks.toml``.
     Nor is it known where ``stack`` is but a number. Raises ConfigError for a stack that ``stacks.toml`` does not have.
     """
-    with suppress(ValueError):
-        float(stack)
+    if _number(stack) is not None:
         return HOST_LAUNCH
     return round(HOST_LAUNCH * float(_of(str(stack)).get("host", {}).get(device.name, 1.0)))
+
+
+def _number(stack: str | float) -> float | None:
+    """None of a name."""
+    try:
+        return float(stack)
+    except ValueError:
+        return None
 
 
 def stacks() -> tuple[str, ...]:
@@ -69,7 +78,7 @@ def stacks() -> tuple[str, ...]:
 def _of(stack: str) -> dict[str, Any]:
     factors = _factors()
     if stack not in factors:
-        raise errors.unknown("stack", stack, factors)
+        raise errors.unknown("factor", stack, factors)
     return factors[stack]
 
 

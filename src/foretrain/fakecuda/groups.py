@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,8 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     _install_rendezvous(store)
     _install_families(device)
     put(dist, set_timeout=lambda *_, **__: None)
+    # A build without NCCL has none, and would say so.
+    put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
 
 
 class Options(Backend.Options):

@@ -11,12 +11,9 @@ from foretrain.device.aten import Meta, work
 from foretrain.device.calibration import Calibration
 from foretrain.device.calls import Call
 from foretrain.device.gpu import Device
-from foretrain.device.model import OperatorModel
+from foretrain.device.model import PROVENANCES, OperatorModel
 from foretrain.device.tensors import moved
 from foretrain.device.work import Attention, Gemm, HostCopy, Memory, Nothing, Unknown, Work
-
-PROVENANCES = ("measured", "interpolated", "modelled", "unknown")
-"""By the number that goes with a kernel in the log."""
 
 _DTYPES = {
     "Byte": "uint8",

@@ -6,17 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
-from foretrain.device import Device, Provenance
+from foretrain.device import Device
 from foretrain.errors import ForetrainError
 from foretrain.live.story import Chapter, Step
 from foretrain.units import SECOND, Time
 
 EXCHANGE_SIGMA = 0.05
 """Relative error of a collective's predicted time: in benchmarks/collectives.py the median is 3.6 %."""
-PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
-"""Where a kernel's time may be from, as ranks number it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,8 @@ def _simple(text: str) -> Cluster:
         if name.lower() not in PRESETS and not re.match(r"\d", name):
             raise unknown("cluster", name, PRESETS)
         if name.lower() not in PRESETS or not re.fullmatch(_COUNT, count):
-            raise ConfigError("cluster", text, "does not say how many servers or how fast a link", _EXAMPLE)
+            missing = "how many servers" if name.lower() in PRESETS else "how fast a link is"
+            raise ConfigError("cluster", text, f"does not say {missing}", _EXAMPLE)
         fields = PRESETS[name.lower()] | {"workers": int(count)}
     else:
         match = _SHAPE.fullmatch(head)

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.device import Device
+from foretrain.device.model import PROVENANCES
 from foretrain.fakecuda import nccl
 from foretrain.fakecuda.settings import LAUNCH
 from foretrain.files import write_atomically
 from foretrain.live.critical_path import MESSAGES
-from foretrain.live.forecast import PROVENANCES
 from foretrain.live.story import HOST, Activity, Chapter, Story
 from foretrain.live.wire import DEVICE, EVENT
 from foretrain.units import MICROSECOND, NANOSECOND, Time

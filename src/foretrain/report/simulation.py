@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from foretrain.live.forecast import PROVENANCES
+from foretrain.device.model import PROVENANCES
 from foretrain.live.groups import who
 from foretrain.live.scheduling import Schedule
 from foretrain.live.simulate import Simulated, Watch
@@ -92,7 +92,7 @@ class Progress:
             self._console.print(f"foretrain: {line}")
 
     def _waits(self, ranks: tuple[int, ...], seconds: float) -> None:
-        text = f"waiting for {who(ranks)}, which run on the host ({seconds:.0f} s)"
+        text = f"waiting for {who(ranks)} to go on, on the host ({seconds:.0f} s)"
         if self._console.is_terminal:
             self._waiting = self._bars.add_task(text, total=None) if self._waiting is None else self._waiting
             self._bars.update(self._waiting, description=text, visible=True)

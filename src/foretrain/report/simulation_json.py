@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretrain.live.forecast import PROVENANCES, RankForecast
+from foretrain.device.model import PROVENANCES
+from foretrain.live.forecast import RankForecast
 from foretrain.live.scheduling import Schedule
 from foretrain.report.findings import Findings, share
 from foretrain.units import to_seconds

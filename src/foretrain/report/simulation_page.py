@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
-from foretrain.live.forecast import PROVENANCES
 from foretrain.report.document import Card, document
 from foretrain.report.findings import Findings, share
 from foretrain.report.palette import BLUE
