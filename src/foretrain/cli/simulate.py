@@ -110,6 +110,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
     host = "measured" if options.host == "measured" else None
     if options.host not in ("modelled", "measured"):
         host = parse_time(options.host, "host")
+    from foretrain.live.out_of_memory import OutOfMemory
     from foretrain.live.place import equipped
     from foretrain.live.simulate import ScriptFailed
     from foretrain.live.simulate import simulate as run
@@ -147,7 +148,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
     try:
         stock = once(None, 0) if options.compare else None
         done = once(options.schedule, _STEPS_KEPT if options.trace or options.html else 0)
-    except ScriptFailed as failed:
+    except (ScriptFailed, OutOfMemory) as failed:
         if failed.status == 128 + signal.SIGPIPE:
             raise BrokenPipeError from None
         sys.stderr.write(f"foretrain: {failed}\n")

@@ -17,7 +17,10 @@ class OutOfMemory(ForetrainError):
     Attributes:
         ranks: the live ranks that failed so.
         tried: what the first of them wanted, as PyTorch writes sizes.
+        status: the exit status of a script that does not handle it.
     """
+
+    status = 1
 
     def __init__(self, chapters: tuple[Chapter, ...]) -> None:
         first = chapters[0]
