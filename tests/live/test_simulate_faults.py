@@ -211,3 +211,11 @@ def test_nothing_goes_on_for_a_reader_who_is_gone(running: Callable[..., Running
     one.process.stdout.close()
     one.process.stdout = None
     assert "Traceback" not in one.check_nothing_is_left()
+
+
+@pytest.mark.usefixtures("device")
+def test_ranks_that_fail_alike_say_it_once() -> None:
+    ended = simulate(CLUSTER, "fault.py", "memory", options=("--live", "all"))
+    assert ended.status == 1
+    assert ended.err.count("Tried to allocate 200.00 GiB") == 1
+    assert ended.err.count("as well") == 1

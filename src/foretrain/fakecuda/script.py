@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import re
 import sys
 import threading
 import traceback
@@ -23,6 +24,8 @@ from foretrain.main_script import run_as_main
 _LIBRARY = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = (os.path.join(_PACKAGE, "fakecuda") + os.sep, os.path.join(_PACKAGE, "main_script.py"), "<frozen runpy>")
+_NUMBERED = re.compile(r"\b(GPU |cuda:|rank )\d+")
+"""What differs between ranks that fail alike."""
 
 
 class Enough(BaseException):
@@ -82,7 +85,8 @@ def _tell(error: BaseException, settings: Settings, rank: int) -> None:
     told = traceback.TracebackException.from_exception(error)
     _without_ours(told)
     text = "".join(told.format())
-    mark = Path(f"{settings.store}.{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+    alike = _NUMBERED.sub(r"\1", text)
+    mark = Path(f"{settings.store}.{hashlib.sha256(alike.encode()).hexdigest()[:16]}")
     try:
         mark.touch(exist_ok=False)
     except FileExistsError:
