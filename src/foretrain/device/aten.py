@@ -4,12 +4,13 @@
 
 Knows PyTorch 2.13's operators. What computes is in `foretrain.device.products`, what moves bytes in an unusual way in
 `foretrain.device.movement`; other ATen operators read their arguments and write their results. Decompositions of linear
-algebra and operators of other libraries are `Unknown`: the bytes they touch are the least they cost.
+algebra (`foretrain.device.factorizations`) and operators of other libraries are `Unknown`: the bytes they touch are the
+least they cost.
 """
 
 from __future__ import annotations
 
-from foretrain.device import movement, products
+from foretrain.device import factorizations, movement, products
 from foretrain.device.movement import lists, reads_and_writes
 from foretrain.device.products import Values
 from foretrain.device.tensors import Meta, contiguous, tensors_in
@@ -71,6 +72,8 @@ def work(operator: str, arguments: Values, results: Values) -> Work:
         "_foreach_"
     ):
         return lists(name, arguments, results)
+    if rule := factorizations.RULES.get(name):
+        return rule(arguments, results)
     if name.startswith(_UNKNOWN_PREFIXES) and name not in _UNKNOWN_EXCEPT:
         return Unknown(reads_and_writes(arguments, results).moved)
     if name in _SAME_AS_RESHAPED:

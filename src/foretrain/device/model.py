@@ -143,7 +143,8 @@ class OperatorModel:
             case Memory():
                 found = Seconds(self._streaming(work.moved, work.kernels), MEMORY_SIGMA, "modelled")
             case Unknown():
-                found = Seconds(self._streaming(work.moved), UNKNOWN_SIGMA, "unknown")
+                least = max(self._streaming(work.moved), work.flops / rate(self.device, work.dtype).arithmetic.peak)
+                found = Seconds(least, UNKNOWN_SIGMA, "unknown")
         return Estimate(max(1, math.ceil(found.seconds * self.factor * SECOND)), found.sigma, found.provenance)
 
     def _streaming(self, moved: float, kernels: int = 1) -> float:

@@ -118,9 +118,16 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An operator nobody taught us: it costs at least the ``moved`` bytes of its arguments and results."""
+    """An operator nobody taught us: it costs at least the ``moved`` bytes of its arguments and results.
+
+    Attributes:
+        flops: multiplications and additions, as far as they are known.
+        dtype: of those.
+    """
 
     moved: int
+    flops: int = 0
+    dtype: Format = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
