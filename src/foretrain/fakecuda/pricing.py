@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from foretrain.device import calls
 from foretrain.device.aten import Meta, work
@@ -53,7 +56,7 @@ class Prices:
     def __init__(
         self, device: Device, factor: float = 1.0, measured: Calibration | None = None, *, remembering: bool = False
     ) -> None:
-        self._model = OperatorModel(device, factor, measured=measured)
+        self._models = {(False, True): OperatorModel(device, factor, measured=measured)}
         self._unknown: Counter[str] = Counter()
         self._remembering = remembering
         self._asked: dict[object, Call] = {}
@@ -66,8 +69,9 @@ class Prices:
         what = _work(operator, call.arguments, _metas(results))
         if self._remembering and not isinstance(what, Nothing):
             self._asked.setdefault(call.key, call)
-        known = self._model.measured_call(call)
-        estimate = known or self._model.estimate(what)
+        model = self._model(*_tf32())
+        known = model.measured_call(call)
+        estimate = known or model.estimate(what)
         if isinstance(what, Unknown) and not known:
             self._unknown[operator] += 1
         number = PROVENANCES.index(estimate.provenance)
@@ -75,8 +79,17 @@ class Prices:
 
     def fused(self, moved: int) -> tuple[int, int]:
         """The same of a fused kernel that moves this many bytes."""
-        estimate = self._model.estimate(Memory(moved))
+        estimate = self._model(*_tf32()).estimate(Memory(moved))
         return estimate.time, PROVENANCES.index(estimate.provenance)
+
+    def _model(self, products: bool, convolutions: bool) -> OperatorModel:
+        """Where FP32 is computed in TF32; what was measured, was with PyTorch's defaults, and is taken for all."""
+        found = self._models.get((products, convolutions))
+        if found is None:
+            default = self._models[False, True]
+            found = replace(default, tf32=products, tf32_convolutions=convolutions)
+            self._models[products, convolutions] = found
+        return found
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the different operators that it was asked for, as `foretrain.device.calls` reads them."""
@@ -86,6 +99,12 @@ class Prices:
     def unknown(self) -> list[str]:
         """Operators that nothing is known of but the bytes of their arguments."""
         return sorted(self._unknown)
+
+
+def _tf32() -> tuple[bool, bool]:
+    """Whether products and convolutions of FP32 matrices may use TF32 now, whichever way the script has said so."""
+    precision = torch._C._get_fp32_precision_getter
+    return precision("cuda", "matmul") == "tf32", precision("cuda", "conv") == "tf32"
 
 
 def _work(operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]) -> Work:

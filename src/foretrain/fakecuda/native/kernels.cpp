@@ -1,5 +1,6 @@
 #include "kernels.hpp"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_like.h>
@@ -247,6 +248,14 @@ int device_of(c10::ArrayRef<IValue> arguments) {
   return current_device();
 }
 
+// What a script may change midway, and an operator's cost depends on: whether FP32 is multiplied in TF32.
+std::int64_t arithmetic() {
+  auto in_tf32 = [](at::Float32Op op) {
+    return at::globalContext().float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::TF32;
+  };
+  return in_tf32(at::Float32Op::MATMUL) | in_tf32(at::Float32Op::CONV) << 1;
+}
+
 // The call under way: its operator and what is on the stack.
 class Call {
  public:
@@ -262,6 +271,7 @@ class Call {
     if (op_.indexes && !Shapes::at_work()) expand_masks(op_.name, &argument(0));
     key_.reserve(64);
     key_.push_back(reinterpret_cast<std::int64_t>(&op_));
+    key_.push_back(arithmetic());
     bool cacheable = !op_.view;
     for (const auto& argument : arguments()) cacheable = cacheable && append(key_, argument);
     const Entry* entry = cacheable ? find(key_) : nullptr;

@@ -1,0 +1,46 @@
+"""What a script sets or reads of its arithmetic: TF32, made-up values, linear algebra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakecuda.simulated import simulated
+
+TIMED = """
+    def seconds(call):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+"""
+
+
+def test_products_and_convolutions_follow_the_settings_of_tf32_midway(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        TIMED
+        + """
+    left = torch.empty(4096, 4096, device="cuda")
+    product = lambda: left @ left
+    plain = seconds(product)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    fast = seconds(product)
+    assert 4 * fast < plain, (fast, plain)
+    torch.set_float32_matmul_precision("highest")
+    assert seconds(product) == plain
+    torch.set_float32_matmul_precision("high")
+    assert seconds(product) == fast
+    half = left.half()
+    assert seconds(lambda: half @ half) < fast
+
+    images, weights = torch.empty(32, 256, 28, 28, device="cuda"), torch.empty(256, 256, 1, 1, device="cuda")
+    convolution = lambda: torch.nn.functional.conv2d(images, weights)
+    fast = seconds(convolution)
+    torch.backends.cudnn.allow_tf32 = False
+    assert 2 * fast < seconds(convolution)
+    """,
+        "--live",
+        "1",
+    )
