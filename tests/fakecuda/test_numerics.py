@@ -44,3 +44,20 @@ def test_products_and_convolutions_follow_the_settings_of_tf32_midway(tmp_path: 
         "--live",
         "1",
     )
+
+
+def test_made_up_values_are_the_same_ones_however_many(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        dirt = [torch.rand(20_000) for _ in range(50)]
+        del dirt
+        assert torch.ones(20_000, device="cuda").tolist() == [1.0] * 20_000
+        assert torch.ones(20_000, device="cuda", dtype=torch.int32).tolist() == [0] * 20_000
+        pinned = torch.empty(20_000, pin_memory=True)
+        pinned.copy_(torch.ones(20_000, device="cuda"))
+        assert pinned.tolist() == [0.0] * 20_000
+        """,
+        "--live",
+        "1",
+    )

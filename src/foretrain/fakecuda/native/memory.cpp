@@ -145,7 +145,8 @@ std::unordered_set<const void*>& pinned() {
 
 struct PinnedMemory final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
-    void* data = std::malloc(std::max<std::size_t>(bytes, 1));
+    // Zeros, as two runs must read the same where nothing was written; large ones cost no memory until somebody does.
+    void* data = std::calloc(std::max<std::size_t>(bytes, 1), 1);
     TORCH_CHECK(data, "no memory left for ", bytes, " pinned bytes");
     std::lock_guard lock(mutex);
     pinned().insert(data);

@@ -23,7 +23,7 @@ using at::Tensor;
 using c10::SymInt;
 using c10::SymIntArrayRef;
 
-constexpr std::int64_t SHOWN = 4096;              // elements of a copy to the host that are made up if need be
+constexpr std::size_t FRESH = 32ULL << 20;        // bytes from which the host's memory comes as zeros (glibc's mmap)
 constexpr std::int64_t MOST_BYTES = 256LL << 20;  // of pickled objects sent by way of the device
 constexpr double STAGING = 12e9;                  // bytes/s at which a driver copies pageable memory aside
 const c10::DispatchKeySet CUDA(c10::DispatchKey::CUDA);
@@ -123,8 +123,9 @@ bool copy_values(const Tensor& self, const Tensor& source) {
   return true;
 }
 
+// Pinned memory and large pieces are zeros that nobody has paid for, and stay so: a checkpoint would fill the machine.
 void make_up(const Tensor& self) {
-  if (self.numel() > SHOWN) return;
+  if (self.nbytes() >= FRESH || (self.nbytes() > SMALL && is_pinned(self.storage().data()))) return;
   if (self.is_floating_point())
     self.fill_(1.0);
   else
