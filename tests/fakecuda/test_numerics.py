@@ -61,3 +61,28 @@ def test_made_up_values_are_the_same_ones_however_many(tmp_path: Path) -> None:
         "--live",
         "1",
     )
+
+
+def test_factorizations_of_unknown_matrices_succeed_and_of_known_ones_as_they_do(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        TIMED
+        + """
+    large, batch = torch.randn(2048, 2048, device="cuda"), torch.randn(8, 64, 64, device="cuda")
+    small = (large @ large)[:2, :2].contiguous()
+    linalg = torch.linalg
+    for matrix in (large, batch, small):
+        for call in (linalg.inv, linalg.cholesky, linalg.lu_factor, linalg.eigh, linalg.svd):
+            call(matrix)
+        linalg.solve(matrix, matrix)
+    assert seconds(lambda: torch.linalg.eigh(large)) > 3 * seconds(lambda: torch.linalg.cholesky(large))
+    try:
+        torch.linalg.inv(torch.zeros(2, 2, device="cuda"))
+    except torch.linalg.LinAlgError:
+        pass
+    else:
+        raise AssertionError
+    """,
+        "--live",
+        "1",
+    )

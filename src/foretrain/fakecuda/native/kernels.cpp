@@ -50,6 +50,7 @@ struct Operator {
   bool dynamic = false;        // the shape of its result depends on values
   bool has_meta = false;
   bool indexes = false;        // takes indices, of which masks are some
+  std::vector<int> failures;   // results that are 0 where all went well
   Expectation expectation = nullptr;
 };
 
@@ -84,6 +85,7 @@ Operator* describe(const OperatorHandle& handle) {
       op->view = true;
     }
     all_written &= source >= 0;
+    if (result.name() == "info" || result.name() == "infos") op->failures.push_back(static_cast<int>(op->sources.size()));
     op->sources.push_back(source);
   }
   op->in_place = !op->written.empty() && all_written && !out;
@@ -280,7 +282,9 @@ class Call {
       std::vector<IValue> before(arguments().begin(), arguments().end());
       for (int k : op_.written) written_.push_back(argument(k));
       written_sizes_ = sizes_of_written();
-      if (!(expect() || compute() || (op_.in_place && return_arguments()))) infer();
+      bool found = expect() || compute();
+      if (!found && !(op_.in_place && return_arguments())) infer();
+      if (!found) succeed();
       fresh = summarise(before);
       if (cacheable) remember(fresh);
       entry = &fresh;
@@ -289,6 +293,7 @@ class Call {
         return_arguments_and(*entry);
       else
         infer();
+      succeed();
     }
     if (!op_.view) launch(entry->cost);
     if (op_.dynamic && op_.expectation && !Shapes::at_work()) log().ask(wire::STREAM, current_key(current_device()));
@@ -299,6 +304,19 @@ class Call {
   c10::ArrayRef<IValue> arguments() const { return c10::ArrayRef<IValue>(stack_.data() + base_, count_); }
   c10::ArrayRef<IValue> results() const { return c10::ArrayRef<IValue>(stack_.data() + base_, stack_.size() - base_); }
   IValue& argument(int k) { return stack_[base_ + k]; }
+
+  // A factorization whose matrix is not known finds nothing wrong with it.
+  void succeed() {
+    if (Shapes::at_work()) return;
+    for (int k : op_.failures) {
+      const auto& info = stack_[base_ + k].toTensor();
+      if (!info.is_cuda()) continue;
+      at::AutoDispatchBelowADInplaceOrView below;
+      hold(info);
+      on_cpu(info).zero_();
+      set_real(info, true);
+    }
+  }
 
   void replace(std::vector<IValue> results) {
     torch::jit::drop(stack_, count_);
@@ -373,6 +391,7 @@ class Call {
       map_tensors(inputs[k], alias_of);
       if (inputs[k].isDevice() && inputs[k].toDevice().is_cuda()) inputs[k] = c10::Device(c10::DeviceType::CPU);
     }
+    if (!real && !op_.failures.empty()) return false;  // a matrix of ones has no inverse
     if (op_.generator >= 0) inputs[op_.generator] = generator_of_values();
     try {
       at::AutoDispatchBelowADInplaceOrView below;
