@@ -7,6 +7,7 @@ it, e.g. a ``_foreach`` into one operator per tensor. That would be another prog
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +17,45 @@ _ALSO = ("convolution", "convolution_backward")
 
 def cuda_operators() -> list[str]:
     """Names with overload, e.g. ``"add.Tensor"``, of namespace ``aten``."""
-    spec = importlib.util.find_spec("torchgen")
-    assert spec is not None
-    assert spec.origin is not None
-    path = Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
-    entries = dict(_entries(path.read_text(encoding="utf-8")))
+    entries = dict(_entries(_native_functions()))
     names = [
         name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NOTHING)[0])
     ]
     return list(dict.fromkeys([*names, *_ALSO]))
 
 
+def checked_operators() -> tuple[list[str], list[str]]:
+    """Operators that refuse tensors on different devices: by the check that torchgen writes, and by TensorIterator's.
+
+    Names as those of `cuda_operators`; the others check for themselves, or not at all.
+    """
+    generated: list[str] = []
+    iterated: list[str] = []
+    for name, block in _blocks(_native_functions()):
+        found = re.search(r"^  device_check: NoCheck *(.*)$", block, re.MULTILINE)
+        if found is None:
+            generated.append(name)
+        elif found[1] == "# TensorIterator":
+            iterated.append(name)
+    known = frozenset(cuda_operators()) - frozenset(_ALSO)
+    return [name for name in generated if name in known], [name for name in iterated if name in known]
+
+
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
+
+
+def _native_functions() -> str:
+    spec = importlib.util.find_spec("torchgen")
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
+    return path.read_text(encoding="utf-8")
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Each function's name and all that is said of it."""
+    for block in text.split("\n- func: ")[1:]:
+        yield block.split("(", 1)[0], block
 
 
 def _entries(text: str) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
@@ -35,7 +63,7 @@ def _entries(text: str) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
 
     PyTorch does not come with a YAML parser, and three kinds of lines tell all.
     """
-    for block in text.split("\n- func: ")[1:]:
+    for name, block in _blocks(text):
         keys: set[str] = set()
         delegate, dispatch = "", False
         for line in block.splitlines()[1:]:
@@ -47,4 +75,4 @@ def _entries(text: str) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
                 delegate = line.split(":", 1)[1].strip()
             elif dispatch and line.startswith("    ") and ":" in line:
                 keys.update(key.strip() for key in line.split(":", 1)[0].split(","))
-        yield block.split("(", 1)[0], (frozenset(keys), delegate)
+        yield name, (frozenset(keys), delegate)

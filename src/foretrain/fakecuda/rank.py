@@ -38,7 +38,7 @@ def activate(device: ModuleType, settings: Settings) -> None:
     """Makes PyTorch believe in the device; once per process, before it forks."""
     gpu, _ = settings.measured()
     own = set(device.native_operators())
-    device.install([name for name in operators.cuda_operators() if name not in own])
+    device.install([name for name in operators.cuda_operators() if name not in own], *operators.checked_operators())
     device.set_device_count(min(settings.gpus, settings.world))
     device.set_capacity(gpu.memory, settings.reserve)
     device.set_launch(0 if gpu.serial else settings.launch)

@@ -37,6 +37,14 @@ std::function<void(const std::string&)> on_unreal_read;
 thread_local int fused = 0;
 std::atomic<std::int64_t> priced{0}, computed{0};
 
+// What a GPU's kernel checks before it runs, as torchgen writes it or as `at::TensorIterator` does.
+enum class Alike { ANY, GENERATED, ITERATOR };
+
+std::unordered_map<std::string, Alike>& checks() {
+  static auto* all = new std::unordered_map<std::string, Alike>;
+  return *all;
+}
+
 // What does not change from call to call of one operator.
 struct Operator {
   std::string name;
@@ -50,6 +58,7 @@ struct Operator {
   bool dynamic = false;        // the shape of its result depends on values
   bool has_meta = false;
   bool indexes = false;        // takes indices, of which masks are some
+  Alike alike = Alike::ANY;    // what a GPU demands of the devices of its tensors
   std::vector<int> failures;   // results that are 0 where all went well
   Expectation expectation = nullptr;
 };
@@ -96,6 +105,10 @@ Operator* describe(const OperatorHandle& handle) {
   op->indexes = INDEX.count(op->name);
   if (op->indexes) op->dynamic = false;  // without masks
   op->expectation = expectation_of(op->name, handle.schema().overload_name());
+  const auto& overload = schema.overload_name();
+  auto check = checks().find(op->name.substr(op->name.rfind(':') + 1) + (overload.empty() ? "" : "." + overload));
+  // Their indices may be on the host.
+  if (check != checks().end() && !op->indexes) op->alike = check->second;
   return op;
 }
 
@@ -279,6 +292,8 @@ class Call {
     const Entry* entry = cacheable ? find(key_) : nullptr;
     Entry fresh;
     if (!entry) {
+      check_devices();
+      check_types();
       std::vector<IValue> before(arguments().begin(), arguments().end());
       for (int k : op_.written) written_.push_back(argument(k));
       written_sizes_ = sizes_of_written();
@@ -304,6 +319,50 @@ class Call {
   c10::ArrayRef<IValue> arguments() const { return c10::ArrayRef<IValue>(stack_.data() + base_, count_); }
   c10::ArrayRef<IValue> results() const { return c10::ArrayRef<IValue>(stack_.data() + base_, stack_.size() - base_); }
   IValue& argument(int k) { return stack_[base_ + k]; }
+
+  // PyTorch's own words. Kernels on the GPU read scalars of the host as well.
+  void check_devices() {
+    if (op_.alike == Alike::ANY || Shapes::at_work()) return;
+    std::optional<c10::Device> common;
+    for (const auto& argument : arguments())
+      for_each_tensor(argument, [&](const at::Tensor& tensor) {
+        if (!common && tensor.is_cuda()) common = tensor.device();
+      });
+    const auto& schema = handle_.schema();
+    for (std::size_t k = 0; common && k < count_; ++k)
+      for_each_tensor(stack_[base_ + k], [&](const at::Tensor& tensor) {
+        if (tensor.device() == *common || !(tensor.is_cuda() || tensor.is_cpu()) || (tensor.is_cpu() && !tensor.dim())) return;
+        TORCH_CHECK(op_.alike == Alike::GENERATED, "Expected all tensors to be on the same device, but found at least two "
+                    "devices, ", *common, " and ", tensor.device(), "!");
+        TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", schema.arguments()[k].name(), " is on ",
+                    tensor.device(), ", different from other tensors on ", *common, " (when checking argument in method "
+                    "wrapper_CUDA_", schema.overload_name(), "_", op_.name.substr(op_.name.rfind(':') + 1), ")");
+      });
+  }
+
+  // The same of products and convolutions, whose shape functions do not ask.
+  void check_types() {
+    if (!op_.heavy || Shapes::at_work()) return;
+    auto tensor = [&](int k) { return argument(k).isTensor() ? argument(k).toTensor() : at::Tensor(); };
+    if (op_.name == "aten::mm" || op_.name == "aten::addmm") {
+      int first = op_.name == "aten::mm" ? 0 : 1;
+      auto left = tensor(first), right = tensor(first + 1);
+      TORCH_CHECK(left.dtype() == right.dtype(), "expected mat1 and mat2 to have the same dtype, but got: ", left.dtype(),
+                  " != ", right.dtype());
+    } else if (op_.name == "aten::bmm" || op_.name == "aten::baddbmm") {
+      int first = op_.name == "aten::bmm" ? 0 : 1;
+      auto left = tensor(first), right = tensor(first + 1);
+      TORCH_CHECK(left.dtype() == right.dtype(), "expected scalar type ", left.scalar_type(), " but found ",
+                  right.scalar_type());
+    } else if (op_.name == "aten::convolution") {
+      auto source = tensor(0);
+      for (int k : {1, 2}) {
+        auto other = tensor(k);
+        TORCH_CHECK(!other.defined() || source.options().type_equal(other.options()), "Input type (", source.toString(),
+                    ") and ", k == 1 ? "weight" : "bias", " type (", other.toString(), ") should be the same");
+      }
+    }
+  }
 
   // A factorization whose matrix is not known finds nothing wrong with it.
   void succeed() {
@@ -617,7 +676,10 @@ const Cost& cost_of(const std::string& name, c10::ArrayRef<IValue> arguments) {
 
 std::pair<std::int64_t, std::int64_t> priced_and_computed() { return {priced.load(), computed.load()}; }
 
-void install_kernels(const std::vector<std::string>& operators) {
+void install_kernels(const std::vector<std::string>& operators, const std::vector<std::string>& generated,
+                     const std::vector<std::string>& iterated) {
+  for (const auto& name : generated) checks()[name] = Alike::GENERATED;
+  for (const auto& name : iterated) checks()[name] = Alike::ITERATOR;
   auto kernel = [] { return torch::CppFunction::makeFromBoxedFunction<&boxed>(); };
   // Some operators have kernels for CUDA that are of no use here, and PyTorch would warn that they are replaced.
   struct Silence final : c10::WarningHandler {

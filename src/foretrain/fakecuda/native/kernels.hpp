@@ -44,8 +44,10 @@ void unreal_read(const std::string& what);
 // Operators priced and operators computed, so far.
 std::pair<std::int64_t, std::int64_t> priced_and_computed();
 
-// Registers the kernel for `operators` (of namespace aten, with overload) and as fallback for all others.
-void install_kernels(const std::vector<std::string>& operators);
+// Registers the kernel for `operators` (of namespace aten, with overload) and as fallback for all others. Those `generated`
+// refuse tensors on different devices, and so do those `iterated`, in other words.
+void install_kernels(const std::vector<std::string>& operators, const std::vector<std::string>& generated,
+                     const std::vector<std::string>& iterated);
 // Operators with kernels of their own (natives.cpp).
 const std::vector<std::string>& native_operators();
 

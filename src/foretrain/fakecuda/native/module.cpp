@@ -179,9 +179,10 @@ C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, ReducerTimer)
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "The fake CUDA device of foretrain; see foretrain.fakecuda.";
 
-  m.def("install", [](const std::vector<std::string>& operators) {
+  m.def("install", [](const std::vector<std::string>& operators, const std::vector<std::string>& generated,
+                      const std::vector<std::string>& iterated) {
     install_device();
-    install_kernels(operators);
+    install_kernels(operators, generated, iterated);
     install_profiler();
   });
   m.def("native_operators", &native_operators);
