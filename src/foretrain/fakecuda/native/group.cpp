@@ -283,6 +283,16 @@ std::optional<std::string> contribution(const Tensors& tensors) {
   return bytes;
 }
 
+// The same of a rank that may stand for the root: what the tensors hold before they are written. Values that are still on
+// their way are not waited for, and large ones, pickled objects aside, are not worth sending from everywhere.
+std::optional<std::string> deputised(const Tensors& tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.scalar_type() != at::kByte && tensor.nbytes() > SMALL) return std::nullopt;
+    if (auto block = block_of(tensor); block && block->pending) return std::nullopt;
+  }
+  return contribution(tensors);
+}
+
 class Group final : public c10d::Backend {
  public:
   Group(std::string name, int rank, std::vector<std::int32_t> ranks, c10::intrusive_ptr<Options> options)
@@ -323,7 +333,7 @@ class Group final : public c10d::Backend {
     };
     bool sends = root == rank_;
     return post(OpType::BROADCAST, wire::BROADCAST, bytes_of(tensors), sends ? tensors : Tensors{}, tensors,
-                sends ? Outcome{} : outcome, options.asyncOp, root);
+                sends ? Outcome{} : outcome, options.asyncOp, root, sends ? std::nullopt : deputised(tensors));
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
@@ -533,7 +543,7 @@ class Group final : public c10d::Backend {
   }
 
   WorkPtr post(OpType type, wire::Operation operation, std::int64_t bytes, const Tensors& inputs, const Tensors& outputs,
-               Outcome outcome, bool async, int root = 0) {
+               Outcome outcome, bool async, int root = 0, std::optional<std::string> deputy = std::nullopt) {
     const Tensors& any = inputs.empty() ? outputs : inputs;
     bool cuda = any.empty() ? name_ == "nccl" : any[0].is_cuda();
     int device = cuda && !any.empty() ? any[0].device().index() : current_device();
@@ -544,7 +554,7 @@ class Group final : public c10d::Backend {
     log().spend(LAUNCHES * log().launch());
     follow(device, stream);
     EventId id = log().collective(stream_key(device, stream), operation, number_, bytes, root,
-                                  given && !inputs.empty() ? *given : std::string_view{});
+                                  given && !inputs.empty() ? *given : deputy ? *deputy : std::string_view{});
     auto end = std::make_shared<End>(id);
     last_ = end;
     used_ = stream;
