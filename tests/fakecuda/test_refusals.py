@@ -62,3 +62,18 @@ def test_factors_of_different_types(tmp_path: Path) -> None:
         "--live",
         "1",
     )
+
+
+def test_events_that_were_not_made_for_timing(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        REFUSED
+        + """
+    plain, timed = torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
+    plain.record()
+    timed.record()
+    refused("enable_timing=True", lambda: plain.elapsed_time(timed))
+    """,
+        "--live",
+        "1",
+    )

@@ -16,11 +16,17 @@ import torch.cuda.random
 
 from foretrain.device import Device
 from foretrain.fakecuda import graphs, nvtx, profiling, storages, streams
+from foretrain.fakecuda.pricing import PROVENANCES
 from foretrain.fakecuda.replacing import put
+from foretrain.units import SECOND
 
 CUDA = "12.8"
 """The CUDA release that the device claims; torch 2.13's own default build."""
 NCCL = (2, 29, 3)
+CUDNN = 91002
+"""9.10.2, in the same build."""
+
+_MODELLED = PROVENANCES.index("modelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ def install(device: ModuleType, properties: Properties) -> None:
     put(torch._C, **{name: _nothing for name in _ABSENT_FUNCTIONS if not hasattr(torch._C, name)})
     put(torch.version, cuda=CUDA)
     put(torch.backends.cuda, is_built=lambda: True)
+    # No tensor is acceptable to it: recurrent layers are those of PyTorch itself.
+    put(torch.backends.cudnn, version=lambda: CUDNN, is_acceptable=lambda tensor: False)
     put(torch.cuda.nccl, version=lambda: NCCL, is_available=lambda tensors: True)
     storages.install(device)
     _printing(device)
@@ -86,6 +94,9 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
     def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
         device.set_device(device_index)
         device.set_stream(stream_id, device_index)
+
+    def sleep(cycles: int) -> None:
+        device.launch_fused("spin_kernel", cycles * SECOND // (properties.clock_rate * 1000), _MODELLED)
 
     def snapshot(*_: Any) -> dict[str, Any]:
         segments = [one for index in range(device.device_count()) for one in device.memory_snapshot(index)]
@@ -111,7 +122,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_get_device_properties": lambda index: properties,
         "_cuda_get_sync_debug_mode": lambda: 0,
         "_cuda_set_sync_debug_mode": lambda mode: None,
-        "_cuda_sleep": lambda cycles: None,
+        "_cuda_sleep": sleep,
         "_cuda_ipc_collect": lambda: None,
         "_cuda_lock_mutex": lambda: None,
         "_cuda_unlock_mutex": lambda: None,
@@ -125,7 +136,11 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_memorySnapshot": snapshot,
         "_cuda_record_memory_history": lambda *_, **__: None,
         "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_cudaCachingAllocator_set_allocator_settings": lambda text: None,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": device.set_allocator_settings,
+        "_accelerator_setAllocatorSettings": device.set_allocator_settings,
+        "_has_cudnn": True,
+        "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+        "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
         "_cuda_attach_out_of_memory_observer": lambda call: None,
     }
 

@@ -86,13 +86,17 @@ def install(device: ModuleType) -> None:
             return super().__new__(cls, stream_id=stream_ptr, device_index=index(device), device_type=1)
 
     class Event(torch.Event):
-        """A CUDA event in virtual time; all of them know when they happened."""
+        """A CUDA event in virtual time; all of them know when they happened, but only those made for it tell."""
+
+        _tells: bool
 
         def __new__(
             cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
         ) -> Event:
             where = torch.device("cuda", device.current_device())
-            return super().__new__(cls, where, enable_timing=True, blocking=blocking, interprocess=False)
+            self = super().__new__(cls, where, enable_timing=True, blocking=blocking, interprocess=False)
+            self._tells = enable_timing
+            return self
 
         def record(self, stream: torch.Stream | None = None) -> None:
             super().record(current_stream() if stream is None else stream)
@@ -101,7 +105,9 @@ def install(device: ModuleType) -> None:
             super().wait(current_stream() if stream is None else stream)
 
         def elapsed_time(self, end_event: Any) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
-            """ms from this event to ``end_event``."""
+            """ms from this event to ``end_event``; ValueError unless both were made with ``enable_timing``."""
+            if not (self._tells and getattr(end_event, "_tells", True)):
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
             return device.elapsed(self.event_id, end_event.event_id)
 
         @property

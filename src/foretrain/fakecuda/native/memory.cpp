@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <stdexcept>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -26,6 +27,14 @@ std::mutex mutex;
 Settings settings;
 std::atomic<Tag> tag{kActivation};
 std::atomic<Address> next_uncharged{Address{1} << 46};  // above what any allocator hands out
+
+// What the environment told, or the script since. `mutex` is held.
+AllocatorOptions& options_told() {
+  auto text = [](const char* name) { return std::getenv(name); };
+  static auto options =
+      allocator_options_from_environment(text("PYTORCH_ALLOC_CONF"), text("PYTORCH_CUDA_ALLOC_CONF")).options;
+  return options;
+}
 
 StreamCallbacks streams_of(int device) {
   // The allocator's lock is held, so the interpreter must be kept as well.
@@ -204,12 +213,23 @@ Allocator& allocator_of(int device) {
   if (!mine.load()) {
     auto own = settings;
     own.device = device;
-    auto text = [](const char* name) { return std::getenv(name); };
-    own.options =
-        allocator_options_from_environment(text("PYTORCH_ALLOC_CONF"), text("PYTORCH_CUDA_ALLOC_CONF")).options;
+    own.options = options_told();
     mine.store(new Allocator(own, streams_of(device)), std::memory_order_release);
   }
   return *mine.load();
+}
+
+void set_allocator_settings(const std::string& text) {
+  AllocatorOptions options;
+  {
+    std::lock_guard lock(mutex);
+    try {
+      options = options_told() = parse_allocator_options(text, options_told()).options;
+    } catch (const std::invalid_argument& error) {
+      TORCH_CHECK(false, error.what());
+    }
+  }
+  for (int device = 0; device < device_count(); ++device) allocator_of(device).set_options(options);
 }
 
 void set_tag(Tag purpose) { tag = purpose; }

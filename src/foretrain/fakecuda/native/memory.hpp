@@ -69,6 +69,8 @@ c10::DeviceAllocator& device_memory();
 c10::Allocator& pinned_memory();
 bool is_pinned(const void* pointer);
 // Of every GPU, bytes, and what of it is not PyTorch's: CUDA's context, NCCL's buffers. Before the first allocation.
+// Of all devices, from now on; text as in PYTORCH_CUDA_ALLOC_CONF.
+void set_allocator_settings(const std::string& text);
 void set_capacity(std::int64_t bytes, std::int64_t elsewhere);
 // The model of the caching allocator behind `device`.
 Allocator& allocator_of(int device);

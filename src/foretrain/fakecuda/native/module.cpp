@@ -216,6 +216,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("capturing", [] { return log().capturing(); });
 
   m.def("set_capacity", &set_capacity);
+  m.def("set_allocator_settings", &set_allocator_settings);
   m.def("memory_info", [](int device) { return device_memory().getMemoryInfo(device_or_current(device)); });
   m.def("reset_peak", [](int device) { device_memory().resetPeakStats(device_or_current(device)); });
   m.def("reset_accumulated", [](int device) { device_memory().resetAccumulatedStats(device_or_current(device)); });

@@ -1,0 +1,39 @@
+"""What scripts ask of ``torch.cuda`` and ``torch.backends`` beyond tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakecuda.simulated import simulated
+
+
+def test_settings_of_the_allocator_sleep_and_the_version_of_cudnn(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        torch.cuda.memory._set_allocator_settings("large_segment_size_mb:32")
+        before = torch.cuda.memory_reserved()
+        held = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_reserved() - before == 32 << 20
+        try:
+            torch.cuda.memory._set_allocator_settings("max_split_size_mb:none")
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError
+
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.cuda._sleep(1_980_000)
+        end.record()
+        end.synchronize()
+        assert abs(begin.elapsed_time(end) - 1) < 0.1
+
+        assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() == 91002
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
+            rows = torch.empty(5, 3, 8, device="cuda", requires_grad=True)
+            torch.nn.LSTM(8, 16, device="cuda")(rows)[0].sum().backward()
+        """,
+        "--live",
+        "1",
+    )
