@@ -16,6 +16,12 @@ def test_a_broadcast_of_a_represented_rank(tmp_path: Path) -> None:
         for _ in range(2):
             dist.broadcast(tensor, src=last)
             assert tensor.tolist() == [3.0, 4.0]
+        objects = [{"lr": 0.1}, "abc"]
+        dist.broadcast_object_list(objects, src=last)
+        assert objects == [{"lr": 0.1}, "abc"]
+        objects = ["of the first"] if dist.get_rank() == 0 else [None]
+        dist.broadcast_object_list(objects, src=0)
+        assert objects == ["of the first"]
         large = torch.empty(1 << 20, device="cuda")
         dist.broadcast(large, src=last)
         """,

@@ -8,12 +8,14 @@ spares a listening socket.
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Store
 from torch.distributed import distributed_c10d
@@ -32,6 +34,7 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     _install_gloo(device)
     _install_rendezvous(store)
     _install_families(device)
+    _install_objects()
     put(dist, set_timeout=lambda *_, **__: None)
     # A build without NCCL has none, and would say so.
     put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
@@ -142,6 +145,43 @@ def _install_families(device: ModuleType) -> None:
 
     for module in (dist, distributed_c10d):
         put(module, split_group=split_group)
+
+
+def _install_objects() -> None:
+    """Objects of a root that is not executed are those of the rank that stands for it, which any may be."""
+    plain, plain_scatter = dist.broadcast_object_list, dist.scatter_object_list
+
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+    ) -> None:
+        group = distributed_c10d._group_or_default_group(group)
+        src = 0 if src is None and group_src is None else src
+        outside = distributed_c10d._rank_not_in_group(group)
+        root = None if outside else distributed_c10d._canonicalize_group_rank(group, src, group_src)
+        if outside or group.rank() == root:
+            plain(object_list, src, group, device, group_src)
+            return
+        where = device or distributed_c10d._get_object_coll_device(group)
+        pickled = [distributed_c10d._object_to_tensor(one, "cpu", group) for one in object_list]
+        own, lengths = (torch.cat(parts) for parts in zip(*pickled, strict=True))
+        sizes = lengths.to(where)
+        dist.broadcast(sizes, group_src=root, group=group)
+        own = own.to(where) if sizes.tolist() == lengths.tolist() else own.new_empty(int(sizes.sum()), device=where)
+        dist.broadcast(own, group_src=root, group=group)
+        for place, part in enumerate(own.split(sizes.tolist())):
+            object_list[place] = distributed_c10d._tensor_to_object(part, part.numel(), group)
+
+    def scatter_object_list(*given: Any, **named: Any) -> None:
+        try:
+            plain_scatter(*given, **named)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise RuntimeError(
+                "scatter_object_list: its root is a rank that another stands for, which has nothing to scatter; "
+                "simulate with --live all"
+            ) from error
+
+    for module in (dist, distributed_c10d):
+        put(module, broadcast_object_list=broadcast_object_list, scatter_object_list=scatter_object_list)
 
 
 class _Families:
