@@ -231,7 +231,7 @@ def folding_of(*representatives):
     return Folding(len(representatives), live, representatives)
 
 
-def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0):
+def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0, steps=None):
     """Plays the program of each live rank in a thread over a real socket pair; the rank leaves at its end."""
     folding = folding or Folding.all_live(len(programs))
     world = VirtualWorld()
@@ -247,7 +247,13 @@ def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0):
     story = Story(folding.live, kept)
     try:
         conduct(
-            {rank: ours for rank, (ours, _) in pairs.items()}, world, traffic, folding, slowdown=slowdown, story=story
+            {rank: ours for rank, (ours, _) in pairs.items()},
+            world,
+            traffic,
+            folding,
+            slowdown=slowdown,
+            story=story,
+            steps=steps,
         )
     finally:
         for ours, _ in pairs.values():

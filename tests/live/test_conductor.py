@@ -166,6 +166,39 @@ def test_a_stall_names_who_waits_for_whom():
     assert caught.value.waits == ("ranks 0, 1 and 3 wait in all_reduce #2 of group [0..3] for rank 2, which has ended",)
 
 
+def trains(*steps):
+    """Programs of ranks that reduce and mark as many steps, and never wait for their GPUs."""
+
+    def program(rank):
+        for step in range(steps[rank.number]):
+            rank.wait(0, rank.call(1, "all_reduce", 4))
+            rank.step(step + 1, rank.record(0))
+            yield rank.frame()
+
+    return [program] * len(steps)
+
+
+def test_what_outlives_all_ranks_is_a_stall():
+    with pytest.raises(StallError, match="all ranks have ended, but not all that they launched can") as caught:
+        play(*trains(6, 4, 6))
+    waits = ("ranks 0 and 2 wait in all_reduce #5 of group [0..2] for rank 1, which has ended",)
+    assert caught.value.waits == waits
+    with pytest.raises(StallError) as caught:
+        play(*trains(6, 4, 6), steps=6)
+    assert caught.value.waits == waits
+
+
+def test_who_is_ended_on_purpose_may_leave_calls_behind():
+    def goes_on(rank):
+        yield from trains(4, 4)[0](rank)
+        rank.call(1, "all_reduce", 4)
+
+    played = play(goes_on, trains(4, 4)[1], steps=4)
+    assert [len(chapter.steps) for chapter in played.story.chapters.values()] == [4, 4]
+    with pytest.raises(StallError):
+        play(goes_on, trains(4, 4)[1])
+
+
 def test_polling_what_never_happens_is_a_stall():
     def polls_for_a_day(rank):
         rank.wait(0, rank.call(1, "all_reduce", 4))

@@ -92,6 +92,7 @@ class Conductor:
         reply: sends an answer to a rank.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         story: remembers what happens.
+        steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
     """
 
     def __init__(
@@ -103,8 +104,9 @@ class Conductor:
         *,
         slowdown: float = 1.0,
         story: Story,
+        steps: int | None = None,
     ) -> None:
-        self._world, self._send, self._story = world, reply, story
+        self._world, self._send, self._story, self._steps = world, reply, story, steps
         self._looks = Looks(world)
         self._meetings = meetings = Meetings(world, traffic, folding)
         story.schedules = meetings.schedules
@@ -153,9 +155,16 @@ class Conductor:
             self._stall("all ranks wait, and nothing more can happen:")
 
     def finish(self) -> None:
-        """Lets happen what is left to happen when all ranks have left."""
+        """Lets happen what is left to happen when all ranks have left.
+
+        Raises:
+            StallError: something waits for a rank that has ended, and was not ended on purpose.
+        """
         self._world.advance(_FOREVER)
         self._check_folding()
+        missing = {rank for live in self._ranks.values() for call in live.gpu.calls() for rank in call.missing()}
+        if not all(self._ended_on_purpose(rank) for rank in missing):
+            self._stall("all ranks have ended, but not all that they launched can:")
 
     def running(self) -> tuple[int, ...]:
         """The ranks that neither ask nor have left."""
@@ -183,6 +192,9 @@ class Conductor:
             if rank.question is not None:
                 rank.question = None
                 self._send(rank.number, answer(rank.clock, payload=text.encode(), failed=True))
+
+    def _ended_on_purpose(self, rank: int) -> bool:
+        return self._steps is not None and max(self._story.chapters[rank].marks, default=0) >= self._steps
 
     def _check_folding(self) -> None:
         if self._meetings.mail.unfolded:
@@ -253,6 +265,7 @@ def conduct(
     *,
     slowdown: float = 1.0,
     story: Story | None = None,
+    steps: int | None = None,
     waiting: Waiting = lambda ranks, seconds: None,
 ) -> Story:
     """Conducts the live ranks until all have left.
@@ -264,12 +277,13 @@ def conduct(
         folding: which ranks are live.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         story: remembers what happens; by default no activities.
+        steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
         waiting: called about once a second while nothing comes: which ranks compute on their host, for how many s.
 
     Raises:
         Disagreement: ranks that meet call different things.
         RankLost: a rank's connection was closed before it left.
-        StallError: all ranks have stopped, and none can be answered.
+        StallError: all ranks have stopped and none can be answered, or all have ended and something waits for them.
     """
     story = story or Story(folding.live)
 
@@ -277,7 +291,7 @@ def conduct(
         with suppress(ConnectionError):  # That it is gone is what reading will tell.
             sockets[rank].sendall(data)
 
-    conductor = Conductor(world, traffic, folding, reply, slowdown=slowdown, story=story)
+    conductor = Conductor(world, traffic, folding, reply, slowdown=slowdown, story=story, steps=steps)
     try:
         with _collecting_rarely():
             _converse(conductor, sockets, waiting)

@@ -239,9 +239,17 @@ class _Attempt:
         slowdown = overlap_slowdown(settings.measured()[0])
         with Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
-            waiting = self._watch.waiting
             try:
-                conduct(ranks.sockets, world, traffic, folding, slowdown=slowdown, story=story, waiting=waiting)
+                conduct(
+                    ranks.sockets,
+                    world,
+                    traffic,
+                    folding,
+                    slowdown=slowdown,
+                    story=story,
+                    steps=settings.steps,
+                    waiting=self._watch.waiting,
+                )
             except Unfolded:
                 raise
             except ForetrainError as error:

@@ -47,6 +47,11 @@ if fault == "needs data":
 if fault == "waits for a value":
     while torch.randn(4096, 4096, device="cuda").sum().item() < 1e9:
         pass
+if fault == "fewer steps":
+    for _ in range(rank, 1):
+        dist.all_reduce(layer.weight.grad)
+        optimizer.step()
+    sys.exit()
 if fault == "computes":
     sys.stdout.write("computes\n")  # at once with its line's end, so that ranks' lines do not mix
     sys.stdout.flush()
