@@ -8,9 +8,11 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._C._distributed_c10d import FileStore
@@ -115,17 +117,24 @@ class _Steps:
     def __init__(self, device: ModuleType, prices: pricing.Prices, wanted: int | None, watchdog: _Watchdog) -> None:
         self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
         self._made: dict[int, int] = {}
+        # By identity: a reference would keep the memory of a state that the script has dropped.
+        self._states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._before: dict[str, Any] = device.counts()
         self.done = 0
         register_optimizer_step_pre_hook(self._steps)
         register_optimizer_step_post_hook(self._stepped)
 
     def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.done == self._wanted:  # a bare except of the script has kept it from ending
+            raise script.Enough
         device = self._device
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
         device.retag([_local(tensor) for tensor in parameters], device.PARAMETER)
         device.retag([_local(tensor) for tensor in gradients], device.GRADIENT)
+        if self._states.get(optimizer) != id(optimizer.state):  # made by load_state_dict; others in step() itself
+            self._states[optimizer] = id(optimizer.state)
+            device.retag(list(_tensors(optimizer.state)), device.OPTIMIZER)
         device.set_tag(device.OPTIMIZER)
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
@@ -163,6 +172,14 @@ class _Steps:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a distributed tensor."""
     return getattr(tensor, "_local_tensor", tensor)
+
+
+def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
+    """This rank's part of an optimizer's state."""
+    for values in state.values():
+        for value in values.values():
+            if isinstance(value, torch.Tensor):
+                yield _local(value)
 
 
 class _Watchdog:
