@@ -105,14 +105,15 @@ def test_notes_are_remembered():
         rank.note(ANNOTATION, b=2)
         for peak in (5, 7):
             rank.note(MEMORY, payload=json.dumps({"peak": peak}).encode())
-        rank.note(COST, payload=b'{"measured": 3}')
+        for step in (1, 2):
+            rank.note(COST, a=step, payload=b'{"measured": %d}' % step)
         rank.note(WARNING, payload=b"not real")
         rank.note(WARNING, payload=b"not real")
         yield rank.frame()
 
     chapter = play(program, kept=None).story.chapters[0]
     assert chapter.memory == {"peak": 7}
-    assert chapter.cost == {"measured": 3}
+    assert [chapter.cost(step) for step in (1, 2)] == [{"measured": 1}, {"measured": 2}]
     assert chapter.warnings == {"not real": 2}
     activities = [(a.kind, a.stream, a.name, a.start, a.end) for a in chapter.activities()]
     assert activities == [

@@ -38,7 +38,7 @@ def _training(rank):
         "flops": 4e12,
         "recomputed": 1e12,
         "times": [6 * MILLISECOND, 0, 2 * MILLISECOND, 0],
-        "spread": 0.1 * MILLISECOND,
+        "spread": MILLISECOND // 10,
         "by_name": {},
         "unknown": ["odd"],
     }
@@ -49,7 +49,7 @@ def _training(rank):
         rank.wait(2, forward)
         rank.wait(0, rank.call(2, "all_reduce", 1 << 20))
         rank.step(step, rank.record(0))
-        rank.note(COST, payload=json.dumps(cost).encode())
+        rank.note(COST, a=step, payload=json.dumps(cost).encode())
         yield rank.ask(STREAM)
     breakdown = {"parameters": 3 << 30, "gradients": 0, "activations": 17 << 30}
     memory = {"allocated": 20 << 30, "reserved": 21 << 30, "retries": 0, "breakdown": breakdown}

@@ -163,7 +163,7 @@ class _Steps:
             "flops": now["flops"] - before["flops"],
             "recomputed": now["recomputed"] - before["recomputed"],
             "times": [one - other for one, other in zip(now["times"], before["times"], strict=True)],
-            "spread": math.hypot(*(one - other for one, other in spreads)),
+            "spread": round(math.hypot(*(one - other for one, other in spreads))),
             "by_name": {name: time for name, time in by_name if time},
             "unknown": self._prices.unknown,
         }

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from foretrain.device import Device
 from foretrain.errors import ForetrainError
@@ -43,13 +42,13 @@ class RankForecast:
         members: how many ranks are like it, itself included.
         steps: the account of every step; see Note [Accounts of a step] in `foretrain.live.story`.
         memory: at its peak.
-        flops: of one step, what activation checkpointing computes twice counted twice.
+        flops: of the median step, what activation checkpointing computes twice counted twice.
         recomputed: of them, for the second time.
-        times: of one step's kernels by provenance: measured, interpolated, modelled, unknown.
+        times: of its kernels by provenance: measured, interpolated, modelled, unknown.
         spread: standard deviation of all these, ps.
-        kernels: launched in one step.
+        kernels: launched in it.
         warmup: steps that do not count.
-        by_name: of one step's kernels the time by name, ps; empty where it was not told.
+        by_name: of its kernels the time by name, ps; empty where it was not told.
     """
 
     rank: int
@@ -67,7 +66,7 @@ class RankForecast:
     @property
     def steady(self) -> tuple[Step, ...]:
         """The steps after the warm-up, or the last where there are few."""
-        return self.steps[self.warmup :] or self.steps[-1:]
+        return _steady(self.steps, self.warmup)
 
     def mean(self, name: str) -> Time:
         """Of one of an account's times, over the steady steps."""
@@ -156,7 +155,8 @@ def forecast_of(
     for chapter in chapters.values():
         for text, count in chapter.warnings.items():
             warnings[text] = warnings.get(text, 0) + count
-    unknown = sorted({name for chapter in chapters.values() for name in chapter.cost.get("unknown", ())})
+    costs = [chapter.cost(chapter.steps[-1].number) for chapter in chapters.values() if chapter.steps]
+    unknown = sorted({name for cost in costs for name in cost["unknown"]})
     found = Forecast(cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall)
     if found.iteration_time <= 0:
         raise ForetrainError(
@@ -165,8 +165,17 @@ def forecast_of(
     return found
 
 
+def _steady(steps: Sequence[Step], warmup: int) -> tuple[Step, ...]:
+    return tuple(steps[warmup:] or steps[-1:])
+
+
+def _median(steps: Sequence[Step]) -> Step:
+    """The step of median duration, whose work is counted: the last need not be like the others."""
+    return sorted(steps, key=lambda step: step.end - step.begin)[(len(steps) - 1) // 2]
+
+
 def _rank(rank: int, members: int, chapter: Chapter) -> RankForecast:
-    cost: dict[str, Any] = chapter.cost
+    cost = chapter.cost(_median(_steady(chapter.steps, chapter.warmup)).number)
     memory = chapter.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0}
     return RankForecast(
         rank=rank,
@@ -176,7 +185,7 @@ def _rank(rank: int, members: int, chapter: Chapter) -> RankForecast:
         flops=cost["flops"],
         recomputed=cost["recomputed"],
         times=tuple(cost["times"]),
-        spread=round(cost["spread"]),
+        spread=cost["spread"],
         kernels=cost["kernels"],
         warmup=chapter.warmup,
         by_name=cost["by_name"],

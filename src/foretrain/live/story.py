@@ -106,7 +106,6 @@ class Chapter:
     Attributes:
         steps: the accounts of all.
         memory: what the rank last said of its memory.
-        cost: what it last said of where its times are from.
         warnings: texts and how often each came.
         traced: whether activities are kept.
         warmup: so many steps say nothing about the others.
@@ -119,7 +118,6 @@ class Chapter:
         self.rank = rank
         self.steps: list[Step] = []
         self.memory: dict[str, Any] = {}
-        self.cost: dict[str, Any] = {}
         self.warnings: dict[str, int] = {}
         self.traced = kept != 0
         self.warmup = _WARMUP
@@ -127,6 +125,8 @@ class Chapter:
         self.marks: dict[int, Time] = {}
         self.stops: list[Stop] = []
         self._kept, self._stepped = kept, stepped
+        self._costs: dict[int, bytes] = {}
+        self._payloads: dict[bytes, bytes] = {}
         self._names: dict[int, str] = {}
         # Begins and ends one after the other, back to back ones joined: what the next account is made of.
         self._computed: list[Time] = []
@@ -194,10 +194,14 @@ class Chapter:
         elif note.code == MEMORY:
             self.memory = json.loads(note.payload)
         elif note.code == COST:
-            self.cost = json.loads(note.payload)
+            self._costs[note.a] = self._payloads.setdefault(note.payload, note.payload)  # most steps are alike
         elif note.code == WARNING:
             text = note.payload.decode()
             self.warnings[text] = self.warnings.get(text, 0) + 1
+
+    def cost(self, step: int) -> dict[str, Any]:
+        """What the rank said of the work that it launched in step number ``step``."""
+        return json.loads(self._costs[step])
 
     def close(self, number: int, end: Time, running: Iterable[Time]) -> None:
         """Step ``number`` ended at ``end``; ``running`` are the begins of runs under way."""

@@ -103,7 +103,8 @@ ANNOTATION: Final = 3
 """Note: a range that the script has named begins (``a`` 1) or ends (``a`` 0) at ``host``; payload its name. ``b`` is
 the number of the host's thread, 0 the script's own; ranges of a thread are nested."""
 COST: Final = 4
-"""Note: payload JSON, how much predicted time came from which provenance, and which operators are unknown."""
+"""Note: payload JSON, of what was launched in step ``a`` how much predicted time came from which provenance; and which
+operators were unknown until then."""
 NAME: Final = 5
 """Note: number ``a`` stands for the kernel name in the payload."""
 NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name")

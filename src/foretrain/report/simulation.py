@@ -194,7 +194,7 @@ def _plain(first: str, *others: str) -> Table:
 
 
 def _ranks(found: Findings) -> tuple[str, Table]:
-    table = _plain("rank", "ranks", "step", "compute", "exposed", "waiting", "host", "communication")
+    table = _plain("rank", "ranks", "mean step", "compute", "exposed", "waiting", "host", "communication")
     for rank in found.forecast.ranks[:_MOST_RANKS]:
         parts = (percent(share(rank, name)) for name in (*ACCOUNTS, "communication"))
         table.add_row(str(rank.rank), f"{rank.members:,}", shown(step_time(rank)), *parts)

@@ -1,0 +1,52 @@
+"""What a forecast sums up of the steps of its ranks."""
+
+import json
+
+from foretrain.device import preset
+from foretrain.live.forecast import Forecast, forecast_of
+from foretrain.live.wire import COST, STREAM
+from foretrain.units import MILLISECOND
+from tests.live.player import play
+
+FLOPS = 1e12
+"""Of one batch."""
+
+
+def training(*batches: int) -> Forecast:
+    """Of a rank whose steps compute so many batches, 10 ms each; all but one of a step evaluate."""
+
+    def program(rank):
+        for step, count in enumerate(batches, 1):
+            rank.run(0, count * 10 * MILLISECOND)
+            rank.step(step, rank.record(0))
+            cost = {
+                "kernels": count,
+                "flops": count * FLOPS,
+                "recomputed": 0,
+                "times": [count * 10 * MILLISECOND, 0, 0, 0],
+                "spread": count,
+                "by_name": {"aten::mm": count * 10 * MILLISECOND},
+                "unknown": ["odd"] if count > 1 else [],
+            }
+            rank.note(COST, a=step, payload=json.dumps(cost).encode())
+            yield rank.ask(STREAM)
+
+    chapters = play(program).story.chapters
+    h100 = preset("H100")
+    return forecast_of(chapters, {0: 1}, cluster="H100", device=h100, world=1, classes=(), wall=1.0)
+
+
+def test_work_and_time_are_of_the_same_step() -> None:
+    alike = training(1, 1, 1, 1, 1)
+    for batches in ((1, 1, 1, 1, 5), (9, 3, 1, 1, 5), (1, 1, 1, 5, 1, 1)):
+        found = training(*batches)
+        assert found.iteration_time == alike.iteration_time == 10 * MILLISECOND
+        assert found.flops == alike.flops == FLOPS / 10e-3
+        assert found.mfu == alike.mfu
+        first = found.first
+        assert (first.kernels, first.spread, first.times[0]) == (1, 1, 10 * MILLISECOND)
+        assert first.by_name == {"aten::mm": 10 * MILLISECOND}
+
+
+def test_the_last_step_tells_of_all_unknown_operators() -> None:
+    assert training(1, 1, 1, 2).unknown == ("odd",)
