@@ -27,6 +27,66 @@ def test_sleeping_and_reading_pass_virtual_time() -> None:
     assert told(code) == "3600\n"
 
 
+def test_timeit_tells_virtual_time() -> None:
+    code = """
+import timeit
+from timeit import default_timer
+begin = default_timer()
+passed[0] += 3 * 10**12
+print(round(default_timer() - begin, 3), round(timeit.timeit(lambda: time.sleep(2), number=2), 3))
+"""
+    assert told(code) == "3.0 4.0\n"
+
+
+def test_other_threads_leave_the_clock_of_the_script_alone() -> None:
+    code = """
+import threading
+def report():
+    while True:
+        time.sleep(0.001)
+        reports.append(time.time())
+reports = []
+threading.Thread(target=report, daemon=True).start()
+until = real() + 0.1
+while real() < until or len(reports) < 3:
+    pass
+print(passed[0])
+"""
+    assert told(code) == "0\n"
+
+
+def test_deadline_of_a_thread_passes_while_the_script_waits_for_it() -> None:
+    code = """
+import threading
+def wait(pause):
+    until = time.monotonic() + 0.002
+    while time.monotonic() < until:
+        pause()
+for pause in (lambda: time.sleep(0.001), lambda: None):
+    thread = threading.Thread(target=wait, args=(pause,))
+    thread.start()
+    thread.join()
+print(passed[0])
+"""
+    assert told(code) == "0\n"
+
+
+def test_who_polls_sleeps_for_real_too_so_that_others_get_on() -> None:
+    code = """
+import os, subprocess, sys, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "done")
+    late = "import sys, time; time.sleep(1); open(sys.argv[1], 'w').close()"
+    subprocess.Popen([sys.executable, "-c", late, path])
+    polls = 0
+    while not os.path.exists(path):
+        time.sleep(0.5)
+        polls += 1
+print(polls < 1000, passed[0] == polls * 5 * 10**11)
+"""
+    assert told(code) == "True True\n"
+
+
 def test_dates_are_still_dates() -> None:
     code = """
 import pickle

@@ -4,6 +4,13 @@
 waits for nothing computes. ``time.sleep`` passes virtual time at once, and reading a clock a little, so that a loop
 that waits for a time gets there. Modules that wait for other processes keep the real clocks: what they wait for takes
 real time.
+
+# Note [Threads and the clock]
+A rank's clock is that of the thread that runs the script, and of autograd's, which launch for it. Other threads, e.g.
+one that reports every second, run beside it: they sleep for real and leave the rank's clock alone. So that a deadline
+passes for them even while the script waits for them, their own clock goes on when the rank's stands still.
+The script's thread may poll what another process or thread does, ``while not path.exists(): time.sleep(0.5)``. So that
+those get on meanwhile, it sleeps for real as well: a millisecond, and twice as long each time it does nothing else.
 """
 
 from __future__ import annotations
@@ -12,14 +19,22 @@ import ctypes
 import datetime
 import gc
 import importlib
+import threading
 import time
+import timeit
 from collections.abc import Callable
 from types import ModuleType
 
-from foretrain.units import NANOSECOND, SECOND, Time
+from foretrain.units import MICROSECOND, NANOSECOND, SECOND, Time
 
 READ: Time = 100 * NANOSECOND
 """What reading a clock costs from Python; 50 to 100 ns are usual."""
+_YIELD = 0.001
+"""Seconds that the script's thread sleeps at least for real, if it sleeps so long."""
+_MOST_YIELD = 0.1
+"""Seconds that it sleeps at most for real."""
+_NOTHING: Time = 100 * MICROSECOND
+"""A script whose clock has passed less than this between two sleeps does nothing but sleep."""
 _WAITING = (
     "asyncio.base_events",
     "multiprocessing.connection",
@@ -38,21 +53,18 @@ def install(host: Callable[[], Time], spend: Callable[[Time], None]) -> None:
     """
     _keep_real()
     begin = time.time_ns()
-
-    def read() -> Time:
-        spend(READ)
-        return host()
+    clock = _Clock(host, spend, time.sleep)
 
     def seconds() -> float:
-        return read() / SECOND
+        return clock.read() / SECOND
 
     def nanoseconds() -> int:
-        return read() // NANOSECOND
+        return clock.read() // NANOSECOND
 
     def sleep(secs: float, /) -> None:
         if secs < 0:
             raise ValueError("sleep length must be non-negative")
-        spend(round(secs * SECOND))
+        clock.sleep(secs)
 
     def now_ns() -> int:
         return begin + nanoseconds()
@@ -63,7 +75,57 @@ def install(host: Callable[[], Time], spend: Callable[[Time], None]) -> None:
         setattr(time, name, seconds)
         setattr(time, f"{name}_ns", nanoseconds)
     time.sleep = sleep
+    importlib.reload(timeit)  # it has taken its clock when it was imported
     _install_datetime(now_ns)
+
+
+class _Clock:
+    """The rank's clock as the thread that looks at it sees it; see Note [Threads and the clock].
+
+    Args:
+        host: the rank's clock, ps.
+        spend: lets it pass.
+        really: sleeps so many real seconds.
+    """
+
+    def __init__(
+        self, host: Callable[[], Time], spend: Callable[[Time], None], really: Callable[[float], None]
+    ) -> None:
+        self._host, self._spend, self._really = host, spend, really
+        self._woke: Time = -_NOTHING
+        self._yield = _YIELD
+        self._own = threading.local()
+
+    def read(self) -> Time:
+        """The time, after what it takes to read it."""
+        if not _of_the_script():
+            return self._pass(READ)
+        self._spend(READ)
+        return self._host()
+
+    def sleep(self, seconds: float) -> None:
+        """Passes virtual time in the script's thread, real time in others."""
+        duration, began = round(seconds * SECOND), self._host()
+        if _of_the_script():
+            self._yield = min(2 * self._yield, _MOST_YIELD) if began - self._woke < _NOTHING else _YIELD
+            self._really(min(seconds, self._yield))
+            self._spend(duration)
+            self._woke = self._host()
+        else:
+            self._really(seconds)
+            self._pass(duration if self._host() == began else 0)
+
+    def _pass(self, duration: Time) -> Time:
+        """Lets the clock of a thread pass that is not the script's."""
+        own = self._own
+        own.now = max(getattr(own, "now", 0), self._host()) + duration
+        return own.now
+
+
+def _of_the_script() -> bool:
+    """Whether this thread is the script's, or none of Python's, and so one of autograd's."""
+    thread = threading.current_thread()
+    return thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
 
 
 def _keep_real() -> None:
