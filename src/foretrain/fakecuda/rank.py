@@ -24,7 +24,19 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _foreach_utils
 
-from foretrain.fakecuda import checkpoints, clocks, compiler, cuda, flex, groups, operators, pricing, script, shapes
+from foretrain.fakecuda import (
+    checkpoints,
+    clocks,
+    compiler,
+    cuda,
+    flex,
+    groups,
+    loading,
+    operators,
+    pricing,
+    script,
+    shapes,
+)
 from foretrain.fakecuda.replacing import put
 from foretrain.fakecuda.settings import Settings
 
@@ -74,6 +86,7 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     watchdog = _Watchdog(device)
     device.set_on_unreal_read(watchdog)
     clocks.install(device.host, device.spend)
+    loading.install(lambda text: device.note(device.WARNING, 0, 0, text.encode()))
     compiler.set_charge(prices.fused)
     _Steps(device, prices, settings.steps, watchdog)
     with _scheduled(device, settings):
