@@ -42,12 +42,13 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
             1,
             ["torch.repeat_interleave(torch.rand", "aten::repeat_interleave needs the values"],
         ),
+        ("waits for a note", 1, ["fault.py", 'get("note of rank 1")', "Timeout waiting for key", "with --live all"]),
         ("waits for a value", 1, ["fault.py:", "has read a Float value on the host 20,000 times"]),
     ],
 )
 def test_fault_is_told_in_the_scripts_own_words(fault: str, status: int, words: list[str]) -> None:
     # What all ranks do alike needs one of them.
-    live = "auto" if fault in ("raise", "memory", "needs data", "waits for a value") else "all"
+    live = "auto" if fault in ("raise", "memory", "needs data", "waits for a note", "waits for a value") else "all"
     ended = simulate(CLUSTER, "fault.py", fault, options=("--live", live))
     assert ended.status == status, ended.err
     for text in words:

@@ -1,10 +1,4 @@
-"""Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network.
-
-# Note [Stores]
-A store is where ranks leave each other notes when they meet. Under folding most ranks of the world do not exist, so
-nobody may wait for all of them: the ranks that do share one `FileStore` in a folder of the run's own, which also
-spares a listening socket.
-"""
+"""Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network."""
 
 from __future__ import annotations
 
@@ -111,7 +105,7 @@ def _ranks(options: Any, size: int) -> list[int]:
 
 
 def _install_rendezvous(store: Callable[[], Store]) -> None:
-    """Ranks meet in the run's own store; see Note [Stores]."""
+    """Ranks meet in the run's own store; see Note [Stores] in `foretrain.fakecuda.stores`."""
     # `torch.distributed.rendezvous` is the function, which hides the module of the same name.
     rendezvous = sys.modules["torch.distributed.rendezvous"]
     put(rendezvous, TCPStore=lambda *_, **__: store(), _create_c10d_store=lambda *_, **__: store())

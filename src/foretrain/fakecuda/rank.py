@@ -15,7 +15,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch._C._distributed_c10d import FileStore
 from torch.distributed import DistBackendError
 from torch.optim.optimizer import (
     Optimizer,
@@ -36,6 +35,7 @@ from foretrain.fakecuda import (
     pricing,
     script,
     shapes,
+    stores,
 )
 from foretrain.fakecuda.replacing import put
 from foretrain.fakecuda.settings import Settings
@@ -59,7 +59,9 @@ def activate(device: ModuleType, settings: Settings) -> None:
     cuda.install(device, cuda.properties_of(gpu))
     if gpu.serial:
         _as_on_a_cpu()
-    groups.install(device, lambda: FileStore(settings.store, -1))
+    groups.install(device, lambda: stores.meeting(settings.store, settings.folded))
+    if settings.folded:
+        stores.install()
     compiler.install(device)
     _kept.append(shapes.install())
     flex.install()

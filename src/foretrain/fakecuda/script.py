@@ -19,6 +19,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from foretrain.fakecuda.settings import Settings
+from foretrain.fakecuda.stores import explain
 from foretrain.main_script import run_as_main
 
 _LIBRARY = os.path.dirname(torch.__file__) + os.sep
@@ -55,6 +56,8 @@ def run(settings: Settings, rank: int) -> tuple[int, BaseException | None]:
         _tell_place(error, rank)
         raise Refused from None
     except BaseException as error:
+        if settings.folded:
+            explain(error)
         _tell(error, settings, rank)
         status, failure = 1, error
     _end(threads)

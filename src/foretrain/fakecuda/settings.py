@@ -23,7 +23,8 @@ class Settings:
         device: a preset of `foretrain.device`, or what the device of ``calibration`` is called.
         world: ranks of the job.
         gpus: GPUs, and so ranks, of one server.
-        store: the file in which ranks meet; see Note [Stores] in `foretrain.fakecuda.groups`.
+        store: the file in which ranks meet; see Note [Stores] in `foretrain.fakecuda.stores`.
+        folded: whether some ranks of the job are only represented by others.
         steps: of the optimizer after which the script is ended; None lets it run to its own end.
         launch: ps the host spends on launching a kernel.
         measured_host: whether it spends what this machine's CPU does instead.
@@ -41,6 +42,7 @@ class Settings:
     gpus: int
     store: str
     module: bool = False
+    folded: bool = False
     steps: int | None = None
     launch: Time = LAUNCH
     measured_host: bool = False

@@ -213,7 +213,8 @@ class _Attempt:
             try:
                 # The zygote removes the folder as well, if nobody is left to.
                 with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
-                    settings = dataclasses.replace(self._settings, store=str(Path(folder, "store")))
+                    folded = len(folding.live) < self._settings.world
+                    settings = dataclasses.replace(self._settings, store=str(Path(folder, "store")), folded=folded)
                     return self._once(settings, folding)
             except Unfolded as found:
                 self._messages.update(dict.fromkeys(found.messages))

@@ -44,6 +44,10 @@ if fault == "memory":
     torch.empty(200 << 30, dtype=torch.uint8, device="cuda")
 if fault == "needs data":
     torch.repeat_interleave(torch.randint(9, (4096, 4096), device="cuda").flatten())
+if fault == "waits for a note":
+    store = dist.TCPStore("127.0.0.1", 0, world_size=2, is_master=rank == 0)
+    store.set("note of rank 0", "here")
+    dist.distributed_c10d._get_default_store().get("note of rank 1")
 if fault == "waits for a value":
     while torch.randn(4096, 4096, device="cuda").sum().item() < 1e9:
         pass
