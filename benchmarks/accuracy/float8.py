@@ -24,10 +24,20 @@ def quantize(x: Tensor, dtype: torch.dtype, scaling: Scaling) -> tuple[Tensor, T
     return (x.float() / inverse).to(dtype), inverse
 
 
+def ready(x: Tensor, dtype: torch.dtype, scaling: Scaling) -> tuple[Tensor, Tensor]:
+    """`quantize`, row by row in memory."""
+    return quantize(x.contiguous(), dtype, scaling)
+
+
+def fuse() -> None:
+    """Lets the compiler make one kernel of `ready`, for which Transformer Engine has one."""
+    globals()["ready"] = torch.compile(ready, recompile_limit=64)
+
+
 def product(a: Tensor, b: Tensor, kinds: tuple[torch.dtype, torch.dtype], scaling: Scaling, out: torch.dtype) -> Tensor:
     """``a @ b.T`` of (rows, inner) and (columns, inner): the one layout that Hopper's float8 matrix units take."""
-    a8, by_row = quantize(a.contiguous(), kinds[0], scaling)
-    b8, by_column = quantize(b.contiguous(), kinds[1], scaling)
+    a8, by_row = ready(a, kinds[0], scaling)
+    b8, by_column = ready(b, kinds[1], scaling)
     return torch._scaled_mm(a8, b8.t(), scale_a=by_row, scale_b=by_column.t(), out_dtype=out)
 
 

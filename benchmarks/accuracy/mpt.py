@@ -12,7 +12,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from float8 import convert
+from float8 import convert, fuse
 from job import Meter, join
 from mpt_model import MPT, SHAPES, Block
 from torch import Tensor, nn
@@ -73,6 +73,8 @@ def build(args: argparse.Namespace, device: torch.device) -> FullyShardedDataPar
     units: tuple[type[nn.Module], ...] = (Block,)
     if args.float8:
         convert(model, "tensorwise")
+        if device.type == "cuda":
+            fuse()
     if args.recompute == "full":
         for number, block in enumerate(model.blocks):
             model.blocks[number] = checkpoint_wrapper(block)
