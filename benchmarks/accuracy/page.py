@@ -31,8 +31,6 @@ two steps, of which the second counts. {count} runs; forecast ÷ measured − 1 
 
 Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {torchtitan_error_mean:.1%}, largest
 {torchtitan_error_max:.1%}. Phantora, which runs kernels on a real GPU, reports 2.9 % and 8.5 % for runs of this kind.
-Does the forecast rank configurations as measurements do? Of each model of vTrain's runs on many servers:
-
 {rankings}
 
 ## Fitted constants
@@ -55,6 +53,8 @@ Every run whose error is above 15 %:
 
 Written by `python benchmarks/accuracy.py --markdown` ({machine}).
 """
+
+RANKINGS = "Does the forecast rank configurations as measurements do? Of each model of vTrain's runs on many servers:"
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#7c3aed", "#db2777", "#0891b2", "#ca8a04", "#64748b", "#dc2626", "#4d7c0f")
 SIDE, MARGIN, LEGEND = 460, 56, 170
@@ -132,7 +132,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     text = PREFACE.format(
         count=len(good),
         families=table(HEAD, families(good)),
-        rankings=table(("model, GPUs", "Spearman"), ranked),
+        rankings=f"{RANKINGS}\n\n{table(('model, GPUs', 'Spearman'), ranked)}\n" if ranked else "",
         factors=table(("framework, GPU", "factor", "fitted on"), factors),
         rows=_table(shown, rows),
         furthest=_table([one for one in good if abs(one.error) > 0.15], rows),
