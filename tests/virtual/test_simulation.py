@@ -112,7 +112,7 @@ def test_no_step_measures_nothing(steps):
 @pytest.mark.parametrize(
     ("place", "schedule", "words"),
     [
-        ("4x1xV100", "fifo", "does not say how many servers or how fast a link"),
+        ("4x1xV100", "fifo", "does not say how fast a link is"),
         ("4@1Gbps", "fife", "schedule: 'fife' is unknown; did you mean 'fifo'"),
         ("4@1Gbps", "ddp(bucket=0B)", "schedule ddp.bucket: '0B' is out of range"),
     ],
