@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from factors import ANCHORS, HOST_ANCHORS
 from measure import machine
 from outcome import Outcome
-from rows import Row
+from rows import DATA, Row, read
 from summary import HEAD, families, rankings
 
 from foretrain.report.palette import FONT, GREY, INK, LINE
@@ -23,14 +24,17 @@ PREFACE = """# Forecasts against measurements
 
 `benchmarks/accuracy.py` simulates published training runs with `foretrain simulate`, as anybody would: the script is
 plain PyTorch, the GPUs and the network are those of the publication, ranks of a kind are folded. Each run here is of
-two steps, of which the second counts. {count} runs; forecast ÷ measured − 1 is the error.
+two steps, of which the second counts. Forecast ÷ measured − 1 is the error. These are {count} of the {possible}
+published runs that a script here can repeat, all that have been simulated so far; of the incomplete families {missing}.
 
 ![Forecast over measured time of an iteration, both logarithmic; dashed lines are 10 % off](../_static/accuracy.svg)
 
 {families}
 
 Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {torchtitan_error_mean:.1%}, largest
-{torchtitan_error_max:.1%}. Phantora, which runs kernels on a real GPU, reports 2.9 % and 8.5 % for runs of this kind.
+{torchtitan_error_max:.1%}; without those that a constant was fitted on, mean {torchtitan_unfitted_error_mean:.1%}.
+Phantora, which runs kernels on a real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean
+{all_error_mean:.1%}, without fitted ones {all_unfitted_error_mean:.1%}.
 {rankings}
 
 ## Fitted constants
@@ -119,6 +123,11 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     from foretrain.device.stack import HOST_LAUNCH, host_launch, stack_factor
 
     good = [one for one in found if one.predicted is not None]
+    possible = Counter(row.family for row in read(DATA)[0])
+    done = Counter(one.family for one in good)
+    missing = ", ".join(
+        f"{done[family]} of {count} of {family}" for family, count in possible.items() if done[family] < count
+    )
     factors = [
         [f"{stack}, {device}", f"{stack_factor(preset(device), stack):.3f}", ", ".join(names)]
         for (device, stack), names in ANCHORS.items()
@@ -131,6 +140,8 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     ranked = [[name, f"{value:.3f}"] for name, value in sorted(rankings(good).items())]
     text = PREFACE.format(
         count=len(good),
+        possible=possible.total(),
+        missing=missing,
         families=table(HEAD, families(good)),
         rankings=f"{RANKINGS}\n\n{table(('model, GPUs', 'Spearman'), ranked)}\n" if ranked else "",
         factors=table(("framework, GPU", "factor", "fitted on"), factors),

@@ -6,8 +6,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+from factors import ANCHORS, HOST_ANCHORS
 from outcome import Outcome
 from rows import Row
+
+FITTED = {name for names in (*ANCHORS.values(), *HOST_ANCHORS.values()) for name in names}
+"""Rows that a constant was fitted on, whose errors are small for that reason too."""
 
 
 def mean_absolute(values: Sequence[float]) -> float:
@@ -73,14 +77,17 @@ def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
     for name, value in sorted(ranks.items()):
         print(f"ranking of configurations of {name}: {value:.3f}")
     fsdp = [one.error for one in good if is_fsdp(one, rows)]
+    unseen = [one.error for one in good if is_fsdp(one, rows) and one.id not in FITTED]
     torchtitan = [one.error for one in good if one.family == "torchtitan"]
     memory = [one.memory_error for one in good if one.family == "torchtitan" and one.memory_error is not None]
     return {
         "torchtitan_error_mean": mean_absolute(fsdp),
         "torchtitan_error_max": max(map(abs, fsdp), default=float("nan")),
+        "torchtitan_unfitted_error_mean": mean_absolute(unseen),
         "torchtitan_every_layout_error_mean": mean_absolute(torchtitan),
         "torchtitan_every_layout_error_max": max(map(abs, torchtitan), default=float("nan")),
         "all_error_mean": mean_absolute([one.error for one in good]),
+        "all_unfitted_error_mean": mean_absolute([one.error for one in good if one.id not in FITTED]),
         "spearman_min": min(ranks.values(), default=float("nan")),
         "memory_error_max": max(map(abs, memory), default=float("nan")),
         "failed": float(len(failed)),
