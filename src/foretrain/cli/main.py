@@ -19,6 +19,7 @@ from foretrain.cli.catalog import catalog
 from foretrain.cli.collective import collective
 from foretrain.cli.compare import compare
 from foretrain.cli.grid import grid
+from foretrain.cli.readers import ReaderGone
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command
 from foretrain.cli.schedule import schedule
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("foretrain: interrupted; no file was left half written\n")
         sys.exit(130)
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         # The reader of our output, e.g. head, has seen enough.
         sys.stderr.close()
 

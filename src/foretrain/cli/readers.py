@@ -14,9 +14,16 @@ _EVERY = 500
 """Milliseconds after which the watch looks whether it is still wanted."""
 
 
+class ReaderGone(BaseException):
+    """Nobody reads stdout any more.
+
+    As KeyboardInterrupt it comes out of any line, so it is none of the errors that a line may expect and pass over.
+    """
+
+
 @contextmanager
 def while_read() -> Iterator[None]:
-    """Ends the block with BrokenPipeError when the reader of stdout is gone, as writing to it would.
+    """Ends the block with `ReaderGone` when the reader of stdout is gone.
 
     A block that runs for long may write nothing in the meantime, and who has started it may be gone without a word.
     Only in the main thread; elsewhere nothing is watched.
@@ -26,7 +33,7 @@ def while_read() -> Iterator[None]:
         return
 
     def gone(number: int, frame: object) -> None:
-        raise BrokenPipeError("the reader of stdout is gone")
+        raise ReaderGone
 
     over = threading.Event()
     before = signal.signal(signal.SIGPIPE, gone)

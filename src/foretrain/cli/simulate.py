@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from foretrain.cli.arguments import check_writable, patience
-from foretrain.cli.readers import while_read
+from foretrain.cli.readers import ReaderGone, while_read
 from foretrain.errors import ConfigError
 from foretrain.units import parse_time
 
@@ -150,7 +150,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
         done = once(options.schedule, _STEPS_KEPT if options.trace or options.html else 0)
     except (ScriptFailed, OutOfMemory) as failed:
         if failed.status == 128 + signal.SIGPIPE:
-            raise BrokenPipeError from None
+            raise ReaderGone from None
         sys.stderr.write(f"foretrain: {failed}\n")
         sys.exit(failed.status)
     found = Findings(done, options.tokens)
