@@ -42,7 +42,7 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
             1,
             ["torch.repeat_interleave(torch.rand", "aten::repeat_interleave needs the values"],
         ),
-        ("waits for a note", 1, ["fault.py", 'get("note of rank 1")', "Timeout waiting for key", "with --live all"]),
+        ("waits for a note", 1, ["fault.py", 'wait(["note of rank 1"]', "Wait timeout", "with --live all"]),
         ("waits for a value", 1, ["fault.py:", "has read a Float value on the host 20,000 times"]),
     ],
 )
@@ -91,6 +91,11 @@ def test_missing_script_compiler_and_release_are_named(tmp_path: Path) -> None:
     assert "needs torch 2.13.*, and 2.12.1 is installed" in wrong.err
 
 
+def _started(process: Path) -> int:
+    """When a process was started, in clock ticks: pids begin anew when the largest is reached."""
+    return int((process / "stat").read_text().rpartition(")")[2].split()[19])
+
+
 class Running:
     """A command under way, whose processes are known by a mark in their environment."""
 
@@ -113,10 +118,10 @@ class Running:
         for folder in Path("/proc").iterdir():
             try:
                 if folder.name.isdigit() and self._mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+                    found.append((_started(folder), int(folder.name)))
             except OSError:
                 continue
-        return sorted(found)
+        return [pid for _, pid in sorted(found)]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + 60

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ if fault == "needs data":
 if fault == "waits for a note":
     store = dist.TCPStore("127.0.0.1", 0, world_size=2, is_master=rank == 0)
     store.set("note of rank 0", "here")
-    dist.distributed_c10d._get_default_store().get("note of rank 1")
+    dist.distributed_c10d._get_default_store().wait(["note of rank 1"], timedelta(seconds=2))
 if fault == "waits for a value":
     while torch.randn(4096, 4096, device="cuda").sum().item() < 1e9:
         pass
