@@ -79,16 +79,17 @@ class Rank:
         self._records += RECORD_LAYOUT.pack(kind, flag, code, stream, a, b, c, host, len(payload), count)
         self._payloads += payload
 
-    def run(self, stream, work, *, floor=0):
-        """Kernels launched now; or later, if there is a ``floor``."""
-        self.put(RUN, stream=stream, a=work, b=max(floor, self.clock + work), count=1)
+    def run(self, stream, work, *, floor=0, copied=0):
+        """Kernels launched now; or later, if there is a ``floor``. Copy engines do ``copied`` of ``work``."""
+        self.put(RUN, stream=stream, a=work, b=max(floor, self.clock + work), c=copied, count=1)
 
-    def kernels(self, stream, *durations, every=0):
+    def kernels(self, stream, *durations, every=0, copied=0):
         """The same, traced: one kernel launched each ``every``."""
         launches = [self.clock + every * i for i in range(len(durations))]
         floor = max(launch + sum(durations[i:]) for i, launch in enumerate(launches))
         each = (KERNEL.pack(i, 0, launches[i], durations[i]) for i in range(len(durations)))
-        self.put(RUN, stream=stream, a=sum(durations), b=floor, count=len(durations), payload=b"".join(each))
+        payload = b"".join(each)
+        self.put(RUN, stream=stream, a=sum(durations), b=floor, c=copied, count=len(durations), payload=payload)
 
     def record(self, stream):
         self._event += 1

@@ -76,7 +76,7 @@ def test_a_message_leads_to_its_sender():
 def test_a_late_launch_leads_to_the_host_and_on_to_what_it_stopped_for():
     def program(rank):
         rank.kernels(1, 40)
-        rank.kernels(2, 15)
+        rank.kernels(2, 15, copied=15)
         yield rank.ask(STREAM, stream=1)  # goes on at 40
         rank.clock += 7
         rank.kernels(2, 3)

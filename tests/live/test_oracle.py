@@ -71,7 +71,8 @@ def program_of(log, found):
         events = []
         for step in log:
             if step[0] == "run":
-                rank.run(step[1], step[2], floor=rank.clock + step[3] + step[2])
+                # Copies, for the others share the GPU.
+                rank.run(step[1], step[2], floor=rank.clock + step[3] + step[2], copied=step[2])
             elif step[0] == "host":
                 rank.clock += step[1]
                 yield rank.frame()

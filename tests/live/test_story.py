@@ -51,7 +51,7 @@ def test_what_is_under_way_at_a_mark_is_split():
             rank.run(1, 30)
             first = rank.record(1)
             rank.step(0, first)
-            rank.run(2, 100)
+            rank.run(2, 100, copied=100)
             rank.wait(1, rank.record(2))
             rank.step(1, rank.record(1))
             yield rank.ask(STREAM, stream=1)

@@ -1,4 +1,8 @@
+from fractions import Fraction
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foretrain.live.wire import DEVICE, ELAPSED, EVENT, QUERY_EVENT, QUERY_STREAM, STREAM
 from tests.live.player import play
@@ -34,7 +38,7 @@ def test_a_stream_waits_for_an_event_of_another(slowdown):
     def program(rank):
         rank.run(1, 200)
         first = rank.record(1)
-        rank.run(2, 30)
+        rank.run(2, 30, copied=30)
         rank.wait(2, first)
         rank.run(2, 30)
         second = rank.record(2)
@@ -97,7 +101,7 @@ def test_a_query_sees_what_has_happened_by_now(slowdown):
 def overlapping(rank):
     """Computes 1,000 from 0 while a collective takes from 200 to 500."""
     rank.run(1, 1000)
-    rank.run(2, 200)
+    rank.run(2, 200, copied=200)
     rank.call(2, "all_reduce", 8)
     yield rank.ask(STREAM, stream=2)
     yield rank.ask(STREAM, stream=1)
@@ -143,6 +147,68 @@ def test_a_run_that_waits_for_its_host_is_not_slowed_before():
         yield rank.ask(STREAM, stream=1)
 
     assert play(program, duration=300, slowdown=2.0).times() == [550]
+
+
+@pytest.mark.parametrize("streams", [2, 3])
+def test_runs_side_by_side_take_as_long_as_one_behind_the_other(streams):
+    def program(rank):
+        for stream in range(streams):
+            rank.run(stream, 100)
+        yield rank.ask(DEVICE)
+
+    assert play(program).times() == [100 * streams]
+
+
+def test_a_run_has_the_gpu_for_itself_while_the_other_waits_for_its_host():
+    def program(rank):
+        rank.run(1, 100)
+        rank.run(2, 30, floor=100)  # flows from 70 on: from there both halve their pace
+        yield rank.ask(STREAM, stream=1)
+        yield rank.ask(STREAM, stream=2)
+
+    assert play(program).times() == [130, 130]
+
+
+def test_copies_leave_the_gpu_to_others():
+    def program(rank):
+        rank.run(1, 100)
+        rank.run(2, 80, copied=80)
+        yield rank.ask(STREAM, stream=2)
+        yield rank.ask(STREAM, stream=1)
+
+    assert play(program).times() == [80, 100]
+
+
+def shared(runs):
+    """When each of ``runs``, (begin, work), ends on a GPU that all under way share equally: exact."""
+    left, now, ends = {i: Fraction(work) for i, (_, work) in enumerate(runs)}, Fraction(0), {}
+    while left:
+        flowing = [i for i in left if runs[i][0] <= now]
+        later = [runs[i][0] for i in left if runs[i][0] > now]
+        after = [now + min(left[i] for i in flowing) * len(flowing)] if flowing else []
+        then = Fraction(min(later + after))
+        for i in flowing:
+            left[i] -= (then - now) / len(flowing)
+            if not left[i]:
+                ends[i] = then
+                del left[i]
+        now = then
+    return [ends[i] for i in range(len(runs))]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 10**6)), min_size=1, max_size=5))
+def test_streams_share_their_gpu_equally(runs):
+    def program(rank):
+        zero = rank.record(9)
+        for stream, (begin, work) in enumerate(runs):
+            rank.run(stream, work, floor=begin + work)
+        events = [rank.record(stream) for stream in range(len(runs))]
+        yield rank.ask(DEVICE)
+        for event, end in zip(events, shared(runs), strict=True):
+            elapsed = yield rank.ask(ELAPSED, a=zero, b=event)
+            assert abs(elapsed.value - end) <= 4 * len(runs) ** 2  # each change of pace may round a stream by 1 ps
+
+    play(program)
 
 
 def test_events_that_are_forgotten_are_waited_for_all_the_same():

@@ -94,7 +94,7 @@ class Gpu:
     ) -> None:
         self.rank = rank
         self._world, self._meetings, self._chapter = world, meetings, chapter
-        self._pace = Pace(slowdown)
+        self._pace = Pace(world, slowdown)
         self._party = Party(rank, self._pace, chapter)
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, Event] = {}

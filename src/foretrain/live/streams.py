@@ -8,8 +8,12 @@ communication may still slow it down) and the start of a communication are thing
 # Note [Fluid work]
 A run of kernels begun at s, with work w and floor f, ends at max(s + w, f): the kernels wait now and then for the host
 to launch them. It is taken as a fluid that begins to flow at b = max(s, f - w), which has the same end. While any
-communication of the same GPU is under way, computing w takes w times the slowdown. Runs on several streams of a GPU do
-not slow each other: a script that uses streams does so where kernels leave room for each other.
+communication of the same GPU is under way, computing w takes w times the slowdown.
+
+Runs that flow at once share the GPU's multiprocessors equally, so that two take as long side by side as one behind the
+other: processor sharing. A run's *demand* is the part of its work that needs multiprocessors; copies between host and
+GPU have engines of their own. With the sum of demands D > 1, a run of demand d takes 1 + d (D - 1) times as long.
+Kernels too small to fill a GPU would leave room for others; what a kernel leaves is not known, and not modelled.
 """
 
 from __future__ import annotations
@@ -74,29 +78,52 @@ class Call(Protocol):
 
 
 class Pace:
-    """How fast a GPU computes: slower by ``slowdown`` while any of its communications is under way."""
+    """How fast a GPU computes: see Note [Fluid work].
 
-    __slots__ = ("_communications", "_slowdown", "running", "stretch")
+    Args:
+        world: whose time it is.
+        slowdown: how much longer computing takes while any of the GPU's communications is under way, 1 or more.
+    """
 
-    def __init__(self, slowdown: float) -> None:
+    __slots__ = ("_communications", "_slowdown", "_world", "running")
+
+    def __init__(self, world: VirtualWorld, slowdown: float) -> None:
+        self._world = world
         self._slowdown = slowdown
         self._communications = 0
-        self.stretch = 1.0
         self.running: list[Stream] = []
-
-    @property
-    def varies(self) -> bool:
-        """Whether communication slows computing at all."""
-        return self._slowdown > 1
 
     def communication(self, change: int) -> None:
         """One communication begins (+1) or ends (-1) now."""
+        before = bool(self._communications)
         self._communications += change
+        if before != bool(self._communications):
+            self.share()
+
+    def begin(self, stream: Stream) -> None:
+        """``stream`` has a run to execute, which may flow only later."""
+        self.running.append(stream)
+        if len(self.running) > 1:
+            for each in self.running:
+                each.announce()
+        self.share()
+
+    def end(self, stream: Stream) -> None:
+        """The run of ``stream`` is over."""
+        self.running.remove(stream)
+        if self.running:
+            self.share()
+
+    def share(self) -> None:
+        """Gives every run the pace that it has from now on."""
         stretch = self._slowdown if self._communications else 1.0
-        if stretch != self.stretch:
-            self.stretch = stretch
-            for stream in self.running:
-                stream.repace()
+        if len(self.running) == 1:
+            self.running[0].repace(stretch)
+            return
+        now = self._world.now()
+        demand = sum(stream.demand for stream in self.running if stream.flows(now))
+        for stream in self.running:
+            stream.repace(stretch * (1 + stream.demand * (demand - 1)) if demand > 1 else stretch)
 
 
 class Stream:
@@ -106,9 +133,11 @@ class Stream:
         queue: a RUN as it came, ``(RECORD, event, host)``, ``(WAIT, event)`` or ``(CALL, call)``.
         position: see Note [Positions].
         blocked: what it stands at: an event, a call, or itself while a run is under way; None if it does not.
+        demand: the part of the run under way that needs multiprocessors, 0 to 1.
     """
 
     __slots__ = (
+        "_announced",
         "_begin",
         "_chapter",
         "_left",
@@ -120,6 +149,7 @@ class Stream:
         "_version",
         "_world",
         "blocked",
+        "demand",
         "number",
         "position",
         "queue",
@@ -132,6 +162,8 @@ class Stream:
         self.blocked: Event | Call | Stream | None = None
         self._world, self._pace, self._chapter = world, pace, chapter
         self._version = 0
+        self._stretch = 0.0
+        self.demand = 1.0
 
     def advance(self) -> None:
         """Executes what can be executed."""
@@ -188,40 +220,49 @@ class Stream:
         begin = item[5] - work
         if begin < reached:
             begin = reached
-        end = begin + work
-        if not work or not self._pace.varies:
-            self.position = end
-            self._chapter.ran(self.number, reached, begin, end, item)
+        if not work:
+            self.position = begin
+            self._chapter.ran(self.number, reached, begin, begin, item)
             return False
         now = self._world.now()
         if begin < now:
             raise late(self._chapter.rank, "kernels", begin, now)
         self._reached, self._begin, self._since, self._left, self._run = reached, begin, begin, work, item
-        self._pace.running.append(self)
+        self.demand = 1 - item[6] / work if item[6] else 1.0
+        self._stretch, self._announced = 0.0, False
         self.blocked = self
-        self._schedule_end()
+        self._pace.begin(self)
         return True
 
-    def repace(self) -> None:
-        """Goes on with the run under way at the pace that the GPU now has."""
+    def flows(self, now: Time) -> bool:
+        """Whether the run under way has begun to flow."""
+        return self._begin <= now
+
+    def announce(self) -> None:
+        """Has the GPU shared anew when the run under way begins to flow, if that is later."""
+        if not self._announced and self._begin > self._world.now():
+            self._announced = True
+            self._world.schedule(self._begin, TIMER, self._pace.share)
+
+    def repace(self, stretch: float) -> None:
+        """Goes on with the run under way, ``stretch`` times as long as alone."""
+        if stretch == self._stretch:
+            return
         now = self._world.now()
         if now > self._since:
             self._left -= int((now - self._since) / self._stretch)
             self._since = now
-        self._schedule_end()
-
-    def _schedule_end(self) -> None:
-        self._stretch = stretch = self._pace.stretch
+        self._stretch = stretch
         self._version += 1
         left = self._left if stretch == 1 else math.ceil(self._left * stretch)
         self._world.schedule(self._since + left, TIMER, self._end_run, self._version)
 
     def _end_run(self, version: int) -> None:
         if version == self._version:  # Otherwise the pace has changed in between.
-            self._pace.running.remove(self)
             self.position = end = self._world.now()
             self._chapter.ran(self.number, self._reached, self._begin, end, self._run)
             self.blocked = None
+            self._pace.end(self)
             self.advance()
 
     def under_way(self) -> Time | None:

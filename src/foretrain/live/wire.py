@@ -12,7 +12,8 @@ Records and the meaning of their fields (unnamed fields are 0):
 =============  ====================================================================================================
 ``RUN``        Kernels one behind the other on ``stream``: ``a`` work, the sum of their durations; ``b`` floor, the
                earliest end given when the host launched them, max over kernels i of launch_i + what remains from i on;
-               ``extra`` kernels. Begun at s they end at max(s + a, b). Payload: while tracing, `KERNEL` each.
+               ``c`` what of ``a`` copy engines do; ``extra`` kernels. Begun at s they end at max(s + a, b). Payload:
+               while tracing, `KERNEL` each.
 ``RECORD``     Event ``a`` happens when ``stream`` gets here, at ``host`` at the earliest.
 ``WAIT``       ``stream`` goes on when event ``a`` has happened.
 ``COLLECTIVE`` Operation ``code`` (`OPERATIONS`) in group ``b`` on ``stream``, whose end is event ``a``; ``c`` bytes:

@@ -670,6 +670,7 @@ const Cost& cost_of(const std::string& name, c10::ArrayRef<IValue> arguments) {
     if (auto found = costs->find(key); found != costs->end()) return found->second;
   }
   Cost cost = price_of(name, arguments, {});
+  cost.copy_engine = name.rfind("Memcpy ", 0) == 0;
   std::lock_guard lock(mutex);
   return costs->emplace(std::move(key), cost).first->second;
 }

@@ -96,6 +96,7 @@ void Log::put(StreamKey stream, const Cost& cost, bool recomputing) {
   EventId before = watching_ ? record(stream) : 0;
   Run& run = run_on(stream);
   run.work += cost.duration;
+  if (cost.copy_engine) run.copied += cost.duration;
   run.floor = std::max(run.floor, now) + cost.duration;
   run.kernels += 1;
   if (tracing_) {
@@ -116,6 +117,7 @@ void Log::close(Run& run) {
   auto& record = write(wire::RUN, run.stream, run.traced);
   record.a = run.work;
   record.b = run.floor;
+  record.c = run.copied;
   record.extra = run.kernels;
   run = Run{run.stream};
 }

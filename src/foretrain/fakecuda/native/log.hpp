@@ -28,6 +28,7 @@ struct Cost {
   std::uint32_t provenance = 0;
   double flops = 0;
   double sigma = 0;  // of the duration, relative
+  bool copy_engine = false;  // it needs no multiprocessor
 };
 
 constexpr int PROVENANCES = 4;
@@ -137,7 +138,7 @@ class Log {
  private:
   struct Run {  // kernels on one stream that have not been written yet
     StreamKey stream = 0;
-    Time work = 0, floor = 0;
+    Time work = 0, floor = 0, copied = 0;
     std::uint32_t kernels = 0;
     std::string traced;
   };
