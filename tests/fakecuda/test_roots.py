@@ -1,4 +1,4 @@
-"""Collectives whose root is not executed: who stands for it gives what it has."""
+"""Values of ranks that are not executed are those of who stands for them."""
 
 from __future__ import annotations
 
@@ -26,4 +26,29 @@ def test_a_broadcast_of_a_represented_rank(tmp_path: Path) -> None:
         dist.broadcast(large, src=last)
         """,
         cluster="dgx-h100:2",
+    )
+
+
+def test_every_represented_rank_has_the_value_of_its_own_kind(tmp_path: Path) -> None:
+    # Odd ranks are like rank 1, even ones like rank 0: neither stands for just those behind it.
+    simulated(
+        tmp_path,
+        """
+        mesh = dist.device_mesh.init_device_mesh("cuda", (4, 2), mesh_dim_names=("data", "stage"))
+        stage = mesh.get_local_rank("stage")
+        pair = mesh.get_group("stage")
+        token = torch.ones(4, device="cuda")
+        if stage == 0:
+            dist.send(token, group=pair, group_dst=1)
+        else:
+            dist.recv(token, group=pair, group_src=0)
+        mine = torch.tensor([10.0 + stage], device="cuda")
+        everyone = torch.zeros(8, device="cuda")
+        dist.all_gather_into_tensor(everyone, mine)
+        assert everyone.tolist() == [10.0, 11.0] * 4, everyone.tolist()
+        for root in range(8):
+            value = mine.clone()
+            dist.broadcast(value, src=root)
+            assert value.item() == 10.0 + root % 2
+        """,
     )

@@ -134,10 +134,12 @@ class Collective:
         givers = self._givers()
         if not all(self.parts[rank].payload for rank in givers):
             return b""
-        answer = bytearray()
-        for rank, part in self.parts.items():
-            payload = part.payload if rank in givers else b""
-            answer += CONTRIBUTION.pack(self.group.index[rank], self.group.weights[rank], len(payload)) + payload
+        group, answer = self.group, bytearray()
+        if group.stand_ins:
+            answer += CONTRIBUTION.pack(0, 0, len(group.stand_ins)) + group.stand_ins
+        for rank in group.live:
+            payload = self.parts[rank].payload if rank in givers else b""
+            answer += CONTRIBUTION.pack(group.index[rank], group.weights[rank], len(payload)) + payload
         return bytes(answer)
 
     def then(self, call: Callable[[], None]) -> None:

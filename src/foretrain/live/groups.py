@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from foretrain.live.folding import Folding
@@ -40,6 +42,17 @@ class Group:
         """The live member that does what ``member`` would do."""
         stand_in = self._folding.representative(member)
         return stand_in if stand_in in self.weights else self.live[0]
+
+    @cached_property
+    def stand_ins(self) -> bytes:
+        """Who stands for each member, as int32 ranks in the group; empty if each of ``live`` does for those behind."""
+        found, last = [], 0
+        usual = True
+        for position, member in enumerate(self.members):
+            found.append(self.index[self.stand_in(member)])
+            last = position if member in self.weights else last
+            usual = usual and found[-1] == last
+        return b"" if usual else struct.pack(f"<{len(found)}i", *found)
 
     def __str__(self) -> str:
         return f"group {ranks_text(self.members)}"

@@ -89,7 +89,8 @@ ELAPSED: Final = 5
 VALUES: Final = 6
 """Question: what did the members contribute to the collective or message whose end is event ``a``? Takes no virtual
 time. Payload of the answer: `CONTRIBUTION` and the bytes for each live member, in the group's order; empty if a member
-contributed nothing, for then the result is not real."""
+contributed nothing, for then the result is not real. Where live members do not just stand for those behind them, first
+one that stands for 0 members, with int32 for each member: the rank in the group of who stands for it."""
 LEAVE: Final = 7
 """Question: may the rank end? Answered at once; ``a`` its exit status. The last frame of a rank that ends well."""
 QUESTIONS: Final = ("stream", "device", "event", "query stream", "query event", "elapsed", "values", "leave")

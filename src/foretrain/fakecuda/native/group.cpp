@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -54,10 +55,18 @@ struct Share {
   std::string bytes;
 };
 
-// What all contributed. `real` if no contribution was made up.
+// What all contributed, in the group's order. `real` if no contribution was made up.
 struct Shares {
   std::vector<Share> all;
+  std::vector<std::int32_t> stand_ins;  // by rank in the group; empty if each share is also of the members behind it
   bool real = true;
+
+  // The share of `rank`, or of who stands for it.
+  const Share& of(int rank) const {
+    int giver = stand_ins.empty() ? rank : stand_ins[rank];
+    auto behind = std::upper_bound(all.begin(), all.end(), giver, [](int r, const Share& share) { return r < share.rank; });
+    return behind == all.begin() ? all.front() : *std::prev(behind);
+  }
 };
 
 Shares contributions_to(EventId end) {
@@ -69,6 +78,11 @@ Shares contributions_to(EventId end) {
     std::memcpy(&head, rest.data(), sizeof head);
     auto bytes = rest.substr(sizeof head, head.bytes);
     rest.remove_prefix(sizeof head + head.bytes);
+    if (!head.members) {
+      shares.stand_ins.resize(bytes.size() / sizeof(std::int32_t));
+      std::memcpy(shares.stand_ins.data(), bytes.data(), bytes.size());
+      continue;
+    }
     if (bytes.empty()) continue;
     shares.real = shares.real && bytes.back();
     bytes.remove_suffix(1);
@@ -122,16 +136,8 @@ Tensor reduced(const std::vector<Share>& shares, const ReduceOp& op, int size, a
   return total.to(type);
 }
 
-// The share of `rank`, or of who stands for it: the last live member before it.
-const Share& share_of(const std::vector<Share>& shares, int rank) {
-  const Share* found = &shares.front();
-  for (const auto& share : shares)
-    if (share.rank <= rank) found = &share;
-  return *found;
-}
-
 // What each output will hold, given what the members contributed.
-using Outcome = std::function<Tensors(const std::vector<Share>&)>;
+using Outcome = std::function<Tensors(const Shares&)>;
 
 // A tensor without its storage's life: outputs wait for values that would otherwise keep them alive in a circle.
 struct Target {
@@ -168,7 +174,7 @@ class Arrival final : public Delivery {
     delivered_ = true;
     auto shares = contributions_to(end_->id);
     at::AutoDispatchBelowADInplaceOrView below;
-    auto values = shares.all.empty() ? Tensors(targets_.size()) : outcome_(shares.all);
+    auto values = shares.all.empty() ? Tensors(targets_.size()) : outcome_(shares);
     for (std::size_t k = 0; k < targets_.size(); ++k) {
       auto target = targets_[k].tensor();
       if (target.defined()) write(target, values[k], shares.real);
@@ -329,7 +335,7 @@ class Group final : public c10d::Backend {
     int root = static_cast<int>(options.rootRank);
     auto type = tensors[0].scalar_type();
     Outcome outcome = [root, type, like = shapes(tensors)](const auto& shares) {
-      return slices(as_tensor(share_of(shares, root).bytes, type), like);
+      return slices(as_tensor(shares.of(root).bytes, type), like);
     };
     bool sends = root == rank_;
     return post(OpType::BROADCAST, wire::BROADCAST, bytes_of(tensors), sends ? tensors : Tensors{}, tensors,
@@ -399,10 +405,10 @@ class Group final : public c10d::Backend {
     auto type = output.scalar_type();
     Outcome outcome;
     if (even)
-      outcome = [this, type](const std::vector<Share>& shares) {
+      outcome = [this, type](const Shares& shares) {
         Tensors parts;
         for (int rank = 0; rank < size_; ++rank)
-          parts.push_back(as_tensor(share_of(shares, rank).bytes, type).chunk(size_)[rank_]);
+          parts.push_back(as_tensor(shares.of(rank).bytes, type).chunk(size_)[rank_]);
         return Tensors{at::cat(parts)};
       };
     return post(OpType::ALLTOALL_BASE, wire::ALL_TO_ALL, static_cast<std::int64_t>(input.nbytes()),
@@ -416,10 +422,10 @@ class Group final : public c10d::Backend {
     auto type = outputs[0].scalar_type();
     Outcome outcome;
     if (even)
-      outcome = [this, type](const std::vector<Share>& shares) {
+      outcome = [this, type](const Shares& shares) {
         Tensors parts;
         for (int rank = 0; rank < size_; ++rank)
-          parts.push_back(as_tensor(share_of(shares, rank).bytes, type).chunk(size_)[rank_]);
+          parts.push_back(as_tensor(shares.of(rank).bytes, type).chunk(size_)[rank_]);
         return parts;
       };
     return post(OpType::ALLTOALL, wire::ALL_TO_ALL, bytes_of(inputs), even ? inputs : Tensors{}, outputs, outcome,
@@ -436,8 +442,8 @@ class Group final : public c10d::Backend {
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
     int root = static_cast<int>(options.rootRank);
     auto type = outputs[0].scalar_type();
-    Outcome outcome = [this, root, type](const std::vector<Share>& shares) {
-      return Tensors{as_tensor(share_of(shares, root).bytes, type).chunk(size_)[rank_]};
+    Outcome outcome = [this, root, type](const Shares& shares) {
+      return Tensors{as_tensor(shares.of(root).bytes, type).chunk(size_)[rank_]};
     };
     return post(OpType::SCATTER, wire::SCATTER, bytes_of(outputs) * size_, root == rank_ ? inputs[0] : Tensors{}, outputs,
                 outcome, options.asyncOp, root);
@@ -492,15 +498,15 @@ class Group final : public c10d::Backend {
   }
 
   Outcome reduction(const Tensors& tensors, const ReduceOp& op) {
-    return [this, op, type = tensors[0].scalar_type(), like = shapes(tensors)](const std::vector<Share>& shares) {
-      return slices(reduced(shares, op, size_, type), like);
+    return [this, op, type = tensors[0].scalar_type(), like = shapes(tensors)](const Shares& shares) {
+      return slices(reduced(shares.all, op, size_, type), like);
     };
   }
 
   Outcome concatenation(const Tensors& outputs, const Tensors& inputs) {
-    return [this, type = inputs[0].scalar_type(), like = shapes(outputs)](const std::vector<Share>& shares) {
+    return [this, type = inputs[0].scalar_type(), like = shapes(outputs)](const Shares& shares) {
       Tensors parts;
-      for (int rank = 0; rank < size_; ++rank) parts.push_back(as_tensor(share_of(shares, rank).bytes, type));
+      for (int rank = 0; rank < size_; ++rank) parts.push_back(as_tensor(shares.of(rank).bytes, type));
       return slices(at::cat(parts), like);
     };
   }
@@ -511,8 +517,8 @@ class Group final : public c10d::Backend {
 
   WorkPtr scatter_sums(OpType type, const Tensor& output, const Tensors& inputs,
                        const c10d::ReduceScatterOptions& options) {
-    Outcome outcome = [this, op = options.reduceOp, dtype = output.scalar_type()](const std::vector<Share>& shares) {
-      return Tensors{reduced(shares, op, size_, dtype).chunk(size_)[rank_]};
+    Outcome outcome = [this, op = options.reduceOp, dtype = output.scalar_type()](const Shares& shares) {
+      return Tensors{reduced(shares.all, op, size_, dtype).chunk(size_)[rank_]};
     };
     return post(type, wire::REDUCE_SCATTER, bytes_of(inputs), inputs, {output}, outcome, options.asyncOp);
   }
@@ -575,8 +581,8 @@ class Group final : public c10d::Backend {
     HostArrival(EndPtr end, Tensors outputs, Outcome outcome)
         : end_(std::move(end)), outputs_(std::move(outputs)), outcome_(std::move(outcome)) {}
     void deliver() override {
-      auto shares = contributions_to(end_->id).all;
-      if (shares.empty()) return;
+      auto shares = contributions_to(end_->id);
+      if (shares.all.empty()) return;
       at::AutoDispatchBelowADInplaceOrView below;
       auto values = outcome_(shares);
       for (std::size_t k = 0; k < outputs_.size(); ++k) outputs_[k].copy_(values[k].view(outputs_[k].sizes()));
@@ -628,8 +634,8 @@ class Group final : public c10d::Backend {
     auto end = std::make_shared<End>(id);
     Tensors outputs = message.receive ? Tensors{message.tensor} : Tensors{};
     auto work = c10::make_intrusive<Work>(rank_, message.receive ? OpType::RECV : OpType::SEND, end, device, stream, outputs);
-    Outcome outcome = [type = message.tensor.scalar_type()](const std::vector<Share>& shares) {
-      return Tensors{as_tensor(shares.front().bytes, type)};
+    Outcome outcome = [type = message.tensor.scalar_type()](const Shares& shares) {
+      return Tensors{as_tensor(shares.all.front().bytes, type)};
     };
     if (message.tensor.is_cuda())
       deliver_later(outputs, log().capturing() ? nullptr : end, outcome);
