@@ -26,7 +26,7 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
             1,
             ["failed on rank 1:", 'raise ValueError("only here")', "rank 0 waits in all_reduce #3"],
         ),
-        ("raise", 1, ["ValueError: everywhere", "failed on rank 0 with exit status 1"]),
+        ("raise", 1, ["ValueError: everywhere", "warning: ", "Long value on the host", "failed on rank 0 with exit status 1"]),
         ("exit early", 2, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
         ("fewer steps", 2, ["all ranks have ended", "rank 0 waits in all_reduce #3", "for rank 1, which has ended"]),
         ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),
@@ -79,7 +79,9 @@ def test_wrong_options_are_refused(
 
 
 def test_missing_script_compiler_and_release_are_named(tmp_path: Path) -> None:
-    assert "'absent.py' is no file" in simulate("H100", "absent.py").err
+    absent = simulate("H100", "absent.py").err
+    assert "'absent.py' is no file" in absent
+    assert "Simulated GPUs" not in absent  # nothing was simulated
     bare = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)}
     assert "needs a C++ compiler, but neither g++" in simulate("H100", "stepless.py", environment=bare).err
     other = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-such-compiler"}

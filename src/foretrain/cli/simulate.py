@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from foretrain.cli.arguments import check_writable, patience
 from foretrain.cli.readers import ReaderGone, while_read
 from foretrain.errors import ConfigError
-from foretrain.units import parse_time
+from foretrain.units import Time, parse_time
 
 if TYPE_CHECKING:
     from foretrain.live.simulate import Simulated
@@ -90,12 +90,8 @@ def simulate(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
     _start(options, ())
 
 
-def _start(options: Options, script: Sequence[str]) -> None:
-    module, script = options.module, list(script)
-    if script[:1] == ["-m"]:
-        module, script = True, script[1:]
-    if not script:
-        raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
+def _check(options: Options) -> None:
+    """Raises ConfigError for what can be known to be wrong before anything starts."""
     check_writable(html=options.html, json=options.json, record_operators=options.record_operators)
     if options.trace is not None and not options.trace.is_dir():
         check_writable(trace=options.trace, html=options.html, json=options.json)
@@ -106,10 +102,25 @@ def _start(options: Options, script: Sequence[str]) -> None:
         raise ConfigError("tokens", options.tokens, "is no number of tokens", "write those of all ranks in one step")
     if options.steps is not None and options.steps < 1:
         raise ConfigError("steps", options.steps, "is no number of steps", "write 1 or more")
+    if options.compare and options.schedule is None:
+        raise ConfigError("compare", True, "has nothing to compare with", "name a policy: --schedule prophet --compare")
+
+
+def _host(options: Options) -> Time | Literal["measured"] | None:
+    if options.host == "measured":
+        return "measured"
+    return None if options.host == "modelled" else parse_time(options.host, "host")
+
+
+def _start(options: Options, script: Sequence[str]) -> None:
+    module, script = options.module, list(script)
+    if script[:1] == ["-m"]:
+        module, script = True, script[1:]
+    if not script:
+        raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
+    _check(options)
     live = options.live if options.live in ("auto", "all") else _number(options.live)
-    host = "measured" if options.host == "measured" else None
-    if options.host not in ("modelled", "measured"):
-        host = parse_time(options.host, "host")
+    host = _host(options)
     from foretrain.live.out_of_memory import OutOfMemory
     from foretrain.live.place import equipped
     from foretrain.live.simulate import ScriptFailed
@@ -123,8 +134,6 @@ def _start(options: Options, script: Sequence[str]) -> None:
     if options.nproc is not None and options.nproc != where.total_gpus:
         remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
-    if options.compare and options.schedule is None:
-        raise ConfigError("compare", True, "has nothing to compare with", "name a policy: --schedule prophet --compare")
 
     def once(schedule: str | None, kept: int) -> Simulated:
         with while_read(), Progress(options.steps) as progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -151,10 +152,7 @@ def forecast_of(
     ranks = tuple(
         _rank(rank, members[rank], chapter) for rank, chapter in sorted(chapters.items()) if rank not in stepless
     )
-    warnings: dict[str, int] = {}
-    for chapter in chapters.values():
-        for text, count in chapter.warnings.items():
-            warnings[text] = warnings.get(text, 0) + count
+    warnings = warnings_of(chapters)
     costs = [chapter.cost(chapter.steps[-1].number) for chapter in chapters.values() if chapter.steps]
     unknown = sorted({name for cost in costs for name in cost["unknown"]})
     found = Forecast(cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall)
@@ -163,6 +161,14 @@ def forecast_of(
             "the script's steps took no virtual time at all: nothing was launched on the simulated GPUs"
         )
     return found
+
+
+def warnings_of(chapters: Mapping[int, Chapter]) -> dict[str, int]:
+    """What the ranks warned of, and how often."""
+    warnings: Counter[str] = Counter()
+    for chapter in chapters.values():
+        warnings.update(chapter.warnings)
+    return dict(warnings)
 
 
 def _steady(steps: Sequence[Step], warmup: int) -> tuple[Step, ...]:

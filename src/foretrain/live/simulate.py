@@ -7,7 +7,8 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +23,7 @@ from foretrain.errors import ConfigError, ForetrainError, PeerLost, StallError
 from foretrain.fakecuda.settings import Settings
 from foretrain.live.conductor import RankLost, Unfolded, conduct
 from foretrain.live.folding import Folding, Message
-from foretrain.live.forecast import Forecast, forecast_of
+from foretrain.live.forecast import Forecast, forecast_of, warnings_of
 from foretrain.live.out_of_memory import check_memory
 from foretrain.live.ranks import Ranks
 from foretrain.live.story import Step, Story
@@ -55,12 +56,14 @@ class Watch:
         stepped: called with each step of each live rank.
         waiting: called about once a second while nothing comes from the ranks, with those that compute on their host,
             and for how many seconds they have.
+        failed: called before an error is raised with what the ranks had warned of, and how often.
     """
 
     building: Callable[[int, int], None] = lambda done, every: None
     folded: Callable[[tuple[str, ...]], None] = lambda lines: None
     stepped: Callable[[int, Step], None] = lambda rank, step: None
     waiting: Callable[[tuple[int, ...], float], None] = lambda ranks, seconds: None
+    failed: Callable[[dict[str, int]], None] = lambda warnings: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +152,31 @@ def simulate(
 
     done = _recorded(settings, operators, run) if operators else run(settings)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
-    forecast = forecast_of(
-        done.story.chapters,
-        members,
-        cluster=str(where),
-        device=device,
-        world=settings.world,
-        classes=done.folding.describe(),
-        wall=time.perf_counter() - begin,
-    )
+    with _warned(done.story, watch):
+        forecast = forecast_of(
+            done.story.chapters,
+            members,
+            cluster=str(where),
+            device=device,
+            world=settings.world,
+            classes=done.folding.describe(),
+            wall=time.perf_counter() - begin,
+        )
     usable = device.memory - settings.reserve
     return Simulated(forecast, done.story, done.folding, done.traffic, where.network, done.carried, usable)
+
+
+@contextmanager
+def _warned(story: Story, watch: Watch) -> Iterator[None]:
+    """Has ``watch`` hear of the ranks' warnings if the block fails; they may be why."""
+    try:
+        yield
+    except Unfolded:  # It goes on, with more live ranks.
+        raise
+    except ForetrainError:
+        if warnings := warnings_of(story.chapters):
+            watch.failed(warnings)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +255,7 @@ class _Attempt:
         steps = _Steps(traffic, min(folding.live), self._watch.stepped)
         story = Story(folding.live, self._kept, steps)
         slowdown = overlap_slowdown(settings.measured()[0])
-        with Ranks(settings, self._watch.building) as ranks:
+        with _warned(story, self._watch), Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
             try:
                 conduct(

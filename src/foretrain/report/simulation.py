@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -66,13 +66,13 @@ class Progress:
             transient=True,
         )
         self._building = self._stepping = self._waiting = None
+        self._told = False
         self._done: dict[int, int] = {}
         self._began = time.perf_counter()
-        self.watch = Watch(self._built, self._folded, self._stepped, self._waits)
+        self.watch = Watch(self._built, self._folded, self._stepped, self._waits, self._failed)
         self._next_word = _FIRST_WORD
 
     def __enter__(self) -> Progress:
-        self._console.print(f"foretrain: {BANNER}", style="bold")
         if self._console.is_terminal:
             self._bars.start()
         return self
@@ -88,6 +88,9 @@ class Progress:
         self._bars.update(self._building, completed=done)
 
     def _folded(self, lines: tuple[str, ...]) -> None:
+        if not self._told:
+            self._told = True
+            self._console.print(f"foretrain: {BANNER}", style="bold")
         for line in lines:
             self._console.print(f"foretrain: {line}")
 
@@ -109,6 +112,14 @@ class Progress:
             self._stepping = self._bars.add_task("steps", total=self._steps)
         self._bars.update(self._stepping, completed=min(self._done.values()))
 
+    def _failed(self, warnings: dict[str, int]) -> None:
+        _show_warnings(self._console, warnings)
+
+
+def _show_warnings(console: Console, warnings: Mapping[str, int]) -> None:
+    for text, count in warnings.items():
+        console.print(f"[yellow]warning[/]: {escape(text)}" + (f" ({count:,} times)" if count > 1 else ""))
+
 
 def show(found: Findings) -> None:
     """Prints what the simulation found."""
@@ -123,8 +134,7 @@ def show(found: Findings) -> None:
         console.print(_exchange(schedule))
         if not schedule.settled:
             console.print("[yellow]warning[/]: too few steps for a forecast of this schedule; let the script make more")
-    for text, count in forecast.warnings.items():
-        console.print(f"[yellow]warning[/]: {escape(text)}" + (f" ({count:,} times)" if count > 1 else ""))
+    _show_warnings(console, forecast.warnings)
     if forecast.unknown:
         names = ", ".join(forecast.unknown)
         console.print(f"[yellow]warning[/]: charged for their bytes alone, as nothing else is known: {escape(names)}")

@@ -28,7 +28,8 @@ step()
 if fault == "raise on one" and rank == 1:
     raise ValueError("only here")
 if fault == "raise":
-    raise ValueError("everywhere")
+    count = torch.randint(9, (4096, 4096), device="cuda").sum().item()
+    raise ValueError(f"everywhere, as of {count}")
 if fault == "exit early" and rank == 1:
     sys.exit()
 if fault == "polls" and rank == 1:
