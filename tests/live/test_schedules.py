@@ -102,6 +102,8 @@ def test_accumulated_gradients_are_sent_once(simulated):
     sent = sum(chunk.size for chunk in of_step(exchange.log, 2))
     assert sent == 8 * 2048 * 2048 * 4
     assert len(exchange.begins) == 6
+    # T* is of both passes.
+    assert exchange.plan.bound.time <= done.forecast.iteration_time < 1.2 * exchange.plan.bound.time
 
 
 def test_compression_of_the_script_is_the_schedules(simulated):

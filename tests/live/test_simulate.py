@@ -107,3 +107,12 @@ def test_host_that_takes_longer_than_its_gpus_sets_the_pace() -> None:
     slow = told("1ms")
     assert slow["step"] >= 1e-3 * slow["kernels"] > 10 * told("modelled")["step"]
     assert told("measured")["step"] > 0
+
+
+def test_comparison_writes_both_forecasts() -> None:
+    options = ("--schedule", "fifo", "--compare")
+    ended = simulate("4x1xV100@10Gbps", "train.py", "--steps", 6, options=options)
+    assert ended.status == 0, ended.err
+    stock, speedup = ended.numbers["stock"], ended.numbers["speedup"]
+    assert stock["world"] == ended.numbers["world"] == 4
+    assert speedup == pytest.approx(stock["iteration_time"] / ended.numbers["iteration_time"])

@@ -26,7 +26,11 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
             1,
             ["failed on rank 1:", 'raise ValueError("only here")', "rank 0 waits in all_reduce #3"],
         ),
-        ("raise", 1, ["ValueError: everywhere", "warning: ", "Long value on the host", "failed on rank 0 with exit status 1"]),
+        (
+            "raise",
+            1,
+            ["ValueError: everywhere", "warning: ", "Long value on the host", "failed on rank 0 with exit status 1"],
+        ),
         ("exit early", 2, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
         ("fewer steps", 2, ["all ranks have ended", "rank 0 waits in all_reduce #3", "for rank 1, which has ended"]),
         ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),

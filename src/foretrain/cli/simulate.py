@@ -186,6 +186,7 @@ def _write(found: Findings, stock: Simulated | None, options: Options) -> Iterat
         import msgspec
 
         from foretrain.files import write_atomically
+        from foretrain.report.findings import Findings
         from foretrain.report.simulation_json import comparison_numbers, numbers
 
         told = numbers(found) if stock is None else comparison_numbers(Findings(stock, options.tokens), found)

@@ -37,6 +37,7 @@ from foretrain.fakecuda import (
     shapes,
     stores,
 )
+from foretrain.fakecuda.host_optimizer import HostStep
 from foretrain.fakecuda.replacing import put
 from foretrain.fakecuda.settings import Settings
 
@@ -88,9 +89,15 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     watchdog = _Watchdog(device)
     device.set_on_unreal_read(watchdog)
     clocks.install(device.host, device.spend)
-    loading.install(lambda text: device.note(device.WARNING, 0, 0, text.encode()))
+
+    def warn(text: str) -> None:
+        device.note(device.WARNING, 0, 0, text.encode())
+
+    loading.install(warn)
     compiler.set_charge(prices.fused)
-    _Steps(device, prices, settings.steps, watchdog)
+    # What is measured is charged already.
+    host = None if settings.measured_host else HostStep(device.spend, warn)
+    _Steps(device, prices, settings.steps, watchdog, host)
     with _scheduled(device, settings):
         status, failure = script.run(settings, rank)
     if settings.operators is not None:
@@ -129,8 +136,16 @@ class _Steps:
     expects_whole_steps = False
     """Whether updates may be applied parameter by parameter; see `foretrain.runtime.updates.why_not_separable`."""
 
-    def __init__(self, device: ModuleType, prices: pricing.Prices, wanted: int | None, watchdog: _Watchdog) -> None:
+    def __init__(
+        self,
+        device: ModuleType,
+        prices: pricing.Prices,
+        wanted: int | None,
+        watchdog: _Watchdog,
+        host: HostStep | None,
+    ) -> None:
         self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
+        self._host = host
         self._made: dict[int, int] = {}
         # By identity: a reference would keep the memory of a state that the script has dropped.
         self._states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -151,10 +166,14 @@ class _Steps:
             self._states[optimizer] = id(optimizer.state)
             device.retag(list(_tensors(optimizer.state)), device.OPTIMIZER)
         device.set_tag(device.OPTIMIZER)
+        if self._host is not None:
+            self._host.begin([_local(tensor) for tensor in parameters if tensor.grad is not None])
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         device = self._device
         device.set_tag(device.ACTIVATION)
+        if self._host is not None:
+            self._host.end()
         made = self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
         if made <= self.done:
             return

@@ -27,7 +27,7 @@ class Observed(msgspec.Struct, frozen=True):
     Attributes:
         order: task indices by first use; those never used come last.
         uses: per task in ``order``, when the forward pass first used it, from its beginning.
-        forward: length of the forward pass.
+        forward: length of the forward pass; of all passes but the last backward pass where gradients accumulate.
         releases: per task, when its gradient was complete, from the beginning of the backward pass; the end of the
             pass for those that had none.
         backward: length of the backward pass.
@@ -56,7 +56,7 @@ class Observed(msgspec.Struct, frozen=True):
 @dataclass
 class _Step:
     forward: list[tuple[int, Any]] = field(default_factory=list)
-    """(task, mark) of each first use; -1 begins and -2 ends the forward pass."""
+    """(task, mark) of each first use; -1 begins the first forward pass and -2 ends one: the last is where it ends."""
     used: set[int] = field(default_factory=set)
     gradients: dict[int, Any] = field(default_factory=dict)
     fires: dict[int, Counter[int]] = field(default_factory=dict)
@@ -91,10 +91,15 @@ class Observation:
         return len(self._steps)
 
     def begin_forward(self) -> None:
-        """A forward pass of the whole model begins; an earlier one of this step was not its last."""
-        self._began = ticks()
-        self._step.forward = [(-1, self._watch.mark())]
-        self._step.used.clear()
+        """A forward pass of the whole model begins.
+
+        If passes before it have left their gradients to it, as in gradient accumulation, they are part of the step: the
+        first needs the parameters, and what is computed until this one ends counts as the last layer's forward pass.
+        """
+        if self._began is None or not self._step.forward:
+            self._began = ticks()
+            self._step.forward = [(-1, self._watch.mark())]
+            self._step.used.clear()
         self._inside = True
 
     def end_forward(self) -> None:
