@@ -25,7 +25,7 @@ def by_rank(ended: Ended) -> dict[int, object]:
     [
         ("dgx-a100:2,ranks=0-1+8-9", (), [0]),
         ("dgx-h100:1,ranks=0-3", ("--tensor", 2, "--shard"), [0]),
-        ("dgx-h100:1", ("--pipeline", 2, "--tensor", 2, "--shard"), [0, 4]),
+        ("dgx-h100:1", ("--pipeline", 2, "--tensor", 2, "--shard", "--layers", 2, "--steps", 2), [0, 4]),
     ],
     ids=["DDP on 2 servers", "FSDP2 by tensor parallel", "pipeline by FSDP2 by tensor parallel"],
 )
