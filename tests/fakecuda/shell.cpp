@@ -80,7 +80,7 @@ struct Shell {
     for (const auto& [name, value] : memory_stats(statistics)) std::cout << "stat " << name << " " << value << "\n";
     for (std::size_t tag = 0; tag < kTags; ++tag) {
       std::cout << "tag " << tag << " " << statistics.bytes_per_tag[tag] << " "
-                << statistics.bytes_per_tag_at_peak[tag] << "\n";
+                << statistics.bytes_per_tag_at_most[tag] << "\n";
     }
     const auto [free, total] = allocator->memory_info();
     std::cout << "info " << free << " " << total << "\n";

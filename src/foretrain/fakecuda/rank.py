@@ -263,14 +263,7 @@ def _out_of_memory(error: BaseException | None) -> str | None:
 
 
 def _note_memory(device: ModuleType, failure: str | None) -> None:
-    """The last note: what the rank needed at its peak, and why it was not enough if it was not."""
-    index = device.current_device()
-    stats = device.memory_stats(index)
-    memory = {
-        "allocated": stats["allocated_bytes"]["all"]["peak"],
-        "reserved": stats["reserved_bytes"]["all"]["peak"],
-        "retries": stats["num_alloc_retries"],
-        "breakdown": device.memory_breakdown(index),
-        "out_of_memory": failure,
-    }
-    device.note(device.MEMORY, 0, 0, json.dumps(memory).encode())
+    """The last note: what the rank needed on the GPU where it needed most, and why it was not enough if it was not."""
+    needs = [device.memory_needed(index) for index in range(device.device_count())]
+    most = max(needs, key=lambda need: (need["reserved"], need["allocated"]))
+    device.note(device.MEMORY, 0, 0, json.dumps(most | {"out_of_memory": failure}).encode())

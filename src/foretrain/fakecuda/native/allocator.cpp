@@ -164,8 +164,8 @@ class Allocator::State {
     check_tag(tag);
     Block* block = owned(address);
     const auto size = static_cast<std::int64_t>(block->size);
-    for (BytesPerTag* bytes : {&statistics_.bytes_per_tag, &statistics_.bytes_per_tag_at_peak}) {
-      if (bytes == &statistics_.bytes_per_tag_at_peak && block->serial > serial_at_peak_) continue;
+    for (BytesPerTag* bytes : {&statistics_.bytes_per_tag, &statistics_.bytes_per_tag_at_most}) {
+      if (bytes == &statistics_.bytes_per_tag_at_most && block->serial > serial_at_most_) continue;
       (*bytes)[block->tag] -= size;
       (*bytes)[tag] += size;
     }
@@ -208,10 +208,7 @@ class Allocator::State {
 
   const Statistics& statistics() const { return statistics_; }
   void reset_accumulated() { foretrain::reset_accumulated(statistics_); }
-  void reset_peak() {
-    foretrain::reset_peak(statistics_);
-    serial_at_peak_ = serial_;
-  }
+  void reset_peak() { foretrain::reset_peak(statistics_); }
 
   std::pair<std::uint64_t, std::uint64_t> memory_info() const { return {device_free(), settings_.capacity}; }
 
@@ -359,16 +356,16 @@ class Allocator::State {
   }
 
   void count_allocation(const Block& block) {
-    const std::int64_t peak = statistics_.allocated_bytes.all.peak;
     statistics_.allocation.increase(block.small, 1);
     statistics_.allocated_bytes.increase(block.small, block.size);
     statistics_.active.increase(block.small, 1);
     statistics_.active_bytes.increase(block.small, block.size);
     statistics_.requested_bytes.increase(block.small, block.requested);
     statistics_.bytes_per_tag[block.tag] += static_cast<std::int64_t>(block.size);
-    if (statistics_.allocated_bytes.all.peak > peak) {
-      statistics_.bytes_per_tag_at_peak = statistics_.bytes_per_tag;
-      serial_at_peak_ = serial_;
+    if (statistics_.allocated_bytes.all.current > statistics_.most_allocated) {
+      statistics_.most_allocated = statistics_.allocated_bytes.all.current;
+      statistics_.bytes_per_tag_at_most = statistics_.bytes_per_tag;
+      serial_at_most_ = serial_;
     }
     if (block.size >= settings_.options.max_split_size) statistics_.oversize_allocations.increase(1);
   }
@@ -489,6 +486,7 @@ class Allocator::State {
     if (block) return block;
     release_cached();
     ++statistics_.num_alloc_retries;
+    ++statistics_.all_retries;
     return reserve_once(pool, size, stream);
   }
 
@@ -508,6 +506,7 @@ class Allocator::State {
   void count_reserved(bool small, std::uint64_t size) {
     reserved_ += size;
     statistics_.reserved_bytes.increase(small, size);
+    statistics_.most_reserved = std::max(statistics_.most_reserved, statistics_.reserved_bytes.all.current);
     ++statistics_.num_device_alloc;
   }
 
@@ -749,7 +748,7 @@ class Allocator::State {
   std::uint64_t allowed_ = kUnlimited;
   std::uint64_t segments_ = 0;        // ever reserved
   std::uint64_t serial_ = 0;          // of the last allocation
-  std::uint64_t serial_at_peak_ = 0;  // when allocated_bytes had its peak
+  std::uint64_t serial_at_most_ = 0;  // when most was allocated
   bool synchronized_ = false;         // with the device, in the call under way
   bool rounds_ = false;               // whether any size is rounded to divisions
 };

@@ -48,7 +48,6 @@ std::vector<std::pair<std::string, std::int64_t>> memory_stats(const Statistics&
 
 void reset_peak(Statistics& statistics) {
   for_each_stat(statistics, [](const std::string&, Stat& stat) { stat.reset_peak(); });
-  statistics.bytes_per_tag_at_peak = statistics.bytes_per_tag;
 }
 
 void reset_accumulated(Statistics& statistics) {

@@ -71,9 +71,13 @@ struct Statistics {
   std::int64_t num_oom_rejections = 0;    // always 0: the policy is not modelled
   std::int64_t max_split_size = -1;       // bytes; -1 is unlimited
 
-  // Not PyTorch's: allocated bytes by what they are for, now, and when allocated_bytes had its peak.
+  // Not PyTorch's: allocated bytes by what they are for, now and when most were allocated; and the peaks of the whole run,
+  // which a script that resets PyTorch's in each step leaves alone.
   BytesPerTag bytes_per_tag{};
-  BytesPerTag bytes_per_tag_at_peak{};
+  BytesPerTag bytes_per_tag_at_most{};
+  std::int64_t most_allocated = 0;
+  std::int64_t most_reserved = 0;
+  std::int64_t all_retries = 0;
 };
 
 // Name and value of everything in torch.cuda.memory_stats(), e.g. ("active_bytes.all.peak", 512), unsorted.

@@ -226,11 +226,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     allocator_of(device_or_current(device)).set_memory_fraction(fraction);
   });
   m.def("memory_fraction", [](int device) { return allocator_of(device_or_current(device)).memory_fraction(); });
-  m.def("memory_breakdown", [](int device) {
-    auto at_peak = allocator_of(device_or_current(device)).statistics().bytes_per_tag_at_peak;
-    py::dict all;
+  m.def("memory_needed", [](int device) {
+    auto statistics = allocator_of(device).statistics();
+    py::dict all, breakdown;
     const char* names[] = {"parameters", "gradients", "optimizer", "activations", "workspace", "other"};
-    for (std::size_t tag = 0; tag <= kOther; ++tag) all[names[tag]] = at_peak[tag];
+    for (std::size_t tag = 0; tag <= kOther; ++tag) breakdown[names[tag]] = statistics.bytes_per_tag_at_most[tag];
+    all["allocated"] = statistics.most_allocated;
+    all["reserved"] = statistics.most_reserved;
+    all["retries"] = statistics.all_retries;
+    all["breakdown"] = breakdown;
     return all;
   });
   m.def("memory_snapshot", [](int device) { return described(allocator_of(device_or_current(device)).snapshot(), device); });
