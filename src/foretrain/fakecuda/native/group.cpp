@@ -6,10 +6,12 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 
 #include "device.hpp"
@@ -256,8 +258,12 @@ std::int64_t bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
+// Undefined tensors where they do not fit, which only those of a rank that another stands for do not.
 Tensors slices(const Tensor& values, const Tensors& like) {
   Tensors parts;
+  std::int64_t all = 0;
+  for (const auto& tensor : like) all += tensor.numel();
+  if (all != values.numel()) return Tensors(like.size());
   std::int64_t at = 0;
   for (const auto& tensor : like) {
     parts.push_back(values.narrow(0, at, tensor.numel()));
@@ -297,6 +303,29 @@ std::optional<std::string> deputised(const Tensors& tensors) {
     if (auto block = block_of(tensor); block && block->pending) return std::nullopt;
   }
   return contribution(tensors);
+}
+
+// Numbers of elements, one for each member. In front of what is contributed to an all-to-all: how many go to each.
+using Splits = std::vector<std::int64_t>;
+
+Splits counts_of(const Tensors& tensors) {
+  Splits counts;
+  for (const auto& tensor : tensors) counts.push_back(tensor.numel());
+  return counts;
+}
+
+std::string with_counts(const Splits& counts, const std::string& bytes) {
+  return std::string(reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(std::int64_t)) + bytes;
+}
+
+// What `share` has for the member `rank` of so many.
+std::string_view sent_to(int rank, int size, std::string_view share, at::ScalarType type) {
+  Splits counts(size);
+  auto head = counts.size() * sizeof(std::int64_t), each = c10::elementSize(type);
+  std::memcpy(counts.data(), share.data(), head);
+  std::size_t before = 0;
+  for (int k = 0; k < rank; ++k) before += counts[k] * each;
+  return share.substr(head + before, counts[rank] * each);
 }
 
 class Group final : public c10d::Backend {
@@ -395,41 +424,27 @@ class Group final : public c10d::Backend {
 
   WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<std::int64_t>& output_splits,
                         std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
-    bool even = output_splits.empty() && input_splits.empty();
-    if (!input_splits.empty()) {
-      std::vector<std::int64_t> bytes;
-      auto row = input.dim() && input.size(0) ? static_cast<std::int64_t>(input.nbytes()) / input.size(0) : 0;
-      for (auto rows : input_splits) bytes.push_back(rows * row);
-      log().splits(bytes);
-    }
-    auto type = output.scalar_type();
-    Outcome outcome;
-    if (even)
-      outcome = [this, type](const Shares& shares) {
-        Tensors parts;
-        for (int rank = 0; rank < size_; ++rank)
-          parts.push_back(as_tensor(shares.of(rank).bytes, type).chunk(size_)[rank_]);
-        return Tensors{at::cat(parts)};
-      };
-    return post(OpType::ALLTOALL_BASE, wire::ALL_TO_ALL, static_cast<std::int64_t>(input.nbytes()),
-                even ? Tensors{input} : Tensors{}, {output}, outcome, options.asyncOp);
+    auto sent = shared_out(input, input_splits), received = shared_out(output, output_splits);
+    if (!input_splits.empty()) announce_splits(sent, input.element_size());
+    Outcome outcome = [this, received, type = output.scalar_type()](const Shares& shares) {
+      auto parts = exchanged(shares, received, type);
+      for (const auto& part : parts)
+        if (!part.defined()) return Tensors(1);
+      return Tensors{at::cat(parts)};
+    };
+    return post(OpType::ALLTOALL_BASE, wire::ALL_TO_ALL, static_cast<std::int64_t>(input.nbytes()), {input}, {output}, outcome,
+                options.asyncOp, 0, std::nullopt, sent);
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
-    std::vector<std::int64_t> bytes;
-    for (const auto& input : inputs) bytes.push_back(static_cast<std::int64_t>(input.nbytes()));
-    bool even = std::equal(bytes.begin() + 1, bytes.end(), bytes.begin());
-    if (!even) log().splits(bytes);
-    auto type = outputs[0].scalar_type();
-    Outcome outcome;
-    if (even)
-      outcome = [this, type](const Shares& shares) {
-        Tensors parts;
-        for (int rank = 0; rank < size_; ++rank)
-          parts.push_back(as_tensor(shares.of(rank).bytes, type).chunk(size_)[rank_]);
-        return parts;
-      };
-    return post(OpType::ALLTOALL, wire::ALL_TO_ALL, bytes_of(inputs), even ? inputs : Tensors{}, outputs, outcome,
-                options.asyncOp);
+    auto sent = counts_of(inputs), received = counts_of(outputs);
+    auto as_first = [&](std::int64_t count) { return count == sent[0]; };
+    bool even = std::all_of(sent.begin(), sent.end(), as_first) && std::all_of(received.begin(), received.end(), as_first);
+    if (!even) announce_splits(sent, inputs[0].element_size());
+    Outcome outcome = [this, received, type = outputs[0].scalar_type()](const Shares& shares) {
+      return exchanged(shares, received, type);
+    };
+    return post(OpType::ALLTOALL, wire::ALL_TO_ALL, bytes_of(inputs), inputs, outputs, outcome, options.asyncOp, 0,
+                std::nullopt, sent);
   }
 
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
@@ -503,22 +518,64 @@ class Group final : public c10d::Backend {
     };
   }
 
+  // Elements that go to each member, or come from it: `rows` of the first dimension, or as many of all.
+  Splits shared_out(const Tensor& tensor, const std::vector<std::int64_t>& rows) const {
+    if (rows.empty()) return Splits(size_, tensor.numel() / size_);
+    auto row = tensor.dim() && tensor.size(0) ? tensor.numel() / tensor.size(0) : 0;
+    Splits counts;
+    for (auto count : rows) counts.push_back(count * row);
+    return counts;
+  }
+
+  static void announce_splits(Splits counts, std::int64_t each) {
+    for (auto& count : counts) count *= each;
+    log().splits(counts);
+  }
+
+  // What each member sends here. Undefined where it is not as much as is `expected`: another stands for that member.
+  Tensors exchanged(const Shares& shares, const Splits& expected, at::ScalarType type) const {
+    Tensors parts;
+    for (int rank = 0; rank < size_; ++rank) {
+      auto part = as_tensor(sent_to(rank_, size_, shares.of(rank).bytes, type), type);
+      parts.push_back(part.numel() == expected[rank] ? part : Tensor());
+    }
+    return parts;
+  }
+
+  // What each member gives: one output for each, or one for all.
   Outcome concatenation(const Tensors& outputs, const Tensors& inputs) {
-    return [this, type = inputs[0].scalar_type(), like = shapes(outputs)](const Shares& shares) {
+    auto given = counts_of(outputs);
+    bool apart = static_cast<int>(outputs.size()) == size_;
+    if (!apart && !outputs.empty()) given = shared_out(outputs[0], {});
+    return [this, given, apart, type = inputs[0].scalar_type()](const Shares& shares) {
+      if (given.empty()) return Tensors();
       Tensors parts;
-      for (int rank = 0; rank < size_; ++rank) parts.push_back(as_tensor(shares.of(rank).bytes, type));
-      return slices(at::cat(parts), like);
+      bool all = true;
+      for (int rank = 0; rank < size_; ++rank) {
+        auto part = as_tensor(shares.of(rank).bytes, type);
+        bool fits = part.numel() == given[rank];
+        all = all && fits;
+        parts.push_back(fits ? part : Tensor());
+      }
+      if (apart) return parts;
+      return all ? Tensors{at::cat(parts)} : Tensors(1);
     };
   }
 
+  // Members may give tensors of different sizes, which NCCL then broadcasts one by one: all have room for all.
   WorkPtr gather_all(OpType type, const Tensors& outputs, const Tensors& inputs, bool async) {
-    return post(type, wire::ALL_GATHER, bytes_of(inputs) * size_, inputs, outputs, concatenation(outputs, inputs), async);
+    return post(type, wire::ALL_GATHER, bytes_of(outputs), inputs, outputs, concatenation(outputs, inputs), async);
   }
 
+  // `inputs` are one for each member, of whatever sizes, or one for all.
   WorkPtr scatter_sums(OpType type, const Tensor& output, const Tensors& inputs,
                        const c10d::ReduceScatterOptions& options) {
-    Outcome outcome = [this, op = options.reduceOp, dtype = output.scalar_type()](const Shares& shares) {
-      return Tensors{reduced(shares.all, op, size_, dtype).chunk(size_)[rank_]};
+    auto counts = static_cast<int>(inputs.size()) == size_ ? counts_of(inputs) : shared_out(inputs[0], {});
+    Outcome outcome = [this, counts, op = options.reduceOp, dtype = output.scalar_type()](const Shares& shares) {
+      auto sums = reduced(shares.all, op, size_, dtype);
+      auto first = std::accumulate(counts.begin(), counts.begin() + rank_, std::int64_t{0});
+      if (first + counts[rank_] > sums.numel()) return Tensors(1);
+      return Tensors{sums.narrow(0, first, counts[rank_])};
     };
     return post(type, wire::REDUCE_SCATTER, bytes_of(inputs), inputs, {output}, outcome, options.asyncOp);
   }
@@ -548,12 +605,27 @@ class Group final : public c10d::Backend {
     if (last_) log().wait(stream_key(device, stream), last_->id);
   }
 
+  // NCCL wants a GPU for each rank. A member that is on the first GPU of its server, though not the first rank there, is
+  // taken to share it with that one, unless each sees a GPU of its own.
+  void refuse_shared_gpu(int device) const {
+    if (name_ != "nccl" || device != 0) return;
+    int world = ranks_[rank_], first = world - world % device_count();
+    if (world == first || std::find(ranks_.begin(), ranks_.end(), first) == ranks_.end()) return;
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    TORCH_CHECK(visible && *visible, "NCCL error: invalid usage, ncclInvalidUsage: This usually reflects invalid usage of NCCL "
+                "library. Last error: Duplicate GPU detected : rank ", world, " and rank ", first, " both on CUDA device ",
+                device, "; call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before the first collective");
+  }
+
   WorkPtr post(OpType type, wire::Operation operation, std::int64_t bytes, const Tensors& inputs, const Tensors& outputs,
-               Outcome outcome, bool async, int root = 0, std::optional<std::string> deputy = std::nullopt) {
+               Outcome outcome, bool async, int root = 0, std::optional<std::string> deputy = std::nullopt,
+               const Splits& counts = {}) {
     const Tensors& any = inputs.empty() ? outputs : inputs;
     bool cuda = any.empty() ? name_ == "nccl" : any[0].is_cuda();
     int device = cuda && !any.empty() ? any[0].device().index() : current_device();
+    if (cuda && !any.empty()) refuse_shared_gpu(device);
     auto given = inputs.empty() ? std::optional<std::string>("") : contribution(inputs);
+    if (given && !counts.empty()) given = with_counts(counts, *given);
     bool known = given && outcome && !log().capturing();
     // As NCCL since PyTorch 2.7: what need not be asynchronous runs on the stream of who called it.
     c10::StreamId stream = async || coalescing_ || !cuda ? stream_of(device) : current_stream(device);
@@ -585,7 +657,11 @@ class Group final : public c10d::Backend {
       if (shares.all.empty()) return;
       at::AutoDispatchBelowADInplaceOrView below;
       auto values = outcome_(shares);
-      for (std::size_t k = 0; k < outputs_.size(); ++k) outputs_[k].copy_(values[k].view(outputs_[k].sizes()));
+      for (std::size_t k = 0; k < outputs_.size(); ++k) {
+        TORCH_CHECK(values[k].defined(), "a collective of CPU tensors whose sizes differ from rank to rank needs the values "
+                    "of a rank that another stands for; simulate with --live all");
+        outputs_[k].copy_(values[k].view(outputs_[k].sizes()));
+      }
     }
 
    private:
