@@ -2,7 +2,14 @@
 
 Counts are those of LAPACK's algorithms to the leading order (Golub and Van Loan, "Matrix Computations", 4th ed., 2013:
 §3.2 LU, §4.2 Cholesky, §5.2 QR, §8.3 symmetric eigenvalues, §8.6 singular values, §7.5 eigenvalues). How near a GPU
-comes to its peak nobody has told us, so the work stays `Unknown`: no less than its bytes and its arithmetic.
+comes to its peak is assumed, not measured, so the work stays `Unknown`.
+
+# Note [Efficiency of factorizations]
+Panels of a blocked factorization (LU, Cholesky, QR) go column by column, and the products between them are narrow. Half
+the arithmetic of what is reduced from both sides (eigenvalues, singular values) is products of a matrix with a vector,
+which memory bounds (Dongarra, Hammarling and Sorensen, "Block reduction of matrices to condensed forms", 1989), and what
+follows, iterations on a band, hardly runs in parallel. So a fifth and a fiftieth of the peak are assumed: right for
+matrices of some thousand rows, and too much for small ones.
 """
 
 from __future__ import annotations
@@ -15,19 +22,23 @@ from foretrain.device.movement import reads_and_writes
 from foretrain.device.tensors import Meta, number_format
 from foretrain.device.work import Unknown
 
+BLOCKED = 1 / 5
+TWO_SIDED = 1 / 50
+"""Parts of the peak; see Note [Efficiency of factorizations]."""
+
 Values: TypeAlias = tuple[Any, ...]
 Rule: TypeAlias = Callable[[Values, Values], Unknown]
 Count: TypeAlias = Callable[[int, int], float]
 """Of a matrix ``(m, n)``, m ≥ n."""
 
 
-def _factorization(count: Count, matrix: int = 0) -> Rule:
-    """Of each ``(..., m, n)`` in the argument at position ``matrix``, lying or standing."""
+def _factorization(count: Count, efficiency: float = BLOCKED) -> Rule:
+    """Of each ``(..., m, n)`` in the first argument, lying or standing."""
 
     def rule(arguments: Values, results: Values) -> Unknown:
-        *batch, m, n = arguments[matrix].shape
+        *batch, m, n = arguments[0].shape
         flops = math.prod(batch) * count(max(m, n), min(m, n))
-        return _work(flops, arguments[matrix], arguments, results)
+        return _work(flops, arguments[0], arguments, results, efficiency)
 
     return rule
 
@@ -50,14 +61,14 @@ def _eigenvalues(bare: Count, vectors: Count, flag: int) -> Rule:
 
     def rule(arguments: Values, results: Values) -> Unknown:
         wanted = len(arguments) <= flag or bool(arguments[flag])
-        return _factorization(vectors if wanted else bare)(arguments, results)
+        return _factorization(vectors if wanted else bare, TWO_SIDED)(arguments, results)
 
     return rule
 
 
-def _work(flops: float, matrix: Meta, arguments: Values, results: Values) -> Unknown:
+def _work(flops: float, matrix: Meta, arguments: Values, results: Values, efficiency: float = BLOCKED) -> Unknown:
     dtype = number_format(matrix)
-    return Unknown(reads_and_writes(arguments, results).moved, round(flops), dtype)
+    return Unknown(reads_and_writes(arguments, results).moved, round(flops), dtype, efficiency)
 
 
 def _cholesky(m: int, n: int) -> float:
@@ -101,9 +112,9 @@ RULES: dict[str, Rule] = {
     "linalg_qr": _factorization(lambda m, n: 2 * _qr(m, n)),
     "linalg_householder_product": _factorization(_qr),
     "linalg_lstsq": _solution(_square(4), 0, 1, _qr),
-    "linalg_eig": _factorization(_cube(25)),
-    "linalg_eigvals": _factorization(_cube(10)),
-    "_linalg_eigvals": _factorization(_cube(10)),
+    "linalg_eig": _factorization(_cube(25), TWO_SIDED),
+    "linalg_eigvals": _factorization(_cube(10), TWO_SIDED),
+    "_linalg_eigvals": _factorization(_cube(10), TWO_SIDED),
     "_linalg_eigh": _eigenvalues(_cube(4 / 3), _cube(9), 2),
     "_linalg_svd": _eigenvalues(lambda m, n: 2 * m * n**2 + 2 * n**3, lambda m, n: 6 * m * n**2 + 20 * n**3, 2),
 }

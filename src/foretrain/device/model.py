@@ -143,7 +143,8 @@ class OperatorModel:
             case Memory():
                 found = Seconds(self._streaming(work.moved, work.kernels), MEMORY_SIGMA, "modelled")
             case Unknown():
-                least = max(self._streaming(work.moved), work.flops / rate(self.device, work.dtype).arithmetic.peak)
+                achieved = rate(self.device, work.dtype).arithmetic.peak * work.efficiency
+                least = max(self._streaming(work.moved), work.flops / achieved)
                 found = Seconds(least, UNKNOWN_SIGMA, "unknown")
         return Estimate(max(1, math.ceil(found.seconds * self.factor * SECOND)), found.sigma, found.provenance)
 

@@ -123,11 +123,13 @@ class Unknown:
     Attributes:
         flops: multiplications and additions, as far as they are known.
         dtype: of those.
+        efficiency: the part of the GPU's peak that they are taken to reach.
     """
 
     moved: int
     flops: int = 0
     dtype: Format = "fp32"
+    efficiency: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

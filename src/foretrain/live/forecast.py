@@ -86,7 +86,7 @@ class Forecast:
         ranks: the live ones.
         links: bytes that each link of the network carried in all.
         warnings: what the ranks warned of, and how often.
-        unknown: operators that were charged for their bytes only, as nothing else is known of them.
+        unknown: operators charged for their bytes, or for arithmetic at an efficiency that is a guess.
         wall: seconds that the simulation took.
     """
 

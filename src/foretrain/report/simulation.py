@@ -137,7 +137,9 @@ def show(found: Findings) -> None:
     _show_warnings(console, forecast.warnings)
     if forecast.unknown:
         names = ", ".join(forecast.unknown)
-        console.print(f"[yellow]warning[/]: charged for their bytes alone, as nothing else is known: {escape(names)}")
+        console.print(
+            f"[yellow]warning[/]: charged for their bytes, or the arithmetic they are known to take: {escape(names)}"
+        )
 
 
 def interval(found: Findings) -> str:
