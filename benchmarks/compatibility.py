@@ -36,6 +36,10 @@ EAGER = "--training.disable_cuda_graphs"
 TENSOR = "--parallelism.tensor_parallel_degree 2"
 COMPILE = "--compile.enable"
 PROFILER = "--profiler.enable_profiling --profiler.profile_freq 5"
+SEVERAL_GPUS = (
+    "- `torch.nn.DataParallel`, and other ways to use several GPUs from one process: "
+    "`torch.nn.parallel.DistributedDataParallel` has a process for each GPU, as a simulation does."
+)
 
 
 @dataclass(frozen=True)
@@ -326,6 +330,7 @@ def markdown(rows: Sequence[tuple[Case, Outcome]]) -> str:
         "",
         "## What does not run",
         "",
+        SEVERAL_GPUS,
         *failing,
         "",
         "## Frameworks",

@@ -37,3 +37,22 @@ def test_settings_of_the_allocator_sleep_and_the_version_of_cudnn(tmp_path: Path
         "--live",
         "1",
     )
+
+
+def test_runtime_and_handles(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        torch.cuda.profiler.start()
+        torch.cuda.profiler.stop()
+        with torch.cuda.profiler.profile():
+            runtime = torch.cuda.cudart()
+        torch.cuda.check_error(runtime.cudaProfilerStart())
+        torch.cuda.check_error(runtime.cudaHostRegister(0, 512, 0))
+        assert runtime.cudaGetErrorString(runtime.cudaProfilerStop()) == "no error"
+        assert runtime.cudaMemGetInfo(0) == torch.cuda.mem_get_info()
+        assert isinstance(torch.cuda.current_blas_handle(), int)
+        """,
+        "--live",
+        "1",
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.fakecuda.simulated import simulated
 
 REFUSED = """
@@ -77,3 +79,54 @@ def test_events_that_were_not_made_for_timing(tmp_path: Path) -> None:
         "--live",
         "1",
     )
+
+
+def test_one_process_for_several_gpus(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        REFUSED
+        + """
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 4).cuda())
+    refused("use torch.nn.parallel.DistributedDataParallel", lambda: model(torch.ones(8, 4, device="cuda")))
+    """,
+        "--live",
+        "1",
+    )
+
+
+@pytest.mark.parametrize(("gpu", "able"), [("A100", False), ("V100", False), ("L40S", True), ("H100", True)])
+def test_eight_bits_need_a_gpu_that_has_them(tmp_path: Path, gpu: str, able: bool) -> None:
+    simulated(
+        tmp_path,
+        REFUSED
+        + f"""
+    left = torch.ones(64, 64, device="cuda").to(torch.float8_e4m3fn)
+    scale = torch.ones((), device="cuda")
+    multiply = lambda: torch._scaled_mm(left, left.t(), scale, scale, out_dtype=torch.bfloat16)
+    if {able}:
+        multiply()
+    else:
+        refused("only supported on CUDA devices with compute capability >= 9.0 or 8.9", multiply)
+    """,
+        cluster=gpu,
+    )
+
+
+def test_two_ranks_on_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, every = "dgx-h100:1,ranks=0-1", ("--live", "all")
+    simulated(
+        tmp_path,
+        REFUSED
+        + """
+    rank = dist.get_rank()
+    own, first = torch.ones(4, device=f"cuda:{rank}"), torch.ones(4, device="cuda:0")
+    if rank:
+        refused("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0", lambda: dist.all_reduce(first))
+    dist.all_reduce(own)
+    dist.all_reduce(first, group=dist.new_group(backend="gloo"))
+    """,
+        *every,
+        cluster=where,
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    simulated(tmp_path, "dist.all_reduce(torch.ones(4, device='cuda:0'))", *every, cluster=where)

@@ -7,7 +7,7 @@ calls these instead.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ def install(device: ModuleType, properties: Properties) -> None:
     put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
     put(torch._C, **{name: type(name, (), {}) for name in _ABSENT_TYPES if not hasattr(torch._C, name)})
     put(torch._C, **{name: _nothing for name in _ABSENT_FUNCTIONS if not hasattr(torch._C, name)})
+    put(torch._C, **dict.fromkeys(_SEVERAL_GPUS, _refuse_several_gpus))
     put(torch.version, cuda=CUDA)
     put(torch.backends.cuda, is_built=lambda: True)
     # No tensor is acceptable to it: recurrent layers are those of PyTorch itself.
@@ -85,6 +86,38 @@ def properties_of(gpu: Device) -> Properties:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Stands for what nobody calls here."""
+
+
+def _refuse_several_gpus(*_: Any, **__: Any) -> None:
+    raise NotImplementedError(
+        "torch.nn.DataParallel: a simulated process computes on one GPU; use "
+        "torch.nn.parallel.DistributedDataParallel, with a process for each GPU, which foretrain simulate starts"
+    )
+
+
+def _runtime(device: ModuleType) -> SimpleNamespace:
+    """The CUDA runtime as ``torch.cuda.cudart()`` shows it; all of it succeeds, and none of it takes time."""
+
+    def success(*_: Any) -> int:
+        return 0
+
+    return SimpleNamespace(
+        cudaError=_CudaError,
+        cudaGetErrorString=lambda error: "no error" if error == 0 else "unknown error",
+        cudaProfilerStart=success,
+        cudaProfilerStop=success,
+        cudaHostRegister=success,
+        cudaHostUnregister=success,
+        cudaStreamCreate=success,
+        cudaStreamDestroy=success,
+        cudaMemGetInfo=device.memory_info,
+    )
+
+
+class _CudaError(int):
+    """``cudaError_t``."""
+
+    success = 0
 
 
 def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
@@ -123,6 +156,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_get_sync_debug_mode": lambda: 0,
         "_cuda_set_sync_debug_mode": lambda mode: None,
         "_cuda_sleep": sleep,
+        "_cuda_getCurrentBlasHandle": lambda: 1,
         "_cuda_ipc_collect": lambda: None,
         "_cuda_lock_mutex": lambda: None,
         "_cuda_unlock_mutex": lambda: None,
@@ -169,6 +203,7 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         return -1 if number is None else number
 
     return {
+        "_cudart": _runtime(device),
         "_initialized": True,
         "_lazy_init": lambda: None,
         "_is_compiled": lambda: True,
@@ -207,6 +242,16 @@ def _printing(device: ModuleType) -> None:
     put(torch._tensor_str, _str=text)
 
 
+_SEVERAL_GPUS = (
+    "_broadcast",
+    "_broadcast_coalesced",
+    "_broadcast_out",
+    "_gather",
+    "_gather_out",
+    "_scatter",
+    "_scatter_out",
+)
+"""What one process calls to use several GPUs."""
 _ABSENT_TYPES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator", "_MemPool")
 _ABSENT_FUNCTIONS = (
     "_cuda_beginAllocateCurrentThreadToPool",

@@ -55,6 +55,7 @@ def activate(device: ModuleType, settings: Settings) -> None:
     own = set(device.native_operators())
     device.install([name for name in operators.cuda_operators() if name not in own], *operators.checked_operators())
     device.set_device_count(min(settings.gpus, settings.world))
+    device.set_capability(*gpu.capability)
     device.set_capacity(gpu.memory, settings.reserve)
     device.set_launch(0 if gpu.serial else settings.launch)
     cuda.install(device, cuda.properties_of(gpu))

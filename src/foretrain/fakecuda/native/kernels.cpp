@@ -35,6 +35,7 @@ constexpr std::int64_t MOST_REAL = 8192;  // elements of all inputs up to which 
 Price price;
 std::function<void(const std::string&)> on_unreal_read;
 thread_local int fused = 0;
+int capability = 90;
 std::atomic<std::int64_t> priced{0}, computed{0};
 
 // What a GPU's kernel checks before it runs, as torchgen writes it or as `at::TensorIterator` does.
@@ -103,7 +104,8 @@ Operator* describe(const OperatorHandle& handle) {
   op->has_meta = handle.hasComputedKernelForDispatchKey(DispatchKey::Meta);
   for (auto tag : handle.getTags()) op->dynamic |= tag == at::Tag::dynamic_output_shape;
   op->indexes = INDEX.count(op->name);
-  if (op->indexes) op->dynamic = false;  // without masks
+  // Without masks; and the one driver that CUDA has for it takes the rank to be full.
+  if (op->indexes || op->name == "aten::linalg_lstsq") op->dynamic = false;
   op->expectation = expectation_of(op->name, handle.schema().overload_name());
   const auto& overload = schema.overload_name();
   auto check = checks().find(op->name.substr(op->name.rfind(':') + 1) + (overload.empty() ? "" : "." + overload));
@@ -294,6 +296,7 @@ class Call {
     if (!entry) {
       check_devices();
       check_types();
+      check_capability();
       std::vector<IValue> before(arguments().begin(), arguments().end());
       for (int k : op_.written) written_.push_back(argument(k));
       written_sizes_ = sizes_of_written();
@@ -362,6 +365,17 @@ class Call {
                     ") and ", k == 1 ? "weight" : "bias", " type (", other.toString(), ") should be the same");
       }
     }
+  }
+
+  // In PyTorch's words as well.
+  void check_capability() {
+    if (Shapes::at_work() || capability >= 90) return;
+    bool scaled = op_.name == "aten::_scaled_mm" || op_.name == "aten::_scaled_mm_v2";
+    TORCH_CHECK(!scaled || capability == 89, "torch._scaled_mm is only supported on CUDA devices with compute capability "
+                ">= 9.0 or 8.9, or ROCm MI300+");
+    bool grouped = op_.name == "aten::_scaled_grouped_mm" || op_.name == "aten::_scaled_grouped_mm_v2";
+    TORCH_CHECK(!grouped, "torch._scaled_grouped_mm is only supported on CUDA devices with compute capability = [9.0, 10.0], "
+                "or ROCm MI300+");
   }
 
   // A factorization whose matrix is not known finds nothing wrong with it.
@@ -611,6 +625,8 @@ torch::Library& library(bool fallback) {
 }
 
 }  // namespace
+
+void set_capability(int of) { capability = of; }
 
 void set_price(Price call) { price = std::move(call); }
 

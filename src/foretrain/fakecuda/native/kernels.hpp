@@ -20,6 +20,9 @@ Cost price_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments, c10
 // The same, remembered by name and arguments.
 const Cost& cost_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments);
 
+// The GPU's compute capability, ten times the major number and the minor: some operators need one.
+void set_capability(int capability);
+
 // The number of a kernel's name in traces.
 std::int32_t number_of(const std::string& name);
 const std::vector<std::string>& kernel_names();

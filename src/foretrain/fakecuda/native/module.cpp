@@ -189,6 +189,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_price", &take_price);
   m.def("set_on_unreal_read", &take_on_unreal_read);
 
+  m.def("set_capability", [](int major, int minor) { set_capability(10 * major + minor); });
   m.def("set_device_count", &set_device_count);
   m.def("device_count", &device_count);
   m.def("current_device", &current_device);
