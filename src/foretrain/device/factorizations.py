@@ -5,11 +5,11 @@ Counts are those of LAPACK's algorithms to the leading order (Golub and Van Loan
 comes to its peak is assumed, not measured, so the work stays `Unknown`.
 
 # Note [Efficiency of factorizations]
-Panels of a blocked factorization (LU, Cholesky, QR) go column by column, and the products between them are narrow. Half
-the arithmetic of what is reduced from both sides (eigenvalues, singular values) is products of a matrix with a vector,
-which memory bounds (Dongarra, Hammarling and Sorensen, "Block reduction of matrices to condensed forms", 1989), and what
-follows, iterations on a band, hardly runs in parallel. So a fifth and a fiftieth of the peak are assumed: right for
-matrices of some thousand rows, and too much for small ones.
+Panels of a blocked factorization (LU, Cholesky, QR) go column by column, and the products between them are narrow.
+Half the arithmetic of what is reduced from both sides (eigenvalues, singular values) is products of a matrix with a
+vector, which memory bounds (Dongarra, Hammarling and Sorensen, "Block reduction of matrices to condensed forms", 1989),
+and what follows, iterations on a band, hardly runs in parallel. So a fifth and a fiftieth of the peak are assumed:
+right for matrices of some thousand rows, and too much for small ones.
 """
 
 from __future__ import annotations

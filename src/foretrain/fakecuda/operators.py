@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_ALSO = ("convolution", "convolution_backward")
-"""Composite on CUDA as well, but there they end in one kernel of cuDNN, which is no operator of a CPU build."""
+_ALSO = ("convolution", "convolution_backward", "linalg_lstsq")
+"""Composite on CUDA as well: the first two end in one kernel of cuDNN there, which is no operator of a CPU build, and the
+last in the variant that writes to tensors whose sizes nobody infers."""
 
 
 def cuda_operators() -> list[str]:

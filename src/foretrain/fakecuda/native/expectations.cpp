@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/nonzero.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "kernels.hpp"
@@ -113,6 +114,23 @@ Results all(Arguments arguments) {
   return {result};
 }
 
+// (matrix, right-hand sides, rcond, driver). As CUDA's only driver, which asks for neither rank nor singular values.
+Results least_squares(Arguments arguments) {
+  const Tensor &matrix = arguments[0].toTensor(), &sides = arguments[1].toTensor();
+  auto rows = matrix.size(-2), columns = matrix.size(-1);
+  bool vector = sides.dim() == 1 || (sides.dim() + 1 == matrix.dim() && sides.sizes() == matrix.sizes().slice(0, sides.dim()));
+  auto shape = at::infer_size(matrix.sizes().slice(0, matrix.dim() - 2),
+                              sides.sizes().slice(0, sides.dim() - (vector ? 1 : 2)));
+  auto residuals = shape;
+  residuals.push_back(vector ? 1 : sides.size(-1));
+  if (rows <= columns) residuals = {0};
+  shape.push_back(columns);
+  if (!vector) shape.push_back(sides.size(-1));
+  auto type = matrix.scalar_type();
+  return {unknown(shape, type), unknown(residuals, c10::toRealValueType(type)), unknown({0}, at::kLong),
+          unknown({0}, c10::toRealValueType(type))};
+}
+
 Results unique_consecutive(Arguments arguments) {
   if (arguments[3].isNone()) return unique(arguments);
   const Tensor& values = arguments[0].toTensor();
@@ -133,6 +151,7 @@ Expectation expectation_of(const std::string& name, const std::string& overload)
       {"aten::unique_dim_consecutive", &unique_dim},
       {"aten::unique_consecutive", &unique_consecutive},
       {"aten::all", &all},
+      {"aten::linalg_lstsq", &least_squares},
       {"aten::_ctc_loss", &ctc_loss},
       {"aten::_ctc_loss.Tensor", &ctc_loss},
       {"aten::_ctc_loss_backward", &ctc_loss_backward},
