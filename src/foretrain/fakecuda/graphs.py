@@ -59,6 +59,10 @@ def install(device: ModuleType) -> None:
         def debug_dump(self, debug_path: str) -> None:
             """There is nothing to dump."""
 
-    torch.cuda.graphs.CUDAGraph.__bases__ = (Graph,)
+    if torch.version.cuda:  # which derives from a class in C++
+        for module in (torch.cuda, torch.cuda.graphs):
+            put(module, CUDAGraph=Graph)
+    else:
+        torch.cuda.graphs.CUDAGraph.__bases__ = (Graph,)
     put(torch._C, _CUDAGraph=Graph, _graph_pool_handle=pool_handle)
     put(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=device.capturing, _graph_pool_handle=pool_handle)

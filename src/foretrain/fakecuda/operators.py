@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ALSO = ("convolution", "convolution_backward", "linalg_lstsq")
-"""Composite on CUDA as well: the first two end in one kernel of cuDNN there, which is no operator of a CPU build, and the
+"""Composite on CUDA as well: the first two end in one kernel of cuDNN there, which is no operator of a CPU build, the
 last in the variant that writes to tensors whose sizes nobody infers."""
 
 

@@ -173,7 +173,8 @@ int device_or_current(int device) { return device < 0 ? current_device() : devic
 }  // namespace
 
 namespace c10d {
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, ReducerTimer)
+// A build for CUDA has one already.
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(TimerRegistry, c10::kCUDA, c10::REGISTRY_PREFERRED, ReducerTimer)
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
