@@ -29,7 +29,9 @@ def install(device: ModuleType) -> None:
         def __new__(cls, keep_graph: bool = False) -> Graph:
             return super().__new__(cls)
 
-        def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        def capture_begin(
+            self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+        ) -> None:
             self._pool = pool or pool_handle()
             device.begin_capture()
 
