@@ -40,6 +40,12 @@ def test_few_live_ranks_tell_what_all_would(cluster: str, arguments: tuple[objec
     assert few.lines == every.lines
 
 
+def test_a_shift_by_an_uneven_all_to_all_takes_as_long_folded() -> None:
+    few, every = (simulate("dgx-h100:1,ranks=0-3", "shift.py", options=("--live", live)) for live in ("auto", "all"))
+    assert few.numbers["live"] == [0], few.err
+    assert few.numbers["iteration_time"] == pytest.approx(every.numbers["iteration_time"], rel=1e-3)
+
+
 def test_two_runs_give_the_same_forecast_and_the_script_prints_it() -> None:
     where, script = "dgx-h100:1,ranks=0-3", ("train.py", "--pipeline", 2)
     once, again = (simulate(where, *script) for _ in range(2))

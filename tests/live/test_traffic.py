@@ -252,6 +252,19 @@ def test_splits_of_an_all_to_all() -> None:
         ends(where, [Start(0, "all_to_all", 4 * block, group, (block, block))])
 
 
+@pytest.mark.parametrize("servers", [2, 40])
+def test_a_shift_told_by_one_is_a_shift_of_all(servers: int) -> None:
+    """As context parallelism rotates its keys; also among more ranks than have a flow for every pair."""
+    where, size = place(f"dgx-h100:{servers},collective=nccl"), 1 << 26
+    group = tuple(range(8 * servers))
+    folding = Folding.discover(len(group), [group], [1], [])
+    rows = {i: tuple(size * (j == (i + 1) % len(group)) for j in group) for i in group}
+    folded = ends(where, [Start(0, "all_to_all", size, group, {0: rows[0]})], folding)
+    assert folded == ends(where, [Start(0, "all_to_all", size, group, rows)])
+    # Each NIC carries one of the messages, on its rail or by its server's proxy.
+    assert folded == [pytest.approx(message_ends(where, [(7, 8, size)])[0], rel=0.1)]
+
+
 def test_very_many_ranks_of_an_all_to_all_send_to_some() -> None:
     """Sampled pairs take as long as NCCL's model says of all of them."""
     where = place("dgx-h100:48,collective=nccl")

@@ -116,10 +116,10 @@ def _all_pairs(count: int) -> Layout:
     return _at_once(count, source, target, np.full(len(source), (count - 1) / count / len(apart)))
 
 
-def uneven(rows: NDArray[np.int64]) -> Layout:
-    """An all-to-all of ``rows[i, j]`` bytes from rank i to rank j: for an operation of one byte."""
-    source, target = np.nonzero(rows * ~np.eye(len(rows), dtype=np.bool_))
-    return _at_once(len(rows), source, target, rows[source, target].astype(np.float64))
+def uneven(count: int, source: NDArray[np.int64], target: NDArray[np.int64], size: NDArray[np.int64]) -> Layout:
+    """An all-to-all of ``count`` ranks with a message for each entry, of ``size`` bytes if the operation has one."""
+    sent = source != target
+    return _at_once(count, source[sent], target[sent], size[sent].astype(np.float64))
 
 
 def _at_once(

@@ -7,7 +7,7 @@ traffic.collective("all_gather", 2**28, group, None, done)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from foretrain.errors import ConfigError, unknown
 from foretrain.live.contention import Contention
 from foretrain.live.exchanges import Ground, Laid, Pattern, by_messages, by_wire, cost, patterned
 from foretrain.live.layouts import ALL_PAIRS, Group, algorithm, layout, message, uneven
+from foretrain.live.splits import Rows, Sends, Splits
 from foretrain.live.wire import OPERATIONS
 from foretrain.network.deployment import Deployment
 from foretrain.network.nccl import choice_on
@@ -27,7 +28,6 @@ from foretrain.units import Time
 from foretrain.virtual.world import TIMER, VirtualWorld
 
 Done = Callable[[], None]
-Splits = Mapping[int, Sequence[int]] | Sequence[int] | None
 
 _OF_MESSAGES: Final = ("all_to_all", "gather", "scatter")
 """Collectives that NCCL does by sends and receives."""
@@ -88,7 +88,7 @@ class NetworkTraffic:
         self._times: dict[Pattern, int] = {}
         self._marked = np.zeros(len(where.capacity))
 
-    def collective(self, operation: str, size: int, group: Group, splits: Splits, done: Done) -> None:
+    def collective(self, operation: str, size: int, group: Group, splits: Splits | None, done: Done) -> None:
         """Begins now; ``done`` is called through the world when all members have ended.
 
         Args:
@@ -96,7 +96,8 @@ class NetworkTraffic:
             size: bytes as in the record ``COLLECTIVE`` there: the whole vector.
             group: world ranks in the group's order. A broadcast's, reduce's, gather's or scatter's root is the first.
             splits: for an uneven all-to-all: bytes to each rank of the group, the same from all members, or by world
-                rank of live members, whose rows those they stand for share.
+                rank of live members, from whose rows those of the others follow; see Note [Two readings of a row] in
+                `foretrain.live.splits`. More messages than all pairs of 256 ranks are taken for an even all-to-all.
             done: called without arguments.
 
         Raises:
@@ -105,8 +106,8 @@ class NetworkTraffic:
         if len(group) < 2:
             self._world.schedule(self._world.now() + self._launch(), TIMER, done)
             return
-        rows = None if splits is None or operation != "all_to_all" else self._rows(group, splits)
-        key = operation, size, self._number(group), None if rows is None else rows.tobytes()
+        rows = None if splits is None or operation != "all_to_all" else Rows.of(group, splits)
+        key = operation, size, self._number(group), rows
         found = self._looked.get(key)
         if found is None:
             found = self._looked[key] = self._collective(operation, max(size, 1), group, rows)
@@ -174,16 +175,17 @@ class NetworkTraffic:
             self._seen[id(group)] = group, number
         return number
 
-    def _collective(self, operation: str, size: int, group: Group, rows: NDArray[np.int64] | None) -> Pattern:
+    def _collective(self, operation: str, size: int, group: Group, rows: Rows | None) -> Pattern:
         if operation not in OPERATIONS:
             raise unknown("operation", operation, OPERATIONS)
         if operation == "barrier":
             return Pattern(self._latency(group))
         images = self._folding.images(group)
-        key = operation, size, images, None if rows is None else rows.tobytes()
+        key = operation, size, images, rows
         if key not in self._patterns:
             laid = self._laid_as(operation, size, images)
-            self._patterns[key] = self._priced(laid, operation, size, images, rows)
+            sends = None if rows is None else rows.sends(group, self._folding.representative, ALL_PAIRS**2)
+            self._patterns[key] = self._priced(laid, operation, size, images, sends)
         return self._patterns[key]
 
     def _laid_as(self, operation: str, size: int, images: tuple[Group, ...]) -> Laid:
@@ -196,18 +198,18 @@ class NetworkTraffic:
             self._laid[key] = self._ground.lay(transfers, images, proxied=proxied)
         return self._laid[key]
 
-    def _priced(
-        self, laid: Laid, operation: str, size: int, images: tuple[Group, ...], rows: NDArray[np.int64] | None
-    ) -> Pattern:
+    def _priced(self, laid: Laid, operation: str, size: int, images: tuple[Group, ...], sends: Sends | None) -> Pattern:
         ground, group = self._ground, images[0]
-        actual, bytes_ = (laid, size) if rows is None else (ground.lay(uneven(rows), images, proxied=self._nccl), 1)
+        actual, bytes_ = laid, size
+        if sends is not None:
+            actual, bytes_ = ground.lay(uneven(len(group), *sends[:3]), images, proxied=self._nccl), 1
         if not self._nccl:
             return by_wire(actual, ground, bytes_)
-        if operation in ("gather", "scatter"):
-            return by_messages(laid, ground, size, between=self._between(group))
+        if operation in ("gather", "scatter") or (sends is not None and sends.one_each()):
+            return by_messages(actual, ground, bytes_, between=self._between(group))
         asked = cast(Operation, "broadcast" if operation == "reduce" else operation)
-        if rows is not None:
-            size = max(int(rows.sum(axis=1).max()), 1)
+        if sends is not None:
+            size = max(sends.most, 1)
         return patterned(actual, ground, bytes_, *cost(laid, ground, asked, size, group))
 
     def _message(self, source: int, target: int, size: int) -> Pattern:
@@ -223,20 +225,6 @@ class NetworkTraffic:
                 made = by_wire(laid, self._ground, size)
             self._patterns[key] = made
         return self._patterns[key]
-
-    def _rows(self, group: Group, splits: Mapping[int, Sequence[int]] | Sequence[int]) -> NDArray[np.int64] | None:
-        """Bytes from each rank of ``group`` to each; None among very many, where an even all-to-all stands for it."""
-        count = len(group)
-        if not isinstance(splits, Mapping):
-            splits = {group[0]: splits}
-        for rank, row in splits.items():
-            if len(row) != count:
-                raise ConfigError("splits", len(row), f"of rank {rank} are not one per rank", f"give {count}")
-        if count > ALL_PAIRS:
-            return None
-        anyone = next(iter(splits.values()))
-        rows = [splits.get(rank, splits.get(self._folding.representative(rank), anyone)) for rank in group]
-        return np.array(rows, np.int64)
 
     def _latency(self, group: Group) -> Time:
         """Of a barrier: an all-reduce of a single number."""
