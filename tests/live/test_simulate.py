@@ -46,6 +46,10 @@ def test_a_shift_by_an_uneven_all_to_all_takes_as_long_folded() -> None:
     assert few.numbers["iteration_time"] == pytest.approx(every.numbers["iteration_time"], rel=1e-3)
 
 
+def test_objects_come_to_ranks_that_are_live() -> None:
+    assert forecast(simulate("dgx-h100:1,ranks=0-1", "objects.py", options=("--live", "all")))["live"] == [0, 1]
+
+
 def test_two_runs_give_the_same_forecast_and_the_script_prints_it() -> None:
     where, script = "dgx-h100:1,ranks=0-3", ("train.py", "--pipeline", 2)
     once, again = (simulate(where, *script) for _ in range(2))

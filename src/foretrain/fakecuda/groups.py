@@ -158,7 +158,7 @@ def _install_objects() -> None:
         where = device or distributed_c10d._get_object_coll_device(group)
         pickled = [distributed_c10d._object_to_tensor(one, "cpu", group) for one in object_list]
         own, lengths = (torch.cat(parts) for parts in zip(*pickled, strict=True))
-        sizes = lengths.to(where)
+        sizes = lengths.to(where, copy=True)  # On the CPU it would be the same tensor, and always equal.
         dist.broadcast(sizes, group_src=root, group=group)
         own = own.to(where) if sizes.tolist() == lengths.tolist() else own.new_empty(int(sizes.sum()), device=where)
         dist.broadcast(own, group_src=root, group=group)
