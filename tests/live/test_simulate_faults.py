@@ -62,6 +62,21 @@ def test_fault_is_told_in_the_scripts_own_words(fault: str, status: int, words: 
     assert ended.numbers == {}
 
 
+@pytest.mark.usefixtures("device")
+def test_script_that_is_started_again_is_told_so(tmp_path: Path) -> None:
+    again = "starting again with 2 live ranks: messages between them were seen"
+    able = simulate(CLUSTER, "twice.py", tmp_path / "any", "again")
+    assert able.status == 0, able.err
+    assert able.err.count(again) == 1
+    twice, once = (simulate(CLUSTER, "twice.py", tmp_path / live, options=("--live", live)) for live in ("auto", "all"))
+    assert twice.status == 1
+    assert again in twice.err
+    assert "FileExistsError" in twice.err
+    assert "the script had been started once before" in twice.err
+    assert once.status == 0, once.err
+    assert "again" not in once.err
+
+
 @pytest.mark.parametrize(
     ("cluster", "options", "words"),
     [

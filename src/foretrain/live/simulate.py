@@ -52,6 +52,7 @@ class Watch:
 
     Attributes:
         building: called with the files of the fake device that are compiled, and of how many.
+        repeated: called before the script starts again from its beginning, with the number of live ranks.
         folded: called with who stands for whom, whenever ranks start.
         stepped: called with each step of each live rank.
         waiting: called about once a second while nothing comes from the ranks, with those that compute on their host,
@@ -60,6 +61,7 @@ class Watch:
     """
 
     building: Callable[[int, int], None] = lambda done, every: None
+    repeated: Callable[[int], None] = lambda live: None
     folded: Callable[[tuple[str, ...]], None] = lambda lines: None
     stepped: Callable[[int, Step], None] = lambda rank, step: None
     waiting: Callable[[tuple[int, ...], float], None] = lambda ranks, seconds: None
@@ -224,8 +226,10 @@ class _Attempt:
 
     def run(self) -> _Done:
         """Until all ranks have ended."""
-        for _ in range(self._settings.world):
+        for before in range(self._settings.world):
             folding = self._folding()
+            if before:
+                self._watch.repeated(len(folding.live))
             self._watch.folded(folding.describe())
             try:
                 # The zygote removes the folder as well, if nobody is left to.
@@ -237,6 +241,8 @@ class _Attempt:
                 self._messages.update(dict.fromkeys(found.messages))
                 self._groups.update(dict.fromkeys(folding.groups))
                 self._heard.update(folding.live)
+            except ScriptFailed as failed:
+                raise (_after(failed, before) if before else failed) from None
         raise AssertionError("every attempt has more live ranks than the one before")
 
     def _folding(self) -> Folding:
@@ -319,6 +325,16 @@ def _failed(story: Story, waits: Sequence[str] = ()) -> ScriptFailed | None:
             text = f"the script failed on rank {rank} with exit status {chapter.status}"
             return ScriptFailed(chapter.status, "\n  - ".join([text + "; then" * bool(waits), *waits[:12]]))
     return None
+
+
+def _after(failed: ScriptFailed, before: int) -> ScriptFailed:
+    """``failed``, of a script that was started ``before``: it may have met what it left behind itself."""
+    times = "once" if before == 1 else f"{before} times"
+    return ScriptFailed(
+        failed.status,
+        f"{failed}\nthe script had been started {times} before, to find out which ranks must be live; if it failed by"
+        f" what it had left behind, e.g. a folder that it makes, --live all starts it once",
+    )
 
 
 def _cause(error: ForetrainError, ranks: Ranks, story: Story) -> ForetrainError:

@@ -69,7 +69,7 @@ class Progress:
         self._told = False
         self._done: dict[int, int] = {}
         self._began = time.perf_counter()
-        self.watch = Watch(self._built, self._folded, self._stepped, self._waits, self._failed)
+        self.watch = Watch(self._built, self._repeated, self._folded, self._stepped, self._waits, self._failed)
         self._next_word = _FIRST_WORD
 
     def __enter__(self) -> Progress:
@@ -86,6 +86,9 @@ class Progress:
             if not self._console.is_terminal:
                 self._console.print("foretrain: compiling the simulated GPU, once; this takes about a minute")
         self._bars.update(self._building, completed=done)
+
+    def _repeated(self, live: int) -> None:
+        self._console.print(f"foretrain: starting again with {live} live ranks: messages between them were seen")
 
     def _folded(self, lines: tuple[str, ...]) -> None:
         if not self._told:
