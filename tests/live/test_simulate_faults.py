@@ -63,6 +63,15 @@ def test_fault_is_told_in_the_scripts_own_words(fault: str, status: int, words: 
 
 
 @pytest.mark.usefixtures("device")
+def test_script_that_may_wait_for_its_loss_is_told_that_it_is_none() -> None:
+    words = "has read a value that is not real in 1,000 steps"
+    endless = simulate(CLUSTER, "fault.py", "reads a loss", options=("--live", "all"))
+    assert endless.status == 0, endless.err
+    assert endless.err.count(words) == 1
+    assert words not in simulate(CLUSTER, "fault.py", "reads a loss", options=("--steps", 1004)).err
+
+
+@pytest.mark.usefixtures("device")
 def test_script_that_is_started_again_is_told_so(tmp_path: Path) -> None:
     again = "starting again with 2 live ranks: messages between them were seen"
     able = simulate(CLUSTER, "twice.py", tmp_path / "any", "again")

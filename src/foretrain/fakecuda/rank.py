@@ -8,10 +8,11 @@ import math
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -43,7 +44,13 @@ from foretrain.fakecuda.settings import Settings
 
 _PATIENCE = 20_000
 """Values that are not real which a script may read at one place before it is taken to wait for one of them."""
+_STEPS_READ = 1_000
+"""Steps in which a script without --steps may do so before it is told that such a value may never end it."""
+_FLOATING = ("Float", "Half", "Double")
+"""What names of floating dtypes have in them, BFloat16 and Float8_e4m3fn included."""
 
+Place: TypeAlias = tuple[str, int]
+"""A file and its line."""
 
 _kept: list[object] = []
 """What must live as long as the process."""
@@ -87,7 +94,7 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
     device.set_tracing(settings.tracing)
     if settings.measured_host:
         device.measure_host()
-    watchdog = _Watchdog(device)
+    watchdog = _Watchdog(device, settings)
     device.set_on_unreal_read(watchdog)
     clocks.install(device.host, device.spend)
 
@@ -218,15 +225,24 @@ def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
 
 
 class _Watchdog:
-    """Warns, once for each line, of values read that are not real, and ends a loop that waits for one."""
+    """Warns of values read that are not real, and ends a loop that waits for one.
 
-    def __init__(self, device: ModuleType) -> None:
-        self._device = device
-        self._warned: set[tuple[str, int]] = set()
-        self._reads: dict[tuple[str, int], int] = {}
+    Of a floating one, e.g. a loss to print, only if it is read in step after step of a script that --steps does not
+    end: it may be the script's own end that hangs on it.
+    """
+
+    def __init__(self, device: ModuleType, settings: Settings) -> None:
+        self._device, self._settings = device, settings
+        self._warned: set[Place] = set()
+        self._reads: dict[Place, int] = {}
+        self._steps_read: Counter[Place] = Counter()
 
     def step(self) -> None:
         """The script has got on, so it does not wait."""
+        for place in self._reads if self._settings.steps is None else ():
+            self._steps_read[place] += 1
+            if self._steps_read[place] == _STEPS_READ:
+                self._doubt_an_end(place)
         self._reads.clear()
 
     def __call__(self, what: str) -> None:
@@ -234,7 +250,7 @@ class _Watchdog:
         place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("?", 0)
         count = self._reads[place] = self._reads.get(place, 0) + 1
         where = f"{place[0]}:{place[1]}"
-        if place not in self._warned and "Float" not in what and "BFloat16" not in what:
+        if place not in self._warned and not any(name in what for name in _FLOATING):
             self._warned.add(place)
             text = f"{where} reads {what}, which no GPU has computed: it is made up, and what follows from it as well"
             self._device.note(self._device.WARNING, 0, 0, text.encode())
@@ -243,6 +259,15 @@ class _Watchdog:
                 f"{where} has read {what} {count:,} times. Values on the simulated GPU are not real, so a loop that"
                 f" waits for one of them never ends; bound it, or read a value that the host computes"
             )
+
+    def _doubt_an_end(self, place: Place) -> None:
+        """At once, on stderr: warnings that are shown at the end would come too late."""
+        text = (
+            f"foretrain: {place[0]}:{place[1]} has read a value that is not real in {_STEPS_READ:,} steps: if the"
+            " script ends by such a value, e.g. by its loss, it never ends; pass --steps\n"
+        )
+        if script.first_to_say(text, self._settings):
+            sys.stderr.write(text)
 
 
 def _leave_log(device: ModuleType, socket: int) -> None:

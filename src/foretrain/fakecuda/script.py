@@ -88,16 +88,23 @@ def _tell(error: BaseException, settings: Settings, rank: int) -> None:
     told = traceback.TracebackException.from_exception(error)
     _without_ours(told)
     text = "".join(told.format())
+    if first_to_say(text, settings):
+        sys.stderr.write(f"foretrain: the script failed on rank {rank}:\n{text}")
+    else:
+        sys.stderr.write(f"foretrain: the script failed on rank {rank} as well\n")
+
+
+def first_to_say(text: str, settings: Settings) -> bool:
+    """Whether no other rank has said ``text``, but for the ranks and GPUs in it; True if that cannot be known."""
     alike = _NUMBERED.sub(r"\1", text)
     mark = Path(f"{settings.store}.{hashlib.sha256(alike.encode()).hexdigest()[:16]}")
     try:
         mark.touch(exist_ok=False)
     except FileExistsError:
-        sys.stderr.write(f"foretrain: the script failed on rank {rank} as well\n")
+        return False
     except OSError:
-        sys.stderr.write(text)
-    else:
-        sys.stderr.write(f"foretrain: the script failed on rank {rank}:\n{text}")
+        return True
+    return True
 
 
 def _without_ours(told: traceback.TracebackException | None) -> None:

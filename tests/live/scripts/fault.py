@@ -53,6 +53,11 @@ if fault == "waits for a note":
 if fault == "waits for a value":
     while torch.randn(4096, 4096, device="cuda").sum().item() < 1e9:
         pass
+if fault == "reads a loss":
+    for _ in range(1001):
+        layer(torch.randn(64, 256, device="cuda")).sum().item()
+        optimizer.step()
+    sys.exit()
 if fault == "fewer steps":
     for _ in range(rank, 1):
         dist.all_reduce(layer.weight.grad)
