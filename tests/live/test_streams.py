@@ -169,6 +169,21 @@ def test_a_run_has_the_gpu_for_itself_while_the_other_waits_for_its_host():
     assert play(program).times() == [130, 130]
 
 
+def test_gpus_of_one_rank_share_nothing():
+    """Neither what computes, nor what communication takes from it."""
+
+    def program(rank):
+        other = 1 << 16
+        rank.run(1, 1000)
+        rank.run(other, 1000)
+        rank.call(other + 1, "all_reduce", 8)
+        yield rank.ask(DEVICE)
+        yield rank.ask(DEVICE, stream=other)
+
+    first, second = play(program, slowdown=1.5, duration=300).times()
+    assert (first, second) == (1000, 1100)
+
+
 def test_copies_leave_the_gpu_to_others():
     def program(rank):
         rank.run(1, 100)

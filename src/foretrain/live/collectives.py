@@ -97,7 +97,7 @@ class Collective:
         now = self._starts.world.now()
         for part in self.parts.values():
             part.party.chapter.began(self, now)
-            part.party.pace.communication(1)
+            part.party.paces.of(part.stream.number).communication(1)
 
     def transfer(self) -> None:
         """It is no message."""
@@ -118,7 +118,7 @@ class Collective:
         """It is over now."""
         now = self._starts.world.now()
         for part in self.parts.values():
-            part.party.pace.communication(-1)
+            part.party.paces.of(part.stream.number).communication(-1)
             part.party.chapter.ended(
                 self, now, part.stream.number, OPERATIONS[part.code], part.size, self.group.members, part.host
             )

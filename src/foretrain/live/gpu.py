@@ -1,4 +1,4 @@
-"""One rank's simulated GPU: sorts the records of its log into streams."""
+"""What one rank has launched, on one simulated GPU or several: sorts the records of its log into streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretrain.live.messages import Batch, Mail
 from foretrain.live.scheduling import Member, Schedules
 from foretrain.live.starts import Starts, Traffic
 from foretrain.live.story import Chapter
-from foretrain.live.streams import CALL, Call, Event, Pace, Stream
+from foretrain.live.streams import CALL, Call, Event, Paces, Stream, device_of
 from foretrain.live.wire import (
     BEGIN,
     COLLECTIVE,
@@ -85,7 +85,7 @@ class Gpu:
         world: whose time it is.
         meetings: where it meets the others.
         chapter: keeps what happens.
-        slowdown: how much longer computing takes while communication of this GPU is under way, 1 or more.
+        slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         size: ranks of the world.
     """
 
@@ -94,8 +94,8 @@ class Gpu:
     ) -> None:
         self.rank = rank
         self._world, self._meetings, self._chapter = world, meetings, chapter
-        self._pace = Pace(world, slowdown)
-        self._party = Party(rank, self._pace, chapter)
+        self._paces = Paces(world, slowdown)
+        self._party = Party(rank, self._paces, chapter)
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, Event] = {}
         everyone = tuple(range(size))
@@ -140,7 +140,7 @@ class Gpu:
 
     def device_ends(self, device: int) -> list[Event]:
         """The same of all streams of ``device``."""
-        return [stream.tail() for number, stream in self._streams.items() if number >> 16 == device]
+        return [stream.tail() for number, stream in self._streams.items() if device_of(number) == device]
 
     def calls(self) -> Iterator[Call]:
         """The communications that its streams stand at, by stream."""
@@ -149,7 +149,7 @@ class Gpu:
                 yield stream.blocked
 
     def _stream(self, number: int) -> Stream:
-        stream = self._streams[number] = Stream(number, self._world, self._pace, self._chapter)
+        stream = self._streams[number] = Stream(number, self._world, self._paces.of(number), self._chapter)
         return stream
 
     def _call(self, entry: Entry) -> None:
@@ -210,4 +210,4 @@ class Gpu:
         self._chapter.close(step, end, self._running())
 
     def _running(self) -> Iterable[int]:
-        return [begin for stream in self._pace.running if (begin := stream.under_way()) is not None]
+        return [begin for stream in self._paces.running() if (begin := stream.under_way()) is not None]

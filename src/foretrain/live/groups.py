@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from foretrain.live.folding import Folding
 from foretrain.live.starts import Order
 from foretrain.live.story import Chapter
-from foretrain.live.streams import Pace
+from foretrain.live.streams import Paces
 
 if TYPE_CHECKING:
     from foretrain.live.collectives import Collective
@@ -59,12 +59,12 @@ class Group:
 
 
 class Party:
-    """A live rank as those see it who meet it: its number, how fast it computes, its story."""
+    """A live rank as those see it who meet it: its number, how fast its GPUs compute, its story."""
 
-    __slots__ = ("_posted", "chapter", "pace", "rank")
+    __slots__ = ("_posted", "chapter", "paces", "rank")
 
-    def __init__(self, rank: int, pace: Pace, chapter: Chapter) -> None:
-        self.rank, self.pace, self.chapter = rank, pace, chapter
+    def __init__(self, rank: int, paces: Paces, chapter: Chapter) -> None:
+        self.rank, self.paces, self.chapter = rank, paces, chapter
         self._posted = 0
 
     def order(self) -> Order:

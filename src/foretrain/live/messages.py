@@ -119,14 +119,14 @@ class End:
         """Both ends have come."""
         self.begun = True
         self.batch.party.chapter.began(self, now)
-        self.batch.party.pace.communication(1)
+        self.batch.party.paces.of(self.batch.stream.number).communication(1)
 
     def finish(self, now: Time, ends: tuple[int, int]) -> None:
         """The message is over."""
-        party, name = self.batch.party, "send" if self.sends else "recv"
+        party, stream, name = self.batch.party, self.batch.stream.number, "send" if self.sends else "recv"
         self.message = None
-        party.pace.communication(-1)
-        party.chapter.ended(self, now, self.batch.stream.number, name, self.size, ends, self.batch.host)
+        party.paces.of(stream).communication(-1)
+        party.chapter.ended(self, now, stream, name, self.size, ends, self.batch.host)
         self.batch.end_of_one(now)
 
     def values(self) -> bytes | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from foretrain.live.collectives import Collective
 from foretrain.live.gpu import Gpu
 from foretrain.live.messages import End
-from foretrain.live.streams import Event
+from foretrain.live.streams import Event, device_of
 from foretrain.live.wire import (
     DEVICE,
     ELAPSED,
@@ -83,7 +83,7 @@ class Question:
             if code in (STREAM, QUERY_STREAM):
                 self._events = [gpu.stream_end(entry.stream)]
             elif code == DEVICE:
-                self._events = gpu.device_ends(entry.stream >> 16)
+                self._events = gpu.device_ends(device_of(entry.stream))
             elif code in (EVENT, QUERY_EVENT):
                 self._events = [gpu.event(entry.a)]
             elif code == ELAPSED:

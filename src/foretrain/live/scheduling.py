@@ -209,7 +209,7 @@ class Schedule:
         for member in self.members:
             member.party.chapter.came(self, now)
             member.party.chapter.began(self, now)
-            member.party.pace.communication(1)
+            member.party.paces.of(member.lane).communication(1)
         self.call_at(now + self._network().overhead(), partial(self._send, chunk))
 
     def _send(self, chunk: Chunk) -> None:
@@ -219,7 +219,7 @@ class Schedule:
         chunk, done = self._queue.popleft()
         now, name = self.now(), self._name(chunk)
         for member in self.members:
-            member.party.pace.communication(-1)
+            member.party.paces.of(member.lane).communication(-1)
             # No host launches it: the policy does.
             member.party.chapter.ended(self, now, member.lane, name, chunk.size, self.group.members, launch=0)
         if self._queue:

@@ -126,6 +126,35 @@ class Pace:
             stream.repace(stretch * (1 + stream.demand * (demand - 1)) if demand > 1 else stretch)
 
 
+class Paces:
+    """Those of one rank's GPUs: most ranks have one, and a process may use several.
+
+    Args:
+        world, slowdown: as of `Pace`.
+    """
+
+    def __init__(self, world: VirtualWorld, slowdown: float) -> None:
+        self._world, self._slowdown = world, slowdown
+        self._of: dict[int, Pace] = {}
+
+    def of(self, stream: int) -> Pace:
+        """How fast the GPU of stream number ``stream`` computes."""
+        device = device_of(stream)
+        pace = self._of.get(device)
+        if pace is None:
+            pace = self._of[device] = Pace(self._world, self._slowdown)
+        return pace
+
+    def running(self) -> list[Stream]:
+        """The streams that have a run to execute."""
+        return [stream for pace in self._of.values() for stream in pace.running]
+
+
+def device_of(stream: int) -> int:
+    """Which of its rank's GPUs stream number ``stream`` is of."""
+    return stream >> 16
+
+
 class Stream:
     """One stream.
 
