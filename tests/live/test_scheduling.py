@@ -59,7 +59,7 @@ def training(schedule, ranks, steps=STEPS):
             rank.run(1, workload.update)
         for place, layer in enumerate(workload.layers):
             if not barrier:
-                rank.run(10 + place, layer.update)
+                rank.run(10 + place, layer.update, copied=layer.update)  # it shares no GPU in the replay
                 rank.wait(1, rank.record(10 + place))
             rank.run(1, layer.forward)
 
