@@ -34,6 +34,7 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
         ("exit early", 2, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
         ("fewer steps", 2, ["all ranks have ended", "rank 0 waits in all_reduce #3", "for rank 1, which has ended"]),
         ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),
+        ("leaves at once", 1, ["rank 1 ended with exit status 0 (os._exit?)", "rank 0 waits in all_reduce #3"]),
         (
             "polls",
             2,

@@ -155,7 +155,11 @@ def _start(options: Options, script: Sequence[str]) -> None:
     if options.schedule is not None:
         spec(options.schedule)  # before anything starts
     try:
-        stock = once(None, 0) if options.compare else None
+        stock = None
+        if options.compare:
+            sys.stderr.write("foretrain: first with PyTorch's own DistributedDataParallel\n")
+            stock = once(None, 0)
+            sys.stderr.write(f"foretrain: now with {options.schedule}\n")
         done = once(options.schedule, _STEPS_KEPT if options.trace or options.html else 0)
     except (ScriptFailed, OutOfMemory) as failed:
         if failed.status == 128 + signal.SIGPIPE:

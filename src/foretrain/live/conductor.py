@@ -182,7 +182,7 @@ class Conductor:
             waits = "".join(f"\n  - {line}" for line in self._waits(number)[:12])
             raise RankLost(
                 number,
-                f"rank {number} ended early, {format_time(rank.clock)} after its start, by an error or a signal; "
+                f"rank {number} ended early, {format_time(rank.clock)} after its start, without saying so; "
                 + (f"for it wait:{waits}" if waits else "no other rank waits for it yet"),
             )
 

@@ -343,5 +343,6 @@ def _cause(error: ForetrainError, ranks: Ranks, story: Story) -> ForetrainError:
         return _failed(story, error.waits) or error
     if isinstance(error, RankLost) and (status := ranks.status(error.rank)) is not None:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        how += " (os._exit?)" if status >= 0 else ""
         return ScriptFailed(128 - status if status < 0 else status or 1, f"rank {error.rank} {how}: {error}")
     return error
