@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.fakecuda.simulated import simulated
 
 
-def needed(folder: Path, script: str, cluster: str = "H100") -> dict[str, int]:
+def needed(folder: Path, script: str, cluster: str = "H100") -> dict[str, Any]:
     numbers = folder / "numbers.json"
     simulated(folder, script, "--live", "1", "--json", str(numbers), cluster=cluster)
     return json.loads(numbers.read_text())["ranks"][0]["memory"]
