@@ -126,7 +126,7 @@ def test_ranges_of_the_host_have_a_lane_a_thread_and_shadows_on_the_gpu(tmp_path
         for stream in (0, 3):
             rank.note(ANNOTATION, a=1, payload=b"inner")
             rank.clock += 10 * MICROSECOND
-            rank.kernels(stream, MS, MS)
+            rank.kernels(stream, MS, MS, copied=2 * MS if stream else 0)  # streams would share the GPU
             rank.note(ANNOTATION)
         rank.note(ANNOTATION, a=1, b=1, payload=b"elsewhere")
         rank.clock += MICROSECOND
