@@ -154,9 +154,8 @@ def test_every_rank_ends_and_says_whom_it_lost(job, fault, victim):
         assert last_line(errors[victim]) == "KeyboardInterrupt"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "when"), [(0, 1), (1, 0)])
 @pytest.mark.parametrize("fault", [killed, stopped, raises, leaves], ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("when", [0, 1])
 def test_every_rank_ends_although_scheduling_has_not_begun(job, fault, victim, when):
     assert_named(ends(job, fault, victim, when), victim)
 
