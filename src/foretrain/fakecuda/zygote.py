@@ -126,7 +126,7 @@ class _Nursery:
             self._control.close()
             status = run(self._device, self._settings, rank, descriptor)
         except Refused:
-            pass
+            pass  # the conductor has ended the simulation, and its command says why
         except BaseException as error:
             sys.stderr.write(f"foretrain: rank {rank}: {error}\n")
             sys.stderr.flush()
