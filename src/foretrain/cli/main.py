@@ -23,6 +23,7 @@ from foretrain.cli.readers import ReaderGone
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command
 from foretrain.cli.schedule import schedule
+from foretrain.cli.server import server
 from foretrain.cli.share import share
 from foretrain.cli.simulate import run_command as simulate_command
 from foretrain.cli.simulate import simulate
@@ -38,7 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"foretrain {__version__}\n")
         return
     app = SubcommandApp()
-    for command in (compare, grid, share, collective, bound, record, run, simulate, calibrate, schedule, catalog):
+    for command in (
+        compare,
+        grid,
+        share,
+        collective,
+        bound,
+        record,
+        run,
+        server,
+        simulate,
+        calibrate,
+        schedule,
+        catalog,
+    ):
         app.command(command)
     app.command(lab.commands(), name="lab", help=lab.HELP)
     app.command(topology.commands(), name="topology", help=topology.HELP)

@@ -32,6 +32,8 @@ class Options:
         timeout: how long a rank may be silent before the others give it up.
         patience: how long all ranks may live and nothing move before they give up.
         secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
+        servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
+            e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         module: the script is a module's name, as with python -m.
     """
 
@@ -41,6 +43,7 @@ class Options:
     timeout: str = "60s"
     patience: str = "30min"
     secret_file: Path | None = None
+    servers: str | None = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
@@ -83,6 +86,13 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
 
     processes = ["--nproc-per-node", options.nproc] if options.nproc else []
     settings = Settings(options.schedule, options.compression, timeout, patience)
-    status = launch(script, settings, torchrun=[*processes, *torchrun], module=module, secret_file=options.secret_file)
+    status = launch(
+        script,
+        settings,
+        torchrun=[*processes, *torchrun],
+        module=module,
+        secret_file=options.secret_file,
+        servers=options.servers,
+    )
     if status:
         sys.exit(status)

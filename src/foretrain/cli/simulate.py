@@ -14,7 +14,7 @@ import tyro
 from foretrain.cli.arguments import check_writable, patience
 from foretrain.cli.readers import ReaderGone, while_read
 from foretrain.errors import ConfigError
-from foretrain.units import Time, parse_time
+from foretrain.units import Time, parse_size, parse_time
 
 if TYPE_CHECKING:
     from foretrain.live.simulate import Simulated
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _STEPS_KEPT = 2
 """Steps of which a trace has every kernel: Holistic Trace Analysis leaves out the last."""
+_LEAST_MEMORY = 2 << 30
+"""Bytes of the smallest GPU."""
 _EXAMPLE = "foretrain simulate --cluster dgx-h100:2 -- train.py"
 
 
@@ -44,6 +46,7 @@ class Options:
         host: what launching an operator costs the host: modelled, as on servers with GPUs; a time, e.g. 4us; or
             measured, the CPU time that the script takes on this machine, with which no two forecasts are alike.
         device: what the cluster's GPUs are, e.g. A100, or a file that foretrain calibrate wrote.
+        memory: of a GPU, e.g. 120GiB, instead of what its kind has: how much would the script need?
         record_operators: write the operators that the script launches, for foretrain calibrate.
         schedule: have a policy exchange DistributedDataParallel's gradients, e.g. prophet or
             bytescheduler(partition=4MB).
@@ -65,6 +68,7 @@ class Options:
     schedule: str | None = None
     compare: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     device: str | None = None
+    memory: str | None = None
     record_operators: Path | None = None
     tokens: int | None = None
     trace: Path | None = None
@@ -112,6 +116,16 @@ def _host(options: Options) -> Time | Literal["measured"] | None:
     return None if options.host == "modelled" else parse_time(options.host, "host")
 
 
+def _memory(options: Options) -> int | None:
+    if options.memory is None:
+        return None
+    memory = parse_size(options.memory, "memory")
+    if memory < _LEAST_MEMORY:
+        remedy = f"write at least {_LEAST_MEMORY >> 30}GiB; CUDA's context and NCCL's buffers take 1GiB"
+        raise ConfigError("memory", options.memory, "is too little for a GPU", remedy)
+    return memory
+
+
 def _start(options: Options, script: Sequence[str]) -> None:
     module, script = options.module, list(script)
     if script[:1] == ["-m"]:
@@ -121,9 +135,10 @@ def _start(options: Options, script: Sequence[str]) -> None:
     _check(options)
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
+    memory = _memory(options)
+    from foretrain.live.failures import ScriptFailed
     from foretrain.live.out_of_memory import OutOfMemory
     from foretrain.live.place import equipped
-    from foretrain.live.simulate import ScriptFailed
     from foretrain.live.simulate import simulate as run
     from foretrain.report.findings import Findings
     from foretrain.report.simulation import Progress, show, show_comparison
@@ -147,6 +162,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
                 factor=options.factor,
                 host=host,
                 calibration=calibration,
+                memory=memory,
                 operators=options.record_operators,
                 schedule=schedule,
                 watch=progress.watch,

@@ -24,15 +24,18 @@ class Settings:
         compression: what gradients are sent as; None leaves it to the script.
         timeout: seconds after which a silent rank counts as lost.
         patience: seconds after which work that does not move counts as stuck.
+        served: whether gradients go over a parameter server, whose addresses are in the environment.
     """
 
     schedule: str = "bytescheduler"
     compression: Compression | None = None
     timeout: float = 60.0
     patience: float = 1800.0
+    served: bool = False
 
     def arguments(self) -> list[str]:
         """The options of `foretrain.launch.worker` that say the same."""
         compression = ["--compression", self.compression] if self.compression else []
         waits = ["--timeout", repr(self.timeout), "--patience", repr(self.patience)]
-        return ["--schedule", self.schedule, *compression, *waits]
+        served = ["--served"] if self.served else []
+        return ["--schedule", self.schedule, *compression, *waits, *served]

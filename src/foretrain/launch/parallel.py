@@ -41,7 +41,7 @@ from foretrain.errors import ConfigError
 if TYPE_CHECKING:
     from foretrain.launch import Compression
     from foretrain.launch.takeover import Record, Takeover
-    from foretrain.runtime.attaching import Attached
+    from foretrain.runtime.phases import Phased
 
 _SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 _COMPRESSIONS: Mapping[object, Compression | None] = {
@@ -166,7 +166,7 @@ class ScheduledDataParallel(DistributedDataParallel):
         if self.require_backward_grad_sync:
             self._record.tick()
 
-    def _follow(self, attached: Attached) -> None:
+    def _follow(self, attached: Phased[Any]) -> None:
         """As in PyTorch, what the flag says now holds for the backward pass; `no_sync` and some scripts set it."""
         role = self._role
         if not self.require_backward_grad_sync and role.quiet is None:
@@ -205,6 +205,7 @@ class ScheduledDataParallel(DistributedDataParallel):
             compression=settings.compression or self._role.compression,
             # Where PyTorch does it, when the wrapper is called: `model.module(x)` must not wait for other ranks.
             broadcast_buffers=False,
+            engine="ps" if settings.served else "all_reduce",
             timeout=settings.timeout,
             patience=settings.patience,
         )

@@ -33,7 +33,7 @@ from foretrain.units import SECOND, format_time
 from foretrain.workload.torch_version import require_torch
 
 if TYPE_CHECKING:
-    from foretrain.runtime.attaching import Attached
+    from foretrain.runtime.phases import Phased
 
 _STOCK = "PyTorch's own DistributedDataParallel"
 _ROOM = 512
@@ -69,7 +69,7 @@ class Record:
     def __init__(self, wrapper: ScheduledDataParallel) -> None:
         self.name = type(wrapper.module).__name__
         self.wrapper = weakref.ref(wrapper)
-        self.attached: Attached | None = None
+        self.attached: Phased[Any] | None = None
         self.reason: str | None = None
         self.steps = 0
         self._intervals: deque[float] = deque(maxlen=_KEPT)

@@ -7,18 +7,13 @@ The script sees what it would see under ``python train.py``: its ``__main__``, i
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
-import signal
 import sys
 from collections.abc import Sequence
 from typing import get_args
 
 from foretrain.launch import Compression, Settings
+from foretrain.launch.death import end_with_parent
 from foretrain.main_script import run_as_main, told_as_its_own
-
-_SET_DEATH_SIGNAL = 1
-"""Linux's PR_SET_PDEATHSIG."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,9 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     from foretrain.launch.takeover import Takeover
 
-    settings = Settings(options.schedule, options.compression, options.timeout, options.patience)
+    settings = Settings(options.schedule, options.compression, options.timeout, options.patience, options.served)
     sys.excepthook = told_as_its_own
-    _end_with_torchrun()
+    end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
     with Takeover(settings):
         run_as_main(options.script[0], options.script[1:], module=options.module)
 
@@ -40,16 +35,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--compression", choices=get_args(Compression))
     parser.add_argument("--timeout", type=float, default=Settings().timeout)
     parser.add_argument("--patience", type=float, default=Settings().patience)
+    parser.add_argument("--served", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")
     # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
     parser.add_argument("script", nargs=argparse.REMAINDER)
     return parser
-
-
-def _end_with_torchrun() -> None:
-    """Where the system can: torchrun ends its ranks when it is asked to end, but not when it is killed outright."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from foretrain.runtime.carrier import Carrier
+from foretrain.runtime.carrier import Carrier, Record
 from foretrain.runtime.compression import Rounding, wire_dtype
-from foretrain.runtime.exchange import Exchange
+from foretrain.runtime.exchange import Deciding
 from foretrain.runtime.follower import Follower
 from foretrain.runtime.leader import Leader
 from foretrain.runtime.link import Link
@@ -27,6 +28,9 @@ from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.streams import enqueues, streams
 from foretrain.runtime.updates import Updates
+
+if TYPE_CHECKING:
+    from foretrain.server.connection import Links
 
 _SMALL = 4 << 10
 """Bytes of ready gradients that are worth a message at any time: a norm or a bias has fewer."""
@@ -55,13 +59,27 @@ class Surroundings:
     check: Callable[[], None]
 
 
+class Carrying(Protocol):
+    """What carries chunks: collectives, or a parameter server."""
+
+    records: list[Record]
+
+    def last(self) -> str:
+        """What has been under way longest, or what was last, for messages."""
+        ...
+
+    def close(self) -> None:
+        """Ends."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Machinery:
     """The parts of a scheduled job on one rank."""
 
     scheduled: Scheduled
-    exchange: Exchange
-    carrier: Carrier
+    exchange: Deciding
+    carrier: Carrying
     updates: Updates
 
     def close(self, reason: str | None = None) -> None:
@@ -109,7 +127,7 @@ def assemble(
             failed=around.failed,
             keep=options.trace,
         )
-        exchange: Exchange
+        exchange: Deciding
         if links is None:
             order = replayed_order(schedule, found.workload, job.cost, sideband.ranks)
             device = around.device if enqueues(around.group, around.device) else torch.device("cpu")
@@ -160,3 +178,48 @@ def assemble(
         )
         begun.pop_all()
     return Machinery(scheduled, exchange, carrier, updates)
+
+
+def assemble_served(
+    around: Surroundings, parameters: Sequence[nn.Parameter], found: Plan, links: Links, name: str, epoch: int
+) -> Machinery:
+    """The same over a parameter server; see `assemble`. ``links`` lead to every shard, which know the job by
+    ``name``, and ``epoch`` declarations of it."""
+    from foretrain.runtime.served.exchange import ServedExchange
+    from foretrain.runtime.served.staging import Staging
+
+    options, job, seen = around.options, found.job, found.seen
+    device_streams = streams(around.device, len(parameters))
+    with ExitStack() as begun:
+        begun.callback(links.close)
+        staging = Staging(found.gradients, job.tasks, wire_dtype(options.compression), around.sideband.ranks, name)
+        updates = Updates(
+            parameters, found.gradients.views, job.tasks, device_streams, around.failed, around.check, options.trace
+        )
+        begun.callback(updates.close)
+        exchange = ServedExchange(
+            job,
+            found.schedule,
+            staging,
+            device_streams,
+            links,
+            epoch=epoch,
+            landed=updates.landed,
+            failed=around.failed,
+            silence=options.timeout,
+            patience=options.patience,
+            origin=around.origin,
+            keep=options.trace,
+        )
+        scheduled = Scheduled(
+            parameters,
+            found.gradients,
+            seen.fires,
+            seen.passes,
+            exchange,
+            updates,
+            device_streams,
+            around.sideband.ranks,
+        )
+        begun.pop_all()
+    return Machinery(scheduled, exchange, exchange, updates)

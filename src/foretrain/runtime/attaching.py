@@ -8,7 +8,9 @@ scheduled steps    hooks → Exchange → Carrier → Updates → the next forwa
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from typing import get_args
 
 import torch.distributed as dist
 from torch import nn, optim
@@ -17,7 +19,7 @@ from foretrain.errors import ConfigError, unknown
 from foretrain.runtime.attached import Attached
 from foretrain.runtime.compression import wire_dtype
 from foretrain.runtime.optimizers import check
-from foretrain.runtime.options import Agreement, Options
+from foretrain.runtime.options import Agreement, Means, Options
 from foretrain.schedule import Spec, spec
 from foretrain.units import parse_time, to_seconds
 
@@ -31,6 +33,8 @@ def attach(
     group: dist.ProcessGroup | None = None,
     *,
     compression: str | None = None,
+    engine: Means = "all_reduce",
+    servers: str | None = None,
     agreement: Agreement = "coordinator",
     broadcast_buffers: bool = True,
     warmup: int = 3,
@@ -51,6 +55,10 @@ def attach(
         schedule: a policy of `foretrain.schedule`; knobs that it leaves open are set by simulating what was observed.
         group: None is the default group. Collectives run on groups of their own.
         compression: None, "fp16" or "bf16": what is sent, with error feedback.
+        engine: "all_reduce" among the ranks, or "ps": over a parameter server, see ``foretrain server``. Each rank then
+            decides for itself, and ``agreement`` and ``check_every`` have no meaning.
+        servers: with "ps" where the servers are, by number: ``"host:port,host:port"``; by default FORETRAIN_SERVERS,
+            which ``foretrain run --servers`` sets. They and all ranks have the same FORETRAIN_SECRET.
         agreement: "coordinator" orders what is ready on all ranks; "replay" repeats one fixed order, without messages.
         broadcast_buffers: whether buffers are rank 0's before each forward pass with gradients enabled. An evaluation
             never communicates; see `Attached.share_buffers`.
@@ -78,6 +86,10 @@ def attach(
     for field, flag in (("broadcast_buffers", broadcast_buffers), ("trace", trace)):
         if not isinstance(flag, bool):
             raise ConfigError(field, flag, "is neither True nor False", "write one of them")
+    if engine not in get_args(Means):
+        raise unknown("engine", engine, get_args(Means))
+    if servers is not None and engine != "ps":
+        raise ConfigError("servers", servers, "are of no use to all-reduce", "write engine='ps'")
     refuse_wrapped(model)
     options = Options(
         spec(schedule),
@@ -90,9 +102,29 @@ def attach(
         check_every,
         interface,
         trace,
+        engine,
+        _addresses(servers) if engine == "ps" else (),
     )
     wire_dtype(compression)
     return Attached(model, check(optimizer, model), group, options)
+
+
+SERVERS = "FORETRAIN_SERVERS"
+"""Environment variable with the addresses of a job's servers."""
+
+
+def _addresses(servers: str | None) -> tuple[tuple[str, int], ...]:
+    field, text = ("servers", servers) if servers is not None else (SERVERS, os.environ.get(SERVERS, ""))
+    found = []
+    for each in filter(None, map(str.strip, text.split(","))):
+        host, _, port = each.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise ConfigError(field, each, "is no address", "write e.g. '10.0.0.5:5555'")
+        found.append((host, int(port)))
+    if not found:
+        remedy = "start some with `foretrain server`, or the job with `foretrain run --servers 1`"
+        raise ConfigError(field, text, "names no server", remedy)
+    return tuple(found)
 
 
 def refuse_wrapped(model: nn.Module) -> None:

@@ -21,6 +21,7 @@ from typing import Protocol, get_args
 
 import msgspec
 
+from foretrain.engine import Decision
 from foretrain.errors import Disagreement, ForetrainError, PeerLost, StallError
 from foretrain.runtime.carrier import Order
 from foretrain.schedule import Spec
@@ -72,6 +73,24 @@ class Exchange(Protocol):
 
     def close(self, reason: str | None = None) -> None:
         """Ends threads and connections; ``reason`` where work is given up, for the other ranks. Idempotent."""
+        ...
+
+
+class Deciding(Exchange, Protocol):
+    """An exchange of a real job, whose policy people may ask for and change."""
+
+    @property
+    def spec(self) -> Spec | None:
+        """The policy and knobs in force; None where a fixed order is replayed."""
+        ...
+
+    @property
+    def log(self) -> Sequence[Decision]:
+        """The latest decisions, where this rank makes any."""
+        ...
+
+    def retune(self, spec: Spec) -> None:
+        """Runs ``spec`` from the next step on, where this rank decides."""
         ...
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from foretrain.engine import Decision
 from foretrain.errors import PeerLost
 from foretrain.runtime.carrier import Carrier, Order
 from foretrain.runtime.exchange import Kind, pack_ready, ready_word, unpack, unpack_failure, unpack_spec
@@ -79,6 +80,14 @@ class Follower:
             self._ready.clear()
             self._held = 0
 
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """Decisions are the leader's."""
+        return ()
+
+    def retune(self, spec: Spec) -> None:
+        """Rank 0's call counts."""
+
     def close(self, reason: str | None = None) -> None:
         """Says goodbye, or why it gives up, and ends the thread."""
         if not self._closing:
@@ -133,7 +142,7 @@ class Follower:
                     return
 
     def _about(self, what: str) -> str:
-        return f"rank 0, the coordinator, {what}; {self._carrier.last()}; the step in hand is {self._step}"
+        return f"rank 0, the coordinator, {what}; {self._carrier.last()}; step {self._step} is in hand"
 
 
 def _nothing(order: Order) -> None:

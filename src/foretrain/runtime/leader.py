@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
 from typing import Any
 
 from foretrain.engine import Decision, Engine
@@ -28,9 +27,10 @@ from foretrain.runtime.exchange import (
     unpack_ready,
 )
 from foretrain.runtime.link import Link, LinkError
+from foretrain.runtime.timers import Timers
 from foretrain.schedule import Job, Spec
 from foretrain.tasks import Chunk, Ready, StepBegin
-from foretrain.units import NANOSECOND, Time
+from foretrain.units import Time
 
 _COMPLETE, _OWN_READY = -1, -2
 """Kinds in the inbox that are no messages: a chunk has completed here, a task is ready here."""
@@ -69,7 +69,7 @@ class Leader:
         origin: int,
     ) -> None:
         self._job, self._carrier, self._links, self._failed = job, carrier, dict(links), failed
-        self._silence, self._patience, self._check_every, self._origin = silence, patience, check_every, origin
+        self._silence, self._patience, self._check_every = silence, patience, check_every
         self.spec = spec
         self._wanted: Spec | None = None
         self._everyone = (1 << (len(links) + 1)) - 1
@@ -87,8 +87,7 @@ class Leader:
         self._checks: dict[int, dict[int, tuple[int, bytes]]] = {}
         self._log: deque[Decision] = deque(maxlen=_KEEP)
         self._engine = self._make_engine()
-        self._timers: list[tuple[Time, int, Callable[[], None]]] = []
-        self._timer = 0
+        self._timers = Timers(origin)
         self._inbox: deque[tuple[int, Any, Any]] = deque()
         self._sleeping = False
         self._closing = self._over = False
@@ -144,12 +143,11 @@ class Leader:
 
     def now(self) -> Time:
         """Picoseconds since the origin."""
-        return (time.perf_counter_ns() - self._origin) * NANOSECOND
+        return self._timers.now()
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
         """Runs ``call`` on this thread at ``when``."""
-        self._timer += 1
-        heappush(self._timers, (when, self._timer, call))
+        self._timers.call_at(when, call)
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
         """Orders ``chunk`` on all ranks, this one last: the others have the longer way."""
@@ -201,15 +199,11 @@ class Leader:
         while self._inbox:
             kind, value, extra = self._inbox.popleft()
             self._take(0, kind, value, extra)
-        while self._timers and self._timers[0][0] <= self.now():
-            heappop(self._timers)[2]()
+        self._timers.run_due()
         self._watch()
 
     def _idle(self) -> float:
-        wait = self._silence / 8
-        if self._timers:
-            wait = min(wait, max(0.0, (self._timers[0][0] - self.now()) / 1e12))
-        return wait
+        return self._timers.seconds_left(self._silence / 8)
 
     def _hear(self, rank: int) -> None:
         link = self._links.get(rank)

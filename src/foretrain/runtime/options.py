@@ -9,6 +9,8 @@ import msgspec
 from foretrain.schedule import Spec
 
 Agreement = Literal["coordinator", "replay"]
+Means = Literal["all_reduce", "ps"]
+"""How gradients become sums: collectives, or a parameter server."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -24,3 +26,5 @@ class Options(msgspec.Struct, frozen=True):
     check_every: int
     interface: str | None
     trace: bool
+    engine: Means = "all_reduce"
+    servers: tuple[tuple[str, int], ...] = ()

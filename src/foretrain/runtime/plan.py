@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -30,6 +30,7 @@ class Plan(NamedTuple):
         gradients: flat buffers for them, in the order of use.
         workload: the same as a workload.
         cost: of the network, measured.
+        cluster: the same as the simulator takes it; None for a single rank.
         job: the scheduler's view of both.
         schedule: the policy, with all its knobs.
         bound: T* of the workload there; None for a single rank.
@@ -39,13 +40,19 @@ class Plan(NamedTuple):
     gradients: Gradients
     workload: Workload
     cost: Cost
+    cluster: Cluster | None
     job: Job
     schedule: Spec
     bound: Bound | None
 
 
 def plan(
-    sideband: Sideband, seen: Observed, named: Sequence[tuple[str, nn.Parameter]], model: str, options: Options
+    sideband: Sideband,
+    seen: Observed,
+    named: Sequence[tuple[str, nn.Parameter]],
+    model: str,
+    options: Options,
+    measure: Callable[[], tuple[Cost, Cluster]] | None = None,
 ) -> Plan:
     """The plan, on all ranks the same: it is agreed on ``sideband``, and the network is measured there.
 
@@ -55,6 +62,7 @@ def plan(
         named: the parameters by task, with their names.
         model: its name, for people.
         options: of `foretrain.runtime.attach`.
+        measure: measures the network, on all ranks at once; each may find another. None all-reduces on ``sideband``.
     """
     names, parameters = [name for name, _ in named], [parameter for _, parameter in named]
     dtype = wire_dtype(options.compression)
@@ -63,12 +71,17 @@ def plan(
     sizes = [gradients.size(task) for task in range(len(parameters))]
     where = f"{sideband.ranks} ranks of {parameters[0].device.type}"
     workload = workload_of(seen, names, sizes, model, where)
-    cost = sideband.cost(seen.crowding / 1000)
+    if measure is not None:
+        cost, cluster = measure()
+    else:
+        cost = sideband.cost(seen.crowding / 1000)
+        cluster = cluster_of(cost, sideband.ranks) if sideband.ranks > 1 else None
     job = Job.of(workload, cost)
     # Rank 0's choice: floating point need not agree to the last digit on different machines.
-    text = pack_spec(choose_knobs(options.schedule, workload, cost, sideband.ranks)) if sideband.rank == 0 else b""
+    text = pack_spec(choose_knobs(options.schedule, workload, cluster)) if sideband.rank == 0 else b""
     schedule = unpack_spec(sideband.share(text))
-    return Plan(seen, gradients, workload, cost, job, schedule, bound(workload, job) if sideband.ranks > 1 else None)
+    optimum = bound(workload, job) if cluster is not None else None
+    return Plan(seen, gradients, workload, cost, cluster, job, schedule, optimum)
 
 
 def slowest(sideband: Sideband, seen: Observed) -> Observed:
@@ -104,12 +117,12 @@ def cluster_of(cost: Cost, ranks: int) -> Cluster:
     return Cluster(workers=ranks, up=rate, down=rate, latency=one_way, overhead=cost.overhead, floor=cost.floor)
 
 
-def choose_knobs(wanted: Spec, workload: Workload, cost: Cost, ranks: int) -> Spec:
+def choose_knobs(wanted: Spec, workload: Workload, cluster: Cluster | None) -> Spec:
     """``wanted`` with every knob that it leaves open at its best in the simulator: on rank 0, in a moment."""
     free = [knob for knob in POLICIES[wanted.name].knobs if knob.name not in wanted.knobs]
-    if ranks == 1 or not free or cost.per_byte == 0:
+    if cluster is None or not free or cluster.cost.per_byte == 0:
         return wanted
-    return tune(workload, cluster_of(cost, ranks), wanted, careful=True)
+    return tune(workload, cluster, wanted, careful=True)
 
 
 def replayed_order(schedule: Spec, workload: Workload, cost: Cost, ranks: int) -> list[Chunk]:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from foretrain.engine import Decision
 from foretrain.errors import Disagreement, PeerLost, StallError
 from foretrain.runtime.carrier import Carrier, Order
 from foretrain.runtime.exchange import accumulated_differently
 from foretrain.runtime.streams import HostStreams, enqueues
 from foretrain.runtime.waiting import LOOK, finish
+from foretrain.schedule import Spec
 from foretrain.tasks import Chunk, Task
 
 
@@ -71,6 +73,19 @@ class Replayer:
         """Begins; ``carrier`` issues the chunks, and its landings come to `landed`."""
         self._carrier = carrier
         self._thread.start()
+
+    @property
+    def spec(self) -> None:
+        """Nothing is decided any more."""
+        return None
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """Nothing is decided any more."""
+        return ()
+
+    def retune(self, spec: Spec) -> None:
+        """The order is fixed: `foretrain.runtime.attached.Attached.set` refuses."""
 
     def open(self, step: int, again: bool) -> None:
         """A round is a walk through the list; the ranks compare ``again`` at its end."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn, optim
@@ -29,8 +29,40 @@ from foretrain.runtime import guards
 from foretrain.runtime.exchange import Exchange
 from foretrain.runtime.gradients import Gradients
 from foretrain.runtime.streams import HostStreams
-from foretrain.runtime.updates import Update, Updates
+from foretrain.runtime.updates import Update
 from foretrain.runtime.warmup import refuse_sparse
+
+
+class Deferring(Protocol):
+    """What applies updates later: `foretrain.runtime.updates.Updates`, and a simulated rank's own."""
+
+    def sent(self, task: int) -> None:
+        """The sum of ``task`` is under way."""
+        ...
+
+    def want(self, update: Update) -> None:
+        """``update`` is to be applied as the sums it needs are there."""
+        ...
+
+    def was_used(self, task: int) -> bool:
+        """Whether any rank had a gradient for ``task``; its sum must be there."""
+        ...
+
+    def wait(self, key: int) -> None:
+        """Returns when the parameter with id ``key`` may be used."""
+        ...
+
+    def wait_free(self, task: int) -> None:
+        """Returns when the buffer of ``task`` may be written."""
+        ...
+
+    def wait_all(self) -> None:
+        """Returns when all sums are there and all that was wanted is applied."""
+        ...
+
+    def wait_wanted(self) -> None:
+        """Returns when all that was wanted is applied."""
+        ...
 
 
 class Held(IntEnum):
@@ -65,7 +97,7 @@ class Scheduled:
         fires: Sequence[int],
         passes: int,
         exchange: Exchange,
-        updates: Updates,
+        updates: Deferring,
         streams: HostStreams,
         ranks: int,
     ) -> None:

@@ -82,7 +82,7 @@ def connect_ranks(sideband: Sideband, interface: str | None) -> dict[int, Link] 
     links: dict[int, Link] = {}
     listener = problem = None
     several = len({row[0] for row in sideband.gather([_hash(platform.node())])}) > 1
-    given = _common_secret(sideband)
+    given = common_secret(sideband)
     secret = given or secrets.token_bytes(SECRET_SIZE)
     if sideband.rank == 0:
         try:
@@ -132,7 +132,7 @@ def _listen(host: str, secret: bytes, ranks: int) -> Listener:
         raise ConfigError("interface", host, error.problem, remedy) from error
 
 
-def _common_secret(sideband: Sideband) -> bytes | None:
+def common_secret(sideband: Sideband) -> bytes | None:
     """The secret that a launcher gave to all ranks; None where it gave none."""
     secret = problem = None
     try:
@@ -163,6 +163,14 @@ def _secret() -> bytes | None:
     if len(secret) < SECRET_SIZE:
         raise ConfigError(SECRET, "(hidden)", f"has {len(secret)} bytes, fewer than {SECRET_SIZE}", _ONE_SECRET)
     return secret
+
+
+def secret_for_servers(sideband: Sideband) -> bytes:
+    """The job's secret, which servers have from who started them; ConfigError, on all ranks, where there is none."""
+    given = common_secret(sideband)
+    if given is None:
+        raise ConfigError(SECRET, "", "is not set, and servers let nobody in without", _ONE_SECRET)
+    return given
 
 
 def _master() -> tuple[str, int] | None:

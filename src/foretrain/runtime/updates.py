@@ -277,8 +277,8 @@ class Updates:
             self._changed.notify_all()
 
 
-def narrowed(update: Update, members: Sequence[tuple[int, torch.nn.Parameter]]) -> None:
-    """One step of the optimizer on ``members`` alone.
+def narrowed(update: Update, members: Sequence[tuple[int, torch.nn.Parameter]], *, hooked: bool = True) -> None:
+    """One step of the optimizer on ``members`` alone; ``hooked`` with the hooks of all optimizers around it.
 
     It runs on a twin that shares the optimizer's state: its ``param_groups`` belong to the training thread, where a
     scheduler may write into them at this moment.
@@ -289,7 +289,8 @@ def narrowed(update: Update, members: Sequence[tuple[int, torch.nn.Parameter]]) 
     for task, parameter in members:
         by_group.setdefault(update.group_of[task], []).append(parameter)
     twin.param_groups = [{**update.groups[place], "params": these} for place, these in sorted(by_group.items())]
-    type(update.optimizer).step(twin)
+    step: Any = type(update.optimizer).step
+    (step if hooked else getattr(step, "__wrapped__", step))(twin)
 
 
 def _wrapped(error: BaseException) -> ForetrainError:

@@ -1,0 +1,74 @@
+"""``foretrain server``: one shard of a parameter server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from foretrain.errors import ConfigError, MissingExtra
+from foretrain.launch.command import SECRET, read_secret
+from foretrain.launch.death import end_with_parent
+from foretrain.units import SECOND, parse_time
+
+
+def server(
+    address: str,
+    workers: int,
+    shard: int = 0,
+    shards: int = 1,
+    secret_file: Path | None = None,
+    timeout: str = "60s",
+    elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    with_parent: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Serve as one shard of a parameter server, until interrupted.
+
+    Its job is started with foretrain run --servers HOST:PORT,..., or attaches with engine="ps". Prints where it
+    listens; what it turns away is logged to stderr.
+
+    Args:
+        address: where to listen: an address of this host and a port, e.g. 10.0.0.5:5555; port 0 takes a free one.
+        workers: how many ranks train.
+        shard: number of this server.
+        shards: how many servers there are.
+        secret_file: a file with the job's secret, the same for all; by default what FORETRAIN_SECRET says.
+        timeout: how long a worker may be silent before it counts as lost.
+        elastic: the others go on without a worker that is lost, instead of ending.
+        with_parent: end when the process that started it does.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) >= 1 << 16:
+        raise ConfigError("address", address, "is no address and port", "write e.g. 10.0.0.5:5555")
+    if not 0 <= shard < shards:
+        raise ConfigError("shard", shard, f"is none of {shards} servers", f"write 0 to {shards - 1}")
+    secret = read_secret(secret_file) if secret_file is not None else os.environ.get(SECRET, "")
+    if not secret:
+        remedy = "make one with: openssl rand -hex 32 > FILE; chmod 600 FILE; and copy it to every node"
+        raise ConfigError("secret-file", "", "is missing: nobody is let in without a secret", remedy)
+    silence = parse_time(timeout, "timeout") / SECOND
+    try:
+        from foretrain.server.service import Service
+    except ImportError as error:
+        raise MissingExtra(error.name or "pyzmq", "ps", "foretrain server") from error
+    logging.basicConfig(stream=sys.stderr, format="foretrain server: %(message)s", level=logging.INFO)
+    if with_parent:
+        end_with_parent()
+    with Service(
+        host,
+        bytes.fromhex(secret),
+        workers=workers,
+        shard=shard,
+        shards=shards,
+        port=int(port),
+        silence=silence,
+        elastic=elastic,
+    ) as service:
+        found, number = service.address
+        sys.stdout.write(f"server {shard} of {shards} for {workers} workers listens on {found}:{number}\n")
+        sys.stdout.flush()
+        service.run(lives_on=True)

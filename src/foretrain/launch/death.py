@@ -1,0 +1,16 @@
+"""A process that ends with the one that started it, also where that is killed outright."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+
+_SET_DEATH_SIGNAL = 1
+"""Linux's PR_SET_PDEATHSIG."""
+
+
+def end_with_parent() -> None:
+    """Has the system send SIGTERM when the parent has ended; where it cannot, nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)

@@ -1,0 +1,368 @@
+"""One worker's engine, and its connections to the shards.
+
+One thread runs everything here, as `foretrain.runtime.leader` does for all-reduce: it hears what the servers send and
+what the training thread makes ready, posts that to the engine, and pushes what the policy decides. A chunk is done, and
+its credit back, when servers have all of it; the way back is theirs to schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+import zmq
+
+from foretrain.engine import Decision, Engine
+from foretrain.errors import PeerLost, StallError
+from foretrain.runtime.carrier import Record, describe
+from foretrain.runtime.served.flights import Flight, Flights, Stretch
+from foretrain.runtime.served.staging import Staging
+from foretrain.runtime.streams import HostStreams
+from foretrain.runtime.timers import Timers
+from foretrain.schedule import Job, Spec
+from foretrain.server.connection import Connection, Links
+from foretrain.server.frames import ABSENT, AGAIN, FAILURES, HELD, Header, Kind
+from foretrain.server.placement import Placement
+from foretrain.tasks import Chunk, Piece, Ready, StepBegin
+from foretrain.units import Time
+
+_KEEP: Final = 4096
+"""Decisions to remember: for people, some steps are enough."""
+_FAREWELL: Final = 2.0
+"""Seconds for a goodbye to leave."""
+
+
+class _Word(IntEnum):
+    """What the training thread says."""
+
+    OPEN = 1
+    READY = 2
+    RETUNE = 3
+    CLOSE = 4
+
+
+class ServedExchange:
+    """`foretrain.runtime.exchange.Exchange` over a parameter server. It owns one thread, and ``links``.
+
+    Args:
+        job: tasks and what sending costs.
+        spec: the policy to run.
+        staging: the gradients as bytes.
+        streams: of the model's device.
+        links: to every shard.
+        epoch: declarations of this worker before this one.
+        landed: called with a task and whether any worker had a gradient for it when its sum is there.
+        failed: told once what ended the job.
+        silence: seconds after which a server that says nothing is lost.
+        patience: seconds after which work that does not move is stuck.
+        origin: ns of the monotonic clock that count as 0.
+        keep: whether to keep a `Record` of every chunk.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        spec: Spec,
+        staging: Staging,
+        streams: HostStreams,
+        links: Links,
+        *,
+        epoch: int,
+        landed: Callable[[int, bool], None],
+        failed: Callable[[BaseException], None],
+        silence: float,
+        patience: float,
+        origin: int,
+        keep: bool = False,
+    ) -> None:
+        self._job, self._staging, self._streams = job, staging, streams
+        self._links, self._connections, self._epoch = links, links.connections, epoch
+        self._landed, self._failed = landed, failed
+        self._silence, self._patience, self._keep = silence, patience, keep
+        self.spec = spec
+        self._placement = Placement(staging.declaration, len(self._connections))
+        self._flights = Flights([task.size for task in job.tasks])
+        self._absent: set[int] = set()
+        self._used = [False] * len(job.tasks)
+        self._step, self._again = -1, False
+        self._opened: deque[bool] = deque()
+        self._early: list[tuple[int, bool]] = []
+        self._to_land = 0
+        self._log: deque[Decision] = deque(maxlen=_KEEP)
+        self.records: list[Record] = []
+        self._engine = self._make_engine()
+        self._timers = Timers(origin)
+        self._stale = False
+        """Whether the engine runs another policy than `spec`."""
+        self._known = [0] * len(self._connections)
+        """Sessions of each connection in which everything was said that had to be."""
+        self._inbox: deque[tuple[_Word, Any, Any]] = deque()
+        self._moved = self._said = time.monotonic()
+        self._closing = self._over = False
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._ear, zmq.POLLIN)
+        for connection in self._connections:
+            self._poller.register(connection.socket, zmq.POLLIN)
+            self._poller.register(connection.monitor, zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="foretrain-engine", daemon=True)
+        self._thread.start()
+
+    # ── the training thread ──
+
+    def open(self, step: int, again: bool) -> None:
+        """The first gradient of a round exists here."""
+        self._post(_Word.OPEN, again, None)
+
+    def ready(self, task: int, used: bool) -> None:
+        """``task`` may be pushed."""
+        self._post(_Word.READY, task, used)
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def retune(self, spec: Spec) -> None:
+        """Runs ``spec`` from this worker's next round on; the others may run another."""
+        self._post(_Word.RETUNE, spec, None)
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """The latest decisions."""
+        return tuple(self._log)
+
+    def last(self) -> str:
+        """What has been under way longest, for messages."""
+        oldest = self._flights.oldest()
+        if oldest is None:
+            return f"nothing is under way after round {self._step}"
+        return f"round {self._step}: {describe(oldest.chunk, self._job.tasks)} is under way"
+
+    def close(self, reason: str | None = None) -> None:
+        """Says goodbye, or why it gives up, and ends the thread and the connections. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._post(_Word.CLOSE, reason, None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_FAREWELL + 1)
+
+    # ── the engine's world ──
+
+    def now(self) -> Time:
+        """Picoseconds since the origin."""
+        return self._timers.now()
+
+    def call_at(self, when: Time, call: Callable[[], None]) -> None:
+        """Runs ``call`` on this thread at ``when``."""
+        self._timers.call_at(when, call)
+
+    def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
+        """Pushes or pulls ``chunk``, each of its bytes at the shard where it lives."""
+        ranges = [(piece.task, *self._staging.aligned(piece)) for piece in chunk.pieces]
+        flight = Flight(chunk, done, sum(end - start for _, start, end in ranges), time.perf_counter_ns())
+        if not flight.left:
+            # Less than an element: it goes with the piece in which its element ends.
+            self.call_at(0, lambda: done(chunk))
+        elif chunk.op == "all_gather":
+            for task, start, end in ranges:
+                self._flights.pull(flight, task, start, end)
+                self._pull(task, start, end)
+        else:
+            used = [task for task, _, _ in ranges if self._used[task]]
+            with torch.no_grad(), self._streams.issuing(used):
+                for task, start, end in ranges:
+                    if start < end:
+                        self._flights.push(flight, task, start, end)
+                        data = self._staging.fill(task, start, end, self._step) if self._used[task] else None
+                        self._push(task, Stretch(start, end, flight), data)
+
+    def _push(self, task: int, stretch: Stretch, data: memoryview | None, only: int | None = None) -> None:
+        flag = (AGAIN if self._again else 0) | (HELD if stretch.flight.chunk.op == "reduce_scatter" else 0)
+        for part, offset, size in self._placement.of(Piece(task, stretch.start, stretch.end - stretch.start)):
+            if only is not None and part.shard != only:
+                continue
+            header = Header(Kind.PUSH, flag, part=part.number, step=self._step, offset=offset, size=size)
+            if data is None:
+                self._connections[part.shard].send(header._replace(flag=flag | ABSENT))
+            else:
+                at = part.offset + offset - stretch.start
+                self._connections[part.shard].send(header, data[at : at + size])
+
+    def _pull(self, task: int, start: int, end: int, only: int | None = None) -> None:
+        for part, offset, size in self._placement.of(Piece(task, start, end - start)):
+            if only is None or part.shard == only:
+                header = Header(Kind.PULL, part=part.number, step=self._step, offset=offset, size=size)
+                self._connections[part.shard].send(header)
+
+    # ── the loop ──
+
+    def _post(self, word: _Word, value: Any, extra: Any) -> None:
+        self._inbox.append((word, value, extra))
+        with contextlib.suppress(OSError):
+            self._bell.send(b"!")
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._turn()
+        except BaseException as error:
+            self._tell(error)
+            if not self._closing:
+                self._failed(error)
+        finally:
+            self._links.close(_FAREWELL)
+            self._bell.close()
+            self._ear.close()
+
+    def _turn(self) -> None:
+        for ready, _ in self._poller.poll(0 if self._inbox else int(self._idle())):
+            if ready == self._ear.fileno():
+                self._ear.recv(4096)
+        for connection in self._connections:
+            self._hear(connection)
+        while self._inbox:
+            self._take(*self._inbox.popleft())
+        self._timers.run_due()
+        self._watch()
+
+    def _idle(self) -> float:
+        """Milliseconds to wait at most."""
+        return 1e3 * self._timers.seconds_left(self._silence / 8)
+
+    def _hear(self, connection: Connection) -> None:
+        for header, payload in connection.read():
+            if header.kind is Kind.VALUE:
+                self._value(connection, header, payload)
+            elif header.kind is Kind.RECEIVED:
+                self._received(header)
+            elif header.kind is Kind.FAIL:
+                kind = FAILURES[min(header.flag, len(FAILURES) - 1)]
+                raise kind(bytes(payload).decode(errors="replace"))
+        if connection.sessions > self._known[connection.shard]:
+            self._known[connection.shard] = connection.sessions
+            self._say_again(connection)
+
+    def _say_again(self, connection: Connection) -> None:
+        """A session has begun: what the server may not know yet."""
+        connection.send(Header(Kind.DECLARE, step=self._epoch), self._staging.declaration.encode())
+        for task, stretch in self._flights.unanswered():
+            data = self._staging.kept(task, stretch.start, stretch.end, self._step) if self._used[task] else None
+            self._push(task, stretch, data, only=connection.shard)
+        for task, stretch in self._flights.unpulled():
+            self._pull(task, stretch.start, stretch.end, only=connection.shard)
+
+    def _received(self, header: Header) -> None:
+        if header.step != self._step:
+            return
+        part = self._placement.parts[header.part]
+        start = part.offset + header.offset
+        self._moved = time.monotonic()
+        self._finish(self._flights.acknowledge(part.task, start, start + header.size))
+
+    def _finish(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            if self._keep:
+                self.records.append(Record(flight.chunk, flight.issued, time.perf_counter_ns()))
+            flight.done(flight.chunk)
+
+    def _value(self, connection: Connection, header: Header, payload: memoryview) -> None:
+        connection.send(header._replace(kind=Kind.RECEIVED, flag=0, size=len(payload)))
+        if header.step != self._step:
+            return
+        part = self._placement.parts[header.part]
+        start = part.offset + header.offset
+        # A sum says that the push was heard, too, where that answer was lost with a connection.
+        self._received(header)
+        arrived = self._flights.arrive(part.task, start, start + header.size)
+        if header.flag & ABSENT:
+            self._absent.add(part.task)
+        elif arrived.new:
+            with torch.no_grad(), self._streams.arriving():
+                for low, high in arrived.new:
+                    self._staging.store(part.task, low, payload[low - start : high - start])
+                mark = self._streams.arrived()
+            self._streams.landed((part.task,), mark)
+        self._finish(arrived.pulled)
+        if arrived.landed:
+            self._landed(part.task, part.task not in self._absent)
+            self._to_land -= 1
+            self._begin_if_due()
+
+    def _take(self, word: _Word, value: Any, extra: Any) -> None:
+        if word is _Word.READY:
+            if self._opened or self._to_land == 0:
+                self._early.append((value, extra))
+            else:
+                self._release(value, extra)
+        elif word is _Word.OPEN:
+            self._moved = time.monotonic()
+            self._opened.append(value)
+            self._begin_if_due()
+        elif word is _Word.RETUNE:
+            self.spec = value
+            self._stale = True
+        elif word is _Word.CLOSE:
+            self._say_goodbye(value)
+
+    def _release(self, task: int, used: bool) -> None:
+        self._used[task] = used
+        self._engine.post(Ready(task))
+
+    def _begin_if_due(self) -> None:
+        """A round begins when it has been opened, and the one before has landed."""
+        if self._to_land or not self._opened:
+            return
+        self._again = self._opened.popleft()
+        self._step += 1
+        self._to_land = len(self._job.tasks)
+        self._absent.clear()
+        if self._stale:
+            self._stale, self._engine = False, self._make_engine()
+        self._engine.post(StepBegin(self._step))
+        early, self._early = self._early, []
+        for task, used in early:
+            self._release(task, used)
+
+    def _make_engine(self) -> Engine:
+        return Engine(self.spec.build(self._job), self, self._job.tasks, None, self._log)
+
+    # ── losses and ends ──
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if now - self._said > min(1.0, self._silence / 4):
+            self._said = now
+            for connection in self._connections:
+                connection.send(Header(Kind.ALIVE))
+        for connection in self._connections:
+            if now - connection.heard > self._silence:
+                host, port = connection.address
+                raise PeerLost(
+                    f"server {connection.shard} at {host}:{port} has been silent for {now - connection.heard:.1f} s; "
+                    f"{self.last()}"
+                )
+        if self._to_land and now - self._moved > self._patience:
+            raise StallError(f"nothing has moved for {self._patience:g} s; {self.last()}", self._engine.waiting())
+
+    def _say_goodbye(self, reason: str | None) -> None:
+        self._over = True
+        if reason:
+            self._tell(PeerLost(reason))
+            return
+        for connection in self._connections:
+            connection.send(Header(Kind.BYE))
+
+    def _tell(self, error: BaseException) -> None:
+        flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0
+        text = str(error).encode()[:60_000]
+        for connection in self._connections:
+            with contextlib.suppress(zmq.ZMQError):
+                connection.send(Header(Kind.FAIL, flag, size=len(text)), text)

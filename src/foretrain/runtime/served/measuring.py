@@ -1,0 +1,130 @@
+"""What pushing costs here: rounds of a few bytes and of many, through the very servers that will sum gradients."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from statistics import median
+from typing import Final
+
+from foretrain.errors import PeerLost
+from foretrain.network import Cluster
+from foretrain.schedule import Cost
+from foretrain.server.connection import Links
+from foretrain.server.frames import ABSENT, Header, Kind
+from foretrain.server.placement import Declaration, Declared, Placement
+from foretrain.units import COST_SHIFT, NANOSECOND, SECOND
+
+_SMALL, _LARGE = 4 << 10, 1 << 20
+"""Bytes of what is timed."""
+_SERIES: Final = (3, 12, 2)
+"""Repetitions of a series; rounds of small and of large messages in it."""
+_DEPTH: Final = 4
+"""Messages under way, so that both directions of the link are busy."""
+
+
+class Probe:
+    """Rounds for nothing, declared as ``epoch``. All workers probe at once, as they will push.
+
+    Args:
+        links: to every shard, established.
+        workers: N.
+        job: its name.
+        epoch: declarations of this worker before this one.
+        patience: seconds after which a round that does not come back is stuck.
+    """
+
+    def __init__(self, links: Links, workers: int, job: str, epoch: int, patience: float) -> None:
+        self._links, self._patience = links, patience
+        shards = len(links.connections)
+        # One part per message, so that with one shard as with many each message is one part's.
+        self._declaration = Declaration(
+            tuple(Declared(f"probe {k}", _LARGE, "float32", k) for k in range(_DEPTH * shards)), workers, job, _LARGE
+        )
+        self._parts = Placement(self._declaration, shards).parts
+        self._payload = memoryview(bytearray(_LARGE))
+        self._step = [0] * len(self._parts)
+        self._left: dict[int, int] = {}
+        for connection in links.connections:
+            connection.send(Header(Kind.DECLARE, step=epoch), self._declaration.encode())
+
+    def series(self, size: int, count: int, depth: int) -> float:
+        """Nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts at a time under way."""
+        self.together()
+        began = time.perf_counter_ns()
+        waiting: deque[int] = deque()
+        for k in range(count):
+            if len(waiting) == depth:
+                self._wait(waiting.popleft())
+            part = k % (depth * len(self._links.connections))
+            while part in waiting:
+                self._wait(waiting.popleft())
+            self._push(part, size)
+            waiting.append(part)
+        for part in waiting:
+            self._wait(part)
+        return (time.perf_counter_ns() - began) / count
+
+    def together(self) -> None:
+        """Returns when all workers have come here."""
+        self._push(0, _SMALL)
+        self._wait(0)
+
+    def _push(self, part: int, size: int) -> None:
+        header = Header(Kind.PUSH, part=part, step=self._step[part], size=size)
+        self._links.connections[self._parts[part].shard].send(header, self._payload[:size])
+        # Of a part that was not pushed whole the rest has to be said as well before its next round.
+        if size < _LARGE:
+            rest = header._replace(flag=ABSENT, offset=size, size=_LARGE - size)
+            self._links.connections[self._parts[part].shard].send(rest)
+        self._left[part] = _LARGE
+        self._step[part] += 1
+
+    def _wait(self, part: int) -> None:
+        deadline = time.monotonic() + self._patience
+        while self._left[part]:
+            connection = self._links.connections[self._parts[part].shard]
+            connection.socket.poll(100)
+            for each in self._links.connections:
+                for header, payload in each.read():
+                    if header.kind is Kind.VALUE:
+                        self._left[header.part] -= header.size
+                        each.send(header._replace(kind=Kind.RECEIVED, flag=0, size=len(payload)))
+                    elif header.kind is Kind.FAIL:
+                        raise PeerLost(bytes(payload).decode(errors="replace"))
+            if time.monotonic() > deadline:
+                raise PeerLost(f"a round through server {connection.shard} has not come back in {self._patience:g} s")
+
+
+def cost(links: Links, workers: int, job: str, epoch: int, patience: float) -> Cost:
+    """What one push-and-pull costs: κ with several under way, latency and θ from small ones. See `Probe`."""
+    probe = Probe(links, workers, job, epoch, patience)
+    repeated, small, large = _SERIES
+    probe.series(_SMALL, small, 1)
+    alone = median(probe.series(_SMALL, small, 1) for _ in range(repeated))
+    busy = median(probe.series(_SMALL, 2 * small, _DEPTH) for _ in range(repeated))
+    count = max(2 * _DEPTH, large * _DEPTH)
+    each = median(probe.series(_LARGE, count, _DEPTH) for _ in range(repeated))
+    per_byte = max(1, round(each * NANOSECOND * 2**COST_SHIFT / _LARGE))
+    return Cost(
+        overhead=round(busy) * NANOSECOND,
+        per_byte=per_byte,
+        latency=max(0, round(alone - busy)) * NANOSECOND,
+        elsewhere=per_byte,
+        rounds=1,
+    )
+
+
+def served_cluster(cost: Cost, workers: int, servers: int) -> Cluster:
+    """A cluster whose push-and-pull costs ``cost``: the measured network, for the simulator."""
+    rate = 1 / max(cost.per_byte / (1 << COST_SHIFT) / SECOND, 1e-15)
+    return Cluster(
+        workers=workers,
+        up=rate,
+        down=rate,
+        latency=cost.latency // 2,
+        overhead=cost.overhead,
+        exchange="ps",
+        servers=servers,
+        server_rate=rate * workers / servers,
+    )

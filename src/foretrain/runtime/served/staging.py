@@ -1,0 +1,102 @@
+"""Gradients as bytes on the wire, and sums as gradients.
+
+What is pushed is a copy. A gradient's place in the flat buffer is where its sum will be written, and a message may have
+to be said again after that: for two rounds what was pushed is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from foretrain.runtime.compression import Rounding
+from foretrain.runtime.gradients import Gradients, Run
+from foretrain.server.placement import Declaration, Declared, dtype_name
+from foretrain.tasks import Piece, Task
+
+
+class _Buffer(NamedTuple):
+    """One flat buffer's copies on the host, of the type that is sent.
+
+    Attributes:
+        sent: what was pushed in even and in odd rounds.
+        came: what has come back; the flat buffer itself where that is the same.
+    """
+
+    sent: tuple[torch.Tensor, torch.Tensor]
+    came: torch.Tensor
+
+
+class Staging:
+    """The bytes of ``gradients`` on their way.
+
+    Args:
+        gradients: the flat buffers.
+        tasks: indexed by task; their sizes are of the wire.
+        dtype: what is sent; None sends elements as they are.
+        workers: N.
+        job: its name, for the servers.
+    """
+
+    def __init__(
+        self, gradients: Gradients, tasks: Sequence[Task], dtype: torch.dtype | None, workers: int, job: str
+    ) -> None:
+        self._gradients = gradients
+        self._rounding = Rounding(gradients.flat, dtype) if dtype else None
+        pinned = gradients.flat[0].is_cuda
+        self._buffers = []
+        for flat in gradients.flat:
+            kind = dtype or flat.dtype
+            one, other, third = (torch.empty(len(flat), dtype=kind, pin_memory=pinned) for _ in range(3))
+            direct = flat.device.type == "cpu" and kind == flat.dtype
+            self._buffers.append(_Buffer((one, other), flat if direct else third))
+        self._sent = [tuple(_bytes_of(tensor) for tensor in buffer.sent) for buffer in self._buffers]
+        self._came = [_bytes_of(buffer.came) for buffer in self._buffers]
+        self._width = [buffer.came.element_size() for buffer in self._buffers]
+        whole = [gradients.runs([Piece(task.index, 0, task.size)])[0] for task in tasks]
+        self._place = [(run.buffer, run.start) for run in whole]
+        self.declaration = Declaration(tuple(self._declared(task) for task in tasks), workers, job)
+
+    def _declared(self, task: Task) -> Declared:
+        buffer, _ = self._place[task.index]
+        return Declared(task.name, task.size, dtype_name(self._buffers[buffer].came.dtype), task.first_use)
+
+    def aligned(self, piece: Piece) -> tuple[int, int]:
+        """First byte of ``piece`` and the one behind its last, where an element goes with the byte it ends in."""
+        width = self._width[self._place[piece.task][0]]
+        return piece.offset // width * width, (piece.offset + piece.size) // width * width
+
+    def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """Copies these bytes of a gradient, and returns the copy."""
+        buffer, base = self._place[task]
+        width = self._width[buffer]
+        run = Run(buffer, base + start // width, base + end // width)
+        values = self._gradients.slice(run)
+        if self._rounding is not None:
+            values = self._rounding.round(run, values)
+        self._buffers[buffer].sent[step & 1][run.start : run.end].copy_(values)
+        return self.kept(task, start, end, step)
+
+    def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """The same bytes as they were pushed in round ``step``."""
+        buffer, base = self._place[task]
+        at = base * self._width[buffer]
+        return self._sent[buffer][step & 1][at + start : at + end]
+
+    def store(self, task: int, start: int, data: memoryview) -> None:
+        """Writes a sum where the gradient was."""
+        buffer, base = self._place[task]
+        width = self._width[buffer]
+        at = base * width + start
+        self._came[buffer][at : at + len(data)] = data
+        came, flat = self._buffers[buffer].came, self._gradients.flat[buffer]
+        if came is not flat:
+            low, high = base + start // width, base + (start + len(data)) // width
+            flat[low:high].copy_(came[low:high], non_blocking=True)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host."""
+    return tensor.view(torch.uint8).numpy().data

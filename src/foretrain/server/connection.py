@@ -1,0 +1,218 @@
+"""A worker's end of the connection to one shard.
+
+ZeroMQ makes broken connections anew by itself, but what was under way is lost with them, and so is the session. The
+owner learns from `Connection.sessions` that a new one has begun, and says again what has not been answered.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import zmq
+from zmq.utils.garbage import gc
+from zmq.utils.monitor import parse_monitor_message
+
+from foretrain.errors import PeerLost
+from foretrain.server.frames import UNTAGGED, Header, Kind, Malformed, unpack
+from foretrain.server.placement import LIMIT
+from foretrain.server.sessions import NONCE_SIZE, Rejected, Session, nonce, proof, untagged
+
+_ANSWER: Final = 5.0
+"""Seconds that a server has to answer in a handshake."""
+_REST: Final = 0.5
+"""Seconds for buffers of what was sent to be given back."""
+
+
+class Connection:
+    """Not for several threads.
+
+    Args:
+        context: of ZeroMQ.
+        address: host and port of the shard.
+        secret: the job's.
+        rank: this worker's.
+        shard: the server's number.
+
+    Attributes:
+        sessions: how many have begun.
+        heard: when the shard was heard last, s of the monotonic clock.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], address: tuple[str, int], secret: bytes, rank: int, shard: int
+    ) -> None:
+        self.address, self.shard = address, shard
+        self._secret, self._rank = secret, rank
+        self._session: Session | None = None
+        self._pending: tuple[bytes, bytes, float] | None = None
+        """Our nonce, the server's when it is known, and until when there must be an answer."""
+        self.sessions = 0
+        self.heard = time.monotonic()
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),
+            (zmq.MAXMSGSIZE, LIMIT),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 1000),
+        ):
+            self.socket.setsockopt(option, value)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.socket.connect(f"tcp://{address[0]}:{address[1]}")
+
+    @property
+    def established(self) -> bool:
+        """Whether both ends know who the other is."""
+        return self._session is not None
+
+    def read(self) -> list[tuple[Header, memoryview]]:
+        """What has come, without the handshake's.
+
+        Raises:
+            PeerLost: the other end is not the job's server.
+        """
+        self._watch()
+        found: list[tuple[Header, memoryview]] = []
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return found
+            message = self._hear(frames)
+            if message is not None:
+                self.heard = time.monotonic()
+                found.append(message)
+
+    def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
+        """Says ``header`` and ``payload``, which must not change until it is answered; False without a session."""
+        if self._session is None:
+            return False
+        first = self._session.seal(header, payload)
+        return self._hand_over([first, payload] if len(payload) else [first])
+
+    def close(self, linger: float = 0.0) -> None:
+        """Ends the sockets; what has been said has ``linger`` seconds to leave."""
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(int(linger * 1e3))
+
+    def _watch(self) -> None:
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_DISCONNECTED:
+                self._session = self._pending = None
+            else:
+                self._say_hello()
+        if self._pending is not None and time.monotonic() > self._pending[2]:
+            host, port = self.address
+            raise PeerLost(
+                f"server {self.shard} at {host}:{port} does not answer worker {self._rank}; "
+                "is it of this job, with the same secret?"
+            )
+
+    def _say_hello(self) -> None:
+        self._session = None
+        ours = nonce()
+        self._pending = (ours, b"", time.monotonic() + _ANSWER)
+        self._hand_over(untagged(Kind.HELLO, self._rank, ours))
+
+    def _hear(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
+        """A message of the session; None for one of the handshake, or from a session before."""
+        if not 1 <= len(frames) <= 2:
+            raise PeerLost(f"server {self.shard} sent a message of {len(frames)} frames")
+        payload = frames[1].buffer if len(frames) > 1 else memoryview(b"")
+        try:
+            header, tag = unpack(frames[0].bytes)
+            if header.kind in UNTAGGED:
+                self._shake_hands(header.kind, bytes(payload[:NONCE_SIZE]))
+                return None
+            if self._session is None:
+                return None
+            self._session.open(header, tag, payload)
+        except Rejected as error:
+            raise PeerLost(f"server {self.shard}: {error}") from None
+        except Malformed as error:
+            raise PeerLost(f"server {self.shard} sent what does not read: {error}") from None
+        return header, payload
+
+    def _shake_hands(self, kind: Kind, said: bytes) -> None:
+        if kind is Kind.STRANGER:
+            if self._pending is None:
+                self._say_hello()
+            return
+        if self._pending is None:
+            return
+        ours, theirs, until = self._pending
+        if kind is Kind.CHALLENGE and not theirs:
+            self._pending = (ours, said, until)
+            answer = proof(self._secret, "worker", self._rank, self.shard, ours, said)
+            self._hand_over(untagged(Kind.PROOF, self._rank, answer))
+        elif kind is Kind.WELCOME and theirs:
+            if not hmac.compare_digest(said, proof(self._secret, "server", self._rank, self.shard, ours, theirs)):
+                raise PeerLost(f"server {self.shard} does not know the job's secret")
+            self._session = Session(self._secret, self._rank, self.shard, ours, theirs, serves=False)
+            self._pending = None
+            self.sessions += 1
+            self.heard = time.monotonic()
+
+    def _hand_over(self, frames: list[Any]) -> bool:
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+
+class Links:
+    """Connections to every shard of a job, and ZeroMQ's thread behind them.
+
+    Args:
+        addresses: host and port of each shard, by number.
+        secret: the job's.
+        rank: this worker's.
+    """
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, rank: int) -> None:
+        self._context = zmq.Context()
+        self.connections = [
+            Connection(self._context, address, secret, rank, shard) for shard, address in enumerate(addresses)
+        ]
+
+    def establish(self, timeout: float) -> None:
+        """Returns when every shard has let this worker in.
+
+        Raises:
+            PeerLost: one has not, ``timeout`` seconds later, or is not of this job.
+        """
+        deadline = time.monotonic() + timeout
+        while missing := [connection for connection in self.connections if not connection.established]:
+            if time.monotonic() > deadline:
+                shown = ", ".join(f"{each.shard} at {each.address[0]}:{each.address[1]}" for each in missing)
+                raise PeerLost(
+                    f"no answer from server {shown} after {timeout:g} s; is it of this job, with the same secret?"
+                )
+            missing[0].monitor.poll(1)
+            missing[0].socket.poll(10)
+            for connection in missing:
+                connection.read()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Ends all; what has been said has ``linger`` seconds to leave. Idempotent."""
+        for connection in self.connections:
+            if not connection.socket.closed:
+                connection.close(linger)
+        self._context.term()
+        _rest()
+
+
+def _rest() -> None:
+    """Ends pyzmq's thread, which keeps buffers that are being sent, if nobody needs it; the next message starts it."""
+    until = time.monotonic() + _REST
+    while gc.refs and time.monotonic() < until:
+        time.sleep(1e-3)
+    if not gc.refs:
+        gc.stop()

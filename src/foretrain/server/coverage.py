@@ -1,0 +1,102 @@
+"""Which bytes of a part which workers have pushed.
+
+Each worker cuts its gradients as its own engine decides, so that the ranges of two of them need not agree. A byte may
+be summed when all have pushed it, however it came.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+Range = tuple[int, int]
+"""Bytes ``[start, end)``."""
+
+
+class Coverage:
+    """A part of ``size`` bytes and the workers of ``group``, given as a bit mask.
+
+    The part is a sequence of stretches that the same workers have pushed: ``_edges[k]`` to ``_edges[k + 1]`` by those
+    in ``_masks[k]``. There are never more than ranges were pushed, twice over.
+    """
+
+    def __init__(self, size: int, group: int) -> None:
+        self._edges, self._masks = [0, size], [0]
+        self._group = group
+
+    def add(self, worker: int, start: int, end: int) -> tuple[list[Range], list[Range]]:
+        """``worker`` has pushed ``[start, end)``: what is new of it, and what all have pushed since."""
+        new: list[Range] = []
+        complete: list[Range] = []
+        first, last = self._cut(start), self._cut(end)
+        bit = 1 << worker
+        for k in range(first, last):
+            if self._masks[k] & bit:
+                continue
+            self._masks[k] |= bit
+            _extend(new, self._edges[k], self._edges[k + 1])
+            if self._masks[k] & self._group == self._group:
+                _extend(complete, self._edges[k], self._edges[k + 1])
+        self._join(first, last)
+        return new, complete
+
+    def without(self, worker: int) -> list[Range]:
+        """``worker`` is lost: what it has pushed of the rest counts no more. What the others have all pushed now."""
+        bit, before = 1 << worker, self._group
+        self._group &= ~bit
+        complete: list[Range] = []
+        for k, mask in enumerate(self._masks):
+            if mask & before == before:
+                continue
+            self._masks[k] = mask = mask & ~bit
+            if self._group and mask & self._group == self._group:
+                _extend(complete, self._edges[k], self._edges[k + 1])
+        return complete
+
+    def has(self, worker: int, start: int, end: int) -> list[Range]:
+        """What ``worker`` has pushed of ``[start, end)``."""
+        found: list[Range] = []
+        for k, mask in enumerate(self._masks):
+            low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
+            if low < high and mask >> worker & 1:
+                _extend(found, low, high)
+        return found
+
+    def complete(self, start: int, end: int) -> list[Range]:
+        """What all have pushed of ``[start, end)``."""
+        found: list[Range] = []
+        for k, mask in enumerate(self._masks):
+            low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
+            if low < high and mask & self._group == self._group:
+                _extend(found, low, high)
+        return found
+
+    def missing(self) -> dict[int, int]:
+        """Bytes that each worker of the group has yet to push, where there are any."""
+        left: dict[int, int] = {}
+        for k, mask in enumerate(self._masks):
+            for worker in range(self._group.bit_length()):
+                if self._group >> worker & 1 and not mask >> worker & 1:
+                    left[worker] = left.get(worker, 0) + self._edges[k + 1] - self._edges[k]
+        return left
+
+    def _cut(self, at: int) -> int:
+        """The place of edge ``at``, made if there was none."""
+        place = bisect_left(self._edges, at)
+        if self._edges[place] != at:
+            self._edges.insert(place, at)
+            self._masks.insert(place, self._masks[place - 1])
+        return place
+
+    def _join(self, first: int, last: int) -> None:
+        """Forgets edges from ``first`` to ``last`` that no longer tell anything apart."""
+        for k in range(min(last, len(self._masks) - 1), max(first, 1) - 1, -1):
+            if self._masks[k] == self._masks[k - 1]:
+                del self._edges[k], self._masks[k]
+
+
+def _extend(ranges: list[Range], start: int, end: int) -> None:
+    """Adds ``[start, end)``, which lies behind all of ``ranges``."""
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], end)
+    else:
+        ranges.append((start, end))

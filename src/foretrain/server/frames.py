@@ -1,0 +1,113 @@
+"""What a worker and a server say to each other: a header of fixed layout, its tag, and raw bytes. Never pickled.
+
+A message is one or two frames of ZeroMQ: header and tag, then the payload, if there is one, so that neither end copies
+it. Who may say what is `foretrain.server.sessions`' to decide; here is only what a message looks like.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from foretrain.errors import Disagreement, ForetrainError, PeerLost
+
+HEADER: Final = struct.Struct("<2sBBIQIQQQ")
+"""magic, kind, flag, sender, sequence, part, step, offset, size; little-endian, 44 bytes."""
+TAG_SIZE: Final = 16
+"""Bytes of the tag behind the header."""
+_MAGIC: Final = b"fs"
+
+
+class Malformed(ForetrainError):
+    """A message that does not read. ``reason`` is a word for counting it."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        self.reason = reason
+        super().__init__(text)
+
+
+class Kind(IntEnum):
+    """Kinds of messages. W: worker to server, S: server to worker; the first five carry no tag."""
+
+    HELLO = 1
+    """W. Payload: a nonce."""
+    CHALLENGE = 2
+    """S. Payload: a nonce."""
+    PROOF = 3
+    """W. Payload: that the worker knows the job's secret."""
+    WELCOME = 4
+    """S. Payload: that the server does, too; the session begins."""
+    STRANGER = 5
+    """S. The server has no session with whom it answers: a connection was made anew, or the server was."""
+    DECLARE = 6
+    """W. Payload: what is exchanged from now on, see `foretrain.server.placement`; ``step``: how many came before."""
+    PUSH = 7
+    """W. Bytes ``[offset, offset + size)`` of ``part`` in round ``step``; without payload where `ABSENT`."""
+    PULL = 8
+    """W. The sums of bytes that were pushed with `HELD` are wanted now."""
+    VALUE = 9
+    """S. The same bytes, summed."""
+    RECEIVED = 10
+    """Both. The PUSH or VALUE of these bytes has come: its credit returns."""
+    ALIVE = 11
+    """Both. The sender still runs."""
+    FAIL = 12
+    """Both. The job is over; ``flag``: the kind of error; payload: why, as text."""
+    BYE = 13
+    """Both. The sender closes, and means to."""
+
+
+ABSENT: Final = 1
+"""Flag of a PUSH: this worker has no gradient there; of a VALUE: no worker has."""
+AGAIN: Final = 2
+"""Flag of a PUSH: the round adds to the sums of the one before, as backward() ran again before step()."""
+HELD: Final = 4
+"""Flag of a PUSH: its sum is not to be sent before it is asked for with a PULL."""
+FAILURES: Final[tuple[type[ForetrainError], ...]] = (PeerLost, Disagreement)
+"""Kinds of errors that end a job, by the flag of FAIL."""
+UNTAGGED: Final = frozenset((Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.STRANGER))
+"""What is said before there is a key."""
+TO_SERVER: Final = frozenset(Kind) - {Kind.CHALLENGE, Kind.WELCOME, Kind.STRANGER, Kind.VALUE}
+"""What a worker may say."""
+
+
+class Header(NamedTuple):
+    """The fixed part of a message; see `Kind` for what the fields mean in each.
+
+    Attributes:
+        kind: what it is.
+        flag: a bit of it.
+        sender: the worker's rank, or the shard's number.
+        sequence: messages of this session and direction before it.
+        part: which part of the shard, counted over the whole job.
+        step: round; of a DECLARE, how many came before it.
+        offset: of the first byte, in the part.
+        size: bytes that it is about.
+    """
+
+    kind: Kind
+    flag: int = 0
+    sender: int = 0
+    sequence: int = 0
+    part: int = 0
+    step: int = 0
+    offset: int = 0
+    size: int = 0
+
+
+def pack(header: Header) -> bytes:
+    """``header`` as it is sent, without its tag."""
+    return HEADER.pack(_MAGIC, *header)
+
+
+def unpack(frame: bytes) -> tuple[Header, bytes]:
+    """Header and tag in the first frame of a message; `Malformed` where it does not read."""
+    if len(frame) != HEADER.size + TAG_SIZE:
+        raise Malformed("length", f"a header of {len(frame)} bytes instead of {HEADER.size + TAG_SIZE}")
+    magic, kind, *rest = HEADER.unpack_from(frame)
+    if magic != _MAGIC:
+        raise Malformed("magic", f"a header that begins with {magic!r}")
+    if kind not in Kind._value2member_map_:
+        raise Malformed("kind", f"a message of unknown kind {kind}")
+    return Header(Kind(kind), *rest), frame[HEADER.size :]

@@ -1,0 +1,56 @@
+"""What a server has yet to send to one worker: the most urgent first, as far as the worker's credit goes.
+
+The link from server to worker is another than that from worker to server, with an order and a window of its own. What
+has been handed to the socket cannot be overtaken any more, so little is: the rest waits here.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from foretrain.server.shard import Value
+
+
+class Outbox:
+    """Values for one worker.
+
+    Args:
+        credit: bytes under way at which nothing more is sent.
+        slice_size: largest message, bytes.
+    """
+
+    def __init__(self, credit: int, slice_size: int) -> None:
+        self._credit, self._slice = credit, slice_size
+        self._heap: list[tuple[int, int, Value]] = []
+        self._count = 0
+        self.under_way = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, urgency: int, value: Value) -> None:
+        """``value`` is to be sent; a smaller ``urgency`` first, of equal ones the one that came first."""
+        self._count += 1
+        heappush(self._heap, (urgency, self._count, value))
+
+    def take(self) -> Value | None:
+        """What to send now; None while the credit is used up, or there is nothing."""
+        if not self._heap or self.under_way >= self._credit:
+            return None
+        urgency, count, value = heappop(self._heap)
+        if value.data is not None and len(value.data) > self._slice:
+            cut = value.start + self._slice
+            rest = value._replace(start=cut, data=value.data[self._slice :])
+            heappush(self._heap, (urgency, count, rest))
+            value = value._replace(end=cut, data=value.data[: self._slice])
+        self.under_way += 0 if value.data is None else len(value.data)
+        return value
+
+    def received(self, size: int) -> None:
+        """The worker has ``size`` bytes more."""
+        self.under_way = max(0, self.under_way - size)
+
+    def clear(self) -> None:
+        """The worker is another now, and has nothing of what was sent to the one before."""
+        self._heap.clear()
+        self.under_way = 0

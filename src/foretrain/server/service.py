@@ -1,0 +1,411 @@
+"""A shard's sockets: lets workers in, hears what they push and sends them what it sums.
+
+One thread does everything but the sockets' input and output, which are ZeroMQ's own thread's. Nothing that a stranger
+or a broken worker sends ends a service: it is rejected, counted and logged.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import zmq
+
+from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
+from foretrain.server.frames import ABSENT, AGAIN, FAILURES, HELD, TO_SERVER, UNTAGGED, Header, Kind, Malformed, unpack
+from foretrain.server.outbox import Outbox
+from foretrain.server.placement import LIMIT, Declaration, Placement
+from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, Session, nonce, proof, untagged
+from foretrain.server.shard import Delivery, Shard
+
+logger = logging.getLogger("foretrain.server")
+
+CREDIT: Final = 4 << 20
+"""Bytes under way to a worker at which nothing more is sent to it."""
+SLICE: Final = 1 << 20
+"""Largest message with a sum."""
+_HANDSHAKE: Final = 5.0
+"""Seconds to say who one is."""
+_STRANGERS: Final = 64
+"""Connections that may be saying who they are at once."""
+_GRACE: Final = 3.0
+"""Seconds that a worker whose connection broke has to come back."""
+_BATCH: Final = 64
+"""Messages to hear before what they lead to is sent."""
+
+
+class _Stranger(NamedTuple):
+    rank: int
+    theirs: bytes
+    ours: bytes
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A worker that has proved itself."""
+
+    rank: int
+    route: bytes
+    session: Session
+    outbox: Outbox
+    heard: float
+    gone: float | None = None
+    """Since when its connection is known to be broken."""
+
+
+class Service:
+    """One shard of a parameter server. Use as a context manager.
+
+    Args:
+        host: address of this host to listen on; never all of them.
+        secret: the job's.
+        workers: N.
+        shard: this server's number.
+        shards: how many there are.
+        port: 0 takes a free one.
+        silence: seconds after which a worker that says nothing is lost.
+        elastic: whether the others go on without a worker that is lost.
+        credit: bytes under way to a worker at which nothing more is sent to it.
+
+    Attributes:
+        rejected: messages turned away, by reason.
+        failure: what ended the job; None while it lives, and after a good end.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        secret: bytes,
+        *,
+        workers: int,
+        shard: int = 0,
+        shards: int = 1,
+        port: int = 0,
+        silence: float = 60.0,
+        elastic: bool = False,
+        credit: int = CREDIT,
+    ) -> None:
+        if host in ("", "*", "0.0.0.0"):
+            raise ConfigError("address", host, "means every address of this host", "name one, e.g. 127.0.0.1")
+        if workers < 1:
+            raise ConfigError("workers", workers, "is no number of workers", "write at least 1")
+        self._secret, self._workers, self._shard, self._shards = secret, workers, shard, shards
+        self._silence, self._elastic, self._credit = silence, elastic, credit
+        self.rejected: Counter[str] = Counter()
+        self._stopped = False
+        self._begin()
+        self._context = zmq.Context()
+        try:
+            self._socket = self._listen(host, port)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                "address", f"{host}:{port}", f"cannot be listened on ({error})", "name a free one of this host"
+            ) from None
+
+    def _begin(self) -> None:
+        """A job begins: nobody has said anything."""
+        self.failure: ForetrainError | None = None
+        self._strangers: dict[bytes, _Stranger] = {}
+        self._peers: dict[bytes, _Peer] = {}
+        self._of_rank: dict[int, _Peer] = {}
+        self._left: set[int] = set()
+        self._lost: set[int] = set()
+        self._declared: Declaration | None = None
+        self._epoch = -1
+        self._urgency: list[int] = []
+        self._parts: Shard | None = None
+        self._said = self._alone = time.monotonic()
+
+    def _listen(self, host: str, port: int) -> zmq.Socket[bytes]:
+        made = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 1000),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.SNDHWM, 0),  # what may be under way is the outboxes' to say, and nothing must be dropped
+            (zmq.RCVHWM, 64),
+            (zmq.MAXMSGSIZE, LIMIT),
+            (zmq.SNDBUF, 1 << 20),
+        ):
+            made.setsockopt(option, value)
+        made.bind(f"tcp://{host}:{port or '*'}")
+        return made
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where to connect: host and port."""
+        host, port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rsplit(":", 1)
+        return host, int(port)
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends sockets and their thread; what was handed to them has a second to leave. Idempotent."""
+        self._socket.close()
+        self._context.term()
+
+    def stop(self) -> None:
+        """Has `run` return soon. For signal handlers and other threads."""
+        self._stopped = True
+
+    def run(self, idle: float = math.inf, *, lives_on: bool = False) -> None:
+        """Serves until `stop`, or until all workers have left and none has come back for ``idle`` seconds.
+
+        With ``lives_on`` a job that fails makes room for the next one, as when workers are started again.
+
+        Raises:
+            PeerLost: a worker is lost, and the job not elastic; all others have been told.
+            Disagreement: workers do not train the same.
+        """
+        while not self._stopped:
+            if self._socket.poll(100):
+                self._turn()
+            self._watch()
+            if self.failure is not None:
+                if not lives_on:
+                    raise self.failure
+                logger.error("server %d: %s", self._shard, self.failure)
+                self._begin()
+            if len(self._left | self._lost) < self._workers:
+                self._alone = time.monotonic()
+            elif time.monotonic() - self._alone > idle:
+                break
+
+    # ── hearing ──
+
+    def _turn(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            try:
+                self._hear(route.bytes, frames)
+            except Malformed as error:
+                self._reject(route.bytes, error)
+            except ForetrainError as error:
+                self._fail(error)
+        for peer in self._everyone():
+            self._send_values(peer)
+
+    def _hear(self, route: bytes, frames: list[zmq.Frame]) -> None:
+        if not 1 <= len(frames) <= 2:
+            raise Malformed("frames", f"a message of {len(frames)} frames")
+        header, tag = unpack(frames[0].bytes)
+        payload = frames[1].buffer if len(frames) > 1 else memoryview(b"")
+        if header.kind not in TO_SERVER:
+            raise Malformed("kind", f"{header.kind.name} is not for a server to hear")
+        if header.kind in UNTAGGED:
+            self._greet(route, header, bytes(payload[: NONCE_SIZE + PROOF_SIZE]))
+            return
+        peer = self._peers.get(route)
+        if peer is None:
+            raise Malformed("stranger", f"{header.kind.name} from whom nobody has let in")
+        peer.session.open(header, tag, payload)
+        peer.heard, peer.gone = time.monotonic(), None
+        self._take(peer, header, payload)
+
+    def _greet(self, route: bytes, header: Header, payload: bytes) -> None:
+        now = time.monotonic()
+        if header.kind is Kind.HELLO:
+            if len(self._left | self._lost) == self._workers:
+                self._begin()  # all have ended: this is another job
+            self._strangers = {who: each for who, each in self._strangers.items() if each.deadline > now}
+            if len(payload) != NONCE_SIZE or not 0 <= header.sender < self._workers:
+                raise Malformed("hello", f"HELLO of {header.sender} with {len(payload)} bytes")
+            if header.sender in self._lost:
+                raise Malformed("hello", f"HELLO of worker {header.sender}, without whom the others go on")
+            if len(self._strangers) >= _STRANGERS:
+                raise Malformed("crowd", f"more than {_STRANGERS} say who they are at once")
+            ours = nonce()
+            self._strangers[route] = _Stranger(header.sender, payload, ours, now + _HANDSHAKE)
+            self._hand_over(route, untagged(Kind.CHALLENGE, self._shard, ours))
+            return
+        stranger = self._strangers.pop(route, None)
+        if stranger is None or stranger.deadline < now:
+            raise Malformed("proof", "PROOF without HELLO, or too late")
+        said = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
+        if not hmac.compare_digest(payload, proof(self._secret, "worker", *said)):
+            raise Malformed("secret", f"worker {stranger.rank} does not know the job's secret")
+        self._let_in(route, stranger)
+        self._hand_over(route, untagged(Kind.WELCOME, self._shard, proof(self._secret, "server", *said)))
+
+    def _let_in(self, route: bytes, stranger: _Stranger) -> None:
+        before = self._of_rank.get(stranger.rank)
+        if before is not None:
+            # It has nothing of what was on its way, and will ask for it.
+            del self._peers[before.route]
+            logger.info("worker %d has come back", stranger.rank)
+        session = Session(self._secret, stranger.rank, self._shard, stranger.theirs, stranger.ours, serves=True)
+        peer = _Peer(stranger.rank, route, session, Outbox(self._credit, SLICE), time.monotonic())
+        self._peers[route] = self._of_rank[stranger.rank] = peer
+        self._left.discard(stranger.rank)
+
+    def _reject(self, route: bytes, error: Malformed) -> None:
+        self.rejected[error.reason] += 1
+        count = self.rejected[error.reason]
+        if count < 10 or count & count - 1 == 0:
+            logger.warning("rejected (%s, %d so far): %s", error.reason, count, error)
+        peer = self._peers.get(route)
+        if error.reason == "stranger":
+            self._hand_over(route, untagged(Kind.STRANGER, self._shard))
+        elif peer is not None and error.reason == "gap":
+            # What is missing was lost with a connection: what it says from now on cannot be told from a replay.
+            self._hand_over(route, untagged(Kind.STRANGER, self._shard))
+            peer.gone = peer.gone or time.monotonic()
+        elif peer is not None and not isinstance(error, Rejected):
+            # It is who it says, and talks nonsense.
+            self._fail(PeerLost(f"worker {peer.rank} sent what makes no sense: {error}"))
+
+    # ── what workers say ──
+
+    def _take(self, peer: _Peer, header: Header, payload: memoryview) -> None:
+        kind = header.kind
+        if kind is Kind.PUSH:
+            self._push(peer, header, payload)
+        elif kind is Kind.PULL:
+            self._enqueue(
+                self._declared_parts(peer).pull(peer.rank, header.part, header.step, header.offset, header.size)
+            )
+        elif kind is Kind.RECEIVED:
+            peer.outbox.received(header.size)
+        elif kind is Kind.DECLARE:
+            self._declare(peer, header.step, Declaration.decode(bytes(payload)))
+        elif kind is Kind.BYE:
+            self._left.add(peer.rank)
+            del self._peers[peer.route], self._of_rank[peer.rank]
+        elif kind is Kind.FAIL:
+            text = bytes(payload[:60_000]).decode(errors="replace")
+            raise FAILURES[min(header.flag, len(FAILURES) - 1)](f"worker {peer.rank} gave up: {text}")
+
+    def _push(self, peer: _Peer, header: Header, payload: memoryview) -> None:
+        data = None if header.flag & ABSENT else payload
+        deliveries = self._declared_parts(peer).push(
+            peer.rank,
+            header.part,
+            header.step,
+            header.offset,
+            header.size,
+            data,
+            again=bool(header.flag & AGAIN),
+            held=bool(header.flag & HELD),
+        )
+        self._send(peer, header._replace(kind=Kind.RECEIVED, flag=0))
+        if self._left:
+            self._miss_the_left(header)
+        self._enqueue(deliveries)
+
+    def _declared_parts(self, peer: _Peer) -> Shard:
+        if self._parts is None:
+            raise Malformed("push", f"worker {peer.rank} pushes before it has declared anything")
+        return self._parts
+
+    def _miss_the_left(self, header: Header) -> None:
+        """Who has left has pushed all of the rounds that it took part in."""
+        assert self._parts is not None
+        for rank in sorted(self._left & self._parts.missing(header.part, header.step)):
+            raise PeerLost(f"worker {rank} closed its attachment before round {header.step}, which others are in")
+
+    def _declare(self, peer: _Peer, epoch: int, declaration: Declaration) -> None:
+        if declaration.workers != self._workers:
+            raise Disagreement(
+                f"worker {peer.rank} is one of {declaration.workers}; server {self._shard} was started for "
+                f"{self._workers}: start it with --workers {declaration.workers}"
+            )
+        if epoch > self._epoch or self._declared is None or declaration.job != self._declared.job:
+            self._declared, self._epoch = declaration, epoch
+            placement = Placement(declaration, self._shards)
+            mine = [part for part in placement.parts if part.shard == self._shard]
+            self._parts = Shard(mine, declaration.tasks, self._workers, lost=self._lost)
+            self._urgency = [declaration.tasks[part.task].urgency for part in placement.parts]
+            return
+        found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
+        if found is not None:
+            raise Disagreement(f"worker {peer.rank} trains something else than the first to declare: {found}")
+
+    def _enqueue(self, deliveries: Iterable[Delivery]) -> None:
+        for worker, value in deliveries:
+            if (peer := self._of_rank.get(worker)) is not None:
+                peer.outbox.put(self._urgency[value.part], value)
+
+    def _everyone(self) -> tuple[_Peer, ...]:
+        return tuple(self._peers.values())
+
+    # ── saying ──
+
+    def _send_values(self, peer: _Peer) -> None:
+        while (value := peer.outbox.take()) is not None:
+            flag, data = (ABSENT, b"") if value.data is None else (0, value.data)
+            header = Header(
+                Kind.VALUE, flag, part=value.part, step=value.step, offset=value.start, size=value.end - value.start
+            )
+            self._send(peer, header, data)
+
+    def _send(self, peer: _Peer, header: Header, payload: bytes | memoryview = b"") -> None:
+        if peer.gone is None and not self._hand_over(peer.route, [peer.session.seal(header, payload), payload]):
+            peer.gone = time.monotonic()
+
+    def _hand_over(self, route: bytes, frames: list[Any]) -> bool:
+        """To the socket; False where the connection is no more."""
+        if not len(frames[-1]):
+            frames = frames[:-1]
+        try:
+            self._socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    # ── losses ──
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if now - self._said > min(1.0, self._silence / 4):
+            self._said = now
+            for peer in self._everyone():
+                self._send(peer, Header(Kind.ALIVE))
+        for peer in tuple(self._of_rank.values()):
+            if peer.gone is not None and now - peer.gone > _GRACE:
+                self._lose(peer, "its connection is closed")
+            elif now - peer.heard > self._silence:
+                self._lose(peer, f"it has been silent for {now - peer.heard:.1f} s")
+
+    def _lose(self, peer: _Peer, why: str) -> None:
+        self._peers.pop(peer.route, None)
+        del self._of_rank[peer.rank]
+        self._lost.add(peer.rank)
+        waits = self._parts.waits() if self._parts else []
+        text = f"worker {peer.rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
+        if not self._elastic:
+            self._fail(PeerLost(text))
+            return
+        logger.warning("%s; %d go on", text, self._workers - len(self._lost | self._left))
+        if self._parts is not None:
+            self._enqueue(self._parts.without(peer.rank))
+        for other in self._everyone():
+            self._send_values(other)
+
+    def _fail(self, error: ForetrainError) -> None:
+        """Tells everyone; the first failure is the one that is told."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0
+        text = str(error).encode()[:60_000]
+        for peer in self._everyone():
+            self._send(peer, Header(Kind.FAIL, flag, size=len(text)), text)

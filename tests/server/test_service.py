@@ -1,0 +1,290 @@
+"""A service over real sockets: sums, agreements, ends, and everything that must not harm it."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from foretrain.errors import ConfigError, Disagreement, PeerLost
+from foretrain.server.frames import Header, Kind, pack
+from foretrain.server.service import Service
+from foretrain.server.sessions import nonce, untagged
+from tests.server.jobs import SECRET, Way, Worker, declaration, serving
+
+
+def gradients(what, seed):
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(task.size // 4, np.float32) for task in what.tasks]
+
+
+@contextlib.contextmanager
+def job(service, count, what=None):
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(Worker(service.address, rank)) for rank in range(count)]
+        if what is not None:
+            for worker in workers:
+                worker.join(what)
+        yield workers
+
+
+def exchange(workers, what, step):
+    """One round; everybody has the sum by rank."""
+    values = [gradients(what, 100 * step + rank) for rank in range(len(workers))]
+    for worker, own in zip(workers, values, strict=True):
+        worker.push_all(what, step, own)
+    expected = values[0]
+    for other in values[1:]:
+        expected = [one + two for one, two in zip(expected, other, strict=True)]
+    for worker in workers:
+        worker.until(lambda worker=worker: worker.told(what, step) is not None)
+        for found, right in zip(worker.told(what, step), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_everybody_gets_the_sums(count):
+    what = declaration(10, 100_000, 3, workers=count)
+    with serving(count) as service, job(service, count, what) as workers:
+        for step in range(4):
+            exchange(workers, what, step)
+        assert not service.rejected
+        for worker in workers:
+            worker.connection.send(Header(Kind.BYE))
+        workers[0].until(lambda: len(service._left) == count)
+
+
+def test_the_urgent_come_first_and_no_more_than_the_credit():
+    what = declaration(100_000, 100_000, 100_000, limit=1 << 20, workers=1)
+    with serving(1, credit=1) as service, job(service, 1, what) as (worker,):
+        worker.acknowledges = False
+        worker.push(2, 0, np.zeros(100_000, np.float32))
+        worker.until(lambda: bool(worker.kinds(Kind.VALUE)))
+        worker.push(1, 0, np.zeros(100_000, np.float32))
+        worker.push(0, 0, np.zeros(100_000, np.float32))
+        worker.until(lambda: len(worker.kinds(Kind.RECEIVED)) == 3)
+        assert len(worker.kinds(Kind.VALUE)) == 1
+        worker.acknowledges = True
+        worker.acknowledge(*next(each for each in worker.heard if each[0].kind is Kind.VALUE))
+        worker.until(lambda: worker.told(what, 0) is not None)
+        assert [header.part for header, _ in worker.heard if header.kind is Kind.VALUE] == [2, 0, 1]
+
+
+def test_workers_that_train_something_else():
+    with serving(2) as service, job(service, 2) as (one, other):
+        one.join(declaration(10, 20))
+        one.connection.send(Header(Kind.ALIVE))
+        other.join(declaration(10, 21))
+        for worker in (one, other):
+            worker.until(lambda worker=worker: bool(worker.kinds(Kind.FAIL)))
+            assert b"layer1" in worker.kinds(Kind.FAIL)[0]
+        assert isinstance(service.failure, Disagreement)
+
+
+def test_a_worker_that_is_gone_ends_the_job_of_the_others():
+    what = declaration(10)
+    with serving(2) as service, job(service, 1, what) as (one,):
+        with Worker(service.address, 1) as other:
+            other.join(what)
+            one.push_all(what, 0, gradients(what, 0))
+            other.until(lambda: service._parts is not None and bool(service._parts.waits()))
+        one.until(lambda: bool(one.kinds(Kind.FAIL)))
+        text = one.kinds(Kind.FAIL)[0].decode()
+        assert "worker 1 is lost: its connection is closed" in text
+        assert "round 0: part of task 'layer0' waits for worker 1 (40 bytes)" in text
+        assert isinstance(service.failure, PeerLost)
+
+
+def test_an_elastic_job_goes_on_without():
+    what = declaration(10)
+    with serving(2, elastic=True) as service, job(service, 1, what) as (one,):
+        with Worker(service.address, 1) as other:
+            other.join(what)
+            exchange([one, other], what, 0)
+        one.push_all(what, 1, gradients(what, 1))
+        one.until(lambda: one.told(what, 1) is not None)
+        # The mean over those who are left is the mean that two would have made.
+        np.testing.assert_array_equal(one.told(what, 1)[0], 2 * gradients(what, 1)[0])
+
+
+def test_a_connection_that_breaks_loses_nothing():
+    what = declaration(50_000)
+    with serving(2) as service, job(service, 1, what) as (one,):
+        way = Way(service.address)
+        try:
+            with Worker(way.address, 1) as other:
+                other.join(what)
+                exchange([one, other], what, 0)
+                one.push_all(what, 1, gradients(what, 1))
+                way.cut()
+                other.until(lambda: other.connection.sessions == 2)
+                other.push_all(what, 1, gradients(what, 2))
+                other.until(lambda: other.told(what, 1) is not None)
+                one.until(lambda: one.told(what, 1) is not None)
+                np.testing.assert_array_equal(one.told(what, 1)[0], gradients(what, 1)[0] + gradients(what, 2)[0])
+                # What had been said before the cut is said again, and counts once.
+                other.push_all(what, 1, gradients(what, 2))
+                other.heard.clear()
+                other.until(lambda: other.told(what, 1) is not None)
+                exchange([one, other], what, 2)
+        finally:
+            way.close()
+        assert service.failure is None
+
+
+def test_who_does_not_know_the_secret_is_not_let_in():
+    what = declaration(10, workers=1)
+    with serving(1) as service, Worker(service.address, 0, os.urandom(32)) as stranger:
+        with pytest.raises(PeerLost, match=r"does not answer worker 0; is it of this job, with the same secret\?"):
+            stranger.until(lambda: stranger.connection.established)
+        assert service.rejected == {"secret": 1}
+        with job(service, 1, what) as workers:
+            exchange(workers, what, 0)
+
+
+def test_a_server_that_does_not_know_the_secret_is_not_believed():
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
+        port = impostor.bind_to_random_port("tcp://127.0.0.1")
+        with Worker(("127.0.0.1", port), 0) as worker:
+            for answer in (untagged(Kind.CHALLENGE, 0, nonce()), untagged(Kind.WELCOME, 0, nonce())):
+                while not impostor.poll(10):
+                    worker.read()
+                route, *_ = impostor.recv_multipart()
+                impostor.send_multipart([route, *answer])
+            with pytest.raises(PeerLost, match="server 0 does not know the job's secret"):
+                worker.until(lambda: worker.connection.established)
+
+
+def frames_of_strangers():
+    random = np.random.default_rng(5)
+    for kind in Kind:
+        yield [pack(Header(kind, sender=1, size=3)) + bytes(16), b"abc"]
+    for length in (0, 1, 16, 59, 60, 61, 500):
+        yield [random.bytes(length)]
+        yield [random.bytes(length)] * 3
+    for _ in range(200):
+        header = bytearray(pack(Header(Kind.PUSH, sender=0)) + bytes(16))
+        for _ in range(random.integers(1, 5)):
+            header[random.integers(len(header))] = random.integers(256)
+        yield [bytes(header), random.bytes(random.integers(100))]
+    yield [pack(Header(Kind.HELLO, sender=77)) + bytes(16), bytes(32)]
+    yield [pack(Header(Kind.PUSH)) + bytes(16), bytes(100_000)]
+
+
+def test_noise_of_strangers_is_rejected_counted_and_harms_nobody():
+    what = declaration(1000)
+    with serving(2) as service, job(service, 2, what) as workers, zmq.Context() as context:
+        host, port = service.address
+        exchange(workers, what, 0)
+        sent = 0
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.connect(f"tcp://{host}:{port}")
+            for frames in frames_of_strangers():
+                stranger.send_multipart(frames)
+                sent += 1
+            workers[0].until(lambda: service.rejected.total() >= sent - 2)
+            stranger.close(linger=0)
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), struct.pack(">BQ", 3, 1 << 40)):
+            with socket.create_connection((host, port)) as raw, contextlib.suppress(OSError):
+                raw.sendall(noise)
+        exchange(workers, what, 1)
+        assert service.failure is None
+
+
+def test_what_is_too_large_is_not_even_taken():
+    what = declaration(1000, workers=1)
+    with serving(1) as service, job(service, 1, what) as workers, zmq.Context() as context:
+        host, port = service.address
+        with context.socket(zmq.DEALER) as stranger:
+            events = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            stranger.connect(f"tcp://{host}:{port}")
+            stranger.send_multipart([pack(Header(Kind.PUSH)) + bytes(16), bytes(64 << 20)])
+            assert events.poll(10_000)
+            stranger.disable_monitor()
+            events.close(0)
+            stranger.close(linger=0)
+        exchange(workers, what, 0)
+
+
+def test_messages_of_a_worker_are_not_taken_twice():
+    what = declaration(10)
+    with serving(2) as service, job(service, 2, what) as (one, other):
+        exchange([one, other], what, 0)
+        sent = []
+        hand_over = one.connection._hand_over
+
+        def keeping(frames):
+            sent.append([bytes(frame) for frame in frames])
+            return hand_over(frames)
+
+        one.connection._hand_over = keeping
+        one.push_all(what, 1, gradients(what, 1))
+        pushes = sent[:]
+        for frames in pushes:
+            hand_over(frames)
+        other.push_all(what, 1, gradients(what, 2))
+        one.until(lambda: one.told(what, 1) is not None)
+        np.testing.assert_array_equal(one.told(what, 1)[0], gradients(what, 1)[0] + gradients(what, 2)[0])
+        assert service.rejected == {"replay": len(pushes)}
+
+
+@pytest.mark.parametrize("host", ["", "*", "0.0.0.0"])
+def test_never_on_every_address(host):
+    with pytest.raises(ConfigError, match="every address"):
+        Service(host, SECRET, workers=1)
+
+
+def test_an_address_that_is_taken_or_elsewhere():
+    with Service("127.0.0.1", SECRET, workers=1) as service:
+        _, port = service.address
+        with pytest.raises(ConfigError, match="cannot be listened on"):
+            Service("127.0.0.1", SECRET, workers=1, port=port)
+    with pytest.raises(ConfigError, match="cannot be listened on"):
+        Service("192.0.2.1", SECRET, workers=1)
+    with pytest.raises(ConfigError, match="workers: 0"):
+        Service("127.0.0.1", SECRET, workers=0)
+
+
+def test_workers_of_another_number():
+    with serving(2) as service, job(service, 1, declaration(10, workers=3)) as (one,):
+        one.until(lambda: bool(one.kinds(Kind.FAIL)))
+        assert one.kinds(Kind.FAIL)[0].endswith(b"start it with --workers 3")
+
+
+def test_a_server_may_live_on_when_a_job_has_failed():
+    what = declaration(10)
+    with Service("127.0.0.1", SECRET, workers=2) as service:
+        thread = threading.Thread(target=service.run, kwargs={"lives_on": True})
+        thread.start()
+        try:
+            with job(service, 2, what) as (one, other):
+                exchange([one, other], what, 0)
+                one.connection.send(Header(Kind.FAIL), b"it has had enough")
+                other.until(lambda: bool(other.kinds(Kind.FAIL)))
+                assert other.kinds(Kind.FAIL) == [b"worker 0 gave up: it has had enough"]
+            with job(service, 2, what) as workers:
+                exchange(workers, what, 0)
+                for worker in workers:
+                    worker.connection.send(Header(Kind.BYE))
+                workers[0].until(lambda: len(service._left) == 2)
+        finally:
+            service.stop()
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_one_job_after_another():
+    with serving(2, elastic=True) as service:
+        for name in ("one", "other"):
+            what = msgspec.structs.replace(declaration(10), job=name)
+            with job(service, 2, what) as workers:
+                exchange(workers, what, 0)
+                exchange(workers, what, 1)
+                for worker in workers:
+                    worker.connection.send(Header(Kind.BYE))
+                workers[0].until(lambda: len(service._left) == 2)
