@@ -50,6 +50,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/collectives.py --quick
 	$(BIN)/python benchmarks/fluid.py --quick
 	$(BIN)/python benchmarks/lab.py --quick
+	$(BIN)/python benchmarks/live.py --quick
+	$(BIN)/python benchmarks/accuracy.py --quick
+	$(BIN)/python benchmarks/cpu_truth.py --quick
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

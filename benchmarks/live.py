@@ -25,8 +25,10 @@ from pathlib import Path
 
 from measure import finish, options, spread
 
-from foretrain.live.simulate import Live, Watch, simulate
+from foretrain.live.attempts import Live
+from foretrain.live.simulate import simulate
 from foretrain.live.story import Step
+from foretrain.live.watch import Watch
 from foretrain.network.deployment_notation import deployment
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from factors import ANCHORS, HOST_ANCHORS
 from measure import machine
-from outcome import Outcome
+from outcome import ROOM, Outcome
 from rows import DATA, Row, read
 from summary import HEAD, families, rankings
 
@@ -48,6 +48,8 @@ what a launch costs the host instead. It is fitted on one or two runs, and 1 for
 ## Runs of torchtitan and fms-fsdp
 
 {rows}
+
+{roomy}
 
 ## Furthest off
 
@@ -146,12 +148,24 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         rankings=f"{RANKINGS}\n\n{table(('model, GPUs', 'Spearman'), ranked)}\n" if ranked else "",
         factors=table(("framework, GPU", "factor", "fitted on"), factors),
         rows=_table(shown, rows),
+        roomy=_roomy(good),
         furthest=_table([one for one in good if abs(one.error) > 0.15], rows),
         machine="{date}, {cores} cores of {cpu}".format(**machine()),
         **results,
     )
     PAGE.write_text(text, encoding="utf-8")
     PICTURE.write_text(scatter(good), encoding="utf-8")
+
+
+def _roomy(good: Sequence[Outcome]) -> str:
+    """Which runs had to be given more memory than their GPUs have."""
+    names = [one.id for one in good if one.roomy]
+    if not names:
+        return ""
+    return (
+        f"Published runs fitted into their GPUs. Of {len(names)} the forecast needs more than that; these were "
+        f"simulated with {ROOM - 1:.0%} more memory (`foretrain simulate --memory`): {', '.join(names)}."
+    )
 
 
 def _table(found: Sequence[Outcome], rows: dict[str, Row]) -> str:

@@ -39,7 +39,12 @@ def test_an_unknown_device_names_its_neighbours():
 def test_rates_are_the_datasheets():
     v100, a100 = device.preset("v100"), device.preset("a100")
     assert (v100.fp32.peak, v100.fp16.peak, v100.bandwidth) == (15.7e12, 125e12, 900e9)
-    assert (a100.tf32.peak, a100.bf16.peak, a100.memory) == (156e12, 312e12, 80 * 2**30)
+    assert (a100.tf32.peak, a100.bf16.peak, a100.bandwidth) == (156e12, 312e12, 2039e9)
+
+
+def test_memory_is_what_cuda_says_of_it():
+    says = {"V100": 15.78, "A100-40GB": 39.39, "A100": 79.15, "H100": 79.19, "H200": 139.80, "B200": 178.35}
+    assert {name: round(device.preset(name).memory / 2**30, 2) for name in says} == says
 
 
 @pytest.mark.parametrize("name", NAMES)

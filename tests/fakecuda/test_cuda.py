@@ -74,3 +74,22 @@ def test_least_squares_and_saving_need_no_values(tmp_path: Path) -> None:
     )
     assert "values" not in ended.stdout + ended.stderr.split("meaningless")[1]
     assert "linalg_lstsq" in ended.stdout + ended.stderr
+
+
+def test_tensors_on_the_host_are_exchanged_while_the_gpu_computes(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        import time
+        host = dist.new_group(backend="gloo")
+        big = torch.ones(1 << 14, 1 << 14, device="cuda")
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        big @ big
+        dist.all_reduce(torch.ones(1), group=host)
+        dist.barrier(group=host)
+        host = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        assert host < (time.perf_counter() - begin) / 2
+        """,
+    )

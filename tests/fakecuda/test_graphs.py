@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.fakecuda.simulated import simulated
@@ -62,3 +63,59 @@ def test_graphed_callables_train(tmp_path: Path) -> None:
         assert all(p.grad is not None for p in model.parameters())
         """,
     )
+
+
+def test_steps_in_a_graph_are_made_when_it_is_replayed(tmp_path: Path) -> None:
+    told = tmp_path / "forecast.json"
+    simulated(
+        tmp_path,
+        """
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(64, 512, device="cuda")
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for _ in range(7):
+            graph.replay()
+        """,
+        "--json",
+        str(told),
+        cluster="H100",
+    )
+    numbers = json.loads(told.read_text())
+    (rank,) = numbers["ranks"]
+    assert len(rank["steps"]) == 3 + 7
+    assert 0 < rank["steps"][-1] < 0.9 * rank["steps"][1]  # one launch, where there were dozens
+    assert rank["flops"] > 0
+
+
+def test_several_steps_in_one_graph_are_taken_for_one_and_said_so(tmp_path: Path) -> None:
+    ended = simulated(
+        tmp_path,
+        """
+        weight = torch.nn.Parameter(torch.ones(1 << 20, device="cuda"))
+        optimizer = torch.optim.SGD([weight])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(2):
+                weight.grad = torch.ones_like(weight)
+                optimizer.step()
+        for _ in range(3):
+            graph.replay()
+        """,
+        cluster="H100",
+    )
+    assert "an optimizer makes several steps is" in ended.stdout

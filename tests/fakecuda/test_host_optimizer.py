@@ -59,3 +59,25 @@ def test_offload_takes_time_and_says_so(tmp_path: Path) -> None:
         """,
     )
     assert "an optimizer's parameters are on the host" in ended.stdout
+
+
+def test_a_rank_pays_for_its_own_part_of_distributed_parameters(tmp_path: Path) -> None:
+    simulated(
+        tmp_path,
+        """
+        import time
+        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+        model = torch.nn.Linear(4096, 4096, bias=False)
+        fully_shard(model, offload_policy=CPUOffloadPolicy())
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.ones(8, 4096, device="cuda")).sum().backward()
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            optimizer.step()
+            took = time.perf_counter() - begin
+        mine = 4 * 4096 * 4096 // dist.get_world_size()
+        assert 7 * mine < took * 10e9 < 24 * mine, took
+        """,
+        cluster="dgx-h100:1",
+    )

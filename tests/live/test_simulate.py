@@ -1,5 +1,7 @@
 """``foretrain simulate`` from end to end: what scripts see, what they print, and what the command says of it."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.live.command import SCRIPTS, Ended, simulate
@@ -40,6 +42,15 @@ def test_few_live_ranks_tell_what_all_would(cluster: str, arguments: tuple[objec
     assert few.lines == every.lines
 
 
+@pytest.mark.parametrize("way", [("--bound",), ("--backend", "cpu:gloo,cuda:nccl")], ids=["split off", "two backends"])
+def test_groups_act_together_however_they_are_made(way: tuple[str, ...]) -> None:
+    script = ("dgx-a100:2,ranks=0-1+8-9", "train.py", "--tensor", 2, "--shard")
+    plain, other = simulate(*script), simulate(*script, *way)
+    assert other.numbers["live"] == plain.numbers["live"] == [0], other.err
+    assert other.numbers["iteration_time"] == plain.numbers["iteration_time"]
+    assert other.numbers["links"] == plain.numbers["links"]
+
+
 def test_a_shift_by_an_uneven_all_to_all_takes_as_long_folded() -> None:
     few, every = (simulate("dgx-h100:1,ranks=0-3", "shift.py", options=("--live", live)) for live in ("auto", "all"))
     assert few.numbers["live"] == [0], few.err
@@ -61,6 +72,18 @@ def test_two_runs_give_the_same_forecast_and_the_script_prints_it() -> None:
         assert line["events"] == pytest.approx(line["seconds"], rel=1e-3)  # reading a clock takes time as well
     assert once.lines[-1]["seconds"] == pytest.approx(step, rel=1e-3)
     assert once.numbers["iteration_time"] == pytest.approx(step, rel=1e-9)
+
+
+def test_asynchronous_checkpoints_leave_forecasts_alike(tmp_path: Path) -> None:
+    where = "dgx-h100:1,ranks=0-3"
+    once, again = (simulate(where, "saving.py", tmp_path / name) for name in ("1", "2"))
+    assert once.status == again.status == 0, once.err + again.err
+    for one, other in zip(once.numbers["ranks"], again.numbers["ranks"], strict=True):
+        # What ranks tell each other of a checkpoint, with its folder's name and random ones, is not always as long.
+        assert one["steps"] == pytest.approx(other["steps"], rel=1e-6)
+    assert (tmp_path / "1" / "5" / ".metadata").exists()
+    every = simulate(where, "saving.py", tmp_path / "3", options=("--live", "all"))
+    assert forecast(every)["live"] == [0, 1, 2, 3]
 
 
 def test_script_has_its_usual_surroundings_and_virtual_time() -> None:
@@ -126,3 +149,12 @@ def test_comparison_writes_both_forecasts() -> None:
     stock, speedup = ended.numbers["stock"], ended.numbers["speedup"]
     assert stock["world"] == ended.numbers["world"] == 4
     assert speedup == pytest.approx(stock["iteration_time"] / ended.numbers["iteration_time"])
+
+
+def test_a_gpu_may_be_given_another_memory() -> None:
+    ended = simulate("H100", "large.py", options=("--memory", "120GiB"))
+    assert ended.status == 0, ended.err
+    assert ended.lines == [{"total": 120, "tensor": 100}]
+    refused = simulate("H100", "large.py", options=("--memory", "1GiB"))
+    assert refused.status == 2
+    assert "memory: '1GiB' is too little for a GPU" in refused.err

@@ -1,13 +1,20 @@
 """The GPUs foretrain knows by name.
 
-Peaks, memory and bandwidth are the vendor's datasheets. Achieved fractions are fitted to the published single-GPU
-training rates named at each entry, with this package's own cost model (`foretrain.workload.models`); where nothing was
-published they are taken over from the nearest relative, and the entry says so. Sources cited below:
+Peaks and bandwidth are the vendor's datasheets, and so is memory where no [MEM] stands. Achieved fractions are fitted
+to the published single-GPU training rates named at each entry, with this package's own cost model
+(`foretrain.workload.models`); where nothing was published they are taken over from the nearest relative, and the entry
+says so. Sources cited below:
 
     [DLE]   NVIDIA DeepLearningExamples, READMEs of PyTorch ResNet-50 v1.5 (container 21.03) and BERT (20.06; its
             pre-training heads are about 14 % of its work and no part of our encoder)
     [TFB]   TensorFlow performance benchmarks, May 2017: synthetic data, fp32
     [LAM]   Lambda, RTX 2080 Ti deep learning benchmarks with TensorFlow, March 2019
+    [MEM]   what CUDA has of it, less than the datasheet says: torch.cuda.get_device_properties, deviceQuery, or the
+            "total capacity of 79.19 GiB" in PyTorch's out-of-memory messages; drivers differ by up to 0.2 GiB.
+            A100-80GB 81,049 MiB: github.com/ekondis/mixbench/issues/47; A100-40GB 40,339 MiB:
+            github.com/bottlerocket-os/bottlerocket/pull/3873; RTX 3090 24,268 MiB: Hugging Face Transformers, guide to
+            DeepSpeed; V100 16,160 MiB: output of YOLOv5's notebooks; H100 79.19, H200 139.80 and B200 178.35 GiB: such
+            messages in public logs
     [GEMM]  fit of a three-parameter roofline to large GEMMs: 0.79 of peak on A100, 0.81 on H100; launch 4 to 6 us
 
 Multiprocessors, caches and compute capabilities are the vendor's; ``host_rate`` is what copies from pinned memory
@@ -103,7 +110,7 @@ P100 = Device(
 # BERT-large of 128 tokens 42 and 173 sequences/s; and to [LAM]: ResNet-50 405, ResNet-152 155, Inception-v3 259.
 V100 = Device(
     name="V100",
-    memory=16 * _GIB,
+    memory=16160 * _MIB,  # [MEM]
     bandwidth=900 * _GIGA,
     launch=_LAUNCH,
     local_rate=130 * _GIGA,  # nccl-tests, all-reduce on 8 GPUs of a DGX-1V
@@ -154,7 +161,7 @@ RTX2080TI = Device(
 # Fitted to Puget Systems' TensorFlow 1.15 rates, October 2020: ResNet-50 561 (TF32) and 1163 (fp16) images/s.
 RTX3090 = Device(
     name="RTX3090",
-    memory=24 * _GIB,
+    memory=24268 * _MIB,  # [MEM]
     bandwidth=936 * _GIGA,
     launch=_LAUNCH,
     local_rate=10 * _GIGA,  # estimate: PCIe 4.0 x16 through host memory, peer access is disabled on this card
@@ -174,7 +181,7 @@ RTX3090 = Device(
 # alone, without the casts and copies of a framework.
 A100 = Device(
     name="A100",
-    memory=80 * _GIB,
+    memory=81049 * _MIB,  # [MEM]
     bandwidth=2039 * _GIGA,
     launch=_LAUNCH,
     local_rate=222 * _GIGA,  # measured, all-reduce of 512 MiB on 8 GPUs
@@ -195,7 +202,7 @@ A100 = Device(
 # of convolutions: estimates, a little below A100's because memory limits more.
 H100 = Device(
     name="H100",
-    memory=80 * _GIB,
+    memory=81090 * _MIB,  # [MEM]
     bandwidth=3352 * _GIGA,
     launch=_LAUNCH,
     local_rate=427 * _GIGA,  # measured, all-reduce of 512 MiB on 8 GPUs
@@ -214,7 +221,7 @@ H100 = Device(
 # SXM5: H100's chip with 141 GB of HBM3e at 4.8 TB/s (datasheet). Fractions are H100's.
 H200 = Device(
     name="H200",
-    memory=141 * 10**9,
+    memory=143156 * _MIB,  # [MEM]
     bandwidth=4800 * _GIGA,
     launch=_LAUNCH,
     local_rate=427 * _GIGA,  # H100's NVLink
@@ -234,7 +241,7 @@ H200 = Device(
 # are H100's; no training rate was fitted.
 B200 = Device(
     name="B200",
-    memory=180 * 10**9,
+    memory=182631 * _MIB,  # [MEM]
     bandwidth=8000 * _GIGA,
     launch=_LAUNCH,
     local_rate=830 * _GIGA,  # estimate: H100's part of 900 GB/s, with reduction in the switch
@@ -250,8 +257,10 @@ B200 = Device(
     measured_as="B200",
 )
 
-# The first A100: the same chip with HBM2 at 1555 GB/s (datasheet).
-A100_40GB = replace(A100, name="A100-40GB", memory=40 * _GIB, bandwidth=1555 * _GIGA, product="NVIDIA A100-SXM4-40GB")
+# The first A100: the same chip with HBM2 at 1555 GB/s (datasheet); memory [MEM].
+A100_40GB = replace(
+    A100, name="A100-40GB", memory=40339 * _MIB, bandwidth=1555 * _GIGA, product="NVIDIA A100-SXM4-40GB"
+)
 
 # H100's chip with HBM2e at 2.4 TB/s and 500 W, which torchtitan's published runs used; memory is what they report.
 H100_HBM2E = replace(H100, name="H100-HBM2e", memory=int(95.04 * _GIB), bandwidth=2400 * _GIGA, product="NVIDIA H100")

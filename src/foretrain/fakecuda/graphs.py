@@ -2,11 +2,16 @@
 
 The extension keeps what is captured (Note [CUDA graphs] in ``native/log.hpp``); the Python around it is PyTorch's own.
 Departs from CUDA in that a graph's tensors come from the common pool of memory.
+
+# Note [Steps in graphs]
+An optimizer's step in a graph is made when the graph is replayed, as often as that is; capturing it makes none. It ends
+where the graph ends. So several steps of one optimizer in one graph cannot be told apart, and are one.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +19,17 @@ import torch
 import torch.cuda.graphs
 
 from foretrain.fakecuda.replacing import put
+
+_behind: dict[object, Callable[[], None]] = {}
+"""What the graph that is being captured does behind each of its replays, by what it is done for."""
+
+
+def behind_replays(what: object, call: Callable[[], None]) -> bool:
+    """Has the graph that is being captured call ``call`` behind each replay, once for ``what``.
+
+    Returns False if it already does; see Note [Steps in graphs].
+    """
+    return _behind.setdefault(what, call) is call
 
 
 def install(device: ModuleType) -> None:
@@ -33,10 +49,12 @@ def install(device: ModuleType) -> None:
             self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
         ) -> None:
             self._pool = pool or pool_handle()
+            _behind.clear()
             device.begin_capture()
 
         def capture_end(self) -> None:
             self._captured = device.end_capture()
+            self._calls = tuple(_behind.values())
 
         def instantiate(self) -> None:
             """Takes no virtual time."""
@@ -45,6 +63,8 @@ def install(device: ModuleType) -> None:
             if self._captured is None:
                 raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
             self._captured.replay()
+            for call in self._calls:
+                call()
 
         def reset(self) -> None:
             del self._captured

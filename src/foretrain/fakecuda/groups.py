@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Store
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 
+from foretrain.errors import ConfigError
 from foretrain.fakecuda.replacing import put
 
 
@@ -32,6 +33,23 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     put(dist, set_timeout=lambda *_, **__: None)
     # A build without NCCL has none, and would say so.
     put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
+
+
+def expect(world: int, rank: int) -> None:
+    """Refuses a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process."""
+    helper = distributed_c10d._new_process_group_helper
+
+    def make(group_size: int, group_rank: int, *rest: Any, **named: Any) -> Any:
+        if not dist.is_initialized() and group_size >= 0:
+            remedy = "pass what RANK and WORLD_SIZE say, or nothing"
+            if group_size != world:
+                remedy = f"name a --cluster of {group_size} GPUs, or {remedy}"
+                raise ConfigError("init_process_group world_size", group_size, f"is not the job's {world}", remedy)
+            if group_rank != rank:
+                raise ConfigError("init_process_group rank", group_rank, f"is not this process's {rank}", remedy)
+        return helper(group_size, group_rank, *rest, **named)
+
+    put(distributed_c10d, _new_process_group_helper=make)
 
 
 class Options(Backend.Options):
@@ -115,6 +133,20 @@ _member_ranks: list[Sequence[int]] = []
 """Of the group that is being made; Gloo's constructor is not told."""
 
 
+_local_families: list[set[int]] = []
+"""The ranks of families of groups whose members alone need make them; the same one for each group of a family."""
+
+
+def hidden_siblings(world: int) -> str | None:
+    """What to warn of, if the script has told of some groups that members make alone, but not of those of all ranks."""
+    if all(len(told) == world for told in _local_families):
+        return None
+    return (
+        "new_group(use_local_synchronization=True) has told of a group, but not of those that other ranks make: where"
+        " their traffic shares links, times are too short; make all groups on all ranks, or simulate with --live all"
+    )
+
+
 def _install_families(device: ModuleType) -> None:
     """Tells of every group that a script makes, its own or not: they say which ranks are alike."""
     families = _Families(device.announce_group)
@@ -130,6 +162,18 @@ def _install_families(device: ModuleType) -> None:
             _member_ranks.pop()
 
     put(distributed_c10d, _new_process_group_helper=make)
+    plain = dist.new_group
+
+    def new_group(ranks: Any = None, *rest: Any, use_local_synchronization: bool = False, **named: Any) -> Any:
+        if use_local_synchronization and ranks is not None and dist.get_rank() not in ranks:
+            families.add(sorted(ranks))  # of which PyTorch makes nothing
+        made = plain(ranks, *rest, use_local_synchronization=use_local_synchronization, **named)
+        if use_local_synchronization and ranks is not None:
+            _local_families.append(families.told)
+        return made
+
+    for module in (dist, distributed_c10d, device_mesh):
+        put(module, new_group=new_group)
     split = dist.split_group
 
     def split_group(parent_pg: Any = None, split_ranks: Any = None, *rest: Any, **named: Any) -> Any:
@@ -137,7 +181,7 @@ def _install_families(device: ModuleType) -> None:
             families.add(dist.get_process_group_ranks(parent_pg or dist.group.WORLD)[rank] for rank in ranks)
         return split(parent_pg, split_ranks, *rest, **named)
 
-    for module in (dist, distributed_c10d):
+    for module in (dist, distributed_c10d, device_mesh):
         put(module, split_group=split_group)
 
 
@@ -179,18 +223,22 @@ def _install_objects() -> None:
 
 
 class _Families:
-    """Numbers groups that were made in one go: of the same size, one after the other, with no rank in common."""
+    """Numbers groups that were made in one go: of the same size, one after the other, with no rank in common.
+
+    Attributes:
+        told: the ranks of the family's groups so far.
+    """
 
     def __init__(self, announce: Callable[[list[int], int], int]) -> None:
         self._announce = announce
         self._number = 0
         self._size = 0
-        self._seen: set[int] = set()
+        self.told: set[int] = set()
 
     def add(self, ranks: Any) -> None:
         """One more group, of the world ranks ``ranks``."""
         ranks = list(ranks)
-        if len(ranks) != self._size or self._seen.intersection(ranks):
-            self._number, self._size, self._seen = self._number + 1, len(ranks), set()
-        self._seen.update(ranks)
+        if len(ranks) != self._size or self.told.intersection(ranks):
+            self._number, self._size, self.told = self._number + 1, len(ranks), set()
+        self.told.update(ranks)
         self._announce(ranks, self._number)

@@ -31,6 +31,11 @@ def bandwidth() -> float:
     return min(RANK_BANDWIDTH, int(threads) * THREAD_BANDWIDTH) if threads.isdecimal() else RANK_BANDWIDTH
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a distributed tensor, or a tensor that is none."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 class HostStep:
     """Charges an optimizer's step for the memory that its operators on the host read and write.
 
@@ -69,7 +74,7 @@ class HostStep:
 
 
 class _Traffic(TorchDispatchMode):
-    """Counts the bytes of host memory that operators read and write."""
+    """Counts the bytes of host memory that operators read and write: of distributed tensors, those of this rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +86,7 @@ class _Traffic(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.bytes += sum(
-                value.nbytes
+                local(value).nbytes
                 for value in tree_iter((args, kwargs, result))
                 if isinstance(value, torch.Tensor) and value.device.type == "cpu"
             )

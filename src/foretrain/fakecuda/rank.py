@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -26,19 +27,22 @@ from torch.utils import _foreach_utils
 
 from foretrain.fakecuda import (
     checkpoints,
+    children,
     clocks,
     compiler,
     cuda,
     flex,
+    graphs,
     groups,
     loading,
     operators,
     pricing,
     script,
     shapes,
+    spawning,
     stores,
 )
-from foretrain.fakecuda.host_optimizer import HostStep
+from foretrain.fakecuda.host_optimizer import HostStep, local
 from foretrain.fakecuda.replacing import put
 from foretrain.fakecuda.settings import Settings
 
@@ -102,12 +106,17 @@ def run(device: ModuleType, settings: Settings, rank: int, socket: int) -> int:
         device.note(device.WARNING, 0, 0, text.encode())
 
     loading.install(warn)
+    groups.expect(settings.world, rank)
+    spawning.install(settings, rank)
+    children.install()
     compiler.set_charge(prices.fused)
     # What is measured is charged already.
     host = None if settings.measured_host else HostStep(device.spend, warn)
     _Steps(device, prices, settings.steps, watchdog, host)
     with _scheduled(device, settings):
         status, failure = script.run(settings, rank)
+    if settings.folded and (hidden := groups.hidden_siblings(settings.world)):
+        warn(hidden)
     if settings.operators is not None:
         prices.write(f"{settings.operators}{rank}")
     _note_memory(device, _out_of_memory(failure))
@@ -168,21 +177,30 @@ class _Steps:
         device = self._device
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
-        device.retag([_local(tensor) for tensor in parameters], device.PARAMETER)
-        device.retag([_local(tensor) for tensor in gradients], device.GRADIENT)
+        device.retag([local(tensor) for tensor in parameters], device.PARAMETER)
+        device.retag([local(tensor) for tensor in gradients], device.GRADIENT)
         if self._states.get(optimizer) != id(optimizer.state):  # made by load_state_dict; others in step() itself
             self._states[optimizer] = id(optimizer.state)
             device.retag(list(_tensors(optimizer.state)), device.OPTIMIZER)
         device.set_tag(device.OPTIMIZER)
         if self._host is not None:
-            self._host.begin([_local(tensor) for tensor in parameters if tensor.grad is not None])
+            self._host.begin([local(tensor) for tensor in parameters if tensor.grad is not None])
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         device = self._device
         device.set_tag(device.ACTIVATION)
         if self._host is not None:
             self._host.end()
-        made = self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
+        if not device.capturing():
+            self._made_one(id(optimizer))
+        elif not graphs.behind_replays(optimizer, partial(self._made_one, id(optimizer))):
+            text = "a CUDA graph in which an optimizer makes several steps is taken for one step"
+            device.note(device.WARNING, 0, 0, text.encode())
+
+    def _made_one(self, optimizer: int) -> None:
+        """Another step of the optimizer with this id is launched."""
+        device = self._device
+        made = self._made[optimizer] = self._made.get(optimizer, 0) + 1
         if made <= self.done:
             return
         self.done = made
@@ -211,17 +229,12 @@ class _Steps:
         }
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a distributed tensor."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
 def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
     """This rank's part of an optimizer's state."""
     for values in state.values():
         for value in values.values():
             if isinstance(value, torch.Tensor):
-                yield _local(value)
+                yield local(value)
 
 
 class _Watchdog:

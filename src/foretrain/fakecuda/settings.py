@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from foretrain.device import Device, preset
 from foretrain.device.calibration import Calibration, load
@@ -33,6 +33,7 @@ class Settings:
         calibration: a file of what was measured on the device, or None.
         operators: where to write which operators were launched, with the rank behind it, or None.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
+        memory: bytes that a GPU has, instead of what its kind has, or None.
         reserve: bytes of a GPU's memory that PyTorch does not see: CUDA's context and NCCL's buffers.
     """
 
@@ -48,6 +49,7 @@ class Settings:
     measured_host: bool = False
     factor: float = 1.0
     tracing: bool = False
+    memory: int | None = None
     reserve: int = 1 << 30
     calibration: str | None = None
     operators: str | None = None
@@ -69,10 +71,9 @@ class Settings:
         Raises:
             ConfigError: there is no such device, or the calibration is none.
         """
-        if self.calibration is None:
-            return preset(self.device), None
-        calibration = load(self.calibration)
-        return calibration.described(), calibration
+        calibration = None if self.calibration is None else load(self.calibration)
+        device = preset(self.device) if calibration is None else calibration.described()
+        return (device if self.memory is None else replace(device, memory=self.memory)), calibration
 
     def environment(self, rank: int) -> dict[str, str]:
         """The variables that torchrun sets for ``rank``, on this many servers."""

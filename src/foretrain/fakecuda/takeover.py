@@ -11,7 +11,7 @@ from typing import cast
 
 from torch.optim import Optimizer
 
-from foretrain.fakecuda.exchanging import WATCHED, Simulated
+from foretrain.fakecuda.exchanging import WATCHED, SimulatedAttached
 from foretrain.launch import Settings
 from foretrain.launch.parallel import ScheduledDataParallel
 from foretrain.launch.takeover import Plan, Record, Takeover
@@ -24,7 +24,7 @@ class SimulatedParallel(ScheduledDataParallel):
 
     def _attach(self, optimizers: tuple[Optimizer, ...]) -> None:
         taking = cast("SimulatedTakeover", self.takeover)
-        self._record.attached = Simulated(
+        self._record.attached = SimulatedAttached(
             taking.device,
             self.module,
             optimizers,

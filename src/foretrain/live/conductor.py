@@ -61,7 +61,7 @@ class RankLost(PeerLost):
         super().__init__(text)
 
 
-class Live:
+class Rank:
     """A rank that is executed.
 
     Attributes:
@@ -111,7 +111,7 @@ class Conductor:
         self._meetings = meetings = Meetings(world, traffic, folding)
         story.schedules = meetings.schedules
         self._ranks = {
-            rank: Live(rank, Gpu(rank, world, meetings, story.chapters[rank], slowdown, folding.world))
+            rank: Rank(rank, Gpu(rank, world, meetings, story.chapters[rank], slowdown, folding.world))
             for rank in folding.live
         }
 
@@ -180,11 +180,9 @@ class Conductor:
         if not rank.left:
             self._world.advance(_FOREVER)  # nobody is waited for any more: the others' streams get to where they stand
             waits = "".join(f"\n  - {line}" for line in self._waits(number)[:12])
-            raise RankLost(
-                number,
-                f"rank {number} ended early, {format_time(rank.clock)} after its start, without saying so; "
-                + (f"for it wait:{waits}" if waits else "no other rank waits for it yet"),
-            )
+            heard = f"last heard of {format_time(rank.clock)} after its start"
+            waiting = f"For it wait, as far as is known:{waits}" if waits else "No other rank waits for it yet"
+            raise RankLost(number, f"rank {number} ended early, without saying so; {heard}. {waiting}")
 
     def refuse(self, text: str) -> None:
         """Answers all that have stopped with an error."""
@@ -205,10 +203,10 @@ class Conductor:
         self._meetings.disagreements()
         raise StallError(what, [*self._waits(), *self._meetings.schedules.waiting()])
 
-    def _running(self) -> list[Live]:
+    def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
 
-    def _reply(self, rank: Live, time: Time, data: bytes) -> None:
+    def _reply(self, rank: Rank, time: Time, data: bytes) -> None:
         question = rank.question
         assert question is not None
         self._check_patience(rank, question)
@@ -219,7 +217,7 @@ class Conductor:
             self._world.hold(time)
         self._send(rank.number, data)
 
-    def _check_patience(self, rank: Live, question: Question) -> None:
+    def _check_patience(self, rank: Rank, question: Question) -> None:
         """Raises if ``rank`` polls what never happens: all others have come as far as they can when it is told no."""
         if not question.queries or question.known():
             rank.in_vain = None

@@ -20,6 +20,7 @@ from foretrain.live.wire import (
     QUERY_EVENT,
     QUERY_STREAM,
     QUESTIONS,
+    ROOM,
     STREAM,
     VALUES,
     Entry,
@@ -84,7 +85,7 @@ class Question:
                 self._events = [gpu.stream_end(entry.stream)]
             elif code == DEVICE:
                 self._events = gpu.device_ends(device_of(entry.stream))
-            elif code in (EVENT, QUERY_EVENT):
+            elif code in (EVENT, QUERY_EVENT, ROOM):
                 self._events = [gpu.event(entry.a)]
             elif code == ELAPSED:
                 self._events = [gpu.event(entry.a), gpu.event(entry.b)]
@@ -103,7 +104,8 @@ class Question:
                 return
         times = [event.time for event in self._events if event.time is not None]
         time = max([self.host, *times])
-        self._reply(time, answer(time, times[1] - times[0] if self.code == ELAPSED else 0))
+        value = times[1] - times[0] if self.code == ELAPSED else times[0] if self.code == ROOM else 0
+        self._reply(time, answer(time, value))
 
     def _answer_values(self, meeting: Collective | End) -> None:
         values = meeting.values()

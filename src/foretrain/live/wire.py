@@ -93,7 +93,9 @@ contributed nothing, for then the result is not real. Where live members do not 
 one that stands for 0 members, with int32 for each member: the rank in the group of who stands for it."""
 LEAVE: Final = 7
 """Question: may the rank end? Answered at once; ``a`` its exit status. The last frame of a rank that ends well."""
-QUESTIONS: Final = ("stream", "device", "event", "query stream", "query event", "elapsed", "values", "leave")
+ROOM: Final = 8
+"""Question: as `EVENT`, for the host cannot launch more on ``stream`` before; ``value`` is when it has happened."""
+QUESTIONS: Final = ("stream", "device", "event", "query stream", "query event", "elapsed", "values", "leave", "room")
 
 STEP: Final = 0
 """Note: the optimizer has finished step ``a``; event ``b`` was recorded behind it."""

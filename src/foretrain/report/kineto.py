@@ -27,7 +27,7 @@ from foretrain.fakecuda.settings import LAUNCH
 from foretrain.files import write_atomically
 from foretrain.live.critical_path import MESSAGES
 from foretrain.live.story import HOST, Activity, Chapter, Story
-from foretrain.live.wire import DEVICE, EVENT
+from foretrain.live.wire import DEVICE, EVENT, ROOM
 from foretrain.units import MICROSECOND, NANOSECOND, Time
 
 _HOST_PROCESS = 100_000
@@ -36,6 +36,8 @@ _THREADS = 1_000_000
 """Between the numbers of a rank's threads."""
 _FIRST = 1 << 16
 """Number of the first launch: in a short trace Holistic Trace Analysis keeps small ones in too few bits for its own."""
+_STOPPING = {DEVICE: "cudaDeviceSynchronize", EVENT: "cudaEventSynchronize", ROOM: "cudaLaunchKernel"}
+"""Calls in which the host stops, by what it asks for; otherwise for a stream."""
 _RANKS_SHOWN = 30
 """Members of a group that are listed, as Kineto does."""
 
@@ -170,8 +172,8 @@ class _Rank:
 
     def _stops(self) -> Iterator[dict[str, Any]]:
         for stop in self._chapter.stops:
-            what = {DEVICE: "Device", EVENT: "Event"}.get(stop.question, "Stream")
-            yield self._on_host("cuda_runtime", f"cuda{what}Synchronize", stop.asked, stop.answered, {})
+            call = _STOPPING.get(stop.question, "cudaStreamSynchronize")
+            yield self._on_host("cuda_runtime", call, stop.asked, stop.answered, {})
 
     def _launch(self, number: int, launch: _Launch, begin: Time) -> Iterator[dict[str, Any]]:
         """The operator, its call, the kernel, and the arrow from one to the other."""

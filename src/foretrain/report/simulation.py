@@ -21,8 +21,9 @@ from rich.table import Table
 from foretrain.device.model import PROVENANCES
 from foretrain.live.groups import who
 from foretrain.live.scheduling import Schedule
-from foretrain.live.simulate import Simulated, Watch
+from foretrain.live.simulate import Simulated
 from foretrain.live.story import Step
+from foretrain.live.watch import Watch
 from foretrain.report.findings import Findings, share, step_time
 from foretrain.units import Time, format_size, format_time
 

@@ -484,9 +484,10 @@ class Group final : public c10d::Backend {
     Tensors outputs;
     int device = current_device();
     c10::StreamId stream = used_ ? *used_ : stream_of(device);
+    if (name_ == "nccl") log().wait_for_room(stream_key(device, stream));  // all of it is one launch
     if (!messages_.empty()) {
       stream = stream_of(device);
-      follow(device, stream);
+      follow(device, stream, messages_[0].tensor.is_cuda());
       auto messages = std::exchange(messages_, {});
       for (std::size_t k = 0; k < messages.size(); ++k) {
         auto& message = messages[k];
@@ -594,10 +595,10 @@ class Group final : public c10d::Backend {
     return found->second;
   }
 
-  // `stream` goes on behind what is on the current one, and behind this group's last operation: one communicator does
-  // one thing at a time, on whatever streams.
-  void follow(int device, c10::StreamId stream) {
-    if (stream != current_stream(device)) {
+  // `stream` goes on behind this group's last operation: one communicator does one thing at a time, on whatever streams.
+  // And with tensors on the GPU behind what is on the current one; those on the host are there already.
+  void follow(int device, c10::StreamId stream, bool cuda) {
+    if (cuda && stream != current_stream(device)) {
       EventId here = log().record(current_key(device));
       log().wait(stream_key(device, stream), here);
       log().forget(here);
@@ -629,8 +630,9 @@ class Group final : public c10d::Backend {
     bool known = given && outcome && !log().capturing();
     // As NCCL since PyTorch 2.7: what need not be asynchronous runs on the stream of who called it.
     c10::StreamId stream = async || coalescing_ || !cuda ? stream_of(device) : current_stream(device);
+    if (cuda && !coalescing_) log().wait_for_room(stream_key(device, stream));
     log().spend(LAUNCHES * log().launch());
-    follow(device, stream);
+    follow(device, stream, cuda);
     EventId id = log().collective(stream_key(device, stream), operation, number_, bytes, root,
                                   given && !inputs.empty() ? *given : deputy ? *deputy : std::string_view{});
     auto end = std::make_shared<End>(id);
@@ -696,9 +698,12 @@ class Group final : public c10d::Backend {
     auto [found, made] = pairs_.emplace(std::pair(device, peer), 0);
     if (made) found->second = new_stream(device);
     c10::StreamId stream = found->second;
-    EventId here = log().record(current_key(device));
-    log().wait(stream_key(device, stream), here);
-    log().forget(here);
+    if (tensor.is_cuda()) {
+      log().wait_for_room(stream_key(device, stream));
+      EventId here = log().record(current_key(device));
+      log().wait(stream_key(device, stream), here);
+      log().forget(here);
+    }
     return emit(message, device, stream, false);
   }
 
@@ -741,15 +746,22 @@ Backend make_group(const std::string& name, int rank, std::vector<std::int32_t> 
 }
 
 // Groups are made by all of their members in the same order, so counting those of the same ranks gives all the same
-// number. The n-th that is made is the n-th that was told of.
+// number. The n-th that is made is the n-th that was told of. A group of several backends is told of once: those behind
+// the first are of its family.
 std::int64_t announce_group(const std::vector<std::int32_t>& ranks, std::int64_t family) {
-  static auto* made = new std::map<std::pair<std::vector<std::int32_t>, bool>, int>;
+  struct Counted {
+    int told = 0, made = 0;
+    std::int64_t family = -1;
+  };
+  static auto* groups = new std::map<std::vector<std::int32_t>, Counted>;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
+  auto& counted = (*groups)[ranks];
   bool telling = family >= 0;
-  int occurrence = (*made)[{ranks, telling}]++;
+  if (telling) counted.family = family;
+  int occurrence = telling ? counted.told++ : counted.made++;
   auto number = number_of_group(ranks, occurrence);
-  if (telling || occurrence >= (*made)[{ranks, true}]) log().group(number, family, ranks);
+  if (telling || occurrence >= counted.told) log().group(number, counted.family, ranks);
   return number;
 }
 

@@ -62,6 +62,44 @@ Log::Run& Log::run_on(StreamKey stream) {
   return runs_.back();
 }
 
+Queue& Log::queue_on(StreamKey stream) {
+  for (auto& queue : queues_)
+    if (queue.stream == stream) return queue;
+  return queues_.emplace_back(Queue{stream});
+}
+
+void Log::wait_for_room(StreamKey stream, Time work) {
+  std::unique_lock lock(mutex_);
+  if (captured_ || !connected()) return;
+  Queue& queue = queue_on(stream);
+  std::int64_t launch = queue.launched++;
+  Time& next = queue.work[(launch + 1) % (Queue::ROOM + 1)];
+  Time ended = next;  // of the launches before the one that makes room
+  next = queue.work[launch % (Queue::ROOM + 1)] + work;
+  if (launch >= Queue::ROOM) spend_until(queue.reached + ended - queue.reached_work);
+  if (launch % Queue::MARKED || !launch) return;
+  queue.marks.push_back({launch, record(stream)});
+  auto mark = queue.marks.front();
+  if (mark.launch > launch - Queue::ROOM) return;
+  queue.marks.pop_front();
+  lock.unlock();
+  auto answer = ask(wire::ROOM, stream, mark.event);
+  lock.lock();
+  forget(mark.event);
+  Queue& now = queue_on(stream);  // which may have moved
+  now.reached = answer.value;
+  now.reached_work = ended;
+}
+
+// All that was launched on `stream`, or on all streams of its device, has ended.
+void Log::emptied(wire::Question question, StreamKey stream) {
+  for (auto& queue : queues_) {
+    if (question == wire::STREAM ? queue.stream != stream : queue.stream >> 16 != stream >> 16) continue;
+    for (const auto& mark : queue.marks) forget(mark.event);
+    queue.marks.clear();
+  }
+}
+
 void Log::measure_host() { since_ = cpu_time(); }
 
 void Log::spend_on_launch() {
@@ -72,9 +110,11 @@ void Log::spend_on_launch() {
 }
 
 void Log::kernel(StreamKey stream, const Cost& cost, bool recomputing) {
+  wait_for_room(stream, cost.duration);
   std::lock_guard lock(mutex_);
   spend_on_launch();
   if (captured_) {
+    if (stream == captured_->origin) captured_->work += cost.duration;
     captured_->launches.emplace_back([=, this](Replay& now) { put(now.stream(stream), cost, recomputing); });
   } else {
     put(stream, cost, recomputing);
@@ -296,6 +336,7 @@ EventId Log::capture(std::function<EventId(Replay&)> launch) {
 }
 
 void Log::replay(const Graph& graph, StreamKey stream) {
+  wait_for_room(stream, graph.work);
   std::lock_guard lock(mutex_);
   spend(launch_);
   Replay now{graph.origin, stream};
@@ -329,7 +370,8 @@ Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::
   Answer answer{head.time, head.value, std::string(head.payload, '\0')};
   receive_all(answer.payload.data(), answer.payload.size());
   TORCH_CHECK_WITH(DistBackendError, head.status == 0, answer.payload);
-  if (head.time > host()) host_.store(head.time, std::memory_order_relaxed);
+  spend_until(head.time);
+  if (question == wire::STREAM || question == wire::DEVICE) emptied(question, stream);
   return answer;
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -77,7 +78,29 @@ struct Replay {
 
 struct Graph {
   StreamKey origin = 0;
+  Time work = 0;  // on `origin`
   std::vector<std::function<void(Replay&)>> launches;
+};
+
+// # Note [Launch queue]
+// CUDA blocks the host that launches on a stream of which about 1,024 launches have not ended: "the buffer size is about
+// 1000 kernels", and three streams have room for as many each (https://forums.developer.nvidia.com/t/68937). The host
+// learns when launches have ended from marks, events on the stream at every 256th, of which it waits for the one 1,024
+// launches ago. From one mark to the next it takes kernels to run one behind the other, which is the least that they
+// take. So it never waits where it would not with CUDA: what it waits for ends without its help.
+// Departs from CUDA in that events need no room, and that a GPU that waits for others is noticed at marks alone.
+struct Queue {
+  static constexpr int ROOM = 1024, MARKED = 256;
+  struct Mark {
+    std::int64_t launch;
+    EventId event;
+  };
+
+  StreamKey stream;
+  std::int64_t launched = 0;
+  std::deque<Mark> marks = {};
+  std::vector<Time> work = std::vector<Time>(ROOM + 1);  // of all launches before the n-th, at n % (ROOM + 1)
+  Time reached = 0, reached_work = 0;                    // of a mark: when, and the work before it
 };
 
 // Thread-safe. All members lock, but for the host's clock, which one reads without.
@@ -90,6 +113,9 @@ class Log {
   Time host() const { return host_.load(std::memory_order_relaxed); }
   // The host computes, or is taken to compute, for `time`.
   void spend(Time time) { host_.fetch_add(time, std::memory_order_relaxed); }
+  void spend_until(Time time) {
+    if (time > host()) host_.store(time, std::memory_order_relaxed);
+  }
   // What the host spends on launching one kernel.
   void set_launch(Time launch) { launch_ = launch; }
   // From now on a launch that is not free takes the CPU time of this process since the one before.
@@ -105,6 +131,9 @@ class Log {
   std::vector<Launch> watched();
   void release(const std::vector<Launch>& launches);
 
+  // Whoever launches something but a kernel on `stream`, which takes `work` at least, calls this before; see Note
+  // [Launch queue]. As `ask`.
+  void wait_for_room(StreamKey stream, Time work = 0);
   // One kernel behind what is on `stream`.
   void kernel(StreamKey stream, const Cost& cost, bool recomputing = false);
   EventId record(StreamKey stream);
@@ -144,6 +173,8 @@ class Log {
   };
 
   Run& run_on(StreamKey stream);
+  Queue& queue_on(StreamKey stream);
+  void emptied(wire::Question question, StreamKey stream);
   void put(StreamKey stream, const Cost& cost, bool recomputing);
   EventId capture(std::function<EventId(Replay&)> launch);
   void close(Run& run);
@@ -169,6 +200,7 @@ class Log {
   std::vector<wire::Record> records_;
   std::string payload_;
   std::vector<Run> runs_;  // a handful of streams at most: searched from the last used
+  std::vector<Queue> queues_;
   std::vector<EventId> forgotten_;
   std::int64_t polled_ = -1;  // launches and events when the host last asked whether something has happened
   Time polling_since_ = 0;

@@ -19,7 +19,7 @@ enum Operation : std::uint16_t {
   BARRIER
 };
 
-enum Question : std::uint16_t { STREAM, DEVICE, EVENT, QUERY_STREAM, QUERY_EVENT, ELAPSED, VALUES, LEAVE };
+enum Question : std::uint16_t { STREAM, DEVICE, EVENT, QUERY_STREAM, QUERY_EVENT, ELAPSED, VALUES, LEAVE, ROOM };
 
 enum Note : std::uint16_t { STEP, MEMORY, WARNING, ANNOTATION, COST, NAME };
 
