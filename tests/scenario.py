@@ -16,9 +16,8 @@ from foretrain.tasks import Action, Chunk, Done, Event, Ready, Start
 from foretrain.timeline import Timeline
 from foretrain.units import COST_SHIFT, Time
 from foretrain.virtual import VirtualWorld
-from foretrain.virtual.pipes import Pipes
 from foretrain.virtual.replay import Replay
-from foretrain.virtual.simulation import job_on
+from foretrain.virtual.simulation import carrier_on, job_on
 from foretrain.workload import Gradient, Layer, Workload
 
 EXACT = Cluster(workers=2, up=1e12, down=1e12, latency=0, overhead=0)
@@ -146,8 +145,9 @@ def replay(
     job = job_on(workload, place)
     policy = Watched(build.build(job) if isinstance(build, Spec) else build(job))
     timeline = Timeline()
-    world = VirtualWorld(Pipes(place.routes(), timeline))
-    run = Replay(workload, job, policy, world, steps, timeline)
+    carrier = carrier_on(place, job, lambda task: run.landed(task), timeline)
+    world, served = VirtualWorld(carrier), place.exchange != "all_reduce"
+    run = Replay(workload, job, policy, world, steps, timeline, served=served)
     run.begin()
     world.run()
     run.raise_if_stalled()

@@ -203,21 +203,6 @@ def test_free_at_is_when_the_link_has_drained():
     assert monitor.free_at == 500
 
 
-def test_where_arrivals_come_in_bursts_only_whole_busy_periods_count():
-    """Push and pull on one wire: what is between two arrivals is half of what a chunk costs."""
-    cost = Cost(0, 2 * BYTE, 0, rounds=2)
-    monitor = Monitor(cost, 0.1, window=3)
-    for _ in range(3):
-        now = monitor.free_at
-        for _ in range(8):
-            monitor.start(now, 100)
-        for index in range(8):
-            monitor.done(now + 800 + 100 * (index + 1))
-    monitor.settle()
-    assert monitor.time(100) == 200
-    assert not monitor.drifted(0.01)
-
-
 def test_behind_a_smaller_chunk_nothing_is_measured_where_there_are_several_pipes():
     """On two pipes of one picosecond a byte each, 900 bytes behind 100 arrive 1700 after them, 100 behind 900 100."""
     cost = Cost(0, BYTE, 0, elsewhere=BYTE)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from foretrain.schedule import Cost
-from foretrain.tasks import Op
 from foretrain.units import Time, moving
 
 
@@ -38,10 +36,10 @@ class Hop:
 Route: TypeAlias = tuple[Hop, ...]
 
 
-def cost(routes: Mapping[Op, Route]) -> Cost:
-    """What one full exchange costs: κ and θ of the pipe where a byte is dearest, and the delay of all the others."""
+def cost(route: Route) -> Cost:
+    """What crossing ``route`` costs: κ and θ of the pipe where a byte is dearest, and the delay of all the others."""
     totals: dict[str, tuple[int, Time]] = {}
-    for hop in routes["all_reduce"]:
+    for hop in route:
         per_byte, overhead = totals.get(hop.pipe, (0, 0))
         totals[hop.pipe] = (per_byte + hop.cost, overhead + hop.overhead)
     dearest = max(totals, key=totals.__getitem__)
@@ -49,8 +47,21 @@ def cost(routes: Mapping[Op, Route]) -> Cost:
     return Cost(
         overhead=totals[dearest][1],
         per_byte=totals[dearest][0],
-        latency=sum(hop.latency for hop in routes["all_reduce"]) + sum(overhead for _, overhead in others),
+        latency=sum(hop.latency for hop in route) + sum(overhead for _, overhead in others),
         elsewhere=sum(per_byte for per_byte, _ in others),
-        rounds=sum(hop.pipe == dearest for hop in routes["all_reduce"]),
-        floor=sum(hop.floor for hop in routes["all_reduce"] if hop.pipe == dearest),
+        floor=sum(hop.floor for hop in route if hop.pipe == dearest),
     )
+
+
+def served_cost(route: Route) -> Cost:
+    """The same of a parameter server, whose answer comes while more is pushed: its last two hops are push and pull.
+
+    Whichever direction is the dearer sets the pace; an operation is done when the acknowledgement of its push is back.
+    Where both directions share a wire, a byte that is pushed while another is pulled takes twice as long.
+    """
+    *local, push, pull = route
+    if push.pipe == pull.pipe:
+        pace = replace(push, cost=push.cost + pull.cost, overhead=push.overhead + pull.overhead)
+    else:
+        pace = max(push, pull, key=lambda hop: (hop.cost, hop.overhead))
+    return cost((*local, replace(pace, latency=push.latency + pull.latency)))

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
 from foretrain.errors import ConfigError, unknown
-from foretrain.network.route import Hop, Route
+from foretrain.network.route import Hop, Route, served_cost
 from foretrain.network.route import cost as cost_of
 from foretrain.schedule import Cost
 from foretrain.tasks import Op
@@ -101,7 +101,8 @@ class Cluster:
     @property
     def cost(self) -> Cost:
         """What one exchange costs: κ, θ and latency."""
-        return cost_of(self.routes())
+        route = self.routes()["all_reduce"]
+        return cost_of(route) if self.exchange == "all_reduce" else served_cost(route)
 
     def without_latency(self) -> Cluster:
         """The same without anything that an operation costs besides its bytes."""

@@ -18,7 +18,6 @@ class Cost:
         per_byte: κ in the fixed point of `units.per_byte`.
         latency: time an operation spends on the way without occupying the link.
         elsewhere: what a byte costs on the other pipes of its way together, in the same fixed point.
-        rounds: how often an operation crosses the link whose cost this is.
         floor: least time that an operation occupies the link, hidden behind the bytes of larger ones.
     """
 
@@ -26,7 +25,6 @@ class Cost:
     per_byte: int
     latency: Time = 0
     elsewhere: int = 0
-    rounds: int = 1
     floor: Time = 0
 
     @property

@@ -39,9 +39,7 @@ class Monitor:
 
     # Note [Several pipes]
     Where chunks cross several pipes, one behind a smaller one arrives late though the link was not slow: it had to
-    leave the pipe before first. Only those behind one at least as large are measured. Where they cross one pipe twice
-    (push and pull on the same wire) they arrive in bursts, first several pushed, then pulled one right after the
-    other, and the time between two arrivals says nothing; there a whole busy period is one measurement.
+    leave the pipe before first. Only those behind one at least as large are measured.
 
     # Note [Jitter]
     Threads and switches deliver a chunk some milliseconds late and the next one early. Of a large chunk that is a few
@@ -65,13 +63,9 @@ class Monitor:
         self._least = _LONG * cost.startup if span is None else span
         self._took: Time = 0
         self._span: Time = 0
-        self._began: Time = 0
-        self._expected: Time = 0
 
     def start(self, now: Time, size: int) -> None:
         """A chunk of ``size`` bytes was started; `free_at` moves on to when the link should be free again."""
-        if not self._started:
-            self._began, self._expected = now, 0
         self.free_at = max(now, self.free_at) + self.time(size)
         self._started.append((now, size, self.free_at - self._shift))
 
@@ -79,18 +73,12 @@ class Monitor:
         """The oldest chunk under way has arrived."""
         started, size, due = self._started.popleft()
         expected = self._cost.time(size)
-        self._expected += expected
         # What was started after the last left the link, though before it arrived, may have found the link idle.
         queued = started < self._drained and self._arrived < now
-        if self._cost.rounds == 1 and queued and (not self._cost.elsewhere or size <= self._last):
+        if queued and (not self._cost.elsewhere or size <= self._last):
             self._measure(now - self._arrived, expected)
         self._arrived, self._drained, self._last = now, now - self._cost.delay(size), size
-        if self._cost.rounds == 1:
-            self._correct(now, due)
-        elif not self._started:
-            self.free_at = now
-        if not self._started and self._cost.rounds > 1:
-            self._recent.append((self._drained - self._began) / self._expected)
+        self._correct(now, due)
 
     def _correct(self, now: Time, due: Time) -> None:
         """The oldest chunk has left the link now, and not when it was ``due``: so will those behind it."""

@@ -33,6 +33,8 @@ class Replay:
         steps: how many; ``steps`` + 1 backward passes begin.
         timeline: where to record computation; None records nothing.
         finished: called once when the last step is complete.
+        served: whether whoever carries the chunks says what has `landed`, as where a sum comes back by itself after
+            its push is done; otherwise a task has landed when all its bytes are done.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Replay:
         steps: int,
         timeline: Timeline | None = None,
         finished: Callable[[], None] = lambda: None,
+        served: bool = False,
     ) -> None:
         self._workload = workload
         self._job = job
@@ -52,7 +55,7 @@ class Replay:
         self._steps = steps
         self._timeline = timeline
         self._finished = finished
-        self._engine = Engine(policy, world, job.tasks, self._landed)
+        self._engine = Engine(policy, world, job.tasks, None if served else self.landed)
         self._releases = [
             (release, tuple(group)) for release, group in groupby(job.by_release, key=job.releases.__getitem__)
         ]
@@ -76,6 +79,18 @@ class Replay:
     def begin(self) -> None:
         """Begins the first backward pass now."""
         self._begin_backward()
+
+    def landed(self, task: int) -> None:
+        """The sum of ``task`` is here."""
+        layer = self._job.layers[task]
+        self._missing[layer] -= 1
+        self._unlanded -= 1
+        if not self._missing[layer]:
+            now, update = self._world.now(), self._workload.layers[layer].update
+            self._open[layer] = now + update
+            if update and not self._barrier:
+                self._draw("optimizer", "update", self._workload.layers[layer].name, now, now + update)
+        self._advance()
 
     def raise_if_stalled(self) -> None:
         """StallError, saying who waits for what, unless all steps have run."""
@@ -124,17 +139,6 @@ class Replay:
 
     def _end_backward(self) -> None:
         self._computing = False
-        self._advance()
-
-    def _landed(self, task: int) -> None:
-        layer = self._job.layers[task]
-        self._missing[layer] -= 1
-        self._unlanded -= 1
-        if not self._missing[layer]:
-            now, update = self._world.now(), self._workload.layers[layer].update
-            self._open[layer] = now + update
-            if update and not self._barrier:
-                self._draw("optimizer", "update", self._workload.layers[layer].name, now, now + update)
         self._advance()
 
     def _advance(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from foretrain.errors import ConfigError
@@ -14,6 +15,7 @@ from foretrain.timeline import Timeline
 from foretrain.virtual.pipes import Label, Pipes
 from foretrain.virtual.replay import Replay
 from foretrain.virtual.run import Run
+from foretrain.virtual.served import Served
 from foretrain.virtual.world import Carrier, VirtualWorld
 from foretrain.workload.step import Workload
 
@@ -65,8 +67,11 @@ def simulate(
     work = job_on(workload, place)
     policy = plan.build(work)
     timeline = Timeline() if trace else None
-    world = VirtualWorld(_carrier(place, timeline, lambda chunk: label_of(chunk, work, replay)))
-    replay = Replay(workload, work, policy, world, policy.warmup + steps, timeline)
+    carrier = carrier_on(
+        place, work, lambda task: replay.landed(task), timeline, lambda chunk: label_of(chunk, work, replay)
+    )
+    world, served = VirtualWorld(carrier), isinstance(carrier, Served)
+    replay = Replay(workload, work, policy, world, policy.warmup + steps, timeline, served=served)
     replay.begin()
     world.run()
     replay.raise_if_stalled()
@@ -91,9 +96,19 @@ def label_of(chunk: Chunk, work: Job, replay: Replay) -> tuple[str, int]:
     return f"{first} +{more}" if more else first, len(replay.begins) - 1
 
 
-def _carrier(place: Place, timeline: Timeline | None, label: Label) -> Carrier:
-    if isinstance(place, Cluster):
-        return Pipes(place.routes(), timeline, label)
-    from foretrain.virtual.operations import Operations
+def carrier_on(
+    place: Place,
+    work: Job,
+    landed: Callable[[int], None],
+    timeline: Timeline | None = None,
+    label: Label = lambda _: ("", 0),
+) -> Carrier:
+    """What moves chunks on ``place``; over a parameter server it says itself what has ``landed``."""
+    if not isinstance(place, Cluster):
+        from foretrain.virtual.operations import Operations
 
-    return Operations(place, timeline, label)
+        return Operations(place, timeline, label)
+    routes = place.routes()
+    if place.exchange == "all_reduce":
+        return Pipes(routes, timeline, label)
+    return Served(routes, work.tasks, landed, timeline, label)

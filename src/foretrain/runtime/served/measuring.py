@@ -110,8 +110,6 @@ def cost(links: Links, workers: int, job: str, epoch: int, patience: float) -> C
         overhead=round(busy) * NANOSECOND,
         per_byte=per_byte,
         latency=max(0, round(alone - busy)) * NANOSECOND,
-        elsewhere=per_byte,
-        rounds=1,
     )
 
 
