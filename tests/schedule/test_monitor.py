@@ -184,6 +184,27 @@ def test_a_faster_link_is_drift_as_well_and_forgotten_measurements_do_not_count(
     assert monitor.time(90) == 100
 
 
+def test_a_few_measurements_tell_a_change_however_long_the_window():
+    """The old ones would keep the median for hundreds of chunks, and what is promised for longer."""
+    monitor, link = pair(window=128)
+    link.batch([90] * 129)
+    monitor.settle()
+    link.slowness = 2
+    link.batch([90] * 9)
+    assert not monitor.drifted(0.2)
+    link.batch([90] * 2)
+    assert monitor.drifted(0.2)
+    monitor.forget(0.2)
+    monitor.settle()
+    assert monitor.time(90) == 200
+    link.slowness = 1
+    link.batch([90] * 18)
+    assert monitor.drifted(0.2)
+    monitor.forget(0.2)
+    monitor.settle()
+    assert monitor.time(90) == 100
+
+
 def test_free_at_is_when_the_link_has_drained():
     monitor, link = pair()
     assert monitor.free_at == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from foretrain.schedule.job import Cost
 from foretrain.units import COST_SHIFT, Time
@@ -21,6 +22,8 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
+_JUDGED = 16
+"""Measurements from which a lasting change is told; some two steps make as many."""
 _LONG = 128
 """A measurement lasts at least this many times an operation's start-up."""
 
@@ -52,6 +55,7 @@ class Monitor:
         self._share = share
         self._started: deque[tuple[Time, int, Time]] = deque()
         self._recent: deque[float] = deque(maxlen=window)
+        self._judged = min(window, _JUDGED)
         self._arrived: Time = -1
         self._drained: Time = -1
         self._slowness = 1.0
@@ -110,7 +114,16 @@ class Monitor:
             self._usual = quantile(self._recent, 0.5)
 
     def drifted(self, tolerance: float) -> bool:
-        """Whether the median of a full window has left the one adopted by more than ``tolerance``."""
-        if len(self._recent) < (self._recent.maxlen or 0):
-            return False
-        return abs(quantile(self._recent, 0.5) / self._usual - 1) > tolerance
+        """Whether the link is lastingly another: the latest measurements' median is off by more than ``tolerance``."""
+        latest = self._latest()
+        return len(latest) == self._judged and abs(quantile(latest, 0.5) / self._usual - 1) > tolerance
+
+    def forget(self, tolerance: float) -> None:
+        """Keeps only what was measured since the link is as it is now: what differs less from the latest median."""
+        latest = self._latest()
+        now = quantile(latest, 0.5)
+        self._recent.clear()
+        self._recent.extend(each for each in latest if abs(each / now - 1) <= tolerance)
+
+    def _latest(self) -> list[float]:
+        return list(islice(reversed(self._recent), self._judged))

@@ -144,7 +144,10 @@ class Prophet:
         """Adopts the profile when it is new, when it has drifted, and until no step from before the drift is in it."""
         if self._blocks is not None and self._arrivals.off(self._adopted, _DRIFT):
             self._stale = self._profile
-        if self._blocks is None or self._stale or self._monitor.drifted(_DRIFT):
+        drifted = self._monitor.drifted(_DRIFT)
+        if drifted:
+            self._monitor.forget(_DRIFT)
+        if self._blocks is None or self._stale or drifted:
             self._blocks = self._arrivals.blocks(self._factor, self._share)
             self._adopted = self._arrivals.medians()
             self._monitor.settle()
