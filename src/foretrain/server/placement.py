@@ -15,11 +15,12 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from foretrain.errors import ConfigError, unknown
+from foretrain.network.serving import MESSAGE
 from foretrain.server.frames import Malformed
 from foretrain.tasks import Piece
 
 LIMIT: Final = 4 << 20
-"""Bytes of a part, unless told, and of a message's payload, at most."""
+"""Bytes of a part, and of a message's payload, at most."""
 _ALIGN: Final = 64
 """Parts begin at multiples of so many bytes, a cache line, so that no element of any type is cut."""
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "float64"]
@@ -56,7 +57,7 @@ class Declaration(msgspec.Struct, frozen=True):
     tasks: tuple[Declared, ...]
     workers: int
     job: str = ""
-    limit: int = LIMIT
+    limit: int = MESSAGE
 
     def encode(self) -> bytes:
         """As a payload."""

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import zmq
 
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
+from foretrain.network.serving import MESSAGE, WINDOW
 from foretrain.server.frames import ABSENT, AGAIN, FAILURES, HELD, TO_SERVER, UNTAGGED, Header, Kind, Malformed, unpack
 from foretrain.server.outbox import Outbox
 from foretrain.server.placement import LIMIT, Declaration, Placement
@@ -27,10 +28,6 @@ from foretrain.server.shard import Delivery, Shard
 
 logger = logging.getLogger("foretrain.server")
 
-CREDIT: Final = 4 << 20
-"""Bytes under way to a worker at which nothing more is sent to it."""
-SLICE: Final = 1 << 20
-"""Largest message with a sum."""
 _HANDSHAKE: Final = 5.0
 """Seconds to say who one is."""
 _STRANGERS: Final = 64
@@ -91,7 +88,7 @@ class Service:
         port: int = 0,
         silence: float = 60.0,
         elastic: bool = False,
-        credit: int = CREDIT,
+        credit: int = WINDOW,
     ) -> None:
         if host in ("", "*", "0.0.0.0"):
             raise ConfigError("address", host, "means every address of this host", "name one, e.g. 127.0.0.1")
@@ -251,7 +248,7 @@ class Service:
             del self._peers[before.route]
             logger.info("worker %d has come back", stranger.rank)
         session = Session(self._secret, stranger.rank, self._shard, stranger.theirs, stranger.ours, serves=True)
-        peer = _Peer(stranger.rank, route, session, Outbox(self._credit, SLICE), time.monotonic())
+        peer = _Peer(stranger.rank, route, session, Outbox(self._credit, MESSAGE), time.monotonic())
         self._peers[route] = self._of_rank[stranger.rank] = peer
         self._left.discard(stranger.rank)
 

@@ -4,9 +4,9 @@
                                   └── acknowledged: done ──▶ credit
 
 As in `foretrain.server`, pushing and pulling are two directions with orders of their own. A push is done, and its
-credit back, when the server has all of it; the sum comes as the server's queue has it. What a server has handed to its
-socket cannot be overtaken, so it hands over only what a little time takes to send. Beside the workers both directions
-share their hosts' links.
+credit back, when the server has acknowledged all of it; the sum comes as the server's queue has it. What a server has
+handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.serving`). Beside the workers both
+directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
 
 All workers being alike, the last of them has pushed a byte when the first has; nobody waits for another.
 """
@@ -18,21 +18,14 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from foretrain.network.route import Route
+from foretrain.network.serving import MESSAGE, WINDOW
 from foretrain.tasks import Chunk, Op, Piece, Task
 from foretrain.timeline import Span, Timeline
-from foretrain.units import COST_SHIFT, MILLISECOND, Time, moving
+from foretrain.units import Time, moving
 from foretrain.virtual.pipes import Label, Pipes
 from foretrain.virtual.wires import Line, SharedWire
 from foretrain.virtual.world import ARRIVAL, VirtualWorld
 
-_AHEAD: Final[Time] = 4 * MILLISECOND
-"""What a server hands over takes so long to send, as `foretrain.server.outbox` has it."""
-_LEAST, _MOST = 1 << 18, 1 << 22
-"""Bytes that it hands over at least and at most, whatever the link."""
-_SLICE: Final = 1 << 20
-"""Largest message with a sum."""
-_PART: Final = 1 << 22
-"""Largest message that is pushed, and bytes that are summed on their own: `foretrain.server.placement.LIMIT`."""
 _UP, _DOWN = 0, 1
 _NAMES: Final = ("up", "down")
 """The timeline's lanes."""
@@ -66,9 +59,6 @@ class Served:
         self._left = [task.size for task in tasks]
         self._queue: list[tuple[int, int, _Answer]] = []
         self._count = self._handed = 0
-        per_byte = max(1, self._pull.cost)
-        self._credit = min(_MOST, max(_LEAST, (_AHEAD << COST_SHIFT) // per_byte))
-        self._slice = min(_SLICE, self._credit // 2)
 
     def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
         """Pushes ``chunk``, or has pulled what was pushed."""
@@ -81,45 +71,49 @@ class Served:
         if chunk.op == "all_gather":
             # Asked for without being sent: a message of a few bytes.
             pull = _Pull(chunk, done, chunk.size)
+            overhead, asked = self._pull.overhead, world.now() + self._push.latency
             for piece in chunk.pieces:
-                world.schedule(world.now() + self._push.latency, ARRIVAL, self._answer, piece, world, pull)
+                world.schedule(asked, ARRIVAL, self._answer, piece, overhead, world, pull)
+                overhead = 0
             return
 
-        messages = [part for piece in chunk.pieces for part in _parts(piece)]
-        work = self._push.overhead
+        messages = [part for piece in chunk.pieces for part in _messages(piece)]
         for place, part in enumerate(messages):
             last = place + 1 == len(messages)
-            work = max(self._push.floor if last else 0, work + moving(part.size, self._push.cost))
-            self._push_part(chunk, part, work, world, done if last else None)
-            work = 0  # One operation, however it is cut.
+            # One operation, however it is cut: the first message costs what any does, the last what the least does.
+            work = moving(part.size, self._push.cost) + (0 if place else self._push.overhead)
+            work = max(self._push.floor if last else 0, work)
+            heard = self._hears(chunk, part, 0 if place else self._pull.overhead, done if last else None, world)
+            self._send(_UP, part, work, world, heard)
 
-    def _push_part(
-        self, chunk: Chunk, part: Piece, work: Time, world: VirtualWorld, done: Callable[[Chunk], None] | None
-    ) -> None:
-        def sent() -> None:
-            arrived = world.now() + self._push.latency
-            if chunk.op == "all_reduce":
-                world.schedule(arrived, ARRIVAL, self._answer, part, world)
+    def _hears(
+        self, chunk: Chunk, part: Piece, overhead: Time, done: Callable[[Chunk], None] | None, world: VirtualWorld
+    ) -> Callable[[], None]:
+        """What happens when ``part`` has left: the server has it, says so, and has its sum to send."""
+
+        def arrive() -> None:
             if done is not None:
-                world.schedule(arrived + self._pull.latency, ARRIVAL, done, chunk)
+                world.schedule(world.now() + self._pull.latency, ARRIVAL, done, chunk)
+            if chunk.op == "all_reduce":
+                self._answer(part, overhead, world)
 
-        self._send(_UP, part, work, world, sent)
+        return lambda: world.schedule(world.now() + self._push.latency, ARRIVAL, arrive)
 
-    def _answer(self, part: Piece, world: VirtualWorld, pull: _Pull | None = None) -> None:
+    def _answer(self, part: Piece, overhead: Time, world: VirtualWorld, pull: _Pull | None = None) -> None:
         """The server has, or is asked for, ``part``: its sum waits for its turn."""
         self._count += 1
-        answer = _Answer(part, self._pull.overhead, pull)
+        answer = _Answer(part, overhead, pull)
         heappush(self._queue, (self._tasks[part.task].first_use, self._count, answer))
         self._hand_over(world)
 
     def _hand_over(self, world: VirtualWorld) -> None:
-        while self._queue and self._handed < self._credit:
+        while self._queue and self._handed < WINDOW:
             urgency, count, answer = heappop(self._queue)
             piece = answer.piece
-            if piece.size > self._slice:
-                rest = Piece(piece.task, piece.offset + self._slice, piece.size - self._slice)
+            if piece.size > MESSAGE:
+                rest = Piece(piece.task, piece.offset + MESSAGE, piece.size - MESSAGE)
                 heappush(self._queue, (urgency, count, _Answer(rest, 0, answer.pull)))
-                answer = answer._replace(piece=Piece(piece.task, piece.offset, self._slice))
+                answer = answer._replace(piece=Piece(piece.task, piece.offset, MESSAGE))
             self._handed += answer.piece.size
             self._give_back(answer, world)
 
@@ -127,20 +121,20 @@ class Served:
         size = answer.piece.size
 
         def sent() -> None:
-            arrived = world.now() + self._pull.latency
-            world.schedule(arrived, ARRIVAL, self._arrive, answer.piece, answer.pull)
-            world.schedule(arrived + self._push.latency, ARRIVAL, self._acknowledge, size, world)
+            world.schedule(world.now() + self._pull.latency, ARRIVAL, self._arrive, answer, world)
 
         work = max(self._pull.floor, answer.overhead + moving(size, self._pull.cost))
         self._send(_DOWN, answer.piece, work, world, sent)
 
-    def _arrive(self, piece: Piece, pull: _Pull | None) -> None:
-        self._left[piece.task] -= piece.size
-        if not self._left[piece.task]:
-            self._left[piece.task] = self._tasks[piece.task].size
-            self._landed(piece.task)
-        if pull is not None:
-            pull.came(piece.size)
+    def _arrive(self, answer: _Answer, world: VirtualWorld) -> None:
+        task, size = answer.piece.task, answer.piece.size
+        world.schedule(world.now() + self._push.latency, ARRIVAL, self._acknowledge, size, world)
+        self._left[task] -= size
+        if not self._left[task]:
+            self._left[task] = self._tasks[task].size
+            self._landed(task)
+        if answer.pull is not None:
+            answer.pull.came(size)
 
     def _acknowledge(self, size: int, world: VirtualWorld) -> None:
         self._handed -= size
@@ -179,7 +173,7 @@ class _Pull:
             self._done(self._chunk)
 
 
-def _parts(piece: Piece) -> Iterator[Piece]:
+def _messages(piece: Piece) -> Iterator[Piece]:
     """The messages in which ``piece`` is pushed."""
-    for start in range(0, piece.size, _PART):
-        yield Piece(piece.task, piece.offset + start, min(_PART, piece.size - start))
+    for start in range(0, piece.size, MESSAGE):
+        yield Piece(piece.task, piece.offset + start, min(MESSAGE, piece.size - start))
