@@ -37,7 +37,8 @@ from measure import finish, options, spread
 from foretrain.device import calibration
 from foretrain.lab import Lab, launch
 from foretrain.lab.calibrate import Fit, fit, nominal
-from foretrain.lab.result import Sample
+from foretrain.lab.messages import Sample
+from foretrain.network import Cluster
 from foretrain.units import parse_rate
 
 SCRIPTS = Path(__file__).parent / "cpu_scripts"
@@ -138,7 +139,7 @@ def network(lab: Lab, hosts: int, rate: float) -> Network:
     found = json.loads(told)
     samples = msgspec.convert(found["samples"], tuple[Sample, ...])
     overlap = max(1.0, median(one for one, _ in found["overlap_busy"]))
-    return Network(fit(samples, nominal(hosts, rate)), overlap, found["samples"])
+    return Network(fit(samples, nominal(Cluster(hosts, up=rate, down=rate))), overlap, found["samples"])
 
 
 def forecast(cell: Cell, device: Path, net: Network, folder: Path) -> dict[str, Any]:

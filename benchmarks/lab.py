@@ -25,7 +25,8 @@ from rich.console import Console
 from foretrain.errors import ForetrainError
 from foretrain.lab import Lab, launch
 from foretrain.lab.compare import TRANSFORMER, Launch, OnLine, conduct, experiment
-from foretrain.lab.result import Experiment, LabResult, Plan, Progress
+from foretrain.lab.messages import Experiment, Plan, Progress
+from foretrain.lab.result import LabResult
 from foretrain.report.lab import lab_summary
 from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, to_seconds
 from foretrain.virtual import bound, simulate

@@ -18,11 +18,10 @@ from foretrain.errors import ConfigError, ForetrainError
 from foretrain.lab.calibrate import fit, nominal
 from foretrain.lab.compare import OnLine, attached, conduct, experiment, share
 from foretrain.lab.losses import losses
-from foretrain.lab.result import (
+from foretrain.lab.messages import (
     Calibrated,
     Case,
     Experiment,
-    LabResult,
     Plan,
     Progress,
     Recorded,
@@ -31,6 +30,7 @@ from foretrain.lab.result import (
     Timed,
     Traced,
 )
+from foretrain.lab.result import LabResult
 from foretrain.lab.transformer import batches, transformer
 from foretrain.network import Cluster
 from foretrain.report.lab import lab_summary, lab_trace, render
@@ -60,7 +60,7 @@ def test_a_fit_finds_the_line_whatever_one_sample_says():
     assert line.overhead == pytest.approx(300_000_000, rel=1e-3)
     assert line.per_byte == pytest.approx(8000, rel=1e-3)
     assert line.latency == pytest.approx(300_000_000, rel=1e-3)
-    place = line.on(4)
+    place = line.on(Cluster(4, up=RATE, down=RATE))
     assert place.cost.time(1 << 20) == pytest.approx(300_000_000 + 8000 * (1 << 20), rel=1e-3)
     assert place.cost.latency == pytest.approx(300_000_000, rel=1e-3)
 
@@ -70,11 +70,11 @@ def test_small_operations_that_cost_alike_are_a_floor_and_no_overhead():
     line = fit(Sample(size, 2, max(700_000_000, 1000 + 8000 * size)) for size in sizes)
     assert (line.floor, line.per_byte) == (700_000_000, 8000)
     assert line.overhead == pytest.approx(1000)
-    assert line.on(2).cost.time(4) == 700_000_000
+    assert line.on(Cluster(2)).cost.time(4) == 700_000_000
 
 
 def test_no_sample_makes_a_link_faster_than_it_is():
-    limit = nominal(2, RATE)
+    limit = nominal(Cluster(2, up=RATE, down=RATE))
     line = fit(
         [Sample(1 << 20, 2, round(0.9 * limit * (1 << 20))), Sample(1 << 22, 2, round(limit * (1 << 22)))], limit
     )

@@ -12,7 +12,8 @@ import tyro
 from foretrain.cli.arguments import check_writable, split
 
 if TYPE_CHECKING:
-    from foretrain.lab.result import LabResult, Progress
+    from foretrain.lab.messages import Progress
+    from foretrain.lab.result import LabResult
 
 
 def compare(
@@ -21,6 +22,7 @@ def compare(
     *,
     hosts: int = 2,
     rate: str = "1Gbps",
+    servers: Annotated[str | None, tyro.conf.arg(metavar="K|colocated")] = None,
     compute: Literal["paced", "real"] | None = None,
     schedules: tuple[str, ...] = (),
     ratio: float | None = None,
@@ -37,10 +39,13 @@ def compare(
 ) -> None:
     """Train under every schedule, for real, and compare with DDP at its best, with the optimum and with the forecast.
 
+    With servers gradients go through them, and the comparison is with fifo, which waits for everything.
+
     Args:
         model: of the zoo (foretrain catalog lists them), or transformer, which computes for real.
-        hosts: how many.
+        hosts: how many train.
         rate: of every host's link, each way.
+        servers: of a parameter server: how many, on hosts of their own, or colocated, one on every host that trains.
         compute: paced (layers sleep as an accelerator would compute) or real; follows from the model.
         schedules: which of the runtime, e.g. "bytescheduler(partition=1MB)" prophet; "+fp16" behind one compresses.
         ratio: communication over computation; sets the time to compute. 1 when neither this nor a step time is given.
@@ -68,6 +73,7 @@ def compare(
             model,
             hosts=hosts,
             rate=rate,
+            servers=servers,
             name=name,
             progress=progress,
             compute=compute,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from foretrain.lab.result import Case
+from foretrain.lab.messages import Case
 from foretrain.timeline import Span
 from foretrain.units import Time
 

@@ -1,4 +1,4 @@
-"""What an all-reduce costs between these hosts: measured over sizes, fitted to max(floor, θ + κ·s).
+"""What an exchange costs between these hosts: measured over sizes, fitted to max(floor, θ + κ·s).
 
 All are of operations that follow each other closely, two under way: that is how a schedule keeps a link busy. What one
 alone takes longer is latency, which the other hides.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
 
 from foretrain.errors import ConfigError
-from foretrain.lab.result import Sample
+from foretrain.lab.messages import Sample
 from foretrain.network import Cluster
-from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time
+from foretrain.units import COST_SHIFT, MICROSECOND, MILLISECOND, SECOND, Time
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +42,14 @@ class Fit:
         """What an operation occupies the link for, ps."""
         return max(self.floor, self.overhead + self.per_byte * size)
 
-    def on(self, hosts: int) -> Cluster:
-        """The cluster whose ring all-reduce costs this."""
-        rate = 2 * (hosts - 1) / hosts / self.per_byte * SECOND
-        one_way = max(_LEAST_LATENCY, round(self.latency / (2 * (hosts - 1))))
-        return Cluster(
-            hosts, up=rate, down=rate, latency=one_way, overhead=round(self.overhead), floor=round(self.floor)
+    def on(self, links: Cluster) -> Cluster:
+        """``links`` with the rate and costs at which an exchange over them costs this."""
+        called = replace(links, latency=1, overhead=0, floor=0).cost
+        return replace(
+            links.scaled(nominal(links) / self.per_byte),
+            latency=max(_LEAST_LATENCY, round(self.latency / called.latency)),
+            overhead=round(self.overhead / called.rounds),
+            floor=round(self.floor / called.rounds),
         )
 
 
@@ -88,9 +90,9 @@ def _latency(samples: Sequence[Sample], deepest: int) -> float:
     return max(0.0, median(alone[size] - many[size] for size in many if size in alone)) if alone else 0.0
 
 
-def nominal(hosts: int, rate: float) -> float:
-    """ps that a ring all-reduce takes for a byte on links of ``rate`` bytes/s."""
-    return 2 * (hosts - 1) / hosts / rate * SECOND
+def nominal(links: Cluster) -> float:
+    """ps that an exchange takes for a byte where nothing but bytes costs."""
+    return links.cost.per_byte / (1 << COST_SHIFT)
 
 
 def calibrate(

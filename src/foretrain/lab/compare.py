@@ -8,28 +8,28 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from statistics import fmean
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.lab.calibrate import fit, nominal
+from foretrain.lab.host import MOST_HOSTS
 from foretrain.lab.losses import losses
-from foretrain.lab.result import (
+from foretrain.lab.messages import (
     Calibrated,
     Case,
     Experiment,
-    LabResult,
-    Measurement,
     Message,
     Plan,
     Progress,
     Recorded,
     Refused,
     Timed,
-    Trace,
     Traced,
 )
+from foretrain.lab.result import PLAIN, LabResult, Measurement, Trace
 from foretrain.network import Cluster
 from foretrain.schedule import spec
 from foretrain.schedule.bounds import Bound
@@ -37,6 +37,9 @@ from foretrain.timeline import Timeline
 from foretrain.units import SECOND, Time, parse_rate
 from foretrain.virtual import bound, simulate
 from foretrain.workload import Gradient, Workload, zoo
+
+if TYPE_CHECKING:
+    from foretrain.lab.network import Lab
 
 TRANSFORMER = "transformer"
 """The one model that computes for real."""
@@ -67,23 +70,71 @@ def compare(
     *,
     hosts: int = 2,
     rate: str = "1Gbps",
+    servers: str | int | None = None,
     name: str = "compare",
     progress: Report = lambda now: None,
     **options: object,
 ) -> LabResult:
     """Builds a lab, measures `experiment` (``options``) there, and takes the lab down.
 
+    ``servers`` is as for `plan_of`.
+
     Raises ForetrainError where there can be no lab on this machine, and where a worker fails.
     """
-    from foretrain.lab import Lab, launch
+    from foretrain.lab import Lab
 
-    plan = Plan(hosts, parse_rate(rate, "rate"), (experiment(model, hosts=hosts, rate=rate, **options),))  # pyright: ignore[reportArgumentType]
-    with Lab.up(name, hosts, rate) as lab:
+    asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)  # pyright: ignore[reportArgumentType]
+    plan = plan_of((asked,), hosts=hosts, rate=rate, servers=servers)
+    with Lab.up(name, hosts + plan.dedicated, rate) as lab:
+        return conduct(plan, on(lab, plan), progress)[0]
 
-        def on_hosts(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
-            return launch(lab, command, environment=environment, timeout=timeout, on_line=on_line)
 
-        return conduct(plan, on_hosts, progress)[0]
+def plan_of(experiments: Sequence[Experiment] = (), *, hosts: int, rate: str, servers: str | int | None = None) -> Plan:
+    """What ``hosts`` that train are asked.
+
+    Args:
+        experiments: on the same hosts.
+        hosts: that train.
+        rate: of every link.
+        servers: None all-reduces; a number of servers on hosts of their own, or ``"colocated"``: one on every host.
+
+    Raises ConfigError where that is no number, or too many for a lab.
+    """
+    if hosts < 2:
+        raise ConfigError("hosts", hosts, "have nobody to exchange gradients with", "take at least 2")
+    speed, asked = parse_rate(rate, "rate"), tuple(experiments)
+    if servers is None:
+        return Plan(hosts, speed, asked)
+    if servers == "colocated":
+        return Plan(hosts, speed, asked, exchange="ps_colocated", servers=hosts)
+    if not str(servers).isdecimal() or not int(servers):
+        raise ConfigError("servers", servers, "is no number of servers", "write e.g. 2, or colocated")
+    if hosts + int(servers) > MOST_HOSTS:
+        remedy = f"a lab has at most {MOST_HOSTS}; or write colocated"
+        raise ConfigError("servers", servers, f"and {hosts} workers are too many hosts", remedy)
+    return Plan(hosts, speed, asked, exchange="ps", servers=int(servers))
+
+
+def on(lab: Lab, plan: Plan) -> Launch:
+    """The hosts of ``lab``, with the servers that ``plan`` needs for as long as something runs."""
+    from foretrain.lab.launch import launch
+    from foretrain.lab.serving import PIDS, serving
+
+    def on_hosts(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
+        if not plan.servers:
+            return launch(lab, command, environment={PIDS: "", **environment}, timeout=timeout, on_line=on_line)
+        with serving(lab, plan.homes, plan.hosts, silence=plan.timeout) as served:
+            return launch(
+                lab,
+                command,
+                environment={**served.environment, **environment},
+                timeout=timeout,
+                on_line=on_line,
+                ranks=plan.hosts,
+                secret=served.secret,
+            )
+
+    return on_hosts
 
 
 def experiment(
@@ -91,10 +142,11 @@ def experiment(
     *,
     hosts: int,
     rate: str,
+    servers: str | int | None = None,
     compute: str | None = None,
     schedules: Sequence[str] = SCHEDULES,
-    buckets: Sequence[int | None] = BUCKETS,
-    half_hook: bool = True,
+    buckets: Sequence[int | None] | None = None,
+    half_hook: bool | None = None,
     ratio: float | None = None,
     step_time: Time | None = None,
     size: float = 1.0,
@@ -112,10 +164,11 @@ def experiment(
         model: of the zoo, to pace; or ``"transformer"``, which computes for real.
         hosts: that take part.
         rate: of their links.
+        servers: as for `plan_of`; fifo is measured besides, as the baseline.
         compute: ``"paced"`` or ``"real"``; follows from the model.
         schedules: of the runtime; ``+fp16`` or ``+bf16`` behind one compresses what it sends.
-        buckets: of DDP, bytes; None is its default. The fastest is the baseline.
-        half_hook: whether to measure DDP's fp16 hook, too.
+        buckets: of DDP, bytes; None is its default. The fastest is the baseline. By default `BUCKETS` without servers.
+        half_hook: whether to measure DDP's fp16 hook, too; by default without servers.
         ratio: communication over computation on these links; sets the time to compute.
         step_time: the time to compute itself; neither is a ratio of 1.
         size: scales the gradients of a paced model.
@@ -127,7 +180,9 @@ def experiment(
         seed: of everything random.
         traced: whether to record what happens, for pictures.
     """
-    bits = parse_rate(rate, "rate")
+    links = plan_of(hosts=hosts, rate=rate, servers=servers).links
+    if servers is not None and (buckets or half_hook):
+        raise ConfigError("servers", servers, "are not for DDP, which all-reduces", "leave out its buckets and hook")
     if ratio is not None and step_time is not None:
         raise ConfigError("ratio", ratio, "and a step time contradict each other", "give one")
     if ratio is not None and not 0 < ratio < float("inf"):
@@ -139,8 +194,6 @@ def experiment(
     for field, value, least in (("iterations", iterations, 2), ("rounds", rounds, 1), ("warmup", warmup, 0)):
         if value < least:
             raise ConfigError(field, value, "is too few", f"take at least {least}")
-    if hosts < 2:
-        raise ConfigError("hosts", hosts, "have nobody to exchange gradients with", "take at least 2")
     for field, value in (("straggler", straggler), ("jitter", jitter)):
         if not 0 <= value < 1:
             raise ConfigError(field, value, "is no share of the time to compute", "write e.g. 0.2 or 20%")
@@ -148,10 +201,12 @@ def experiment(
             raise ConfigError(field, value, "needs a computation that is paced", f"leave it out for {TRANSFORMER}")
     plain = None if real else zoo(model, precision="fp32")
     bytes_sent = _transformer_size() if plain is None else plain.size * size
-    wanted = step_time or round(2 * (hosts - 1) / hosts * bytes_sent / bits / (ratio or 1.0) * SECOND)
-    cases = [Case("ddp", bucket) for bucket in buckets]
-    cases += [Case("ddp_fp16")] if half_hook else []
-    cases += [attached(text) for text in schedules]
+    wanted = step_time or round(links.cost.time(round(bytes_sent)) / (ratio or 1.0))
+    cases = [Case("ddp", bucket) for bucket in (BUCKETS if buckets is None and servers is None else buckets or ())]
+    cases += [Case("ddp_fp16")] if half_hook or (half_hook is None and servers is None) else []
+    ours = [attached(text) for text in schedules]
+    cases += [PLAIN] if servers is not None and PLAIN not in ours else []
+    cases += ours
     return Experiment(
         name=model if plain is None else plain.name,
         cases=tuple(cases),
@@ -237,7 +292,7 @@ def _patience(plan: Plan) -> float:
     for one in plan.experiments:
         compute = one.workload.compute if one.workload else one.step_time or SECOND
         size = one.workload.size if one.workload else _transformer_size()
-        step = (1 + one.straggler) * compute / SECOND + 2 * size / plan.rate
+        step = (1 + one.straggler) * compute / SECOND + 2 * plan.links.cost.time(size) / SECOND
         steps = one.iterations + one.rounds * (one.warmup + 8) + (12 if one.traced else 0)
         total += 4 * step * steps * len(one.cases) + 60
     return total
@@ -249,7 +304,7 @@ def _patience(plan: Plan) -> float:
 def _result(plan: Plan, number: int, heard: Sequence[Message]) -> LabResult:
     one = plan.experiments[number]
     samples = next(message.samples for message in heard if isinstance(message, Calibrated))
-    place = fit(samples, nominal(plan.hosts, plan.rate)).on(plan.hosts)
+    place = fit(samples, nominal(plan.links)).on(plan.links)
     recorded = [m.workload for m in heard if isinstance(m, Recorded) and m.experiment == number]
     workload = recorded[-1] if recorded else one.workload
     if workload is None:
@@ -260,7 +315,7 @@ def _result(plan: Plan, number: int, heard: Sequence[Message]) -> LabResult:
         _measurement(plan, case, workload, place, [m for m in heard if _about(m, number, index)])
         for index, case in enumerate(one.cases)
     )
-    return LabResult(one, plan.hosts, plan.rate, workload, place, samples, measurements)
+    return LabResult(one, plan.links, workload, place, samples, measurements)
 
 
 def _about(message: Message, number: int, case: int) -> bool:
@@ -270,7 +325,8 @@ def _about(message: Message, number: int, case: int) -> bool:
 def _measurement(plan: Plan, case: Case, workload: Workload, place: Cluster, heard: Sequence[Message]) -> Measurement:
     timed = [message for message in heard if isinstance(message, Timed)]
     schedule = spec(timed[-1].schedule) if timed and timed[-1].schedule else case.plan
-    where = (timed[-1].cluster if timed else None) or place
+    # What the runtime measures of a server it takes for a dedicated one, and it measures little.
+    where = (timed[-1].cluster if timed and not plan.servers else None) or place
     traces = [message for message in heard if isinstance(message, Traced)]
     measurement = Measurement(
         case=case,
@@ -280,6 +336,11 @@ def _measurement(plan: Plan, case: Case, workload: Workload, place: Cluster, hea
         bound=_optimum(plan, case, workload),
         trace=Trace(traces[-1].begins, Timeline(traces[-1].spans)) if traces else None,
         problem=next((message.problem for message in heard if isinstance(message, Refused)), ""),
+        idle=_mean([message.idle for message in timed if message.idle is not None]),
+        links=tuple(
+            (fmean(sent), fmean(received))
+            for sent, received in (zip(*of, strict=True) for of in zip(*(m.links for m in timed), strict=True))
+        ),
     )
     if not timed:
         return measurement
@@ -288,6 +349,10 @@ def _measurement(plan: Plan, case: Case, workload: Workload, place: Cluster, hea
     optimum, found = measurement.bound.time, forecast.iteration_time
     lost = losses(sent, links, schedule, optimum=optimum, forecast=found, measured=measurement.time)
     return dataclasses.replace(measurement, forecast=forecast, losses=lost)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def _sent(case: Case, workload: Workload) -> Workload:
@@ -303,8 +368,7 @@ def _half(gradient: Gradient) -> Gradient:
 
 def _optimum(plan: Plan, case: Case, workload: Workload) -> Bound:
     """T* of what the case sends, on links as fast as they are called."""
-    nominal_links = Cluster(workers=plan.hosts, up=plan.rate, down=plan.rate, latency=0, overhead=0)
-    return bound(_sent(case, workload), nominal_links)
+    return bound(_sent(case, workload), plan.links)
 
 
 def _virtual(case: Case, workload: Workload, where: Cluster) -> tuple[Workload, Cluster]:

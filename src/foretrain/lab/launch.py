@@ -81,6 +81,8 @@ def launch(
     timeout: float | None = None,
     on_line: Callable[[int, str], None] | None = None,
     grace: float = 5.0,
+    ranks: int | None = None,
+    secret: str | None = None,
 ) -> int:
     """Runs ``command`` on every host of ``lab`` at the same time, and returns 0 when all ranks have ended with 0.
 
@@ -96,6 +98,8 @@ def launch(
         on_line: gets (rank, line) for every line of standard output and error, in this thread. What it raises ends
             all ranks.
         grace: seconds that the others have, once a rank has failed, to notice and to tell it themselves.
+        ranks: how many, on the first hosts; None is one on every host.
+        secret: of the job, in hexadecimal; None makes one.
 
     Raises:
         LaunchError: a rank failed, or time ran out. All ranks have ended.
@@ -108,10 +112,16 @@ def launch(
     if not command or shutil.which(command[0], path=environment.get("PATH")) is None:
         raise ConfigError("command", " ".join(command), "is not a program that can be run", "give its path")
     Lab.find(lab.name)
-    with _Run(lab, on_line or (lambda rank, line: None)) as run:
+    hosts = lab.hosts if ranks is None else lab.hosts[:ranks]
+    with _Run(lab, hosts, on_line or (lambda rank, line: None), secret or secrets.token_hex(32)) as run:
         run.start(command, environment)
         run.follow(timeout, grace)
     return 0
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """``command``, killed when the thread that starts it ends."""
+    return [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, str(os.getpid()), *command]
 
 
 class _Rank:
@@ -168,16 +178,15 @@ class _Rank:
 class _Run:
     """The ranks of one launch. One thread: outputs and ends are waited for together."""
 
-    def __init__(self, lab: Lab, on_line: Callable[[int, str], None]) -> None:
-        self.lab, self.on_line = lab, on_line
+    def __init__(self, lab: Lab, hosts: Sequence[Host], on_line: Callable[[int, str], None], secret: str) -> None:
+        self.lab, self.hosts, self.on_line, self.secret = lab, hosts, on_line, secret
         self.ranks: list[_Rank] = []
         self.failed: _Rank | None = None
         self.selector = selectors.DefaultSelector()
-        self.secret = secrets.token_hex(32)
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
         """One process per host; what starts, also when the next does not, is in ``ranks``."""
-        leader, size = self.lab.hosts[0], str(len(self.lab.hosts))
+        leader, size = self.hosts[0], str(len(self.hosts))
         common = {
             "WORLD_SIZE": size,
             "LOCAL_RANK": "0",
@@ -186,12 +195,11 @@ class _Run:
             "MASTER_PORT": str(_free_port(self.lab)),
             "FORETRAIN_SECRET": self.secret,
         }
-        guard = [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, str(os.getpid())]
-        for host in self.lab.hosts:
+        for host in self.hosts:
             own = {"RANK": str(host.index), "GLOO_SOCKET_IFNAME": host.interface, "TP_SOCKET_IFNAME": host.interface}
             with uninterrupted():
                 process = subprocess.Popen(
-                    self.lab.command(host.index, [*guard, *command]),
+                    self.lab.command(host.index, guarded(command)),
                     env=environment | common | own,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

@@ -49,6 +49,7 @@ class Clock:
 
     Attributes:
         time: until when the accelerator has work, ps of ``now``.
+        busy: for how long it has computed, ps.
         begins: when each backward pass began.
         spans: what was computed when, on the lane ``"gpu"``; None, the default, records nothing.
     """
@@ -68,6 +69,7 @@ class Clock:
         self._now, self._sleep = now, sleep
         self._arrived: Time = 0
         self.time: Time = now()
+        self.busy: Time = 0
         self.begins: list[Time] = []
         self.spans: list[Span] | None = None
 
@@ -89,7 +91,7 @@ class Clock:
         """Computes for ``duration``: sleeps until the accelerator is through."""
         if self._factor != 1 or self._jitter:
             duration = round(duration * self._factor * (1 + self._random.uniform(-self._jitter, self._jitter)))
-        began, self.time = self.time, self.time + duration
+        began, self.time, self.busy = self.time, self.time + duration, self.busy + duration
         if self.spans is not None and duration:
             assert kind in ("forward", "backward")
             self.spans.append(Span("gpu", kind, name, len(self.begins) - 1, began, self.time))

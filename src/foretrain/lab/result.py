@@ -1,185 +1,24 @@
-"""What the lab measures, as data: what is asked of the workers, what they say, and what it amounts to."""
+"""What the lab measured: each case, and all of an experiment."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Any, Literal, TypeAlias
-
-import msgspec
+from typing import Any
 
 from foretrain.lab.losses import Losses
+from foretrain.lab.messages import Case, Experiment, Sample
 from foretrain.network import Cluster
-from foretrain.schedule import Bound, Spec, spec
+from foretrain.schedule import Bound, Spec
 from foretrain.schedule.script import Written
-from foretrain.timeline import Span, Timeline
-from foretrain.units import Time, exact_size, format_rate, format_size, to_seconds
+from foretrain.timeline import Timeline
+from foretrain.units import Time, format_rate, format_size, to_seconds
 from foretrain.virtual import Run
 from foretrain.workload import Workload
 
-Kind: TypeAlias = Literal["ddp", "ddp_fp16", "attach"]
-"""Stock DistributedDataParallel, the same with its fp16 hook, or this package's runtime."""
-
-
-# What is asked.
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One way to exchange gradients.
-
-    Attributes:
-        kind: who does it.
-        bucket: of DDP, bytes; None is its default, 25 MiB after a first bucket of 1 MiB.
-        schedule: of `attach`, in its notation; it sets what is left open to what is best in the virtual world.
-        compression: of `attach`: None, ``"fp16"`` or ``"bf16"``.
-    """
-
-    kind: Kind
-    bucket: int | None = None
-    schedule: str = ""
-    compression: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What a table calls it."""
-        if self.kind == "attach":
-            return f"{self.schedule}+{self.compression}" if self.compression else self.schedule
-        bucket = f" {exact_size(self.bucket)}" if self.bucket else ""
-        return f"DDP{' fp16 hook' if self.kind == 'ddp_fp16' else ''}{bucket}"
-
-    @property
-    def plan(self) -> Spec:
-        """The policy that forecasts it."""
-        if self.kind == "attach":
-            return spec(self.schedule)
-        # With an explicit bucket_cap_mb torch takes it for the first bucket, too.
-        return Spec("ddp", {"bucket": self.bucket, "first": self.bucket} if self.bucket else {})
-
-
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    """One model, trained in every case.
-
-    Attributes:
-        name: of the model.
-        cases: in the order of each round.
-        workload: to pace; None trains the small transformer for real.
-        iterations: measured in every case, all rounds together.
-        rounds: how often all cases take turns, with a fresh model each time.
-        warmup: iterations before each measurement, besides what a schedule itself needs to observe.
-        straggler: share by which the last host is slower.
-        jitter: share by which each layer's time varies.
-        seed: of jitter, parameters and data.
-        step_time: what a step of the real transformer should take to compute, by its batch; None is a batch of 8.
-        traced: whether to record two iterations of every case besides, which are not measured.
-    """
-
-    name: str
-    cases: tuple[Case, ...]
-    workload: Workload | None = None
-    iterations: int = 15
-    rounds: int = 3
-    warmup: int = 3
-    straggler: float = 0.0
-    jitter: float = 0.0
-    seed: int = 0
-    step_time: Time | None = None
-    traced: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All that the workers of one launch do, one experiment after the other.
-
-    Attributes:
-        hosts: how many.
-        rate: of every link, bytes/s.
-        experiments: what to measure.
-        timeout: seconds without a word from a peer after which a worker gives up.
-        calibration: seconds to spend on what an all-reduce costs.
-    """
-
-    hosts: int
-    rate: float
-    experiments: tuple[Experiment, ...]
-    timeout: float = 120.0
-    calibration: float = 4.0
-
-
-# What rank 0 says: its progress on standard output, all else in a file; one line of JSON each.
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """An all-reduce of ``size`` bytes took ``time`` with ``depth`` of them under way."""
-
-    size: int
-    depth: int
-    time: Time
-
-
-class Progress(msgspec.Struct, frozen=True, tag=True):
-    """What is being done; ``done`` of ``total`` is in iterations, of one experiment."""
-
-    experiment: int
-    what: str
-    done: int
-    total: int
-
-
-class Calibrated(msgspec.Struct, frozen=True, tag=True):
-    """What all-reduce costs between these hosts."""
-
-    samples: tuple[Sample, ...]
-
-
-class Recorded(msgspec.Struct, frozen=True, tag=True):
-    """The workload that the runtime observed on the slowest rank."""
-
-    experiment: int
-    workload: Workload
-
-
-class Timed(msgspec.Struct, frozen=True, tag=True):
-    """One round of one case.
-
-    Attributes:
-        experiment: which.
-        case: which of its cases.
-        times: from one iteration's beginning to the next one's.
-        schedule: what was in force, knobs included; empty for DDP.
-        cluster: the network as the runtime measured it; None for DDP.
-    """
-
-    experiment: int
-    case: int
-    times: tuple[Time, ...]
-    schedule: str = ""
-    cluster: Cluster | None = None
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A case that the runtime does not run, and why."""
-
-    experiment: int
-    case: int
-    problem: str
-
-
-class Traced(msgspec.Struct, frozen=True, tag=True):
-    """What happened in a few iterations of one case; times from the first of ``begins``."""
-
-    experiment: int
-    case: int
-    begins: tuple[Time, ...]
-    spans: tuple[Span, ...]
-
-
-Message: TypeAlias = Calibrated | Recorded | Timed | Refused | Traced
-
-
-# What it amounts to.
+PLAIN = Case("attach", schedule="fifo")
+"""A parameter server as it is without a scheduler: push what is ready, wait for everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +43,8 @@ class Measurement:
         losses: what the distance to T* consists of; None where it was refused.
         trace: a part of the real run, if asked for.
         problem: why there is no measurement; empty where there is.
+        idle: share of the time in which host 0's accelerator had nothing to compute; None where it is the CPU.
+        links: per host, workers first, the shares of its link's rate that it sent and received; empty if not counted.
     """
 
     case: Case
@@ -215,6 +56,8 @@ class Measurement:
     losses: Losses | None = None
     trace: Trace | None = None
     problem: str = ""
+    idle: float | None = None
+    links: tuple[tuple[float, float], ...] = ()
 
     @property
     def times(self) -> tuple[Time, ...]:
@@ -245,6 +88,11 @@ class Measurement:
         return self.forecast.iteration_time / self.time - 1 if self.forecast else None
 
     @property
+    def utilisation(self) -> float | None:
+        """Of the busiest direction of the busiest link, the share of its rate."""
+        return max((share for both in self.links for share in both), default=None)
+
+    @property
     def runs(self) -> tuple[Run, ...]:
         """The traced part of the real run and the forecast, as pictures and traces take them; empty without a trace."""
         if self.trace is None or self.forecast is None:
@@ -268,21 +116,34 @@ class LabResult:
 
     Attributes:
         experiment: what was asked.
-        hosts: how many.
-        rate: nominal rate of their links, bytes/s.
+        links: the hosts that train, and how, on links of their nominal rate.
         workload: as recorded by the runtime; as paced where nothing was recorded.
-        cluster: the lab with the costs of its all-reduce as calibrated.
+        cluster: the same with what an exchange costs as calibrated.
         samples: what they were calibrated from.
         measurements: one per case, in the order asked for.
     """
 
     experiment: Experiment
-    hosts: int
-    rate: float
+    links: Cluster
     workload: Workload
     cluster: Cluster
     samples: tuple[Sample, ...]
     measurements: tuple[Measurement, ...]
+
+    @property
+    def hosts(self) -> int:
+        """How many train."""
+        return self.links.workers
+
+    @property
+    def rate(self) -> float:
+        """Nominal rate of their links, bytes/s."""
+        return self.links.up
+
+    @property
+    def served(self) -> bool:
+        """Whether gradients go through servers."""
+        return self.links.exchange != "all_reduce"
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
@@ -292,12 +153,13 @@ class LabResult:
     @property
     def ratio(self) -> float:
         """R: communication over computation at the nominal rate."""
-        return 2 * (self.hosts - 1) / self.hosts * self.workload.size / self.rate / to_seconds(self.workload.compute)
+        return self.links.cost.time(self.workload.size) / self.workload.compute
 
     @property
     def baseline(self) -> Measurement | None:
-        """Stock DDP at its best bucket; None where no DDP ran."""
-        plain = [one for one in self.measured if one.case.kind == "ddp"]
+        """Stock DDP at its best bucket, or over servers fifo, what they do by default; None where it did not run."""
+        served = self.served
+        plain = [one for one in self.measured if (one.case == PLAIN if served else one.case.kind == "ddp")]
         return min(plain, key=lambda one: one.time, default=None)
 
     @property
@@ -321,11 +183,19 @@ class LabResult:
         return ", ".join(
             [
                 f"{self.experiment.name} {how} on {self.hosts} hosts @ {format_rate(self.rate)}",
+                *self._servers,
                 f"{format_size(self.workload.size)} of gradients",
                 f"communication/computation {self.ratio:.2f}",
                 *skew,
             ]
         )
+
+    @property
+    def _servers(self) -> list[str]:
+        if not self.served:
+            return []
+        count = self.links.servers
+        return [f"{count} server{'s' if count > 1 else ''} beside them" if count else "a server on each of them"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, times in seconds, for JSON."""
@@ -334,6 +204,8 @@ class LabResult:
             "compute": "paced" if self.experiment.workload else "real",
             "hosts": self.hosts,
             "rate": self.rate,
+            "exchange": self.links.exchange,
+            "servers": self.links.servers,
             "ratio": self.ratio,
             "straggler": self.experiment.straggler,
             "jitter": self.experiment.jitter,
@@ -367,11 +239,13 @@ class LabResult:
             "median": to_seconds(one.time),
             "quartiles": [to_seconds(low), to_seconds(high)],
             "rounds": [[to_seconds(time) for time in part] for part in one.rounds],
-            "vs_best_ddp": self.speedup(one),
+            "vs_fifo" if self.served else "vs_best_ddp": self.speedup(one),
             "optimum": to_seconds(one.bound.time),
             "gap": one.gap,
             "forecast": to_seconds(one.forecast.iteration_time) if one.forecast else None,
             "forecast_error": one.error,
             "losses": dataclasses.asdict(one.losses) if one.losses else None,
             "cluster": str(one.cluster),
+            "idle": one.idle,
+            "links": [list(both) for both in one.links],
         }

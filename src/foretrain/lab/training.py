@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from foretrain.lab.messages import Experiment
 from foretrain.lab.paced import Clock, paced
-from foretrain.lab.result import Experiment
 from foretrain.lab.transformer import batches, transformer
 from foretrain.timeline import Span
 from foretrain.units import Time

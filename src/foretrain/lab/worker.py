@@ -9,6 +9,8 @@ exchanged before it decides anything.
 from __future__ import annotations
 
 import gc
+import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ import foretrain as ft
 from foretrain.errors import ForetrainError
 from foretrain.lab.baseline import TracedDdp, complete, ddp
 from foretrain.lab.calibrate import calibrate
-from foretrain.lab.result import (
+from foretrain.lab.messages import (
     Calibrated,
     Case,
     Experiment,
@@ -36,11 +38,18 @@ from foretrain.lab.result import (
     Progress,
     Recorded,
     Refused,
+    Sample,
     Timed,
     Traced,
 )
+from foretrain.lab.probing import probe
+from foretrain.lab.result import PLAIN
+from foretrain.lab.serving import PIDS
+from foretrain.lab.traffic import Traffic
 from foretrain.lab.training import PacedTraining, RealTraining, Trainable
+from foretrain.launch.command import SECRET, SERVERS
 from foretrain.schedule import Job
+from foretrain.server.connection import Links
 from foretrain.timeline import Span
 from foretrain.units import Time
 from foretrain.workload import Workload
@@ -73,13 +82,24 @@ class _Worker:
         self._rank = dist.get_rank()
         self._batch = _BATCH
         self._done = self._total = self._number = 0
+        # A process on every host whose link counts, known to rank 0 alone; none outside a lab.
+        self._pids = self._everywhere() if PIDS in os.environ else []
 
     def run(self) -> None:
         """Calibrates, then runs one experiment after the other."""
-        self._say(Calibrated(calibrate(self._plan.hosts, self._plan.rate, budget=self._plan.calibration)))
+        self._say(Calibrated(self._calibrated()))
         for number, experiment in enumerate(self._plan.experiments):
             self._number = number
             self._experiment(experiment)
+
+    def _calibrated(self) -> tuple[Sample, ...]:
+        plan = self._plan
+        if not plan.servers:
+            return calibrate(plan.hosts, plan.rate, budget=plan.calibration)
+        places = [each.rpartition(":") for each in os.environ[SERVERS].split(",")]
+        links = Links([(host, int(port)) for host, _, port in places], bytes.fromhex(os.environ[SECRET]), self._rank)
+        job = self._agreed(secrets.token_hex(8))
+        return probe(links, plan.links, job, patience=plan.timeout, budget=plan.calibration)
 
     def _experiment(self, experiment: Experiment) -> None:
         each = -(-experiment.iterations // experiment.rounds)
@@ -113,7 +133,7 @@ class _Worker:
     def _recorded(self, experiment: Experiment) -> Workload:
         """The workload that the runtime observes under a barrier, of the rank that computes longest."""
         training = self._training(experiment)
-        with self._attached(training, Case("attach", schedule="fifo"), traced=False) as (module, step, attached):
+        with self._attached(training, PLAIN, traced=False) as (module, step, attached):
             while attached.workload is None:
                 self._iterate(training, module, step)
             return attached.workload
@@ -126,16 +146,18 @@ class _Worker:
         with self._trainer(training, case) as (module, step, attached):
             self._warm(training, module, step, attached, experiment.warmup)
             self._done += experiment.warmup
+            traffic, busy = Traffic(self._pids, self._plan.rate), training.clock.busy
             heads = [time.perf_counter_ns()]
             for _ in range(iterations):
                 self._iterate(training, module, step)
                 heads.append(time.perf_counter_ns())
+            links = traffic.shares()
             self._done += iterations
             self._progress(what)
             times = tuple(1000 * (later - head) for head, later in pairwise(heads))
-            if attached is None:
-                return Timed(self._number, place, times)
-            return Timed(self._number, place, times, str(attached.schedule), attached.cluster)
+            idle = 1 - (training.clock.busy - busy) / sum(times) if experiment.workload else None
+            schedule, cluster = ("", None) if attached is None else (str(attached.schedule), attached.cluster)
+            return Timed(self._number, place, times, schedule, cluster, idle, links)
 
     def _trace(self, experiment: Experiment, place: int, case: Case) -> None:
         training = self._training(experiment)
@@ -201,7 +223,12 @@ class _Worker:
     ) -> Iterator[tuple[nn.Module, Callable[[], None], Any]]:
         optimizer = torch.optim.SGD(training.model.parameters(), lr=_RATE)
         with ft.attach(
-            training.model, optimizer, schedule=case.schedule, compression=case.compression, trace=traced
+            training.model,
+            optimizer,
+            schedule=case.schedule,
+            compression=case.compression,
+            engine="ps" if self._plan.servers else "all_reduce",
+            trace=traced,
         ) as attached:
             yield training.model, _step(optimizer), attached
 
@@ -226,6 +253,13 @@ class _Worker:
             times.append((time.perf_counter_ns() - began) * 1000)
             training.model.zero_grad()
         return min(times)
+
+    def _everywhere(self) -> list[int]:
+        """On rank 0 the processes of all workers, and of all servers on hosts of their own; elsewhere none."""
+        pids: list[Any] = [0] * self._plan.hosts
+        dist.all_gather_object(pids, os.getpid())
+        servers = list(map(int, filter(None, os.environ[PIDS].split(","))))
+        return [*pids, *servers[: self._plan.dedicated]] if self._leads else []
 
     @property
     def _leads(self) -> bool:

@@ -37,10 +37,12 @@ class Row:
         marks: some of ``"best"`` and ``"baseline"``.
         iteration: the median, ms.
         spread: the middle half, ms.
-        speedup: over DDP at its best.
+        speedup: over the baseline.
         ratio: T/T*, of what the case sends.
         forecast: iteration time in the virtual world, ms.
         error: of the forecast.
+        idle: share of the time in which the accelerator had nothing to compute.
+        link: share of its rate that the busiest link carried in its busier direction.
         schedule: what was in force.
         problem: why there are no numbers.
     """
@@ -53,6 +55,8 @@ class Row:
     ratio: str = ""
     forecast: str = ""
     error: str = ""
+    idle: str = ""
+    link: str = ""
     schedule: str = ""
     problem: str = ""
 
@@ -75,6 +79,8 @@ def _row(result: LabResult, one: Measurement) -> Row:
         ratio=f"{one.gap + 1:.3f}",
         forecast=_milliseconds(one.forecast.iteration_time) if one.forecast else "",
         error=f"{one.error:+.1%}" if one.error is not None else "",
+        idle=f"{one.idle:.0%}" if one.idle is not None else "",
+        link=f"{one.utilisation:.0%}" if one.utilisation is not None else "",
         schedule=str(one.schedule) if one.case.kind == "attach" else "",
     )
 
@@ -87,12 +93,18 @@ def verdict(result: LabResult) -> str:
     """What was found, in a sentence."""
     best, baseline = result.best, result.baseline
     if best is None or baseline is None:
-        return "Measured; without both DDP and a schedule there is nothing to compare"
+        return "Measured; without both a baseline and a schedule there is nothing to compare"
     gain = result.speedup(best)
     if gain < 1:
-        return f"No schedule beat {baseline.case.name}, DDP at its best; {best.case.name} is {1 / gain - 1:.1%} slower"
-    what = f"{best.case.name} makes an iteration {gain:.2f}× as fast as {baseline.case.name}, DDP at its best here"
+        return f"No schedule beat {_baseline(result)}; {best.case.name} is {1 / gain - 1:.1%} slower"
+    what = f"{best.case.name} makes an iteration {gain:.2f}× as fast as {_baseline(result)} here"
     return what if gain >= _WORTH else f"Nothing much to gain: {what}"
+
+
+def _baseline(result: LabResult) -> str:
+    assert result.baseline is not None
+    how = "the servers without a scheduler" if result.served else "DDP at its best"
+    return f"{result.baseline.case.name}, {how}"
 
 
 def reasons(result: LabResult) -> str:
@@ -129,7 +141,7 @@ class LabSummary:
         result = self.result
         yield Text.assemble(("lab       ", "dim"), str(result))
         yield Text.assemble(("workload  ", "dim"), describe(result.workload))
-        yield Text.assemble(("measured  ", "dim"), f"gloo's all-reduce: {costs(result)}")
+        yield Text.assemble(("measured  ", "dim"), f"{_operation(result)}: {costs(result)}")
         yield Text("")
         yield lab_table(result)
         yield Text("")
@@ -140,6 +152,10 @@ class LabSummary:
 def lab_summary(result: LabResult) -> LabSummary:
     """What was measured, where, and what came of it: for ``rich.print``."""
     return LabSummary(result)
+
+
+def _operation(result: LabResult) -> str:
+    return "a round through the servers" if result.served else "gloo's all-reduce"
 
 
 def costs(result: LabResult) -> str:
@@ -155,7 +171,8 @@ def lab_table(result: LabResult) -> Table:
     """Every case, fastest first."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
     table.add_column("case", no_wrap=True)
-    for head in ("ms", "middle half", "vs DDP", "T/T*", "forecast", "error"):
+    against = "vs fifo" if result.served else "vs DDP"
+    for head in ("ms", "middle half", against, "T/T*", "forecast", "error", "idle", "link"):
         table.add_column(head, justify="right", no_wrap=True)
     for line in rows(result):
         name = Text(line.name)
@@ -166,11 +183,12 @@ def lab_table(result: LabResult) -> Table:
             table.add_row(name, "refused", style="dim")
             continue
         cells = (line.iteration, line.spread, line.speedup, line.ratio, line.forecast, line.error)
-        table.add_row(name, *cells, style=style)
+        table.add_row(name, *cells, line.idle, line.link, style=style)
     one = result.experiment
     table.caption = Text(
-        f"ms: median of {one.iterations} iterations in {one.rounds} interleaved rounds, after warm-up; vs DDP: over "
-        "DDP at its best; T*: no schedule can be faster on links of this rate; forecast: the virtual world's, in ms",
+        f"ms: median of {one.iterations} iterations in {one.rounds} interleaved rounds, after warm-up; "
+        f"{against}: over {_baseline(result) if result.baseline else 'nothing'}; T*: no schedule can be faster on "
+        "links of this rate; forecast: the virtual world's, in ms; idle: of host 0's accelerator; link: the busiest",
         style="dim",
     )
     return table
@@ -207,6 +225,8 @@ def render(result: LabResult) -> str:
         reasons=reasons(result).capitalize() + ".",
         workload=describe(result.workload),
         costs=costs(result),
+        operation=_operation(result),
+        against=_baseline(result) if result.baseline else "the baseline",
         cards=cards(result),
         rows=rows(result),
         chips=[(run.schedule.name, any(run is one for one in shown)) for run in runs],
@@ -219,7 +239,7 @@ def cards(result: LabResult) -> list[Card]:
     errors = [abs(one.error) for one in result.measured if one.error is not None]
     found = [Card("Communication / computation", f"{result.ratio:.2f}", f"on links of {format_rate(result.rate)}")]
     if best and baseline:
-        gained = f"{best.case.name} over {baseline.case.name}, DDP at its best"
+        gained = f"{best.case.name} over {_baseline(result)}"
         found.append(Card("Speed-up", f"{result.speedup(best):.2f}×", gained))
     if best:
         found.append(Card("Optimum T*", format_time(best.bound.time), "no schedule can be faster on these links"))
@@ -281,9 +301,9 @@ def bars(result: LabResult) -> go.Figure:
 
 
 def fitted(result: LabResult) -> go.Figure:
-    """What all-reduce took over its size, and the line that forecasts use."""
+    """What an exchange took over its size, and the line that forecasts use."""
     figure = canvas(360, hovermode="closest")
-    for depth, color in ((1, GREY), (2, ORANGE)):
+    for depth, color in zip(sorted({one.depth for one in result.samples}), (GREY, ORANGE), strict=False):
         chosen = [one for one in result.samples if one.depth == depth]
         figure.add_scatter(
             x=[one.size for one in chosen],
@@ -310,7 +330,7 @@ def fitted(result: LabResult) -> go.Figure:
         tickvals=sizes,
         ticktext=[format_size(size) for size in sizes],
     )
-    figure.update_yaxes(type="log", title_text="an all-reduce (ms)", gridcolor=LINE)
+    figure.update_yaxes(type="log", title_text=f"{_operation(result)} (ms)", gridcolor=LINE)
     figure.update_layout(margin={"l": 80, "r": 30, "t": 16, "b": 100}, legend={"orientation": "h", "y": -0.25, "x": 0})
     return figure
 

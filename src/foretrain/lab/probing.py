@@ -1,0 +1,70 @@
+"""What a round through servers costs between these hosts; see `foretrain.lab.calibrate`.
+
+A message of each size is pushed by all workers at once, and its sum comes back, with several under way so that both
+directions of every link are busy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from foretrain.lab.calibrate import nominal
+from foretrain.lab.messages import Sample
+from foretrain.network import Cluster
+from foretrain.runtime.served.measuring import Probe
+from foretrain.server.connection import Links
+from foretrain.server.frames import Header, Kind
+from foretrain.units import MILLISECOND, NANOSECOND, SECOND
+
+SIZES = tuple(1 << power for power in (12, 14, 16, 18, 20))
+"""4 KiB to 1 MiB, the largest message with a sum."""
+DEPTH = 4
+"""Messages under way."""
+_FEW, _MANY = 2 * DEPTH, 64
+_TURNS = 3
+_FAREWELL = 2.0
+
+
+def probe(
+    links: Links,
+    called: Cluster,
+    job: str,
+    *,
+    patience: float,
+    sizes: Sequence[int] = SIZES,
+    budget: float = 4.0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Sample, ...]:
+    """Times rounds through the servers; every worker calls it, and each gets its own times.
+
+    Only the smallest is timed alone, too: what it takes longer than one of several is latency.
+
+    Args:
+        links: to every server; they are told goodbye, and closed.
+        called: the links at their nominal rate; only to choose how often to repeat, alike on every worker.
+        job: its name, the same on all.
+        patience: seconds after which a round that does not come back is stuck.
+        sizes: bytes, ascending.
+        budget: seconds for everything, about.
+        progress: told how many of all cases are done.
+    """
+    cases = [(sizes[0], 1), *((size, DEPTH) for size in sizes)]
+    found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    share = budget / _TURNS / len(cases)
+    try:
+        links.establish(patience)
+        rounds = Probe(links, called.workers, job, 0, patience)
+        rounds.series(sizes[-1], _FEW, DEPTH)
+        for turn in range(_TURNS):
+            for place, (size, depth) in enumerate(cases):
+                expected = (nominal(called) * size + MILLISECOND) / SECOND
+                count = min(_MANY, max(_FEW, math.floor(share / expected)))
+                found[size, depth].append(rounds.series(size, count, depth))
+                progress(turn * len(cases) + place + 1, _TURNS * len(cases))
+        for connection in links.connections:
+            connection.send(Header(Kind.BYE))
+    finally:
+        links.close(_FAREWELL)
+    return tuple(Sample(size, depth, round(median(times) * NANOSECOND)) for (size, depth), times in found.items())
