@@ -50,6 +50,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/collectives.py --quick
 	$(BIN)/python benchmarks/fluid.py --quick
 	$(BIN)/python benchmarks/lab.py --quick
+	$(BIN)/python benchmarks/ps.py --quick
 	$(BIN)/python benchmarks/live.py --quick
 	$(BIN)/python benchmarks/accuracy.py --quick
 	$(BIN)/python benchmarks/cpu_truth.py --quick

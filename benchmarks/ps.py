@@ -1,0 +1,356 @@
+"""A parameter server on real links: what scheduling gains, how near to T* it comes, and how well servers fill links.
+
+Hosts are network namespaces of this machine, workers, servers and bytes are real, computation is paced. Every schedule
+is compared with fifo, the servers without a scheduler, in interleaved rounds. Needs root.
+
+--quick: ResNet-50 with a tenth of its bytes over one server, its links' use at 1 Gb/s, a step of their rate.
+--full: three models, three ratios of communication to computation and three set-ups, over an hour; --json is written
+anew after every cell, so that nothing measured is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from measure import finish, options, spread
+from rich.console import Console
+from rich.table import Table
+
+from foretrain.errors import ForetrainError
+from foretrain.lab import Lab
+from foretrain.lab.compare import conduct, experiment, on, plan_of
+from foretrain.lab.messages import Plan, Progress
+from foretrain.lab.result import LabResult, Measurement
+from foretrain.units import SECOND, parse_rate
+
+SCRIPTS = Path(__file__).parent / "ps_scripts"
+MODELS = ("resnet50", "vgg16", "inception_v3")
+RATIOS = (0.5, 1.0, 2.0)
+SCHEDULES = ("fifo", "p3", "bytescheduler", "prophet")
+SEED = 0
+RATES = ("100Mbps", "1Gbps", "5Gbps")
+"""Of the links that servers are to fill."""
+WORKERS = 2
+"""That push to one server there, so that its link is the one that is full."""
+BYTES = 25e6
+"""Of a model's gradients, about: all take fewer than they have, so that a step over 1 Gb/s is less than a second."""
+FAST, SLOW = "1Gbps", "500Mbps"
+"""The step of bandwidth: there and back."""
+MOVED = 1.25
+"""By so much, of the 2 that links change by, a plan must differ to count as made for the links after the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Hosts that train, the servers beside them or on them, and their links."""
+
+    hosts: int
+    servers: int | str
+    rate: str
+
+    def __str__(self) -> str:
+        beside = "co-located" if self.servers == "colocated" else f"{self.servers} server{'s' * (self.servers != 1)}"
+        return f"{beside} + {self.hosts} workers, {self.rate}"
+
+
+SETUPS = (Setup(3, 1, "1Gbps"), Setup(2, 2, "1Gbps"), Setup(3, "colocated", "500Mbps"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One model on one set-up; ``ratio`` is communication over computation there."""
+
+    setup: Setup
+    model: str
+    ratio: float
+    size: float
+    iterations: int = 18
+    rounds: int = 3
+    warmup: int = 2
+
+    def plan(self) -> Plan:
+        """What the hosts are asked."""
+        place = {"hosts": self.setup.hosts, "rate": self.setup.rate, "servers": self.setup.servers}
+        how = {"iterations": self.iterations, "rounds": self.rounds, "warmup": self.warmup, "seed": SEED}
+        one = experiment(self.model, **place, **how, schedules=SCHEDULES, ratio=self.ratio, size=self.size)
+        return plan_of([one], **place)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What has been measured so far.
+
+    Attributes:
+        results: with their cells.
+        pushes: by rate, of one server's link or of this machine without shaping.
+        steps: by schedule, iterations over links whose rate changes.
+        failures: what could not be measured.
+    """
+
+    results: list[tuple[Cell, LabResult]] = field(default_factory=list)
+    pushes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def quick() -> list[Cell]:
+    """One set-up of two workers and a server, one model, few iterations."""
+    return [Cell(Setup(2, 1, "1Gbps"), "resnet50", 1.0, 0.1, iterations=6, rounds=1, warmup=1)]
+
+
+def full() -> list[Cell]:
+    """The grid; R = 1, which counts most, comes first."""
+    from foretrain.workload import zoo
+
+    sizes = {model: min(1.0, BYTES / zoo(model, precision="fp32").size) for model in MODELS}
+    ratios = sorted(RATIOS, key=lambda ratio: abs(ratio - 1))
+    return [Cell(setup, model, ratio, sizes[model]) for ratio in ratios for setup in SETUPS for model in MODELS]
+
+
+@contextmanager
+def lab(setup: Setup, plan: Plan) -> Iterator[Lab]:
+    """Hosts for ``setup``."""
+    with Lab.up("ps", setup.hosts + plan.dedicated, setup.rate) as built:
+        yield built
+
+
+def measured(cell: Cell, calibration: float) -> LabResult:
+    """All schedules of a cell, in turns."""
+    plan = cell.plan()
+    plan = Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"calibration": calibration})
+    last = time.monotonic()
+
+    def progress(now: Progress) -> None:
+        nonlocal last
+        if time.monotonic() > last + 5:
+            last = time.monotonic()
+            print(f"{cell.model}, {cell.setup}: {now.what}, {now.done} of {now.total}", file=sys.stderr, flush=True)
+
+    with lab(cell.setup, plan) as built:
+        return conduct(plan, on(built, plan), progress)[0]
+
+
+# How near servers come to their links.
+
+
+def pushed(rate: str | None, workers: int, series: int) -> dict[str, Any]:
+    """What one server carries of messages of 1 MiB, each way; where ``rate`` is None on one host, without shaping."""
+    speed = parse_rate(rate) if rate else 1.25e9
+    setup = Setup(workers, 1 if rate else "colocated", rate or "none")
+    told: list[list[dict[str, float]]] = [[] for _ in range(workers)]
+    plan = Plan(workers, speed, (), exchange="ps" if rate else "ps_colocated", servers=1)
+    with Lab.up("ps", workers + plan.dedicated, rate) as built:
+        on(built, plan)(
+            [sys.executable, str(SCRIPTS / "push.py"), str(speed), str(series)],
+            environment={},
+            timeout=120,
+            on_line=lambda rank, line: told[rank].append(json.loads(line)) if line.startswith("{") else None,
+        )
+    # A series is over when its last worker is through.
+    seconds = [max(one["seconds"] for one in each) for each in zip(*told, strict=True)]
+    carried = workers * (1 << 20) / median(seconds)
+    return {
+        "setup": str(setup),
+        "carried": carried,
+        "seconds": seconds,
+        "efficiency": carried / speed if rate else None,
+        "server_cores": median(one["servers"] for one in told[0]),
+        "worker_cores": fmean(median(one["worker"] for one in each) for each in told),
+    }
+
+
+def show_pushes(pushes: dict[str, dict[str, Any]]) -> None:
+    """A line for every rate."""
+    for rate, one in pushes.items():
+        share = f", {one['efficiency']:.1%} of the link" if one["efficiency"] else ""
+        print(
+            f"{rate}: {one['carried'] * 8e-9:.3g} Gb/s of payload each way{share}; "
+            f"of {os.cpu_count()} cores the server took {one['server_cores']:.2f}, a worker {one['worker_cores']:.2f}"
+        )
+
+
+# What happens when links change.
+
+
+def stepped(phase: int, size: float, schedules: Sequence[str] = ("fifo", "prophet")) -> dict[str, Any]:
+    """ResNet-50 over one server: a phase of so many iterations on fast links, one on slow ones, one on fast ones."""
+    from foretrain.workload import zoo
+
+    setup = Setup(WORKERS, 1, FAST)
+    plan = plan_of(hosts=setup.hosts, rate=FAST, servers=setup.servers)
+    compute = plan.links.cost.time(round(zoo("resnet50", precision="fp32").size * size))
+    asked = {"model": "resnet50", "size": size, "compute": compute, "iterations": 3 * phase, "schedules": schedules}
+    told: dict[str, list[dict[str, Any]]] = {schedule: [] for schedule in schedules}
+    with lab(setup, plan) as built:
+
+        def heard(rank: int, line: str) -> None:
+            if not line.startswith("{"):
+                return
+            one = json.loads(line)
+            told[one["schedule"]].append(one)
+            if one["iteration"] + 1 in (phase, 2 * phase):
+                built.rate(SLOW if one["iteration"] + 1 == phase else FAST)
+
+        command = [sys.executable, str(SCRIPTS / "steady.py"), json.dumps(asked)]
+        seconds = 300 + 10 * len(schedules) * 3 * phase * compute / SECOND
+        on(built, plan)(command, environment={}, timeout=seconds, on_line=heard)
+    return {schedule: _phases(lines, phase) for schedule, lines in told.items()}
+
+
+def _phases(lines: Sequence[dict[str, Any]], phase: int) -> dict[str, Any]:
+    """Medians of the phases, how long after each step a plan for the links as they are came, what monitoring costs."""
+    times = [one["seconds"] for one in lines]
+    adopted = []
+    for begin, slower in ((phase, 1), (2 * phase, -1)):
+        before = lines[begin - 1]["slowness"]
+        moved = ((one["slowness"] / before) ** slower for one in lines[begin : begin + phase])
+        adopted.append(next((k + 1 for k, ratio in enumerate(moved) if ratio > MOVED), None))
+    return {
+        "medians": [median(times[begin : begin + phase]) for begin in range(0, len(times), phase)],
+        "total": sum(times),
+        "replanned_after": adopted,
+        "monitoring": lines[-1]["monitor"] / sum(times),
+        "iterations": times,
+    }
+
+
+def show_steps(steps: dict[str, Any]) -> None:
+    """A line for every schedule."""
+    for schedule, one in steps.items():
+        medians = " → ".join(f"{1e3 * each:.0f}" for each in one["medians"])
+        print(f"{schedule} over {FAST} → {SLOW} → {FAST}: {medians} ms an iteration, {one['total']:.2f} s in all")
+    if (ours := steps.get("prophet")) is not None:
+        after = " and ".join("never" if count is None else str(count) for count in ours["replanned_after"])
+        print(f"prophet adopts a new plan {after} iterations after the steps; watching takes {ours['monitoring']:.2%}")
+
+
+# Tables and targets.
+
+
+def show(results: Sequence[tuple[Cell, LabResult]]) -> None:
+    """A line for every case, by set-up."""
+    for setup, group in groupby(sorted(results, key=lambda both: str(both[0].setup)), key=lambda both: both[0].setup):
+        table = Table(title=str(setup), title_justify="left", box=None, pad_edge=False)
+        heads = ("model", "R", "schedule", "ms [middle half]", "vs fifo", "T/T*", "forecast error", "idle", "link")
+        for head in heads:
+            table.add_column(head, no_wrap=True, justify="left" if head in ("model", "schedule") else "right")
+        for cell, result in group:
+            for one in result.measured:
+                table.add_row(cell.model, f"{cell.ratio:g}", *_columns(result, one))
+        Console(width=120, highlight=False).print(table)
+
+
+def _columns(result: LabResult, one: Measurement) -> tuple[str, ...]:
+    return (
+        one.case.name,
+        spread([time / 1e9 for time in one.times]),
+        f"{result.speedup(one):.3f}",
+        f"{1 + one.gap:.3f}",
+        "" if one.error is None else f"{one.error:+.1%}",
+        "" if one.idle is None else f"{one.idle:.0%}",
+        "" if one.utilisation is None else f"{one.utilisation:.0%}",
+    )
+
+
+def gains(
+    found: Found, over: str, ours: str = "prophet", ratios: Sequence[float] = RATIOS, rate: str = ""
+) -> list[float]:
+    """How many times as fast as ``over`` ``ours`` was, in cells of these ratios, and of this rate if one is given."""
+    pairs = [
+        (result.find(over), result.find(ours))
+        for cell, result in found.results
+        if cell.ratio in ratios and rate in ("", cell.setup.rate)
+    ]
+    return [slow.time / fast.time for slow, fast in pairs if slow and fast]
+
+
+def values(found: Found) -> dict[str, float]:
+    """The RESULT keys; of every ratio the worst."""
+    worst: dict[str, list[float]] = {
+        "link_efficiency": [one["efficiency"] for one in found.pushes.values() if one["efficiency"]],
+        "prophet_vs_fifo": gains(found, "fifo", ratios=(1.0,)),
+        "prophet_vs_bytescheduler": gains(found, "bytescheduler"),
+        "prophet_vs_p3": gains(found, "p3", ratios=(1.0,), rate="1Gbps"),
+    }
+    numbers = {name: min(each) for name, each in worst.items() if each}
+    gaps = [one.gap for _, result in found.results if (one := result.find("prophet"))]
+    errors = [abs(one.error) for _, result in found.results for one in result.measured if one.error is not None]
+    return numbers | ({"gap_to_optimum": max(gaps), "forecast_error_median": median(errors)} if gaps else {})
+
+
+def targets(found: Found) -> Iterator[tuple[str, float | None, str, Callable[[float], bool]]]:
+    """What was to be reached: in words, what was found (None: nothing), and whether that is good."""
+    numbers = values(found)
+    both = [*gains(found, "fifo", ratios=(1.0,)), *gains(found, "fifo", "bytescheduler", ratios=(1.0,))]
+    ours, plain = found.steps.get("prophet"), found.steps.get("fifo")
+    after = [float("inf") if each is None else each for each in ours["replanned_after"]] if ours else []
+    pairs = zip(plain["medians"], ours["medians"], strict=True) if ours and plain else ()
+    yield (
+        "share of the link that a server fills, worst rate",
+        numbers.get("link_efficiency"),
+        "≥ 0.9",
+        lambda x: x >= 0.9,
+    )
+    yield "bytescheduler and prophet over fifo at R = 1", min(both, default=None), "≥ 1.3", lambda x: x >= 1.3
+    yield "prophet over bytescheduler", numbers.get("prophet_vs_bytescheduler"), "≥ 1", lambda x: x >= 1
+    yield "prophet over p3 at 1 Gb/s", numbers.get("prophet_vs_p3"), "≥ 1.1", lambda x: x >= 1.1
+    gap = numbers.get("gap_to_optimum")
+    yield "prophet's T/T*, worst cell", None if gap is None else 1 + gap, "≤ 1.08", lambda x: x <= 1.08
+    yield "forecast error, median", numbers.get("forecast_error_median"), "≤ 0.05", lambda x: x <= 0.05
+    yield "share of an iteration for monitoring", ours and ours["monitoring"], "≤ 0.01", lambda x: x <= 0.01
+    yield "iterations until prophet plans anew", max(after, default=None), "≤ 10", lambda x: x <= 10
+    slowest = min((slow / fast for slow, fast in pairs), default=None)
+    yield "prophet over fifo while links change, worst phase", slowest, "≥ 1", lambda x: x >= 1
+
+
+def details(found: Found) -> dict[str, Any]:
+    """Everything measured, for the JSON."""
+    cells = [{"cell": asdict(cell), "setup": str(cell.setup), **result.to_dict()} for cell, result in found.results]
+    return {"cells": cells, "pushes": found.pushes, "steps": found.steps, "failures": found.failures}
+
+
+def main() -> None:
+    """Prints tables, targets and the RESULT line."""
+    arguments = options(__doc__ or "")
+    found, brief = Found(), arguments.quick
+
+    def keep(what: str, measure: Callable[[], None]) -> None:
+        try:
+            measure()
+        except ForetrainError as error:
+            found.failures.append(f"{what}: {error}")
+            print(f"failed: {found.failures[-1]}", file=sys.stderr, flush=True)
+        if arguments.json:
+            text = json.dumps({"partial": values(found), "details": details(found)}, indent=2)
+            arguments.json.write_text(text + "\n")
+
+    for rate in ("1Gbps",) if brief else RATES:
+        keep(rate, lambda rate=rate: found.pushes.update({rate: pushed(rate, WORKERS, 1 if brief else 5)}))
+    if not brief:
+        keep("unshaped", lambda: found.pushes.update({"one host, not shaped": pushed(None, 1, 5)}))
+    show_pushes(found.pushes)
+    keep("step", lambda: found.steps.update(stepped(5, 0.05) if brief else stepped(20, 0.25)))
+    show_steps(found.steps)
+    for cell in quick() if brief else full():
+        keep(str(cell), lambda cell=cell: found.results.append((cell, measured(cell, 0.3 if brief else 2.0))))
+    show(found.results)
+    for what, value, wanted, good in targets(found):
+        told = "not measured" if value is None else f"{value:.3g} ({wanted}): {'met' if good(value) else 'not met'}"
+        print(f"{what}: {told}")
+    finish(arguments, "ps", values(found), details(found), seed=SEED)
+    if found.failures:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

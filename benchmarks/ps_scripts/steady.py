@@ -1,0 +1,116 @@
+"""One worker of ps.py: trains a paced model under one schedule after the other, while somebody else changes the links.
+
+    steady.py OPTIONS
+
+OPTIONS is JSON: ``model``, ``size`` (scale of its gradients), ``compute`` (ps), ``schedules``, ``iterations``. Rank 0
+writes a line of JSON for every iteration: its number, its seconds, how often Prophet has adopted a plan and how much
+slower than at first it takes the link to be by now, and the seconds of a core that its monitor and its profile took in
+all.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import foretrain as ft
+from foretrain.lab.paced import Clock, paced, scaled
+from foretrain.schedule import Job
+from foretrain.schedule.arrivals import Arrivals
+from foretrain.schedule.monitor import Monitor
+from foretrain.workload import zoo
+
+WATCHED = {
+    Monitor: ("start", "done", "fits", "settle", "drifted"),
+    Arrivals: ("begin", "note", "off", "medians", "blocks"),
+}
+
+
+_MUCH = 1 << 20
+
+
+class Meter:
+    """What Prophet's monitor and profile cost, and how often it adopts what they say.
+
+    Attributes:
+        seconds: of a core.
+        plans: adopted so far.
+        slowness: of the link, by the latest of them; 1 is as it was called.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.plans, self.slowness, self._inside = 0.0, 0, 1.0, False
+        for kind, names in WATCHED.items():
+            for name in names:
+                setattr(kind, name, self._timed(name, getattr(kind, name)))
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def timed(*arguments: Any) -> Any:
+            if self._inside:
+                return call(*arguments)
+            self._inside, began = True, time.thread_time()
+            try:
+                return call(*arguments)
+            finally:
+                self.seconds += time.thread_time() - began
+                self._inside = False
+                if name == "settle":
+                    self.plans += 1
+                    self.slowness = arguments[0].time(_MUCH) / arguments[0]._cost.time(_MUCH)
+
+        return timed
+
+
+def train(options: dict[str, Any], schedule: str, meter: Meter) -> None:
+    """Trains as long as it is asked to, after warm-up."""
+    gc.collect()
+    workload = scaled(zoo(options["model"], precision="fp32"), options["compute"], options["size"])
+    model = paced(workload, Clock(seed=dist.get_rank()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    given = torch.zeros(1)
+
+    def iterate() -> None:
+        model(given).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with ft.attach(model, optimizer, schedule, engine="ps") as attached:
+        while attached.schedule is None:
+            iterate()
+        assert attached.workload is not None
+        assert attached.cost is not None
+        for _ in range(2 + attached.schedule.build(Job.of(attached.workload, attached.cost)).warmup):
+            iterate()
+        meter.seconds, meter.plans = 0.0, 0
+        for number in range(options["iterations"]):
+            began = time.perf_counter()
+            iterate()
+            if dist.get_rank() == 0:
+                took = time.perf_counter() - began
+                told = {"schedule": schedule, "iteration": number, "seconds": took}
+                seen = {"plans": meter.plans, "slowness": meter.slowness, "monitor": meter.seconds}
+                print(json.dumps(told | seen), flush=True)
+    dist.barrier()
+
+
+def main() -> None:
+    """All schedules."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    options, meter = json.loads(sys.argv[1]), Meter()
+    for schedule in options["schedules"]:
+        train(options, schedule, meter)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
