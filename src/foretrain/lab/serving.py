@@ -14,10 +14,10 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from foretrain.errors import ForetrainError
 from foretrain.lab.kernel import LabError
@@ -29,6 +29,8 @@ from foretrain.launch.command import SERVERS
 PIDS = "FORETRAIN_LAB_SERVERS"
 """The environment variable that tells workers the servers' processes, whose links they read."""
 _TAIL = 12
+_MOMENT = 1.0
+"""Seconds for a server whose end workers have seen to have ended for us, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +68,18 @@ def serving(lab: Lab, hosts: Sequence[int], workers: int, *, silence: float = 60
     """
     secret = secrets.token_hex(32)
     started: list[_Server] = []
-    with tempfile.TemporaryDirectory(prefix="foretrain-lab-") as folder:
-        key = Path(folder) / "key"
-        key.touch(mode=0o600)
-        key.write_text(secret)
-        common = ["--workers", str(workers), "--shards", str(len(hosts)), "--timeout", f"{silence:g}s"]
+    common = ["--workers", str(workers), "--shards", str(len(hosts)), "--timeout", f"{silence:g}s", "--with-parent"]
+    with _file_of(secret) as key:
+        common += ["--secret-file", f"/proc/self/fd/{key}"]
         try:
             for shard, host in enumerate(hosts):
                 command = [sys.executable, "-m", "foretrain", "server", "--address", f"{lab.host(host).address}:0"]
-                command += [*common, "--shard", str(shard), "--secret-file", str(key), "--with-parent"]
                 with uninterrupted():
-                    started.append(_Server(lab, host, command, Path(folder) / f"server-{shard}"))
+                    started.append(_Server(lab, host, [*command, *common, "--shard", str(shard)], key))
             yield Served(tuple(each.address() for each in started), tuple(each.pid for each in started), secret)
         except ForetrainError as error:
-            if ended := [each for each in started if each.ended]:
+            until = time.monotonic() + _MOMENT
+            if ended := [each for each in started if each.ends(until)]:
                 raise LabError(ended[0].story()) from error
             raise
         finally:
@@ -90,25 +90,41 @@ def serving(lab: Lab, hosts: Sequence[int], workers: int, *, silence: float = 60
                     each.close()
 
 
+@contextmanager
+def _file_of(secret: str) -> Iterator[int]:
+    """The descriptor of a file without a name, so that none is left behind, whatever ends this process."""
+    # Not the environment: whose environment has the secret is a rank's child, and ends with the ranks.
+    key = os.memfd_create("secret")
+    try:
+        os.fchmod(key, 0o600)
+        os.write(key, secret.encode())
+        yield key
+    finally:
+        os.close(key)
+
+
 class _Server:
     """A started server, and what it writes."""
 
-    def __init__(self, lab: Lab, host: int, command: Sequence[str], notes: Path) -> None:
-        self._where, self._notes = lab.host(host).namespace, notes
-        with notes.open("wb") as file:
-            self._process = subprocess.Popen(
-                lab.command(host, guarded(command)),
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                start_new_session=True,
-            )
+    def __init__(self, lab: Lab, host: int, command: Sequence[str], key: int) -> None:
+        self._where = lab.host(host).namespace
+        self._notes = tempfile.TemporaryFile()  # noqa: SIM115 closed in `close`
+        self._process = subprocess.Popen(
+            lab.command(host, guarded(command)),
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._notes,
+            pass_fds=(key,),
+            start_new_session=True,
+        )
         self.pid = self._process.pid
 
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
+    def ends(self, until: float) -> bool:
+        """Whether it has ended by ``until``, of the monotonic clock: a process that is killed takes its time."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+        return self._process.returncode is not None
 
     def address(self) -> str:
         """Where it listens; returns when it does."""
@@ -121,7 +137,8 @@ class _Server:
 
     def story(self) -> str:
         """How it has ended, with the last that it wrote."""
-        lines = self._notes.read_text(errors="replace").splitlines()[-_TAIL:]
+        self._notes.seek(0)
+        lines = self._notes.read().decode(errors="replace").splitlines()[-_TAIL:]
         told = [f"the server on {self._where} has ended with {self._process.returncode}", *lines]
         return "\n  | ".join(told)
 
@@ -136,3 +153,4 @@ class _Server:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        self._notes.close()
