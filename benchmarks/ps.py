@@ -153,7 +153,7 @@ def pushed(rate: str | None, workers: int, series: int) -> dict[str, Any]:
         on(built, plan)(
             [sys.executable, str(SCRIPTS / "push.py"), str(speed), str(series)],
             environment={},
-            timeout=120,
+            timeout=300,
             on_line=lambda rank, line: told[rank].append(json.loads(line)) if line.startswith("{") else None,
         )
     # A series is over when its last worker is through.

@@ -23,8 +23,8 @@ from foretrain.server.frames import Header, Kind
 
 SIZE = 1 << 20
 DEPTH = 4
-SECONDS = 1.5
-"""Of a series, about."""
+LEAST, SECONDS = 64, 1.5
+"""Messages and, about, seconds of a series: the first and the last cross one direction alone, and must be few."""
 
 
 def busy(pid: int) -> float:
@@ -42,7 +42,7 @@ def main() -> None:
     links.establish(30)
     probe = Probe(links, workers, "throughput", 0, patience=60)
     probe.series(SIZE, 4 * DEPTH, DEPTH)
-    count = max(4 * DEPTH, round(SECONDS * rate / (workers * SIZE)))
+    count = max(LEAST, round(SECONDS * rate / (workers * SIZE)))
     servers = [int(pid) for pid in os.environ[PIDS].split(",")] if not rank else []
     for _ in range(series):
         before, own = sum(map(busy, servers)), time.process_time()
