@@ -79,7 +79,19 @@ class Worker:
 
     def join(self, what: Declaration) -> None:
         self.until(lambda: self.connection.established)
-        self.connection.send(Header(Kind.DECLARE), what.encode())
+        self.declare(what)
+
+    def declare(self, what: Declaration, rounds: int = 0) -> None:
+        self.connection.send(Header(Kind.DECLARE, offset=rounds), what.encode())
+
+    def numbers(self) -> list[int]:
+        """The server's, once for each declaration that it has heard."""
+        return [header.offset for header, _ in self.heard if header.kind is Kind.WANTED]
+
+    def wanted(self) -> int:
+        """The number of the server that heard the last one."""
+        self.until(lambda: bool(self.numbers()))
+        return self.numbers()[-1]
 
     def push(self, part: int, step: int, data: np.ndarray | None, offset: int = 0, size: int | None = None) -> None:
         raw = b"" if data is None else data.tobytes()

@@ -288,3 +288,61 @@ def test_one_job_after_another():
                 for worker in workers:
                     worker.connection.send(Header(Kind.BYE))
                 workers[0].until(lambda: len(service._left) == 2)
+
+
+def test_a_server_that_is_started_anew_is_made_whole_by_its_workers():
+    what, values = declaration(10, 20), {}
+    with contextlib.ExitStack() as stack:
+        with serving(2) as service:
+            address = service.address
+            one, other = (stack.enter_context(Worker(address, rank)) for rank in range(2))
+            for worker in (one, other):
+                worker.join(what)
+            exchange([one, other], what, 0)
+            first = one.wanted()
+        with serving(2, port=address[1]) as service:
+            for worker in (one, other):
+                worker.until(lambda worker=worker: worker.connection.sessions == 2)
+                worker.declare(what, rounds=2)
+                worker.until(lambda worker=worker: len(worker.numbers()) == 2)
+            assert one.wanted() == other.wanted() != first
+            values = [gradients(what, seed) for seed in range(2)]
+            for step in (0, 1):
+                one.push_all(what, step, values[0])
+            other.push_all(what, 1, values[1])
+            one.until(lambda: one.told(what, 1) is not None)
+            np.testing.assert_array_equal(one.told(what, 1)[0], values[0][0] + values[1][0])
+            exchange([one, other], what, 2)
+            assert service.failure is None
+
+
+def test_a_worker_that_does_not_come_back_to_a_server_started_anew_is_named():
+    what = declaration(10)
+    with serving(2, silence=0.5) as service, job(service, 1) as (one,):
+        one.until(lambda: one.connection.established)
+        one.declare(what, rounds=3)
+        one.until(lambda: one.connection.send(Header(Kind.ALIVE)) and bool(one.kinds(Kind.FAIL)))
+        assert one.kinds(Kind.FAIL)[0].startswith(b"worker 1 is lost: it has not come back since this server was")
+
+
+def test_who_is_done_stays_until_all_are():
+    what = declaration(10)
+    with serving(2) as service, job(service, 2, what) as (one, other):
+        exchange([one, other], what, 0)
+        one.connection.send(Header(Kind.DONE))
+        other.until(lambda: bool(service._done))
+        assert not one.kinds(Kind.DONE)
+        other.connection.send(Header(Kind.DONE))
+        for worker in (one, other):
+            worker.until(lambda worker=worker: bool(worker.kinds(Kind.DONE)))
+
+
+def test_who_is_done_takes_part_in_no_further_round():
+    what = declaration(10)
+    with serving(2) as service, job(service, 2, what) as (one, other):
+        exchange([one, other], what, 0)
+        one.connection.send(Header(Kind.DONE))
+        other.until(lambda: bool(service._done))
+        other.push_all(what, 1, gradients(what, 1))
+        other.until(lambda: bool(other.kinds(Kind.FAIL)))
+        assert other.kinds(Kind.FAIL) == [b"worker 0 closed its attachment before round 1, which others are in"]

@@ -177,3 +177,36 @@ def test_what_is_held_is_sent_when_it_is_pulled():
     assert [(worker, value.end) for worker, value in push(one, 1, 0, values, 8, COUNT)] == [(1, SIZE), (0, 48)]
     with pytest.raises(Malformed, match="a pull of 4 bytes"):
         one.pull(0, 7, 1, 0, 4)
+
+
+def anew(workers):
+    return Shard([Part(7, 0, 0, SIZE, 0)], [Declared("layer", SIZE, "float32", 0)], workers, anew=True)
+
+
+def test_a_shard_that_was_started_anew_begins_with_any_round():
+    one, values = anew(2), np.ones(COUNT, np.float32)
+    assert push(one, 0, 41, values) == []
+    told = alike(push(one, 1, 41, 2 * values), 0, 1)
+    assert bytes(told.data) == (3 * values).tobytes()
+    assert push(one, 1, 40, values) == []
+    assert one.missing(7, 40) == set()  # though worker 0 has not pushed there: it need not
+    push(one, 1, 42, values)
+    assert one.missing(7, 42) == {0}
+
+
+def test_what_only_the_slow_have_said_again_is_forgotten():
+    """Worker 1 says rounds 5 and 6 again, and worker 0 rounds 6 and 7: it has all sums of 6, so nobody lacks 5's."""
+    one, values = anew(2), np.ones(COUNT, np.float32)
+    push(one, 1, 5, values)
+    push(one, 0, 6, values)
+    push(one, 0, 7, values)
+    assert push(one, 1, 5, values) == []
+    told = alike(push(one, 1, 6, 2 * values), 0, 1)
+    assert (told.step, bytes(told.data)) == (6, (3 * values).tobytes())
+    one = anew(2)
+    push(one, 1, 5, values)
+    push(one, 0, 7, values)
+    assert push(one, 0, 6, values) == []
+    assert alike(push(one, 1, 6, values), 0, 1).step == 6
+    with pytest.raises(Malformed, match="round 10 of part 7, which is in round 7"):
+        push(one, 0, 10, values)

@@ -34,6 +34,7 @@ class Options:
         secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
+        server_restarts: how often servers that this command has started and that die are started again, all together.
         module: the script is a module's name, as with python -m.
     """
 
@@ -44,6 +45,7 @@ class Options:
     patience: str = "30min"
     secret_file: Path | None = None
     servers: str | None = None
+    server_restarts: int = 3
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
@@ -81,6 +83,8 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
         module, script = True, script[1:]
     if not script:
         raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
+    if options.server_restarts < 0:
+        raise ConfigError("server-restarts", options.server_restarts, "is no number of times", "write 0 or more")
     timeout, patience = _wait("timeout", options.timeout), _wait("patience", options.patience)
     from foretrain.launch.command import launch
 
@@ -93,6 +97,7 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
         module=module,
         secret_file=options.secret_file,
         servers=options.servers,
+        server_restarts=options.server_restarts,
     )
     if status:
         sys.exit(status)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-import subprocess
+import signal
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn
 
-from foretrain.errors import ConfigError, ForetrainError
+from foretrain.errors import ConfigError
 from foretrain.launch import Settings
+from foretrain.launch.servers import Servers, Wanted
 from foretrain.schedule.policies import spec
 from foretrain.workload.torch_version import require_torch
 
@@ -23,9 +24,6 @@ SECRET = "FORETRAIN_SECRET"
 """The environment variable that hands a job's secret to its ranks."""
 SERVERS = "FORETRAIN_SERVERS"
 """The one that tells them where the servers are."""
-_MOST_SERVERS = 64
-_FAREWELL = 5.0
-"""Seconds that a server has to end."""
 _SECRET_BYTES = 32
 _WORKER = "foretrain.launch.worker"
 
@@ -38,6 +36,7 @@ def launch(
     module: bool = False,
     secret_file: Path | None = None,
     servers: str | None = None,
+    server_restarts: int = 3,
 ) -> int:
     """Runs a script on every rank and returns its exit status, that of the first rank that failed.
 
@@ -48,9 +47,11 @@ def launch(
         module: whether the script is named as ``python -m`` would.
         secret_file: holds the job's secret, the same on every node.
         servers: of a parameter server: how many to start on this node, or where they are; None all-reduces.
+        server_restarts: how often servers that were started here and die are started again.
 
     Raises:
         ConfigError: before anything is started, for whatever can be known to be wrong by then.
+        PeerLost: servers have died more often than they are started again; all ranks have stopped.
     """
     spec(settings.schedule)
     _check_script(script, module)
@@ -72,12 +73,17 @@ def launch(
     # A job that is started again over the store of the one before reads the addresses of ranks that are gone
     # (pytorch#135712): with stock DDP on gloo every second restart failed.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    started = ExitStack()
+    own = ExitStack()
+    beside = None
     if elsewhere:
         os.environ[SERVERS] = servers or ""
     elif servers is not None:
+        _check_nodes(servers, job.nnodes)
         workers = run.determine_local_world_size(job.nproc_per_node)
-        started.enter_context(_servers(int(servers), workers, job.nnodes, settings.timeout))
+        wanted = Wanted(int(servers), workers, settings.timeout, server_restarts)
+        # torchrun ends its ranks when it is asked to end.
+        beside = own.enter_context(Servers(wanted, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        os.environ[SERVERS] = ",".join(beside.addresses)
     try:
         # With one node and no rendezvous named it takes a free port of its own, as with --standalone.
         run.run(job)
@@ -87,53 +93,19 @@ def launch(
         sys.stderr.write(f"foretrain: rank {rank} (process {failure.pid}) {how} first; what it wrote says why\n")
         return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
     except SignalException as error:
+        if beside is not None and beside.failure is not None:
+            raise beside.failure from None
         sys.stderr.write(f"foretrain: ended by {error.sigval.name}; all ranks have stopped\n")
         return 128 + error.sigval
     finally:
-        started.close()
+        own.close()
     return 0
 
 
-@contextmanager
-def _servers(count: int, workers: int, nodes: str, timeout: float) -> Iterator[None]:
-    """Servers on the loopback device of this node for ``workers``; they end with the block, and with this process."""
+def _check_nodes(servers: str, nodes: str) -> None:
     if nodes not in ("1", "1:1"):
         remedy = "start them with `foretrain server` on hosts that all nodes reach, and write --servers HOST:PORT,..."
-        raise ConfigError("servers", count, f"would be on the loopback device of one of {nodes} nodes", remedy)
-    if not 1 <= count <= _MOST_SERVERS:
-        raise ConfigError("servers", count, "is no number of servers to start", f"write 1 to {_MOST_SERVERS}")
-    command = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0", "--workers", str(workers)]
-    command += ["--shards", str(count), "--timeout", f"{timeout}s", "--with-parent"]
-    with ExitStack() as running:
-        made = [
-            running.enter_context(_ending(subprocess.Popen([*command, "--shard", str(shard)], stdout=subprocess.PIPE)))
-            for shard in range(count)
-        ]
-        addresses = []
-        for shard, process in enumerate(made):
-            assert process.stdout is not None
-            line = process.stdout.readline().decode()
-            if not line:
-                raise ForetrainError(f"server {shard} has ended with {process.wait()}; what it wrote says why")
-            addresses.append(line.split()[-1])
-        os.environ[SERVERS] = ",".join(addresses)
-        yield
-
-
-@contextmanager
-def _ending(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """``process``, which is asked to end with the block, and killed if it does not."""
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_FAREWELL)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        raise ConfigError("servers", servers, f"would be on the loopback device of one of {nodes} nodes", remedy)
 
 
 def _check_script(script: Sequence[str], module: bool) -> None:

@@ -228,7 +228,7 @@ class Attached(Phased[Machinery]):
     def _assemble_served(
         self, around: Surroundings, parameters: Sequence[nn.Parameter]
     ) -> tuple[Machinery, Sequence[torch.Tensor]]:
-        from foretrain.runtime.served.measuring import cost, served_cluster
+        from foretrain.runtime.served.measuring import Probe, served_cluster
         from foretrain.server.connection import Links
 
         options = self._options
@@ -238,7 +238,15 @@ class Attached(Phased[Machinery]):
             self._job = self._job or self._sideband.share(secrets.token_hex(8).encode()).decode()
 
             def measure() -> tuple[Cost, Cluster]:
-                measured = cost(links, self.ranks, self._job, self._epoch, options.timeout)
+                probe = Probe(links, self.ranks, self._job, self._epoch, options.timeout)
+                measured = probe.cost()
+
+                def hear() -> None:
+                    self._together()
+                    probe.hear()
+
+                # Nobody goes on before all have measured: a server that is started anew asks everybody again.
+                Sideband(self._groups.side, self._device, hear).everywhere(True)
                 return measured, served_cluster(measured, self.ranks, len(options.servers))
 
             found = self._adopt(plan(*self._observed(), measure))

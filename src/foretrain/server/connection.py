@@ -82,10 +82,14 @@ class Connection:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return found
+            before = self.sessions
             message = self._hear(frames)
             if message is not None:
                 self.heard = time.monotonic()
                 found.append(message)
+            elif self.sessions > before:
+                # What the session before has answered is asked for again; only an end must not be lost.
+                found = [each for each in found if each[0].kind is Kind.FAIL]
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
         """Says ``header`` and ``payload``, which must not change until it is answered; False without a session."""
@@ -108,6 +112,10 @@ class Connection:
             else:
                 self._say_hello()
         if self._pending is not None and time.monotonic() > self._pending[2]:
+            if self.sessions:
+                # It was the job's before, and may be about to begin: how long to wait is the owner's to say.
+                self._say_hello()
+                return
             host, port = self.address
             raise PeerLost(
                 f"server {self.shard} at {host}:{port} does not answer worker {self._rank}; "

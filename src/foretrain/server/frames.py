@@ -41,7 +41,8 @@ class Kind(IntEnum):
     STRANGER = 5
     """S. The server has no session with whom it answers: a connection was made anew, or the server was."""
     DECLARE = 6
-    """W. Payload: what is exchanged from now on, see `foretrain.server.placement`; ``step``: how many came before."""
+    """W. Payload: what is exchanged from now on, see `foretrain.server.placement`; ``step``: how many came before;
+    ``offset``: rounds of it that this worker has begun."""
     PUSH = 7
     """W. Bytes ``[offset, offset + size)`` of ``part`` in round ``step``; without payload where `ABSENT`."""
     PULL = 8
@@ -56,6 +57,11 @@ class Kind(IntEnum):
     """Both. The job is over; ``flag``: the kind of error; payload: why, as text."""
     BYE = 13
     """Both. The sender closes, and means to."""
+    WANTED = 14
+    """W. It has said again what was wanted; S. an answer to that, and to DECLARE; ``offset``: the server's number, and
+    another one's when it is started anew."""
+    DONE = 15
+    """W. It has all sums, and pushes no more; S. so have all others: nobody needs to push again for them."""
 
 
 ABSENT: Final = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -115,7 +116,13 @@ class Service:
         self._peers: dict[bytes, _Peer] = {}
         self._of_rank: dict[int, _Peer] = {}
         self._left: set[int] = set()
+        self._done: set[int] = set()
+        """Those that have all their sums, and stay for others that may not."""
         self._lost: set[int] = set()
+        self._number = secrets.randbits(64)
+        """Tells workers whether they speak with the server that they have pushed to."""
+        self._missed: float | None = None
+        """When workers that have not come back to a server that was started anew are lost."""
         self._declared: Declaration | None = None
         self._epoch = -1
         self._urgency: list[int] = []
@@ -251,6 +258,7 @@ class Service:
         peer = _Peer(stranger.rank, route, session, Outbox(self._credit, MESSAGE), time.monotonic())
         self._peers[route] = self._of_rank[stranger.rank] = peer
         self._left.discard(stranger.rank)
+        self._done.discard(stranger.rank)
 
     def _reject(self, route: bytes, error: Malformed) -> None:
         self.rejected[error.reason] += 1
@@ -281,10 +289,17 @@ class Service:
         elif kind is Kind.RECEIVED:
             peer.outbox.received(header.size)
         elif kind is Kind.DECLARE:
-            self._declare(peer, header.step, Declaration.decode(bytes(payload)))
+            self._declare(peer, header, Declaration.decode(bytes(payload)))
+            self._send(peer, Header(Kind.WANTED, offset=self._number))
+        elif kind is Kind.WANTED:
+            self._send(peer, Header(Kind.WANTED, offset=self._number))
+        elif kind is Kind.DONE:
+            self._done.add(peer.rank)
+            self._end_together()
         elif kind is Kind.BYE:
             self._left.add(peer.rank)
             del self._peers[peer.route], self._of_rank[peer.rank]
+            self._end_together()
         elif kind is Kind.FAIL:
             text = bytes(payload[:60_000]).decode(errors="replace")
             raise FAILURES[min(header.flag, len(FAILURES) - 1)](f"worker {peer.rank} gave up: {text}")
@@ -302,7 +317,7 @@ class Service:
             held=bool(header.flag & HELD),
         )
         self._send(peer, header._replace(kind=Kind.RECEIVED, flag=0))
-        if self._left:
+        if self._left or self._done:
             self._miss_the_left(header)
         self._enqueue(deliveries)
 
@@ -314,10 +329,17 @@ class Service:
     def _miss_the_left(self, header: Header) -> None:
         """Who has left has pushed all of the rounds that it took part in."""
         assert self._parts is not None
-        for rank in sorted(self._left & self._parts.missing(header.part, header.step)):
+        for rank in sorted((self._left | self._done) & self._parts.missing(header.part, header.step)):
             raise PeerLost(f"worker {rank} closed its attachment before round {header.step}, which others are in")
 
-    def _declare(self, peer: _Peer, epoch: int, declaration: Declaration) -> None:
+    def _end_together(self) -> None:
+        """When nobody needs anything any more, those who have waited for that are told."""
+        if len(self._left | self._lost | self._done) == self._workers:
+            for rank in self._done & self._of_rank.keys():
+                self._send(self._of_rank[rank], Header(Kind.DONE))
+
+    def _declare(self, peer: _Peer, header: Header, declaration: Declaration) -> None:
+        epoch, begun = header.step, header.offset
         if declaration.workers != self._workers:
             raise Disagreement(
                 f"worker {peer.rank} is one of {declaration.workers}; server {self._shard} was started for "
@@ -327,7 +349,10 @@ class Service:
             self._declared, self._epoch = declaration, epoch
             placement = Placement(declaration, self._shards)
             mine = [part for part in placement.parts if part.shard == self._shard]
-            self._parts = Shard(mine, declaration.tasks, self._workers, lost=self._lost)
+            self._parts = Shard(mine, declaration.tasks, self._workers, lost=self._lost, anew=begun > 0)
+            if begun:
+                logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
+                self._missed = time.monotonic() + self._silence
             self._urgency = [declaration.tasks[part.task].urgency for part in placement.parts]
             return
         found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
@@ -378,24 +403,30 @@ class Service:
                 self._send(peer, Header(Kind.ALIVE))
         for peer in tuple(self._of_rank.values()):
             if peer.gone is not None and now - peer.gone > _GRACE:
-                self._lose(peer, "its connection is closed")
+                self._lose(peer.rank, "its connection is closed")
             elif now - peer.heard > self._silence:
-                self._lose(peer, f"it has been silent for {now - peer.heard:.1f} s")
+                self._lose(peer.rank, f"it has been silent for {now - peer.heard:.1f} s")
+        if self._missed is not None and now > self._missed:
+            self._missed = None
+            for rank in set(range(self._workers)) - self._of_rank.keys() - self._left - self._lost:
+                self._lose(rank, "it has not come back since this server was started anew")
 
-    def _lose(self, peer: _Peer, why: str) -> None:
-        self._peers.pop(peer.route, None)
-        del self._of_rank[peer.rank]
-        self._lost.add(peer.rank)
+    def _lose(self, rank: int, why: str) -> None:
+        peer = self._of_rank.pop(rank, None)
+        if peer is not None:
+            self._peers.pop(peer.route, None)
+        self._lost.add(rank)
         waits = self._parts.waits() if self._parts else []
-        text = f"worker {peer.rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
+        text = f"worker {rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
         if not self._elastic:
             self._fail(PeerLost(text))
             return
         logger.warning("%s; %d go on", text, self._workers - len(self._lost | self._left))
         if self._parts is not None:
-            self._enqueue(self._parts.without(peer.rank))
+            self._enqueue(self._parts.without(rank))
         for other in self._everyone():
             self._send_values(other)
+        self._end_together()
 
     def _fail(self, error: ForetrainError) -> None:
         """Tells everyone; the first failure is the one that is told."""

@@ -3,6 +3,12 @@
 Rounds of a part follow each other: nobody can push its next round before it has the sum of this one, so that two are
 under way at most, and each has one of the part's two buffers. What is pushed twice is counted once, and answered again
 if its sum is there: a worker that does not know whether something has arrived may push it again.
+
+# Note [Started anew]
+A shard that is lost is made whole by the workers alone: each pushes again what it has pushed in its round, and in the
+one before if others may still lack sums of it. Sums are added by rank, and so come out as they were. Who is in round
+r + 1 has all sums of round r, so all others had pushed it, and have all sums of round r − 1: nobody waits for those any
+more, and a round that is overtaken may be forgotten although it was never completed here.
 """
 
 from __future__ import annotations
@@ -75,13 +81,19 @@ class Shard:
         tasks: of the whole job.
         workers: N; their ranks are 0 to N − 1.
         lost: those that push no more.
+        anew: whether another shard has had pushes of these rounds before, see Note [Started anew].
     """
 
     def __init__(
-        self, parts: Iterable[Part], tasks: Sequence[Declared], workers: int, lost: Iterable[int] = ()
+        self,
+        parts: Iterable[Part],
+        tasks: Sequence[Declared],
+        workers: int,
+        lost: Iterable[int] = (),
+        anew: bool = False,
     ) -> None:
         self._held = {part.number: _Held(part, tasks[part.task]) for part in parts}
-        self._workers = workers
+        self._workers, self._anew = workers, anew
         self._group = (1 << workers) - 1 & ~sum(1 << rank for rank in lost)
 
     def push(
@@ -113,13 +125,13 @@ class Shard:
             raise Malformed("range", f"{size} bytes at {offset} of part {part}, which has {whole}")
         if data is not None and len(data) != size:
             raise Malformed("size", f"{len(data)} bytes where {size} are announced")
-        if not here.latest - 1 <= step <= here.latest + 1 and here.latest >= 0:
+        if not here.latest - 1 <= step <= here.latest + 1 + self._anew and here.latest >= 0:
             if step < here.latest:
                 return []
             raise Malformed("round", f"round {step} of part {part}, which is in round {here.latest}")
         found = here.rounds[step & 1]
         if found is None or found.step < step:
-            if found is not None and found.coverage.missing():
+            if found is not None and found.coverage.missing() and not self._anew:
                 raise Malformed("round", f"round {step} of part {part} before round {found.step} is complete")
             found = here.rounds[step & 1] = _Round(step, again, whole, self._group, self._workers)
         elif found.step > step:
@@ -164,9 +176,10 @@ class Shard:
         ]
 
     def missing(self, part: int, step: int) -> set[int]:
-        """The workers that have yet to push some of ``part`` in round ``step``."""
-        found = self._held[part].rounds[step & 1]
-        return set(found.coverage.missing()) if found is not None and found.step == step else set()
+        """The workers that have yet to push some of ``part`` in round ``step``, where there is none behind it."""
+        here = self._held[part]
+        found = here.rounds[step & 1]
+        return set(found.coverage.missing()) if found is not None and found.step == step == here.latest else set()
 
     def waits(self) -> list[str]:
         """Who is waited for, one line for each part under way."""

@@ -22,15 +22,15 @@ import zmq
 from foretrain.engine import Decision, Engine
 from foretrain.errors import PeerLost, StallError
 from foretrain.runtime.carrier import Record, describe
-from foretrain.runtime.served.flights import Flight, Flights, Stretch
+from foretrain.runtime.served.flights import Flight, Flights
+from foretrain.runtime.served.pushes import Pushes
 from foretrain.runtime.served.staging import Staging
 from foretrain.runtime.streams import HostStreams
 from foretrain.runtime.timers import Timers
 from foretrain.schedule import Job, Spec
 from foretrain.server.connection import Connection, Links
-from foretrain.server.frames import ABSENT, AGAIN, FAILURES, HELD, Header, Kind
-from foretrain.server.placement import Placement
-from foretrain.tasks import Chunk, Piece, Ready, StepBegin
+from foretrain.server.frames import ABSENT, FAILURES, Header, Kind
+from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
 
 _KEEP: Final = 4096
@@ -83,15 +83,14 @@ class ServedExchange:
         keep: bool = False,
     ) -> None:
         self._job, self._staging, self._streams = job, staging, streams
-        self._links, self._connections, self._epoch = links, links.connections, epoch
+        self._links, self._connections = links, links.connections
         self._landed, self._failed = landed, failed
         self._silence, self._patience, self._keep = silence, patience, keep
         self.spec = spec
-        self._placement = Placement(staging.declaration, len(self._connections))
         self._flights = Flights([task.size for task in job.tasks])
+        self._pushes = Pushes(staging, self._connections, self._flights, epoch)
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
-        self._step, self._again = -1, False
         self._opened: deque[bool] = deque()
         self._early: list[tuple[int, bool]] = []
         self._to_land = 0
@@ -101,11 +100,13 @@ class ServedExchange:
         self._timers = Timers(origin)
         self._stale = False
         """Whether the engine runs another policy than `spec`."""
-        self._known = [0] * len(self._connections)
-        """Sessions of each connection in which everything was said that had to be."""
         self._inbox: deque[tuple[_Word, Any, Any]] = deque()
         self._moved = self._said = time.monotonic()
         self._closing = self._over = False
+        self._leaves: float | None = None
+        """At the end: until when this worker stays for others, which may need its pushes again."""
+        self._needed: set[int] = set()
+        """Servers that have not said yet that nobody does."""
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
@@ -143,16 +144,20 @@ class ServedExchange:
         """What has been under way longest, for messages."""
         oldest = self._flights.oldest()
         if oldest is None:
-            return f"nothing is under way after round {self._step}"
-        return f"round {self._step}: {describe(oldest.chunk, self._job.tasks)} is under way"
+            return f"nothing is under way after round {self._pushes.step}"
+        return f"round {self._pushes.step}: {describe(oldest.chunk, self._job.tasks)} is under way"
 
     def close(self, reason: str | None = None) -> None:
-        """Says goodbye, or why it gives up, and ends the thread and the connections. Idempotent."""
+        """Says goodbye, or why it gives up, and ends the thread and the connections. Idempotent.
+
+        Without a reason the other workers are waited for, for ``silence`` seconds: where a server is lost now, sums of
+        the last round can only be made again with what was pushed here.
+        """
         if not self._closing:
             self._closing = True
             self._post(_Word.CLOSE, reason, None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_FAREWELL + 1)
+            self._thread.join(_FAREWELL + 1 + (0 if reason else self._silence))
 
     # ── the engine's world ──
 
@@ -174,33 +179,14 @@ class ServedExchange:
         elif chunk.op == "all_gather":
             for task, start, end in ranges:
                 self._flights.pull(flight, task, start, end)
-                self._pull(task, start, end)
+                self._pushes.pull(task, start, end)
         else:
-            used = [task for task, _, _ in ranges if self._used[task]]
+            used, held = [task for task, _, _ in ranges if self._used[task]], chunk.op == "reduce_scatter"
             with torch.no_grad(), self._streams.issuing(used):
                 for task, start, end in ranges:
                     if start < end:
                         self._flights.push(flight, task, start, end)
-                        data = self._staging.fill(task, start, end, self._step) if self._used[task] else None
-                        self._push(task, Stretch(start, end, flight), data)
-
-    def _push(self, task: int, stretch: Stretch, data: memoryview | None, only: int | None = None) -> None:
-        flag = (AGAIN if self._again else 0) | (HELD if stretch.flight.chunk.op == "reduce_scatter" else 0)
-        for part, offset, size in self._placement.of(Piece(task, stretch.start, stretch.end - stretch.start)):
-            if only is not None and part.shard != only:
-                continue
-            header = Header(Kind.PUSH, flag, part=part.number, step=self._step, offset=offset, size=size)
-            if data is None:
-                self._connections[part.shard].send(header._replace(flag=flag | ABSENT))
-            else:
-                at = part.offset + offset - stretch.start
-                self._connections[part.shard].send(header, data[at : at + size])
-
-    def _pull(self, task: int, start: int, end: int, only: int | None = None) -> None:
-        for part, offset, size in self._placement.of(Piece(task, start, end - start)):
-            if only is None or part.shard == only:
-                header = Header(Kind.PULL, part=part.number, step=self._step, offset=offset, size=size)
-                self._connections[part.shard].send(header)
+                        self._pushes.push(task, start, end, used=self._used[task], held=held)
 
     # ── the loop ──
 
@@ -214,7 +200,8 @@ class ServedExchange:
             while not self._over:
                 self._turn()
         except BaseException as error:
-            self._tell(error)
+            if self._leaves is None:
+                self._tell(error)
             if not self._closing:
                 self._failed(error)
         finally:
@@ -238,31 +225,27 @@ class ServedExchange:
         return 1e3 * self._timers.seconds_left(self._silence / 8)
 
     def _hear(self, connection: Connection) -> None:
-        for header, payload in connection.read():
+        heard = connection.read()
+        self._pushes.hear(connection)
+        for header, payload in heard:
             if header.kind is Kind.VALUE:
                 self._value(connection, header, payload)
             elif header.kind is Kind.RECEIVED:
                 self._received(header)
+            elif header.kind is Kind.WANTED:
+                self._pushes.wanted(connection, header.offset)
+                if connection.shard in self._needed:
+                    connection.send(Header(Kind.DONE))
+            elif header.kind is Kind.DONE:
+                self._needed.discard(connection.shard)
             elif header.kind is Kind.FAIL:
                 kind = FAILURES[min(header.flag, len(FAILURES) - 1)]
                 raise kind(bytes(payload).decode(errors="replace"))
-        if connection.sessions > self._known[connection.shard]:
-            self._known[connection.shard] = connection.sessions
-            self._say_again(connection)
-
-    def _say_again(self, connection: Connection) -> None:
-        """A session has begun: what the server may not know yet."""
-        connection.send(Header(Kind.DECLARE, step=self._epoch), self._staging.declaration.encode())
-        for task, stretch in self._flights.unanswered():
-            data = self._staging.kept(task, stretch.start, stretch.end, self._step) if self._used[task] else None
-            self._push(task, stretch, data, only=connection.shard)
-        for task, stretch in self._flights.unpulled():
-            self._pull(task, stretch.start, stretch.end, only=connection.shard)
 
     def _received(self, header: Header) -> None:
-        if header.step != self._step:
+        if header.step != self._pushes.step:
             return
-        part = self._placement.parts[header.part]
+        part = self._pushes.placement.parts[header.part]
         start = part.offset + header.offset
         self._moved = time.monotonic()
         self._finish(self._flights.acknowledge(part.task, start, start + header.size))
@@ -275,10 +258,11 @@ class ServedExchange:
 
     def _value(self, connection: Connection, header: Header, payload: memoryview) -> None:
         connection.send(header._replace(kind=Kind.RECEIVED, flag=0, size=len(payload)))
-        if header.step != self._step:
+        if header.step != self._pushes.step:
             return
-        part = self._placement.parts[header.part]
+        part = self._pushes.placement.parts[header.part]
         start = part.offset + header.offset
+        self._pushes.together = True
         # A sum says that the push was heard, too, where that answer was lost with a connection.
         self._received(header)
         arrived = self._flights.arrive(part.task, start, start + header.size)
@@ -310,7 +294,7 @@ class ServedExchange:
             self.spec = value
             self._stale = True
         elif word is _Word.CLOSE:
-            self._say_goodbye(value)
+            self._leave(value)
 
     def _release(self, task: int, used: bool) -> None:
         self._used[task] = used
@@ -320,13 +304,12 @@ class ServedExchange:
         """A round begins when it has been opened, and the one before has landed."""
         if self._to_land or not self._opened:
             return
-        self._again = self._opened.popleft()
-        self._step += 1
+        self._pushes.begin(self._opened.popleft())
         self._to_land = len(self._job.tasks)
         self._absent.clear()
         if self._stale:
             self._stale, self._engine = False, self._make_engine()
-        self._engine.post(StepBegin(self._step))
+        self._engine.post(StepBegin(self._pushes.step))
         early, self._early = self._early, []
         for task, used in early:
             self._release(task, used)
@@ -352,11 +335,24 @@ class ServedExchange:
         if self._to_land and now - self._moved > self._patience:
             raise StallError(f"nothing has moved for {self._patience:g} s; {self.last()}", self._engine.waiting())
 
-    def _say_goodbye(self, reason: str | None) -> None:
-        self._over = True
+        if self._leaves is not None and (not self._needed or now > self._leaves):
+            self._say_goodbye()
+
+    def _leave(self, reason: str | None) -> None:
         if reason:
+            self._over = True
             self._tell(PeerLost(reason))
-            return
+        elif self._to_land or self._opened:
+            self._say_goodbye()
+        else:
+            self._leaves = time.monotonic() + self._silence
+            self._needed.update(range(len(self._connections)))
+            for connection in self._connections:
+                if self._pushes.ready(connection.shard):
+                    connection.send(Header(Kind.DONE))
+
+    def _say_goodbye(self) -> None:
+        self._over = True
         for connection in self._connections:
             connection.send(Header(Kind.BYE))
 

@@ -10,7 +10,7 @@ from typing import Final
 from foretrain.errors import PeerLost
 from foretrain.network import Cluster
 from foretrain.schedule import Cost
-from foretrain.server.connection import Links
+from foretrain.server.connection import Connection, Links
 from foretrain.server.frames import ABSENT, Header, Kind
 from foretrain.server.placement import Declaration, Declared, Placement
 from foretrain.units import COST_SHIFT, NANOSECOND, SECOND
@@ -44,9 +44,24 @@ class Probe:
         self._parts = Placement(self._declaration, shards).parts
         self._payload = memoryview(bytearray(_LARGE))
         self._step = [0] * len(self._parts)
-        self._left: dict[int, int] = {}
-        for connection in links.connections:
-            connection.send(Header(Kind.DECLARE, step=epoch), self._declaration.encode())
+        self._left = [0] * len(self._parts)
+        self._epoch, self._sessions = epoch, [0] * shards
+        self.hear()
+
+    def cost(self) -> Cost:
+        """What one push-and-pull costs: κ with several under way, latency and θ from small ones."""
+        repeated, small, large = _SERIES
+        self.series(_SMALL, small, 1)
+        alone = median(self.series(_SMALL, small, 1) for _ in range(repeated))
+        busy = median(self.series(_SMALL, 2 * small, _DEPTH) for _ in range(repeated))
+        count = max(2 * _DEPTH, large * _DEPTH)
+        each = median(self.series(_LARGE, count, _DEPTH) for _ in range(repeated))
+        per_byte = max(1, round(each * NANOSECOND * 2**COST_SHIFT / _LARGE))
+        return Cost(
+            overhead=round(busy) * NANOSECOND,
+            per_byte=per_byte,
+            latency=max(0, round(alone - busy)) * NANOSECOND,
+        )
 
     def series(self, size: int, count: int, depth: int) -> float:
         """Nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts at a time under way."""
@@ -85,32 +100,40 @@ class Probe:
         while self._left[part]:
             connection = self._links.connections[self._parts[part].shard]
             connection.socket.poll(100)
-            for each in self._links.connections:
-                for header, payload in each.read():
-                    if header.kind is Kind.VALUE:
-                        self._left[header.part] -= header.size
-                        each.send(header._replace(kind=Kind.RECEIVED, flag=0, size=len(payload)))
-                    elif header.kind is Kind.FAIL:
-                        raise PeerLost(bytes(payload).decode(errors="replace"))
+            self.hear()
             if time.monotonic() > deadline:
-                raise PeerLost(f"a round through server {connection.shard} has not come back in {self._patience:g} s")
+                host, port = connection.address
+                raise PeerLost(
+                    f"a round through server {connection.shard} at {host}:{port} has not come back in "
+                    f"{self._patience:g} s"
+                )
 
+    def hear(self) -> None:
+        """Takes what servers have said; to one that was started anew it says again what other workers may need.
 
-def cost(links: Links, workers: int, job: str, epoch: int, patience: float) -> Cost:
-    """What one push-and-pull costs: κ with several under way, latency and θ from small ones. See `Probe`."""
-    probe = Probe(links, workers, job, epoch, patience)
-    repeated, small, large = _SERIES
-    probe.series(_SMALL, small, 1)
-    alone = median(probe.series(_SMALL, small, 1) for _ in range(repeated))
-    busy = median(probe.series(_SMALL, 2 * small, _DEPTH) for _ in range(repeated))
-    count = max(2 * _DEPTH, large * _DEPTH)
-    each = median(probe.series(_LARGE, count, _DEPTH) for _ in range(repeated))
-    per_byte = max(1, round(each * NANOSECOND * 2**COST_SHIFT / _LARGE))
-    return Cost(
-        overhead=round(busy) * NANOSECOND,
-        per_byte=per_byte,
-        latency=max(0, round(alone - busy)) * NANOSECOND,
-    )
+        So it is to be called now and then until all workers have measured.
+        """
+        for connection in self._links.connections:
+            heard = connection.read()
+            if connection.sessions > self._sessions[connection.shard]:
+                self._sessions[connection.shard] = connection.sessions
+                self._declare(connection)
+            for header, payload in heard:
+                if header.kind is Kind.VALUE:
+                    connection.send(header._replace(kind=Kind.RECEIVED, flag=0, size=len(payload)))
+                    if header.step == self._step[header.part] - 1:
+                        self._left[header.part] = max(0, self._left[header.part] - header.size)
+                elif header.kind is Kind.FAIL:
+                    raise PeerLost(bytes(payload).decode(errors="replace"))
+
+    def _declare(self, connection: Connection) -> None:
+        begun = max(self._step)
+        connection.send(Header(Kind.DECLARE, step=self._epoch, offset=begun), self._declaration.encode())
+        # Whatever it knows: nobody looks at these sums, and who gets one twice has waited long enough.
+        for part in (part for part in self._parts if part.shard == connection.shard):
+            for step in range(max(0, self._step[part.number] - 2), self._step[part.number]):
+                connection.send(Header(Kind.PUSH, ABSENT, part=part.number, step=step, size=_LARGE))
+            self._left[part.number] = _LARGE if self._left[part.number] else 0
 
 
 def served_cluster(cost: Cost, workers: int, servers: int) -> Cluster:

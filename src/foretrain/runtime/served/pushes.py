@@ -1,0 +1,183 @@
+"""What this worker has pushed, and says again where a connection, or a server, was lost.
+
+# Note [Saying again]
+A server answers a declaration with its number. If that is the one it had before, it knows all but what was on its way:
+what has not come back is said again, and the server counts once what it hears twice. If it is another, the server was
+started anew and knows nothing: it is told all that was pushed in this round. Other workers may be a round behind, and
+lack sums of it that can only be made again with what this worker has pushed there; so it is told that, too, unless a
+sum of this round has come, which is made when all workers are in it. Until then nothing else is said to that server:
+what is said again of a round leaves before what is said of the next, whose sums must have come before a third round is
+written over the first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from foretrain.runtime.served.flights import Flights
+from foretrain.server.frames import ABSENT, AGAIN, HELD, Header, Kind
+from foretrain.server.placement import Declaration, Placement
+from foretrain.tasks import Piece
+
+
+class Connection(Protocol):
+    """A `foretrain.server.connection.Connection`."""
+
+    shard: int
+    sessions: int
+
+    def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
+        """Says it; False without a session."""
+        ...
+
+
+class Copies(Protocol):
+    """A `foretrain.runtime.served.staging.Staging`."""
+
+    declaration: Declaration
+
+    def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """Copies these bytes of a gradient, and returns the copy."""
+        ...
+
+    def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """The same bytes as they were pushed in round ``step``."""
+        ...
+
+
+class _Said(NamedTuple):
+    """Bytes ``[start, end)`` of a task that were pushed; ``held``: see `HELD`."""
+
+    task: int
+    start: int
+    end: int
+    held: bool
+
+
+class _Round:
+    """One round: its number, whether it adds to the one before, what was pushed in it, of which tasks as gradients."""
+
+    __slots__ = ("again", "said", "step", "used")
+
+    def __init__(self, step: int, again: bool) -> None:
+        self.step, self.again = step, again
+        self.said: list[_Said] = []
+        self.used: set[int] = set()
+
+
+class _Standing:
+    """How things are with one server: the number of the one that knows all that was pushed, sessions that were begun,
+    and whether it may be pushed to."""
+
+    __slots__ = ("number", "ready", "sessions")
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.sessions, self.ready = 0, False
+
+
+class Pushes:
+    """Of one worker to all servers; see Note [Saying again].
+
+    Args:
+        copies: the gradients as bytes.
+        connections: to every shard, by number.
+        flights: what has not come back.
+        epoch: declarations of this worker before this one.
+
+    Attributes:
+        placement: where each byte lives.
+        together: whether a sum of this round has come: then all workers are in it.
+    """
+
+    def __init__(self, copies: Copies, connections: Sequence[Connection], flights: Flights, epoch: int) -> None:
+        self._copies, self._connections, self._flights, self._epoch = copies, connections, flights, epoch
+        self.placement = Placement(copies.declaration, len(connections))
+        self.together = False
+        self._rounds: deque[_Round] = deque(maxlen=2)
+        self._standing = [_Standing() for _ in connections]
+
+    @property
+    def step(self) -> int:
+        """The round; −1 before the first."""
+        return self._rounds[-1].step if self._rounds else -1
+
+    def begin(self, again: bool) -> None:
+        """The next round begins; ``again``: it adds to the sums of this one."""
+        self._rounds.append(_Round(self.step + 1, again))
+        self.together = False
+
+    def push(self, task: int, start: int, end: int, *, used: bool, held: bool) -> None:
+        """Pushes these bytes: of a gradient where it is ``used``; with ``held`` their sum must be pulled."""
+        latest, said = self._rounds[-1], _Said(task, start, end, held)
+        latest.said.append(said)
+        if used:
+            latest.used.add(task)
+            self._copies.fill(task, start, end, latest.step)
+        self._say(latest, said, self.ready)
+
+    def pull(self, task: int, start: int, end: int) -> None:
+        """Asks for the sums of these bytes."""
+        self._ask(task, start, end, self.ready)
+
+    def hear(self, connection: Connection) -> None:
+        """To be called before anything is taken that ``connection`` has read: declares, where a session is new."""
+        standing = self._standing[connection.shard]
+        if connection.sessions > standing.sessions:
+            standing.sessions = connection.sessions
+            # There is nothing to say again before the first round: no need to wait for an answer.
+            standing.ready = not self._rounds
+            header = Header(Kind.DECLARE, step=self._epoch, offset=self.step + 1)
+            connection.send(header, self._copies.declaration.encode())
+
+    def wanted(self, connection: Connection, number: int) -> None:
+        """The server with ``number`` has heard the declaration, or all that was said again."""
+        standing = self._standing[connection.shard]
+        if standing.ready:
+            standing.number = number
+            return
+        standing.ready = True
+        if standing.number == number:
+            self._say_unanswered(connection.shard)
+        else:
+            self._say_everything(connection.shard)
+        for task, stretch in self._flights.unpulled():
+            self._ask(task, stretch.start, stretch.end, connection.shard.__eq__)
+        # It is the one that knows all when it has heard this, and not before: this session may be lost, too.
+        connection.send(Header(Kind.WANTED))
+
+    def ready(self, shard: int) -> bool:
+        """Whether the server knows all that it has to: what is said to it now comes in its place."""
+        return self._standing[shard].ready
+
+    def _say_unanswered(self, shard: int) -> None:
+        for task, (start, end, flight) in self._flights.unanswered():
+            said = _Said(task, start, end, flight.chunk.op == "reduce_scatter")
+            self._say(self._rounds[-1], said, shard.__eq__)
+
+    def _say_everything(self, shard: int) -> None:
+        *before, latest = self._rounds
+        for each in () if self.together else before:
+            for said in each.said:
+                # Its sums have come here, and are for others.
+                self._say(each, said._replace(held=True), shard.__eq__)
+        for said in latest.said:
+            self._say(latest, said, shard.__eq__)
+
+    def _say(self, one: _Round, said: _Said, to: Callable[[int], bool]) -> None:
+        used = said.task in one.used
+        data = self._copies.kept(said.task, said.start, said.end, one.step) if used else memoryview(b"")
+        flag = (AGAIN if one.again else 0) | (HELD if said.held else 0) | (0 if used else ABSENT)
+        for part, offset, size in self.placement.of(Piece(said.task, said.start, said.end - said.start)):
+            if to(part.shard):
+                header = Header(Kind.PUSH, flag, part=part.number, step=one.step, offset=offset, size=size)
+                at = part.offset + offset - said.start
+                self._connections[part.shard].send(header, data[at : at + size])
+
+    def _ask(self, task: int, start: int, end: int, to: Callable[[int], bool]) -> None:
+        for part, offset, size in self.placement.of(Piece(task, start, end - start)):
+            if to(part.shard):
+                header = Header(Kind.PULL, part=part.number, step=self.step, offset=offset, size=size)
+                self._connections[part.shard].send(header)

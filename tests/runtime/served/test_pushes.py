@@ -1,0 +1,253 @@
+"""Workers and shards without sockets: whatever is lost whenever, every worker has every round's sum, once.
+
+Messages wait in queues until chance delivers them; connections and servers are lost with all that is on its way. What a
+message holds must be, when it is delivered, what it was when it was sent: the copies are not written over meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from foretrain.runtime.gradients import Gradients  # noqa: E402
+from foretrain.runtime.served.flights import Flight, Flights  # noqa: E402
+from foretrain.runtime.served.pushes import Pushes  # noqa: E402
+from foretrain.runtime.served.staging import Staging  # noqa: E402
+from foretrain.server.frames import ABSENT, AGAIN, HELD, Header, Kind  # noqa: E402
+from foretrain.server.placement import Declaration, Placement  # noqa: E402
+from foretrain.server.shard import Shard  # noqa: E402
+from foretrain.tasks import Chunk, Piece, Task  # noqa: E402
+
+COUNTS = [40, 12]
+"""Elements per task; of the first two parts, by `Limited`."""
+LAST = 5
+
+
+class Limited(Staging):
+    """Parts of 128 bytes."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.declaration = Declaration(self.declaration.tasks, self.declaration.workers, limit=128)
+
+
+class Line:
+    """A worker's connection to one shard, and back; see the module."""
+
+    def __init__(self, shard):
+        self.shard, self.sessions, self.connected = shard, 1, True
+        self.up, self.down = deque(), deque()
+
+    def send(self, header, payload=b""):
+        if self.connected:
+            self.up.append((header, payload, bytes(payload)))
+        return self.connected
+
+    def cut(self):
+        self.connected = False
+        self.up.clear()
+        self.down.clear()
+
+    def mend(self):
+        self.connected, self.sessions = True, self.sessions + 1
+
+
+class Server:
+    """What `foretrain.server.service.Service` does with a shard."""
+
+    def __init__(self, number, shards, lines):
+        self.number, self.shards, self.lines, self.lives = number, shards, lines, 0
+        self.die()
+
+    def die(self):
+        self.lives += 1
+        self.parts, self.done = None, set()
+        for line in self.lines:
+            line.cut()
+
+    def hear(self, rank):
+        header, payload, said = self.lines[rank].up.popleft()
+        assert bytes(payload) == said, "written over while it was on its way"
+        line, kind = self.lines[rank], header.kind
+        if kind is Kind.DECLARE and self.parts is None:
+            what = Declaration.decode(said)
+            mine = [part for part in Placement(what, self.shards).parts if part.shard == self.number]
+            self.parts = Shard(mine, what.tasks, len(self.lines), anew=header.offset > 0)
+        if kind in (Kind.DECLARE, Kind.WANTED):
+            line.down.append((Header(Kind.WANTED, offset=self.lives), b""))
+        elif kind is Kind.PUSH:
+            data = None if header.flag & ABSENT else memoryview(said)
+            flags = {"again": bool(header.flag & AGAIN), "held": bool(header.flag & HELD)}
+            told = self.parts.push(rank, header.part, header.step, header.offset, header.size, data, **flags)
+            line.down.append((header._replace(kind=Kind.RECEIVED, flag=0), b""))
+            self.tell(told)
+        elif kind is Kind.PULL:
+            self.tell(self.parts.pull(rank, header.part, header.step, header.offset, header.size))
+        elif kind is Kind.DONE:
+            self.done.add(rank)
+            if len(self.done) == len(self.lines):
+                for each in self.lines:
+                    each.down.append((Header(Kind.DONE), b""))
+
+    def tell(self, deliveries):
+        for rank, (part, step, start, end, data) in deliveries:
+            if self.lines[rank].connected:
+                flag, payload = (ABSENT, b"") if data is None else (0, bytes(data))
+                header = Header(Kind.VALUE, flag, part=part, step=step, offset=start, size=end - start)
+                self.lines[rank].down.append((header, payload))
+
+
+class Worker:
+    """What `foretrain.runtime.served.exchange.ServedExchange` does; pieces are cut and pushed by chance."""
+
+    def __init__(self, rank, workers, lines, chance):
+        self.rank, self.lines, self.chance = rank, lines, chance
+        gradients = Gradients([torch.zeros(count) for count in COUNTS], range(len(COUNTS)))
+        tasks = [
+            Task(index=place, name=f"layer{place}", size=4 * count, first_use=place)
+            for place, count in enumerate(COUNTS)
+        ]
+        self.staging = Limited(gradients, tasks, None, workers, "job")
+        self.flights = Flights([task.size for task in tasks])
+        self.pushes = Pushes(self.staging, lines, self.flights, 0)
+        self.views = gradients.views
+        self.sums = []
+        self.left, self.pulls, self.to_land, self.needed = [], [], 0, None
+        for line in lines:
+            self.pushes.hear(line)
+
+    def begin(self):
+        """The next round, if there is one and its time has come."""
+        if self.to_land or self.needed is not None:
+            return
+        if self.pushes.step >= 0:
+            self.sums.append([view.clone() for view in self.views])
+        if self.pushes.step == LAST:
+            self.needed = {line.shard for line in self.lines}
+            for line in self.lines:
+                if self.pushes.ready(line.shard):
+                    line.send(Header(Kind.DONE))
+            return
+        self.pushes.begin(again=(self.pushes.step + 1) % 3 == 2)
+        self.to_land = len(COUNTS)
+        self.left, self.pulls = [], []
+        for task, view in enumerate(self.views):
+            view.copy_(gradient(self.rank, self.pushes.step, task))
+            cuts = sorted({0, COUNTS[task], *(self.chance.randrange(1, COUNTS[task]) for _ in range(2))})
+            held = self.chance.random() < 0.3
+            self.left += [(task, 4 * low, 4 * high, held) for low, high in pairwise(cuts)]
+        self.chance.shuffle(self.left)
+
+    def push(self):
+        if self.left:
+            task, start, end, held = self.left.pop()
+            op = "reduce_scatter" if held else "all_reduce"
+            chunk = Chunk(op, (Piece(task, start, end - start),), end - start)
+            self.flights.push(Flight(chunk, lambda chunk: None, end - start, 0), task, start, end)
+            self.pushes.push(task, start, end, used=used(self.rank, self.pushes.step, task), held=held)
+            if held:
+                self.pulls.append((task, start, end))
+        elif self.pulls:
+            task, start, end = self.pulls.pop()
+            chunk = Chunk("all_gather", (Piece(task, start, end - start),), end - start)
+            self.flights.pull(Flight(chunk, lambda chunk: None, end - start, 0), task, start, end)
+            self.pushes.pull(task, start, end)
+
+    def hear(self, line):
+        if not line.down:
+            return
+        header, payload = line.down.popleft()
+        if header.kind is Kind.WANTED:
+            self.pushes.wanted(line, header.offset)
+            if self.needed and line.shard in self.needed:
+                line.send(Header(Kind.DONE))
+        elif header.kind is Kind.DONE:
+            self.needed.discard(line.shard)
+        elif header.step == self.pushes.step:
+            part = self.pushes.placement.parts[header.part]
+            start = part.offset + header.offset
+            self.flights.acknowledge(part.task, start, start + header.size)
+            if header.kind is Kind.VALUE:
+                self.pushes.together = True
+                arrived = self.flights.arrive(part.task, start, start + header.size)
+                for low, high in arrived.new:
+                    if header.flag & ABSENT:
+                        self.views[part.task][low // 4 : high // 4] = 0
+                    else:
+                        self.staging.store(part.task, low, memoryview(payload)[low - start : high - start])
+                self.to_land -= arrived.landed
+
+    def leave(self):
+        """As when it has said goodbye."""
+        for line in self.lines:
+            line.cut()
+
+    @property
+    def over(self):
+        return self.needed is not None and not self.needed
+
+
+def used(rank, step, task):
+    return (rank + step + task) % 5 != 0
+
+
+def gradient(rank, step, task):
+    return torch.randn(COUNTS[task], generator=torch.Generator().manual_seed(100 * step + 10 * rank + task))
+
+
+def total(workers, step, task):
+    found = np.zeros(COUNTS[task], np.float32)
+    having = [gradient(rank, step, task).numpy() for rank in range(workers) if used(rank, step, task)]
+    for place, each in enumerate(having):
+        found = each if not place else found + each
+    return found
+
+
+@given(st.integers(0, 1 << 32), st.integers(2, 3), st.integers(1, 2), st.sampled_from([0.002, 0.01, 0.05]))
+@example(0, 2, 1, 0.0)
+@settings(max_examples=40, deadline=None)
+def test_every_round_s_sum_once_whatever_is_lost(seed, workers, shards, rate):
+    chance = random.Random(seed)
+    grid = [[Line(shard) for shard in range(shards)] for _ in range(workers)]
+    servers = [Server(shard, shards, [row[shard] for row in grid]) for shard in range(shards)]
+    for line in (line for row in grid for line in row):
+        line.connected = True
+    team = [Worker(rank, workers, grid[rank], chance) for rank in range(workers)]
+    turns = 0
+    # Who hears that nobody needs it any more leaves; the others may not hear it, and wait no longer than they must.
+    while not any(worker.over for worker in team) or any(worker.needed is None for worker in team):
+        turns += 1
+        assert turns < 100_000, "they wait for ever"
+        worker, shard = chance.choice(team), chance.randrange(shards)
+        line, trouble = worker.lines[shard], chance.random()
+        if worker.over:
+            worker.leave()
+            continue
+        if turns < 5000 and trouble < rate:
+            servers[shard].die()
+        elif turns < 5000 and trouble < 2 * rate:
+            line.cut()
+        elif not line.connected:
+            if chance.random() < 0.2:
+                line.mend()
+                worker.pushes.hear(line)
+        elif chance.random() < 0.4:
+            worker.begin()
+            worker.push()
+        elif chance.random() < 0.5:
+            worker.hear(line)
+        elif line.up:
+            servers[shard].hear(worker.rank)
+    for worker in team:
+        assert len(worker.sums) == LAST + 1
+        for step, sums in enumerate(worker.sums):
+            for task, found in enumerate(sums):
+                np.testing.assert_array_equal(found.numpy(), total(workers, step, task))
