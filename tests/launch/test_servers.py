@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,25 @@ def running(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def serving(folder: Path) -> set[int]:
+    """Process ids of the servers among them."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(path / "cwd") == str(folder) and b"foretrain\0server" in (path / "cmdline").read_bytes():
+                found.add(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def until(ready: Callable[[], bool], timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -74,6 +95,33 @@ def test_no_server_outlives_the_command(folder, end):
         time.sleep(0.05)
 
 
+def test_a_server_that_dies_is_started_again_and_not_for_ever(folder):
+    command = foretrain("run", "--nproc", "2", "--servers", "2", "--server-restarts", "1", "--", "endless.py")
+    said = folder / "said"
+    with (
+        open(said, "w") as errors,
+        subprocess.Popen([*command, str(folder)], cwd=folder, env=ENVIRONMENT, stderr=errors) as process,
+    ):
+        until(lambda: all((folder / rank).exists() for rank in "01"))
+        first = serving(folder)
+        assert len(first) == 2
+        os.kill(min(first), signal.SIGKILL)
+        until(lambda: len(serving(folder) - {min(first)}) == 2)
+        address = r"at 127\.0\.0\.1:\d+ was killed by SIGKILL"
+        assert re.search(rf"foretrain: server \d {address}; it is started again \(1 of 1 times\)\n", said.read_text())
+        # The ranks go on: in the next round they need it.
+        until(lambda: "all push again" in said.read_text())
+        assert process.poll() is None
+        os.kill(max(serving(folder)), signal.SIGKILL)
+        assert process.wait(30) == 2
+    last = said.read_text()
+    assert re.search(
+        rf"foretrain: server \d {address}; servers are started again 1 times \(--server-restarts\)\n", last
+    )
+    assert "PeerLost" not in last
+    until(lambda: not running(folder))
+
+
 def test_servers_of_their_own(folder):
     environment = ENVIRONMENT | SECRET
     server = foretrain("server", "--address", "127.0.0.1:0", "--workers", "2")
@@ -104,6 +152,7 @@ def test_servers_of_their_own(folder):
         (["server", "--address", "127.0.0.1:0", "--workers", "0"], "workers: 0 is no number of workers"),
         (["server", "--address", "127.0.0.1:0", "--workers", "2", "--shard", "2"], "shard: 2 is none of 1 servers"),
         (["run", "--servers", "0", "--", "train.py"], "servers: 0 is no number of servers to start"),
+        (["run", "--servers", "2", "--server-restarts", "-1", "--", "train.py"], "server-restarts: -1 is no number"),
         (["run", "--servers", "2", "--nnodes", "2", "--", "train.py"], "loopback device of one of 2 nodes"),
     ],
 )

@@ -118,7 +118,7 @@ class Servers:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with {code}"
         said = f"server {shard} at {self.addresses[shard]} {how}"
         if self._deaths == most:
-            self.failure = PeerLost(f"{said}; servers are started again {most} times (--server-restarts)")
+            self.failure = PeerLost(f"{said}, and --server-restarts {most} allows no more")
             return False
         self._deaths += 1
         sys.stderr.write(f"foretrain: {said}; it is started again ({self._deaths} of {most} times)\n")
