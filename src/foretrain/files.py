@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from foretrain.errors import ConfigError
 
 
-def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Writes ``data`` (text as UTF-8) to ``path`` in one step; nothing is left behind on failure or Ctrl-C.
+def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[bytes | memoryview]) -> None:
+    """Writes ``data`` (text as UTF-8; or piece by piece) to ``path`` in one step, and nothing on failure or Ctrl-C.
 
     A symbolic link is followed and stays a link. What is no regular file (a pipe, ``/dev/stdout``) cannot be
     replaced and is written straight. Raises ConfigError when the system refuses.
     """
-    content = data.encode() if isinstance(data, str) else data
+    pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     try:
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(content)
+            target.write_bytes(b"".join(pieces))
         else:
-            _replace(target, content)
+            _replace(target, pieces)
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
         raise ConfigError("path", os.fspath(path), problem, "choose a file in a folder you may write to") from error
 
 
-def _replace(target: Path, content: bytes) -> None:
+def _replace(target: Path, pieces: Iterable[bytes | memoryview]) -> None:
     # In the same folder, because a rename is atomic only within one file system. Not tempfile.mkstemp: its files are
     # private (0600) and would stay so, whereas 0o666 leaves the permissions to the user's umask.
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -35,7 +36,8 @@ def _replace(target: Path, content: bytes) -> None:
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with open(descriptor, "wb") as stream:
-            stream.write(content)
+            for piece in pieces:
+                stream.write(piece)
             stream.flush()
             os.fsync(stream.fileno())
         if mode is not None:

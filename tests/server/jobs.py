@@ -48,7 +48,7 @@ class Worker:
     """Pushes gradients to one service and keeps what comes back."""
 
     def __init__(self, service_address, rank: int, secret: bytes = SECRET, shard: int = 0) -> None:
-        self.context = zmq.Context()
+        self.context, self.rank = zmq.Context(), rank
         self.connection = Connection(self.context, service_address, secret, rank, shard)
         self.heard: list[tuple[Header, bytes]] = []
         self.acknowledges = True
@@ -84,9 +84,12 @@ class Worker:
     def declare(self, what: Declaration, rounds: int = 0) -> None:
         self.connection.send(Header(Kind.DECLARE, offset=rounds), what.encode())
 
+    def headers(self, kind: Kind) -> list[Header]:
+        return [header for header, _ in self.heard if header.kind is kind]
+
     def numbers(self) -> list[int]:
         """The server's, once for each declaration that it has heard."""
-        return [header.offset for header, _ in self.heard if header.kind is Kind.WANTED]
+        return [header.offset for header in self.headers(Kind.WANTED)]
 
     def wanted(self) -> int:
         """The number of the server that heard the last one."""

@@ -24,6 +24,8 @@ def server(
     secret_file: Path | None = None,
     timeout: str = "60s",
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    snapshot_dir: Path | None = None,
+    snapshot_every: int = 100,
     with_parent: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Serve as one shard of a parameter server, until interrupted.
@@ -39,6 +41,8 @@ def server(
         secret_file: a file with the job's secret, the same for all; by default what FORETRAIN_SECRET says.
         timeout: how long a worker may be silent before it counts as lost.
         elastic: the others go on without a worker that is lost, instead of ending.
+        snapshot_dir: where state that workers cannot make anew is written; sums have none.
+        snapshot_every: rounds between two snapshots.
         with_parent: end when the process that started it does.
     """
     host, _, port = address.rpartition(":")
@@ -50,6 +54,8 @@ def server(
     if not secret:
         remedy = "make one with: openssl rand -hex 32 > FILE; chmod 600 FILE; and copy it to every node"
         raise ConfigError("secret-file", "", "is missing: nobody is let in without a secret", remedy)
+    if snapshot_every < 1:
+        raise ConfigError("snapshot-every", snapshot_every, "is no number of rounds", "write 1 or more")
     silence = parse_time(timeout, "timeout") / SECOND
     try:
         from foretrain.server.service import Service
@@ -67,6 +73,8 @@ def server(
         port=int(port),
         silence=silence,
         elastic=elastic,
+        snapshots=snapshot_dir,
+        every=snapshot_every,
     ) as service:
         found, number = service.address
         sys.stdout.write(f"server {shard} of {shards} for {workers} workers listens on {found}:{number}\n")

@@ -59,9 +59,12 @@ class Kind(IntEnum):
     """Both. The sender closes, and means to."""
     WANTED = 14
     """W. It has said again what was wanted; S. an answer to that, and to DECLARE; ``offset``: the server's number, and
-    another one's when it is started anew."""
+    another one's when it is started anew; ``step``: where `KEEPS`, rounds complete here."""
     DONE = 15
     """W. It has all sums, and pushes no more; S. so have all others: nobody needs to push again for them."""
+    COMMITTED = 16
+    """S., where it `KEEPS`. ``offset`` rounds are complete here; of ``step`` of them no push is needed again: they are
+    in a snapshot, or would be lost anyway."""
 
 
 ABSENT: Final = 1
@@ -70,6 +73,8 @@ AGAIN: Final = 2
 """Flag of a PUSH: the round adds to the sums of the one before, as backward() ran again before step()."""
 HELD: Final = 4
 """Flag of a PUSH: its sum is not to be sent before it is asked for with a PULL."""
+KEEPS: Final = 8
+"""Flag of a server's WANTED: it has a state that workers cannot make anew."""
 FAILURES: Final[tuple[type[ForetrainError], ...]] = (PeerLost, Disagreement)
 """Kinds of errors that end a job, by the flag of FAIL."""
 UNTAGGED: Final = frozenset((Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.STRANGER))

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +22,24 @@ import zmq
 
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.serving import MESSAGE, WINDOW
-from foretrain.server.frames import ABSENT, AGAIN, FAILURES, HELD, TO_SERVER, UNTAGGED, Header, Kind, Malformed, unpack
+from foretrain.server.frames import (
+    ABSENT,
+    AGAIN,
+    FAILURES,
+    HELD,
+    KEEPS,
+    TO_SERVER,
+    UNTAGGED,
+    Header,
+    Kind,
+    Malformed,
+    unpack,
+)
 from foretrain.server.outbox import Outbox
 from foretrain.server.placement import LIMIT, Declaration, Placement
 from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, Session, nonce, proof, untagged
 from foretrain.server.shard import Delivery, Shard
+from foretrain.server.snapshots import Keeping, Snapshots, Stateful
 
 logger = logging.getLogger("foretrain.server")
 
@@ -72,6 +86,8 @@ class Service:
         silence: seconds after which a worker that says nothing is lost.
         elastic: whether the others go on without a worker that is lost.
         credit: bytes under way to a worker at which nothing more is sent to it.
+        snapshots: a folder, where shards that keep more than sums write their state.
+        every: rounds between two snapshots.
 
     Attributes:
         rejected: messages turned away, by reason.
@@ -90,6 +106,8 @@ class Service:
         silence: float = 60.0,
         elastic: bool = False,
         credit: int = WINDOW,
+        snapshots: Path | None = None,
+        every: int = 100,
     ) -> None:
         if host in ("", "*", "0.0.0.0"):
             raise ConfigError("address", host, "means every address of this host", "name one, e.g. 127.0.0.1")
@@ -97,6 +115,8 @@ class Service:
             raise ConfigError("workers", workers, "is no number of workers", "write at least 1")
         self._secret, self._workers, self._shard, self._shards = secret, workers, shard, shards
         self._silence, self._elastic, self._credit = silence, elastic, credit
+        self._folder, self._every = snapshots, every
+        self._keeping: Keeping | None = None
         self.rejected: Counter[str] = Counter()
         self._stopped = False
         self._begin()
@@ -158,7 +178,9 @@ class Service:
         self.close()
 
     def close(self) -> None:
-        """Ends sockets and their thread; what was handed to them has a second to leave. Idempotent."""
+        """Ends sockets and threads; what was handed to them has a second to leave. Idempotent."""
+        if self._keeping is not None:
+            self._keeping.close()
         self._socket.close()
         self._context.term()
 
@@ -290,9 +312,9 @@ class Service:
             peer.outbox.received(header.size)
         elif kind is Kind.DECLARE:
             self._declare(peer, header, Declaration.decode(bytes(payload)))
-            self._send(peer, Header(Kind.WANTED, offset=self._number))
+            self._answer(peer)
         elif kind is Kind.WANTED:
-            self._send(peer, Header(Kind.WANTED, offset=self._number))
+            self._answer(peer)
         elif kind is Kind.DONE:
             self._done.add(peer.rank)
             self._end_together()
@@ -320,6 +342,16 @@ class Service:
         if self._left or self._done:
             self._miss_the_left(header)
         self._enqueue(deliveries)
+        self._tell_progress()
+
+    def _answer(self, peer: _Peer) -> None:
+        flag, done = (KEEPS, self._keeping.kept.round) if self._keeping is not None else (0, 0)
+        self._send(peer, Header(Kind.WANTED, flag, step=done, offset=self._number))
+
+    def _tell_progress(self) -> None:
+        if self._keeping is not None and (news := self._keeping.news()) is not None:
+            for peer in self._everyone():
+                self._send(peer, Header(Kind.COMMITTED, step=news.saved, offset=news.done))
 
     def _declared_parts(self, peer: _Peer) -> Shard:
         if self._parts is None:
@@ -354,10 +386,22 @@ class Service:
                 logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
                 self._missed = time.monotonic() + self._silence
             self._urgency = [declaration.tasks[part.task].urgency for part in placement.parts]
+            self._remember(declaration)
             return
         found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
         if found is not None:
             raise Disagreement(f"worker {peer.rank} trains something else than the first to declare: {found}")
+
+    def _remember(self, declaration: Declaration) -> None:
+        """A shard that keeps more than sums goes on where the last snapshot of this job was."""
+        if self._keeping is not None:
+            self._keeping.close()
+        self._keeping = None
+        if isinstance(self._parts, Stateful):
+            made = (
+                Snapshots(self._folder, self._every, declaration, self._shard, self._shards) if self._folder else None
+            )
+            self._keeping = Keeping(self._parts, made)
 
     def _enqueue(self, deliveries: Iterable[Delivery]) -> None:
         for worker, value in deliveries:
@@ -406,6 +450,7 @@ class Service:
                 self._lose(peer.rank, "its connection is closed")
             elif now - peer.heard > self._silence:
                 self._lose(peer.rank, f"it has been silent for {now - peer.heard:.1f} s")
+        self._tell_progress()
         if self._missed is not None and now > self._missed:
             self._missed = None
             for rank in set(range(self._workers)) - self._of_rank.keys() - self._left - self._lost:

@@ -21,10 +21,12 @@ from foretrain.runtime.gradients import Gradients  # noqa: E402
 from foretrain.runtime.served.flights import Flight, Flights  # noqa: E402
 from foretrain.runtime.served.pushes import Pushes  # noqa: E402
 from foretrain.runtime.served.staging import Staging  # noqa: E402
-from foretrain.server.frames import ABSENT, AGAIN, HELD, Header, Kind  # noqa: E402
+from foretrain.server.frames import ABSENT, AGAIN, HELD, KEEPS, Header, Kind  # noqa: E402
 from foretrain.server.placement import Declaration, Placement  # noqa: E402
 from foretrain.server.shard import Shard  # noqa: E402
+from foretrain.server.snapshots import Keeping, copied  # noqa: E402
 from foretrain.tasks import Chunk, Piece, Task  # noqa: E402
+from tests.server.stateful import RATE, Sgd  # noqa: E402
 
 COUNTS = [40, 12]
 """Elements per task; of the first two parts, by `Limited`."""
@@ -63,13 +65,14 @@ class Line:
 class Server:
     """What `foretrain.server.service.Service` does with a shard."""
 
-    def __init__(self, number, shards, lines):
+    def __init__(self, number, shards, lines, memory):
         self.number, self.shards, self.lines, self.lives = number, shards, lines, 0
+        self.memory = memory
         self.die()
 
     def die(self):
         self.lives += 1
-        self.parts, self.done = None, set()
+        self.parts, self.keeping, self.done = None, None, set()
         for line in self.lines:
             line.cut()
 
@@ -80,15 +83,22 @@ class Server:
         if kind is Kind.DECLARE and self.parts is None:
             what = Declaration.decode(said)
             mine = [part for part in Placement(what, self.shards).parts if part.shard == self.number]
-            self.parts = Shard(mine, what.tasks, len(self.lines), anew=header.offset > 0)
+            kind_of_shard = Shard if self.memory is None else Sgd
+            self.parts = kind_of_shard(mine, what.tasks, len(self.lines), anew=header.offset > 0)
+            self.keeping = None if self.memory is None else Keeping(self.parts, self.memory)
         if kind in (Kind.DECLARE, Kind.WANTED):
-            line.down.append((Header(Kind.WANTED, offset=self.lives), b""))
+            flag, done = (KEEPS, self.parts.round) if self.keeping else (0, 0)
+            line.down.append((Header(Kind.WANTED, flag, step=done, offset=self.lives), b""))
         elif kind is Kind.PUSH:
             data = None if header.flag & ABSENT else memoryview(said)
             flags = {"again": bool(header.flag & AGAIN), "held": bool(header.flag & HELD)}
             told = self.parts.push(rank, header.part, header.step, header.offset, header.size, data, **flags)
             line.down.append((header._replace(kind=Kind.RECEIVED, flag=0), b""))
             self.tell(told)
+            news = self.keeping and self.keeping.news()
+            for each in self.lines if news else ():
+                if each.connected:
+                    each.down.append((Header(Kind.COMMITTED, step=news.saved, offset=news.done), b""))
         elif kind is Kind.PULL:
             self.tell(self.parts.pull(rank, header.part, header.step, header.offset, header.size))
         elif kind is Kind.DONE:
@@ -103,6 +113,21 @@ class Server:
                 flag, payload = (ABSENT, b"") if data is None else (0, bytes(data))
                 header = Header(Kind.VALUE, flag, part=part, step=step, offset=start, size=end - start)
                 self.lines[rank].down.append((header, payload))
+
+
+class Memory:
+    """A disk that is written now and then, and survives the server."""
+
+    def __init__(self, chance):
+        self.chance, self.saved, self.state = chance, 0, None
+
+    def boundary(self, shard):
+        if self.chance.random() < 0.4:
+            self.saved, self.state = shard.round, copied(shard.state())
+
+    def restore(self, shard):
+        if self.state is not None:
+            shard.restore(copied(self.state))
 
 
 class Worker:
@@ -133,8 +158,7 @@ class Worker:
         if self.pushes.step == LAST:
             self.needed = {line.shard for line in self.lines}
             for line in self.lines:
-                if self.pushes.ready(line.shard):
-                    line.send(Header(Kind.DONE))
+                self.say_done(line)
             return
         self.pushes.begin(again=(self.pushes.step + 1) % 3 == 2)
         self.to_land = len(COUNTS)
@@ -145,6 +169,10 @@ class Worker:
             held = self.chance.random() < 0.3
             self.left += [(task, 4 * low, 4 * high, held) for low, high in pairwise(cuts)]
         self.chance.shuffle(self.left)
+
+    def say_done(self, line):
+        if self.needed and line.shard in self.needed and self.pushes.ready(line.shard):
+            line.send(Header(Kind.DONE))
 
     def push(self):
         if self.left:
@@ -166,9 +194,11 @@ class Worker:
             return
         header, payload = line.down.popleft()
         if header.kind is Kind.WANTED:
-            self.pushes.wanted(line, header.offset)
-            if self.needed and line.shard in self.needed:
-                line.send(Header(Kind.DONE))
+            self.pushes.wanted(line, header)
+            self.say_done(line)
+        elif header.kind is Kind.COMMITTED:
+            self.pushes.committed(line, header)
+            self.say_done(line)
         elif header.kind is Kind.DONE:
             self.needed.discard(line.shard)
         elif header.step == self.pushes.step:
@@ -211,13 +241,31 @@ def total(workers, step, task):
     return found
 
 
-@given(st.integers(0, 1 << 32), st.integers(2, 3), st.integers(1, 2), st.sampled_from([0.002, 0.01, 0.05]))
-@example(0, 2, 1, 0.0)
+def expected(workers, keeps):
+    """By round and task: sums, or where servers keep parameters those after a step with each."""
+    found = [np.zeros(count, np.float32) for count in COUNTS]
+    for step in range(LAST + 1):
+        having = [any(used(rank, step, task) for rank in range(workers)) for task in range(len(COUNTS))]
+        if keeps:
+            for task in range(len(COUNTS)):
+                found[task] = found[task] - RATE * total(workers, step, task)
+        else:
+            found = [total(workers, step, task) for task in range(len(COUNTS))]
+        yield [each if some else 0 * each for each, some in zip(found, having, strict=True)]
+
+
+@given(
+    st.integers(0, 1 << 32), st.integers(2, 3), st.integers(1, 2), st.sampled_from([0.002, 0.01, 0.05]), st.booleans()
+)
+@example(0, 2, 1, 0.0, False)
 @settings(max_examples=40, deadline=None)
-def test_every_round_s_sum_once_whatever_is_lost(seed, workers, shards, rate):
+def test_every_round_once_whatever_is_lost(seed, workers, shards, rate, keeps):
     chance = random.Random(seed)
     grid = [[Line(shard) for shard in range(shards)] for _ in range(workers)]
-    servers = [Server(shard, shards, [row[shard] for row in grid]) for shard in range(shards)]
+    servers = [
+        Server(shard, shards, [row[shard] for row in grid], Memory(chance) if keeps else None)
+        for shard in range(shards)
+    ]
     for line in (line for row in grid for line in row):
         line.connected = True
     team = [Worker(rank, workers, grid[rank], chance) for rank in range(workers)]
@@ -248,6 +296,6 @@ def test_every_round_s_sum_once_whatever_is_lost(seed, workers, shards, rate):
             servers[shard].hear(worker.rank)
     for worker in team:
         assert len(worker.sums) == LAST + 1
-        for step, sums in enumerate(worker.sums):
-            for task, found in enumerate(sums):
-                np.testing.assert_array_equal(found.numpy(), total(workers, step, task))
+        for sums, right in zip(worker.sums, expected(workers, keeps), strict=True):
+            for found, each in zip(sums, right, strict=True):
+                np.testing.assert_array_equal(found.numpy(), each)

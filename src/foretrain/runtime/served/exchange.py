@@ -233,9 +233,11 @@ class ServedExchange:
             elif header.kind is Kind.RECEIVED:
                 self._received(header)
             elif header.kind is Kind.WANTED:
-                self._pushes.wanted(connection, header.offset)
-                if connection.shard in self._needed:
-                    connection.send(Header(Kind.DONE))
+                self._pushes.wanted(connection, header)
+                self._say_done(connection)
+            elif header.kind is Kind.COMMITTED:
+                self._pushes.committed(connection, header)
+                self._say_done(connection)
             elif header.kind is Kind.DONE:
                 self._needed.discard(connection.shard)
             elif header.kind is Kind.FAIL:
@@ -348,8 +350,12 @@ class ServedExchange:
             self._leaves = time.monotonic() + self._silence
             self._needed.update(range(len(self._connections)))
             for connection in self._connections:
-                if self._pushes.ready(connection.shard):
-                    connection.send(Header(Kind.DONE))
+                self._say_done(connection)
+
+    def _say_done(self, connection: Connection) -> None:
+        """At the end: nothing more comes from here. Said behind all that was pushed."""
+        if connection.shard in self._needed and self._pushes.ready(connection.shard):
+            connection.send(Header(Kind.DONE))
 
     def _say_goodbye(self) -> None:
         self._over = True

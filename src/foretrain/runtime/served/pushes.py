@@ -8,6 +8,9 @@ lack sums of it that can only be made again with what this worker has pushed the
 sum of this round has come, which is made when all workers are in it. Until then nothing else is said to that server:
 what is said again of a round leaves before what is said of the next, whose sums must have come before a third round is
 written over the first.
+
+Where a server keeps more than sums, all rounds are kept that it has not said to be in a snapshot. Started anew it goes
+on from the last one, and all rounds since are said again, two at a time: what it has not completed it must hold.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from foretrain.errors import PeerLost
 from foretrain.runtime.served.flights import Flights
-from foretrain.server.frames import ABSENT, AGAIN, HELD, Header, Kind
+from foretrain.server.frames import ABSENT, AGAIN, HELD, KEEPS, Header, Kind
 from foretrain.server.placement import Declaration, Placement
 from foretrain.tasks import Piece
 
@@ -37,6 +41,10 @@ class Copies(Protocol):
     """A `foretrain.runtime.served.staging.Staging`."""
 
     declaration: Declaration
+
+    def begin(self, step: int, since: int) -> None:
+        """Round ``step`` will be filled; what was pushed before round ``since`` is forgotten."""
+        ...
 
     def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
         """Copies these bytes of a gradient, and returns the copy."""
@@ -68,14 +76,25 @@ class _Round:
 
 
 class _Standing:
-    """How things are with one server: the number of the one that knows all that was pushed, sessions that were begun,
-    and whether it may be pushed to."""
+    """How things are with one server.
 
-    __slots__ = ("number", "ready", "sessions")
+    Attributes:
+        number: of the one that knows all that was pushed, but for what is on its way.
+        sessions: that were begun.
+        ready: whether it may be pushed to.
+        next: the round to say again next, while it is not.
+        keeps: whether it keeps more than sums; before it has said so it may.
+        saved: rounds of which it needs no push again.
+        done: rounds that are complete there.
+    """
+
+    __slots__ = ("done", "keeps", "next", "number", "ready", "saved", "sessions")
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.sessions, self.ready = 0, False
+        self.next: int | None = None
+        self.ready, self.keeps = False, True
+        self.sessions = self.saved = self.done = 0
 
 
 class Pushes:
@@ -96,7 +115,7 @@ class Pushes:
         self._copies, self._connections, self._flights, self._epoch = copies, connections, flights, epoch
         self.placement = Placement(copies.declaration, len(connections))
         self.together = False
-        self._rounds: deque[_Round] = deque(maxlen=2)
+        self._rounds: deque[_Round] = deque()
         self._standing = [_Standing() for _ in connections]
 
     @property
@@ -106,7 +125,12 @@ class Pushes:
 
     def begin(self, again: bool) -> None:
         """The next round begins; ``again``: it adds to the sums of this one."""
-        self._rounds.append(_Round(self.step + 1, again))
+        before = self.step
+        self._rounds.append(_Round(before + 1, again))
+        since = min([before, *(standing.saved for standing in self._standing if standing.keeps)])
+        while self._rounds[0].step < since:
+            self._rounds.popleft()
+        self._copies.begin(before + 1, self._rounds[0].step)
         self.together = False
 
     def push(self, task: int, start: int, end: int, *, used: bool, held: bool) -> None:
@@ -128,43 +152,70 @@ class Pushes:
         if connection.sessions > standing.sessions:
             standing.sessions = connection.sessions
             # There is nothing to say again before the first round: no need to wait for an answer.
-            standing.ready = not self._rounds
+            standing.ready, standing.next = not self._rounds, None
             header = Header(Kind.DECLARE, step=self._epoch, offset=self.step + 1)
             connection.send(header, self._copies.declaration.encode())
 
-    def wanted(self, connection: Connection, number: int) -> None:
-        """The server with ``number`` has heard the declaration, or all that was said again."""
-        standing = self._standing[connection.shard]
+    def wanted(self, connection: Connection, header: Header) -> None:
+        """The server has heard the declaration, or all that was said again.
+
+        Raises:
+            PeerLost: it has lost a state that cannot be made anew.
+        """
+        standing, number = self._standing[connection.shard], header.offset
+        standing.keeps, standing.done = bool(header.flag & KEEPS), header.step
         if standing.ready:
             standing.number = number
-            return
-        standing.ready = True
-        if standing.number == number:
-            self._say_unanswered(connection.shard)
+        elif standing.number == number:
+            for task, (start, end, flight) in self._flights.unanswered():
+                said = _Said(task, start, end, flight.chunk.op == "reduce_scatter")
+                self._say(self._rounds[-1], said, connection.shard.__eq__)
+            self._caught_up(connection)
         else:
-            self._say_everything(connection.shard)
-        for task, stretch in self._flights.unpulled():
-            self._ask(task, stretch.start, stretch.end, connection.shard.__eq__)
-        # It is the one that knows all when it has heard this, and not before: this session may be lost, too.
-        connection.send(Header(Kind.WANTED))
+            standing.next = self._first(connection.shard)
+            self._catch_up(connection)
+
+    def committed(self, connection: Connection, header: Header) -> None:
+        """The server has completed a round, or saved some."""
+        standing = self._standing[connection.shard]
+        standing.saved, standing.done = header.step, header.offset
+        self._catch_up(connection)
 
     def ready(self, shard: int) -> bool:
         """Whether the server knows all that it has to: what is said to it now comes in its place."""
         return self._standing[shard].ready
 
-    def _say_unanswered(self, shard: int) -> None:
-        for task, (start, end, flight) in self._flights.unanswered():
-            said = _Said(task, start, end, flight.chunk.op == "reduce_scatter")
-            self._say(self._rounds[-1], said, shard.__eq__)
+    def _first(self, shard: int) -> int:
+        """The round from which on a server that was started anew must be told all."""
+        standing, oldest = self._standing[shard], self._rounds[0].step
+        if not standing.keeps:
+            return self.step if self.together else max(oldest, self.step - 1)
+        if min(standing.done, self.step) < oldest:
+            raise PeerLost(
+                f"server {shard} was started anew with the state after {standing.done} rounds, and what was pushed "
+                f"before round {oldest} is kept nowhere: start servers with --snapshot-dir, on a disk that stays"
+            )
+        return min(standing.done, self.step)
 
-    def _say_everything(self, shard: int) -> None:
-        *before, latest = self._rounds
-        for each in () if self.together else before:
-            for said in each.said:
-                # Its sums have come here, and are for others.
-                self._say(each, said._replace(held=True), shard.__eq__)
-        for said in latest.said:
-            self._say(latest, said, shard.__eq__)
+    def _catch_up(self, connection: Connection) -> None:
+        """Says rounds again, as far as they may be pushed now."""
+        standing, latest = self._standing[connection.shard], self._rounds[-1] if self._rounds else None
+        while standing.next is not None and (not standing.keeps or standing.next <= standing.done + 1):
+            one = self._rounds[standing.next - self._rounds[0].step]
+            for said in one.said:
+                # The sums of rounds before have come here, and are for others.
+                self._say(one, said if one is latest else said._replace(held=True), connection.shard.__eq__)
+            standing.next += 1
+            if one is latest:
+                self._caught_up(connection)
+
+    def _caught_up(self, connection: Connection) -> None:
+        standing = self._standing[connection.shard]
+        standing.ready, standing.next = True, None
+        for task, stretch in self._flights.unpulled():
+            self._ask(task, stretch.start, stretch.end, connection.shard.__eq__)
+        # It is the one that knows all when it has heard this, and not before: this session may be lost, too.
+        connection.send(Header(Kind.WANTED))
 
     def _say(self, one: _Round, said: _Said, to: Callable[[int], bool]) -> None:
         used = said.task in one.used

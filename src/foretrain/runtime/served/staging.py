@@ -1,7 +1,7 @@
 """Gradients as bytes on the wire, and sums as gradients.
 
 What is pushed is a copy. A gradient's place in the flat buffer is where its sum will be written, and a message may have
-to be said again after that: for two rounds what was pushed is kept.
+to be said again after that: what was pushed is kept for two rounds, or for longer where a server keeps more than sums.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class _Buffer(NamedTuple):
     """One flat buffer's copies on the host, of the type that is sent.
 
     Attributes:
-        sent: what was pushed in even and in odd rounds.
+        kind: the type.
         came: what has come back; the flat buffer itself where that is the same.
     """
 
-    sent: tuple[torch.Tensor, torch.Tensor]
+    kind: torch.dtype
     came: torch.Tensor
 
 
@@ -45,14 +45,14 @@ class Staging:
     ) -> None:
         self._gradients = gradients
         self._rounding = Rounding(gradients.flat, dtype) if dtype else None
-        pinned = gradients.flat[0].is_cuda
         self._buffers = []
         for flat in gradients.flat:
             kind = dtype or flat.dtype
-            one, other, third = (torch.empty(len(flat), dtype=kind, pin_memory=pinned) for _ in range(3))
             direct = flat.device.type == "cpu" and kind == flat.dtype
-            self._buffers.append(_Buffer((one, other), flat if direct else third))
-        self._sent = [tuple(_bytes_of(tensor) for tensor in buffer.sent) for buffer in self._buffers]
+            self._buffers.append(_Buffer(kind, flat if direct else self._empty(len(flat), kind)))
+        self._free = [self._copies() for _ in range(2)]
+        self._sent: dict[int, list[tuple[torch.Tensor, memoryview]]] = {}
+        """What was pushed in each round that is kept, per flat buffer."""
         self._came = [_bytes_of(buffer.came) for buffer in self._buffers]
         self._width = [buffer.came.element_size() for buffer in self._buffers]
         whole = [gradients.runs([Piece(task.index, 0, task.size)])[0] for task in tasks]
@@ -62,6 +62,20 @@ class Staging:
     def _declared(self, task: Task) -> Declared:
         buffer, _ = self._place[task.index]
         return Declared(task.name, task.size, dtype_name(self._buffers[buffer].came.dtype), task.first_use)
+
+    def _empty(self, count: int, kind: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=kind, pin_memory=self._gradients.flat[0].is_cuda)
+
+    def _copies(self) -> list[tuple[torch.Tensor, memoryview]]:
+        """Room for what is pushed in a round, per flat buffer, with its bytes."""
+        made = [self._empty(len(buffer.came), buffer.kind) for buffer in self._buffers]
+        return [(tensor, _bytes_of(tensor)) for tensor in made]
+
+    def begin(self, step: int, since: int) -> None:
+        """Round ``step`` will be filled; what was pushed before round ``since`` is forgotten."""
+        for old in [round_ for round_ in self._sent if round_ < since]:
+            self._free.append(self._sent.pop(old))
+        self._sent[step] = self._free.pop() if self._free else self._copies()
 
     def aligned(self, piece: Piece) -> tuple[int, int]:
         """First byte of ``piece`` and the one behind its last, where an element goes with the byte it ends in."""
@@ -76,14 +90,14 @@ class Staging:
         values = self._gradients.slice(run)
         if self._rounding is not None:
             values = self._rounding.round(run, values)
-        self._buffers[buffer].sent[step & 1][run.start : run.end].copy_(values)
+        self._sent[step][buffer][0][run.start : run.end].copy_(values)
         return self.kept(task, start, end, step)
 
     def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
         """The same bytes as they were pushed in round ``step``."""
         buffer, base = self._place[task]
         at = base * self._width[buffer]
-        return self._sent[buffer][step & 1][at + start : at + end]
+        return self._sent[step][buffer][1][at + start : at + end]
 
     def store(self, task: int, start: int, data: memoryview) -> None:
         """Writes a sum where the gradient was."""

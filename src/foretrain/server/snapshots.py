@@ -1,0 +1,270 @@
+"""A shard's state on disk, for shards that workers cannot make anew: those that keep more than sums.
+
+At the end of a round, when every part has been through it and none is further, the state is copied, and a thread writes
+the copy while the shard serves on. A file is whole or is not there; the last two are kept. What is in a file, workers
+need not keep: they push again only what came after.
+
+A file: magic and version, sizes of the header and of each array, the header (msgpack, never pickle), raw arrays, and
+BLAKE2b over all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from foretrain.errors import ConfigError, ForetrainError
+from foretrain.files import write_atomically
+from foretrain.server.placement import Declaration
+
+logger = logging.getLogger("foretrain.server")
+
+_MAGIC: Final = b"foretrain shard\0"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<16sIQ")
+"""Magic, version, bytes of the header."""
+_DIGEST: Final = 32
+_ARRAY: Final = 1
+"""msgpack's code for an array: its kind, dtype, shape and place among the arrays."""
+_KEPT: Final = 2
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A shard whose state is more than the pushes of a round.
+
+    Attributes:
+        round: how many rounds are complete in all its parts. When it has just changed, no part is further.
+    """
+
+    round: int
+
+    def state(self) -> dict[str, Any]:
+        """After ``round`` rounds, what `restore` needs: dictionaries and lists of numbers, text, bytes, numpy arrays
+        and torch tensors. Arrays may be its own: they are copied before it goes on."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from ``state``, ``round`` included; what was pushed to rounds before is answered from it."""
+        ...
+
+
+class Damaged(ForetrainError):
+    """A snapshot that is not whole."""
+
+
+class Snapshots:
+    """Of one shard of one job. Owns a thread while there is something to write.
+
+    Args:
+        folder: made if it is not there; several shards and jobs may share it.
+        every: rounds between two snapshots.
+        declaration: of the job.
+        shard: number of the server.
+        shards: how many there are.
+
+    Attributes:
+        saved: rounds that the newest file has.
+
+    Raises:
+        ConfigError: the folder cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, every: int, declaration: Declaration, shard: int, shards: int) -> None:
+        self._folder = folder / f"{declaration.job or 'job'}-shard-{shard}-of-{shards}"
+        self._every = every
+        self._whose = {"declaration": declaration.encode().decode(), "shard": shard, "shards": shards}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for half in self._folder.glob(".*.tmp"):
+                half.unlink()  # of a server that was killed while it wrote
+        except OSError as error:
+            raise ConfigError(
+                "snapshot-dir", str(self._folder), f"cannot be made ({error.strerror})", "name another"
+            ) from None
+        self._thread: threading.Thread | None = None
+        self.saved = 0
+
+    def restore(self, shard: Stateful) -> None:
+        """Puts the newest whole snapshot of this job into ``shard``; where there is none it stays as it is."""
+        for path in self._files():
+            try:
+                header = read(path)
+                if (found := {key: header.get(key) for key in self._whose}) != self._whose:
+                    raise Damaged(f"is of another job or shard: {_difference(found, self._whose)}")
+            except (OSError, Damaged) as error:
+                logger.warning("snapshot %s is passed over: %s", path, error)
+                continue
+            shard.restore(header["state"])
+            self.saved = shard.round
+            logger.warning("goes on after round %d, from %s", shard.round - 1, path)
+            return
+
+    def boundary(self, shard: Stateful) -> None:
+        """``shard`` has completed a round: every so often its state is copied here, and written by another thread."""
+        if shard.round % self._every or (self._thread is not None and self._thread.is_alive()):
+            return  # with the one before still being written, the next one is as good
+        state = copied(shard.state())
+        self._thread = threading.Thread(target=self._write, args=(shard.round, state), name="foretrain-snapshot")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Returns when the last is written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self, done: int, state: dict[str, Any]) -> None:
+        path = self._folder / f"after-{done:012d}-rounds.shard"
+        try:
+            write_atomically(path, packed({**self._whose, "state": state}))
+        except ConfigError as error:
+            logger.error("no snapshot after round %d: %s", done - 1, error)
+            return
+        self.saved = done
+        for old in self._files()[_KEPT:]:
+            old.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        """The newest first."""
+        return sorted(self._folder.glob("*.shard"), reverse=True)
+
+
+class Progress(NamedTuple):
+    """``done`` rounds are complete; what was pushed in ``saved`` of them workers need not keep."""
+
+    done: int
+    saved: int
+
+
+class Keeping:
+    """A shard that keeps more than sums, and its snapshots.
+
+    Args:
+        kept: the shard; goes on from the last snapshot, if there is one.
+        snapshots: None where it is lost with its server.
+    """
+
+    def __init__(self, kept: Stateful, snapshots: Snapshots | None) -> None:
+        self.kept, self._snapshots = kept, snapshots
+        if snapshots is not None:
+            snapshots.restore(kept)
+        self._told = Progress(kept.round, snapshots.saved if snapshots is not None else kept.round)
+
+    def news(self) -> Progress | None:
+        """To be asked after every push, and now and then: how far it is, if that has changed."""
+        done = self.kept.round
+        if self._snapshots is None:
+            found = Progress(done, done)
+        else:
+            if done > self._told.done:
+                self._snapshots.boundary(self.kept)
+            found = Progress(done, self._snapshots.saved)
+        before, self._told = self._told, found
+        return None if found == before else found
+
+    def close(self) -> None:
+        """Returns when the last snapshot is written."""
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+
+def copied(value: Any) -> Any:
+    """``value`` with every array in it copied."""
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [copied(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.detach().cpu().clone() if _is_tensor(value) else value
+
+
+def packed(content: dict[str, Any]) -> Iterator[bytes | memoryview]:
+    """A file with ``content``, piece by piece."""
+    arrays: list[memoryview] = []
+
+    def pack(value: Any) -> msgspec.msgpack.Ext:
+        kind, dtype, raw = _raw(value)
+        arrays.append(raw)
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((kind, dtype, list(value.shape), len(arrays) - 1)))
+
+    body = msgspec.msgpack.encode(content, enc_hook=pack)
+    header = msgspec.msgpack.encode([[len(array) for array in arrays], body])
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for piece in (_HEAD.pack(_MAGIC, _VERSION, len(header)), header, *arrays):
+        digest.update(piece)
+        yield piece
+    yield digest.digest()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was `packed` there.
+
+    Raises:
+        Damaged: the file is no snapshot, of another version, or not as it was written.
+        OSError: it cannot be read.
+    """
+    whole = memoryview(path.read_bytes())
+    if len(whole) < _HEAD.size + _DIGEST or bytes(whole[: len(_MAGIC)]) != _MAGIC:
+        raise Damaged("is no snapshot")
+    _, version, size = _HEAD.unpack_from(whole)
+    if version != _VERSION:
+        raise Damaged(f"has version {version}, and {_VERSION} is read here")
+    content = whole[:-_DIGEST]
+    if hashlib.blake2b(content, digest_size=_DIGEST).digest() != whole[-_DIGEST:]:
+        raise Damaged("is damaged: its checksum is another")
+    sizes, body = msgspec.msgpack.decode(content[_HEAD.size : _HEAD.size + size])
+    starts = [_HEAD.size + size]
+    for each in sizes:
+        starts.append(starts[-1] + each)
+
+    def unpack(code: int, said: memoryview) -> Any:
+        kind, dtype, shape, place = msgspec.msgpack.decode(said)
+        return _array(kind, dtype, shape, bytearray(content[starts[place] : starts[place + 1]]))
+
+    return msgspec.msgpack.decode(body, ext_hook=unpack)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a tensor has imported it, and a server need not otherwise
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _raw(value: Any) -> tuple[str, str, memoryview]:
+    """Kind, dtype and bytes of an array."""
+    if _is_tensor(value):
+        import torch
+
+        tensor: torch.Tensor = value.contiguous()
+        return "torch", str(tensor.dtype).removeprefix("torch."), tensor.reshape(-1).view(torch.uint8).numpy().data
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.hasobject:
+        raise TypeError(f"{type(value).__name__} in a shard's state is neither plain nor an array")
+    return "numpy", str(value.dtype), np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+
+
+def _array(kind: str, dtype: str, shape: list[int], raw: bytearray) -> Any:
+    if kind == "numpy":
+        return np.frombuffer(raw, dtype).reshape(shape)
+    import torch
+
+    if not raw:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.frombuffer(raw, dtype=getattr(torch, dtype)).reshape(shape)
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """Which of the fields differ, for people; declarations are long."""
+    return ", ".join(
+        key if key == "declaration" else f"{key} {found[key]} against {wanted[key]}"
+        for key in wanted
+        if found[key] != wanted[key]
+    )

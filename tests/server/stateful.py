@@ -1,0 +1,54 @@
+"""A shard that keeps parameters: what it sends for a sum is what they are after a step of SGD with it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foretrain.server.shard import Shard, _Round
+
+RATE = np.float32(0.1)
+
+
+class Sgd(Shard):
+    """Of float32; what no worker has a gradient for stays, and is sent as absent."""
+
+    def __init__(self, parts, tasks, workers, **options):
+        super().__init__(parts, tasks, workers, **options)
+        self._done = dict.fromkeys(self._held, 0)
+        self.parameters = {number: np.zeros(held.part.size // 4, np.float32) for number, held in self._held.items()}
+
+    @property
+    def round(self):
+        return min(self._done.values(), default=0)
+
+    def push(self, worker, part, step, *args, **options):
+        told = super().push(worker, part, step, *args, **options)
+        found = self._held[part].rounds[step & 1]
+        if found is not None and found.step == step and not found.coverage.missing():
+            self._done[part] = max(self._done[part], step + 1)
+        return told
+
+    def _sum(self, held, found, start, end):
+        value = super()._sum(held, found, start, end)
+        if value.data is not None:
+            mine = self.parameters[held.part.number][start // 4 : end // 4]
+            mine -= RATE * np.frombuffer(value.data, np.float32)
+            value.data[:] = memoryview(mine.tobytes())
+        return value
+
+    def state(self):
+        last = {number: held.rounds[self.round - 1 & 1] for number, held in self._held.items()}
+        rounds = {number: {"absent": each.absent, "again": each.again} for number, each in last.items()}
+        return {"round": self.round, "parameters": self.parameters, "rounds": rounds}
+
+    def restore(self, state):
+        last = state["round"] - 1
+        for number, held in self._held.items():
+            self._done[number] = state["round"]
+            self.parameters[number][:] = state["parameters"][number]
+            held.buffers[last & 1][:] = memoryview(self.parameters[number].tobytes())
+            was = state["rounds"][number]
+            found = held.rounds[last & 1] = _Round(last, was["again"], held.part.size, self._group, self._workers)
+            found.absent = [(start, end) for start, end in was["absent"]]
+            for worker in range(self._workers):
+                found.coverage.add(worker, 0, held.part.size)

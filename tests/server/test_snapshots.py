@@ -1,0 +1,217 @@
+"""Snapshots: what is written is read, what is not whole or another's is not, and a shard goes on from the last."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from foretrain.server import service as module
+from foretrain.server import snapshots
+from foretrain.server.frames import KEEPS, Kind
+from foretrain.server.snapshots import Damaged, Keeping, Snapshots, packed, read
+from tests.server.jobs import Worker, declaration, serving
+from tests.server.stateful import RATE, Sgd
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | arrays.arrays(
+        st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]),
+        arrays.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3),
+        elements=st.just(1),
+    )
+)
+keys = st.text(max_size=4) | st.integers(0, 9)
+trees = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+    return type(one) is type(other) and one == other
+
+
+@given(tree=trees)
+def test_what_is_written_is_read(tmp_path_factory, tree):
+    path = tmp_path_factory.getbasetemp() / "tree"
+    path.write_bytes(b"".join(packed({"state": tree})))
+    assert same(read(path)["state"], tree)
+
+
+def test_tensors_are_tensors(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "state"
+    tensors = [torch.randn(3, 4).to(kind).t() for kind in (torch.float32, torch.bfloat16)] + [torch.zeros(0, 2)]
+    path.write_bytes(b"".join(packed({"a": tensors, "b": torch.tensor(5)})))
+    found = read(path)
+    for one, other in zip(found["a"], tensors, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    assert found["b"].item() == 5
+
+
+@given(place=st.integers(0, 400), flip=st.integers(1, 255), cut=st.booleans())
+def test_what_is_not_whole_is_not_read(tmp_path_factory, place, flip, cut):
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    whole = bytearray(b"".join(packed({"state": {"a": np.arange(60.0), "b": "text"}})))
+    place %= len(whole)
+    if cut:
+        del whole[place:]
+    else:
+        whole[place] ^= flip
+    path.write_bytes(whole)
+    with pytest.raises(Damaged):
+        read(path)
+
+
+def test_what_cannot_be_kept_is_refused():
+    with pytest.raises(TypeError, match="object in a shard's state is neither plain nor an array"):
+        list(packed({"a": object()}))
+
+
+class Counting:
+    """As many rounds as it is told."""
+
+    def __init__(self, rounds=0):
+        self.round, self.array = rounds, np.zeros(3)
+
+    def state(self):
+        return {"round": self.round, "array": self.array}
+
+    def restore(self, state):
+        self.round, self.array = state["round"], state["array"]
+
+
+def kept(folder, what=None, every=2, shard=0):
+    return Snapshots(folder, every, what or declaration(10), shard, 2)
+
+
+def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path, caplog):
+    one = kept(tmp_path)
+    shard = Counting()
+    for rounds in range(1, 9):
+        shard.round, shard.array[:] = rounds, rounds
+        one.boundary(shard)
+        shard.array[:] = -1  # it goes on, and what is written is what it was
+        one.close()
+        assert one.saved == rounds // 2 * 2
+    assert sorted(path.name for path in tmp_path.rglob("*.shard")) == [
+        "after-000000000006-rounds.shard",
+        "after-000000000008-rounds.shard",
+    ]
+    found = Counting()
+    kept(tmp_path).restore(found)
+    assert (found.round, list(found.array)) == (8, [8, 8, 8])
+    newest = max(tmp_path.rglob("*.shard"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    newest.with_name(".half.tmp").write_bytes(b"of one that was killed")
+    kept(tmp_path).restore(found)
+    assert found.round == 6
+    assert f"snapshot {newest} is passed over: is damaged" in caplog.text
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_those_of_another_shard_or_job_are_not_read(tmp_path, caplog):
+    shard = Counting(2)
+    for number in (0, 1):
+        one = kept(tmp_path, shard=number)
+        one.boundary(shard)
+        one.close()
+    theirs, mine = sorted(tmp_path.rglob("*.shard"))
+    mine.write_bytes(theirs.read_bytes())
+    found = Counting()
+    kept(tmp_path, shard=1).restore(found)
+    assert found.round == 0
+    assert "is of another job or shard: shard 0 against 1" in caplog.text
+
+
+def test_serving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    writing, may = threading.Event(), threading.Event()
+
+    def slow(path, pieces):
+        writing.set()
+        assert may.wait(10)
+        list(pieces)
+
+    monkeypatch.setattr(snapshots, "write_atomically", slow)
+    one = kept(tmp_path, every=1)
+    keeping = Keeping(shard := Counting(), one)
+    shard.round = 1
+    assert keeping.news() == (1, 0)
+    assert writing.wait(10)
+    shard.round = 2
+    assert keeping.news() == (2, 0)
+    assert keeping.news() is None
+    may.set()
+    keeping.close()
+    assert keeping.news() == (2, 1)
+
+
+def test_a_folder_that_cannot_be_written_commits_nothing(tmp_path, caplog):
+    one = kept(tmp_path, every=1)
+    next(tmp_path.iterdir()).rmdir()
+    one.boundary(Counting(1))
+    one.close()
+    assert one.saved == 0
+    assert "no snapshot after round 0" in caplog.text
+
+
+def gradient(rank, step):
+    return np.random.default_rng(10 * step + rank).standard_normal(10).astype(np.float32)
+
+
+def parameters(rounds):
+    found = np.zeros(10, np.float32)
+    for step in range(rounds):
+        found -= RATE * (gradient(0, step) + gradient(1, step))
+    return found
+
+
+def rounds(team, what, steps):
+    for step in steps:
+        for worker in team:
+            worker.push_all(what, step, [gradient(worker.rank, step)])
+        for worker in team:
+            worker.until(lambda worker=worker, step=step: worker.told(what, step) is not None)
+
+
+def test_a_stateful_shard_goes_on_from_its_last_snapshot(tmp_path, monkeypatch):
+    """It is lost three rounds after a snapshot; those rounds are said again, and all that follows is as it had been."""
+    monkeypatch.setattr(module, "Shard", Sgd)
+    what, options = declaration(10), {"snapshots": tmp_path, "every": 4}
+    with serving(2, **options) as service:
+        address = service.address
+        team = [Worker(address, rank) for rank in range(2)]
+        for worker in team:
+            worker.join(what)
+        rounds(team, what, range(4))
+        team[0].until(lambda: any(header.step == 4 for header in team[0].headers(Kind.COMMITTED)))
+        rounds(team, what, range(4, 7))
+    with serving(2, port=address[1], **options) as service:
+        try:
+            for worker in team:
+                worker.until(lambda worker=worker: worker.connection.sessions == 2)
+                worker.heard.clear()
+                worker.declare(what, rounds=7)
+                worker.until(lambda worker=worker: bool(worker.headers(Kind.WANTED)))
+                (wanted,) = worker.headers(Kind.WANTED)
+                assert (wanted.step, wanted.flag) == (4, KEEPS)
+            rounds(team, what, range(4, 9))
+            np.testing.assert_array_equal(team[1].told(what, 8)[0], parameters(9))
+            assert service.failure is None
+        finally:
+            for worker in team:
+                worker.__exit__()
