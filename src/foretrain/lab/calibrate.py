@@ -45,11 +45,12 @@ class Fit:
     def on(self, links: Cluster) -> Cluster:
         """``links`` with the rate and costs at which an exchange over them costs this."""
         called = replace(links, latency=1, overhead=0, floor=0).cost
+        operated = replace(links, latency=0, overhead=1, floor=1).cost
         return replace(
             links.scaled(nominal(links) / self.per_byte),
             latency=max(_LEAST_LATENCY, round(self.latency / called.latency)),
-            overhead=round(self.overhead / called.rounds),
-            floor=round(self.floor / called.rounds),
+            overhead=round(self.overhead / operated.overhead),
+            floor=round(self.floor / operated.floor),
         )
 
 
