@@ -78,6 +78,27 @@ def test_a_script_of_one_model_trains_to_the_same_bits_over_servers(folder):
     assert not running(folder)
 
 
+CLIPS = "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
+"""What reads gradients, which servers have updated with by then."""
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp(1)"])
+def test_a_script_whose_optimizer_runs_on_the_servers(folder, consistency):
+    one = TRAIN.replace(
+        "digests = [train(DDP(network()), steps), train(other, steps)]", "digests = [train(other, steps)]"
+    )
+    (folder / "train.py").write_text(one.replace("    other.register_comm_hook(None, hook)\n", "").replace(CLIPS, ""))
+    theirs = torchrun(folder, "train.py", "--steps", "8") if consistency == "bsp" else None
+    where = ["--servers", "1", "--consistency", consistency, *(["--updates", "servers"] if theirs else [])]
+    command = foretrain("run", "--nproc", "2", *where, "--", "train.py", "--steps", "8")
+    taken = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert taken.returncode == 0, taken.stderr
+    assert theirs is None or taken.stdout == theirs.stdout
+    assert "under bytescheduler" in taken.stderr
+    assert "rejected" not in taken.stderr
+    assert not running(folder)
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_the_command(folder, end):
     command = foretrain("run", "--nproc", "2", "--servers", "2", "--", "endless.py", str(folder))
@@ -151,6 +172,13 @@ def test_servers_of_their_own(folder):
         (["server", "--address", "127.0.0.1:0", "--workers", "2", "--shard", "2"], "shard: 2 is none of 1 servers"),
         (["run", "--servers", "0", "--", "train.py"], "servers: 0 is no number of servers to start"),
         (["run", "--servers", "2", "--server-restarts", "-1", "--", "train.py"], "server-restarts: -1 is no number"),
+        (["run", "--updates", "servers", "--", "train.py"], "updates: 'servers' is of no use to all-reduce"),
+        (["run", "--consistency", "async", "--", "train.py"], "consistency: 'async' is of no use to all-reduce"),
+        (["run", "--servers", "1", "--consistency", "some", "--", "train.py"], "consistency: 'some' is unknown"),
+        (
+            ["run", "--servers", "1", "--updates", "workers", "--consistency", "async", "--", "train.py"],
+            "consistency: 'async' cannot be with optimizers on the workers",
+        ),
         (["run", "--servers", "2", "--nnodes", "2", "--", "train.py"], "loopback device of one of 2 nodes"),
     ],
 )

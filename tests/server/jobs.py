@@ -60,7 +60,7 @@ class Worker:
         self.connection.close()
         self.context.destroy(linger=0)
 
-    def until(self, ready: Callable[[], bool], timeout: float = 10.0) -> None:
+    def until(self, ready: Callable[[], bool], timeout: float = 60.0) -> None:
         """Reads until ``ready``."""
         deadline = time.monotonic() + timeout
         while not ready():

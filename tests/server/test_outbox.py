@@ -47,3 +47,10 @@ def test_every_byte_is_sent_once_and_never_more_than_the_window(values, credit, 
         sent[taken.part] = taken.end
         box.received(taken.end - taken.start)
     assert sent == {part: size for part, (_, size) in enumerate(values)}
+
+
+def test_what_is_wider_than_what_it_answers_is_cut_by_its_own_bytes():
+    outbox = Outbox(1 << 20, 8)
+    outbox.put(0, Value(0, 0, 4, 16, memoryview(bytes(range(24)))))
+    taken = [outbox.take() for _ in range(3)]
+    assert [(value.start, value.end, bytes(value.data)[0]) for value in taken] == [(4, 8, 0), (8, 12, 8), (12, 16, 16)]

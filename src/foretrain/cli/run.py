@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from foretrain.errors import ConfigError
-from foretrain.launch import Compression, Settings
+from foretrain.launch import Compression, Place, Settings
 from foretrain.units import SECOND, parse_time
 
 _EXAMPLE = "foretrain run --nproc 2 -- train.py"
@@ -35,6 +35,10 @@ class Options:
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         server_restarts: how often servers that this command has started and that die are started again, all together.
+        updates: where optimizers run with --servers: workers, each on its own copy, or servers, which give back
+            parameters instead of sums.
+        consistency: "bsp": a step is that of all ranks. "async": each rank's gradients are an update of their own, on
+            the servers. "ssp(3)": the same, but nobody goes more than 3 steps ahead of the slowest.
         module: the script is a module's name, as with python -m.
     """
 
@@ -46,6 +50,8 @@ class Options:
     secret_file: Path | None = None
     servers: str | None = None
     server_restarts: int = 3
+    updates: Place | None = None
+    consistency: str = "bsp"
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
@@ -89,7 +95,14 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
     from foretrain.launch.command import launch
 
     processes = ["--nproc-per-node", options.nproc] if options.nproc else []
-    settings = Settings(options.schedule, options.compression, timeout, patience)
+    settings = Settings(
+        options.schedule,
+        options.compression,
+        timeout,
+        patience,
+        updates=options.updates,
+        consistency=options.consistency,
+    )
     status = launch(
         script,
         settings,

@@ -26,6 +26,7 @@ def server(
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     snapshot_dir: Path | None = None,
     snapshot_every: int = 100,
+    updates: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     with_parent: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Serve as one shard of a parameter server, until interrupted.
@@ -43,6 +44,7 @@ def server(
         elastic: the others go on without a worker that is lost, instead of ending.
         snapshot_dir: where state that workers cannot make anew is written; sums have none.
         snapshot_every: rounds between two snapshots.
+        updates: load PyTorch at once, for a job whose optimizers run here, and not only when it begins.
         with_parent: end when the process that started it does.
     """
     host, _, port = address.rpartition(":")
@@ -58,12 +60,15 @@ def server(
         raise ConfigError("snapshot-every", snapshot_every, "is no number of rounds", "write 1 or more")
     silence = parse_time(timeout, "timeout") / SECOND
     try:
+        from foretrain.server.modes import prepare
         from foretrain.server.service import Service
     except ImportError as error:
         raise MissingExtra(error.name or "pyzmq", "ps", "foretrain server") from error
     logging.basicConfig(stream=sys.stderr, format="foretrain server: %(message)s", level=logging.INFO)
     if with_parent:
         end_with_parent()
+    if updates:
+        prepare()
     with Service(
         host,
         bytes.fromhex(secret),

@@ -12,7 +12,10 @@ from typing import Literal, TypeAlias
 Compression: TypeAlias = Literal["fp16", "bf16"]
 """What gradients are sent as."""
 
-__all__ = ["Compression", "Settings"]
+Place: TypeAlias = Literal["workers", "servers"]
+"""Where optimizers run."""
+
+__all__ = ["Compression", "Place", "Settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Settings:
         timeout: seconds after which a silent rank counts as lost.
         patience: seconds after which work that does not move counts as stuck.
         served: whether gradients go over a parameter server, whose addresses are in the environment.
+        updates: where optimizers run then; None leaves it to ``consistency``.
+        consistency: how far ranks may go apart, see `foretrain.server.consistency`.
     """
 
     schedule: str = "bytescheduler"
@@ -32,10 +37,14 @@ class Settings:
     timeout: float = 60.0
     patience: float = 1800.0
     served: bool = False
+    updates: Place | None = None
+    consistency: str = "bsp"
 
     def arguments(self) -> list[str]:
         """The options of `foretrain.launch.worker` that say the same."""
         compression = ["--compression", self.compression] if self.compression else []
         waits = ["--timeout", repr(self.timeout), "--patience", repr(self.patience)]
         served = ["--served"] if self.served else []
+        served += ["--updates", self.updates] if self.updates else []
+        served += ["--consistency", self.consistency] if self.consistency != "bsp" else []
         return ["--schedule", self.schedule, *compression, *waits, *served]

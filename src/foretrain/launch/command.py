@@ -18,6 +18,7 @@ from foretrain.errors import ConfigError
 from foretrain.launch import Settings
 from foretrain.launch.servers import Servers, Wanted
 from foretrain.schedule.policies import spec
+from foretrain.server.consistency import consistency
 from foretrain.workload.torch_version import require_torch
 
 SECRET = "FORETRAIN_SECRET"
@@ -54,6 +55,13 @@ def launch(
         PeerLost: servers have died more often than they are started again; all ranks have stopped.
     """
     spec(settings.schedule)
+    apart = consistency(settings.consistency).apart
+    if servers is None and (apart or settings.updates == "servers"):
+        field, value = ("consistency", settings.consistency) if apart else ("updates", settings.updates)
+        raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
+    if apart and settings.updates == "workers":
+        what = "cannot be with optimizers on the workers: each would have other parameters"
+        raise ConfigError("consistency", settings.consistency, what, "leave --updates out")
     _check_script(script, module)
     settings = dataclasses.replace(settings, served=servers is not None)
     # Servers that somebody else has started have their secret from there.
@@ -80,7 +88,8 @@ def launch(
     elif servers is not None:
         _check_nodes(servers, job.nnodes)
         workers = run.determine_local_world_size(job.nproc_per_node)
-        wanted = Wanted(int(servers), workers, settings.timeout, server_restarts)
+        updates = settings.updates == "servers" or bool(apart)
+        wanted = Wanted(int(servers), workers, settings.timeout, server_restarts, updates)
         # torchrun ends its ranks when it is asked to end.
         beside = own.enter_context(Servers(wanted, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         os.environ[SERVERS] = ",".join(beside.addresses)

@@ -120,7 +120,7 @@ class ScheduledDataParallel(DistributedDataParallel):
         attached = self._record.attached
         if attached is None:
             self._sync_buffers()
-        else:
+        elif not attached.apart:
             attached.share_buffers()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
@@ -206,6 +206,8 @@ class ScheduledDataParallel(DistributedDataParallel):
             # Where PyTorch does it, when the wrapper is called: `model.module(x)` must not wait for other ranks.
             broadcast_buffers=False,
             engine="ps" if settings.served else "all_reduce",
+            updates=settings.updates,
+            consistency=settings.consistency,
             timeout=settings.timeout,
             patience=settings.patience,
         )

@@ -28,18 +28,20 @@ class Wanted:
         workers: of the job.
         timeout: seconds that a worker may be silent.
         restarts: how often all of them together may die and be started again.
+        updates: whether optimizers run on them.
     """
 
     count: int
     workers: int
     timeout: float
     restarts: int
+    updates: bool = False
 
     def command(self, shard: int, port: int) -> list[str]:
         """What starts one; port 0 takes a free one."""
         command = [sys.executable, "-m", "foretrain", "server", "--address", f"127.0.0.1:{port}"]
         command += ["--workers", str(self.workers), "--shard", str(shard), "--shards", str(self.count)]
-        return [*command, "--timeout", f"{self.timeout}s", "--with-parent"]
+        return [*command, "--timeout", f"{self.timeout}s", "--with-parent", *["--updates"] * self.updates]
 
 
 class Servers:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
-from foretrain.launch import Compression, Settings
+from foretrain.launch import Compression, Place, Settings
 from foretrain.launch.death import end_with_parent
 from foretrain.main_script import run_as_main, told_as_its_own
 
@@ -21,7 +21,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     from foretrain.launch.takeover import Takeover
 
-    settings = Settings(options.schedule, options.compression, options.timeout, options.patience, options.served)
+    settings = Settings(
+        options.schedule,
+        options.compression,
+        options.timeout,
+        options.patience,
+        options.served,
+        options.updates,
+        options.consistency,
+    )
     sys.excepthook = told_as_its_own
     end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
     with Takeover(settings):
@@ -36,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=Settings().timeout)
     parser.add_argument("--patience", type=float, default=Settings().patience)
     parser.add_argument("--served", action="store_true")
+    parser.add_argument("--updates", choices=get_args(Place))
+    parser.add_argument("--consistency", default=Settings().consistency)
     parser.add_argument("-m", "--module", action="store_true")
     # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
     parser.add_argument("script", nargs=argparse.REMAINDER)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from foretrain.network.serving import MESSAGE
 from foretrain.runtime.carrier import Carrier, Record
 from foretrain.runtime.compression import Rounding, wire_dtype
 from foretrain.runtime.exchange import Deciding
@@ -27,9 +28,10 @@ from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.streams import enqueues, streams
-from foretrain.runtime.updates import Updates
+from foretrain.runtime.updates import Updates, narrowed
 
 if TYPE_CHECKING:
+    from foretrain.runtime.served.remote import Remote
     from foretrain.server.connection import Links
 
 _SMALL = 4 << 10
@@ -81,6 +83,8 @@ class Machinery:
     exchange: Deciding
     carrier: Carrying
     updates: Updates
+    remote: Remote | None = None
+    """Optimizers that run on servers."""
 
     def close(self, reason: str | None = None) -> None:
         """Ends all threads; ``reason`` where work is given up, for the other ranks."""
@@ -181,20 +185,52 @@ def assemble(
 
 
 def assemble_served(
-    around: Surroundings, parameters: Sequence[nn.Parameter], found: Plan, links: Links, name: str, epoch: int
+    around: Surroundings,
+    parameters: Sequence[nn.Parameter],
+    found: Plan,
+    links: Links,
+    name: str,
+    epoch: int,
+    remote: Remote | None = None,
 ) -> Machinery:
-    """The same over a parameter server; see `assemble`. ``links`` lead to every shard, which know the job by
-    ``name``, and ``epoch`` declarations of it."""
-    from foretrain.runtime.served.exchange import ServedExchange
-    from foretrain.runtime.served.staging import Staging
+    """The same over a parameter server; see `assemble`.
 
-    options, job, seen = around.options, found.job, found.seen
+    Args:
+        around: what all parts share.
+        parameters: indexed by task.
+        found: what all ranks have agreed on.
+        links: to every shard.
+        name: by which they know the job.
+        epoch: declarations of it before this one.
+        remote: the optimizers where servers run them; None runs them here.
+    """
+    from foretrain.runtime.served.exchange import ServedExchange
+    from foretrain.runtime.served.remote import part_limit
+    from foretrain.runtime.served.staging import Staging
+    from foretrain.runtime.served.stepping import ServerUpdated
+
+    options, job, seen, ranks = around.options, found.job, found.seen, around.sideband.ranks
     device_streams = streams(around.device, len(parameters))
     with ExitStack() as begun:
         begun.callback(links.close)
-        staging = Staging(found.gradients, job.tasks, wire_dtype(options.compression), around.sideband.ranks, name)
+        staging = Staging(
+            found.gradients,
+            job.tasks,
+            wire_dtype(options.compression),
+            ranks,
+            name,
+            part_limit(found.schedule) if remote else MESSAGE,
+            remote.optimized if remote else None,
+        )
         updates = Updates(
-            parameters, found.gradients.views, job.tasks, device_streams, around.failed, around.check, options.trace
+            parameters,
+            found.gradients.views,
+            job.tasks,
+            device_streams,
+            around.failed,
+            around.check,
+            options.trace,
+            remote.adopt if remote else narrowed,
         )
         begun.callback(updates.close)
         exchange = ServedExchange(
@@ -210,16 +246,18 @@ def assemble_served(
             patience=options.patience,
             origin=around.origin,
             keep=options.trace,
+            rules=remote.rules if remote else bytes,
         )
-        scheduled = Scheduled(
-            parameters,
-            found.gradients,
-            seen.fires,
-            seen.passes,
-            exchange,
-            updates,
-            device_streams,
-            around.sideband.ranks,
-        )
+        begun.callback(exchange.close, "its schedule could not begin")
+        passes = remote.passes if remote else seen.passes
+        common = (parameters, found.gradients, seen.fires, passes, exchange, updates, device_streams)
+        if remote is not None:
+            remote.begin(exchange, found.gradients.views, around.check, seeds=around.sideband.rank == 0)
+            # Nobody pushes before the servers know what to update.
+            around.sideband.everywhere(True)
+            remote.forget()
+            scheduled = ServerUpdated(*common, 1 if options.apart else ranks, remote)
+        else:
+            scheduled = Scheduled(*common, ranks)
         begun.pop_all()
-    return Machinery(scheduled, exchange, exchange, updates)
+    return Machinery(scheduled, exchange, exchange, updates, remote)

@@ -153,12 +153,52 @@ class Attached(Phased[Machinery]):
         try:
             if self._failure is None:
                 self.gather()
+                # At exit nobody looks any more.
+                if math.isinf(self._until):
+                    self._take_back()
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
         self._abandon()
         if self._failure is None:
-            self._groups.part(self._options.timeout)
+            self._part()
+
+    # ── where servers update ──
+
+    def saves(self, place: int) -> None:
+        """An optimizer's state is to be read, and the servers may have it."""
+        self.flush()
+        if self._machinery is not None and self._machinery.remote is not None:
+            self._machinery.scheduled.settled()
+            self._machinery.remote.collect([place])
+
+    def saved(self, place: int) -> None:
+        """It was read, and will be another when it is read again."""
+        if self._machinery is not None and self._machinery.remote is not None:
+            self._machinery.remote.forget(place)
+
+    def loads(self, place: int) -> None:
+        """It is to be replaced: not where the servers have it."""
+        self.flush()
+        if self._machinery is not None and self._machinery.remote is not None:
+            remedy = "load it before training begins, or close() and attach again"
+            raise ConfigError("optimizer", "load_state_dict()", "comes when servers have its state", remedy)
+
+    def _take_back(self) -> None:
+        """What servers have comes back: optimizers' state and, where ranks are apart, the parameters as they are."""
+        if self._machinery is not None and self._machinery.remote is not None:
+            self._machinery.remote.collect(range(len(self._attachments)), adopt=self.apart)
+
+    def _restart(self) -> None:
+        if self.apart:
+            what = "lets each rank go its own way, and all would have to begin again with other parameters"
+            raise ConfigError("consistency", self._options.consistency, what, "unfreeze and add_param_group() before")
+        self.gather()
+        self._take_back()
+        super()._restart()
+
+    def _part(self) -> None:
+        self._groups.part(self._options.timeout, together=not self.apart)
 
     # ── the ends of others, see `ending` ──
 
@@ -175,7 +215,7 @@ class Attached(Phased[Machinery]):
         if reason or self._machinery is None:
             self._abandon(reason)
             if self._failure is None and reason is None:
-                self._groups.part(self._options.timeout)
+                self._part()
             return
         self._until = time.monotonic() + self._options.timeout
         try:
@@ -259,7 +299,13 @@ class Attached(Phased[Machinery]):
         except BaseException:
             links.close()
             raise
-        return assemble_served(around, parameters, found, links, self._job, self._epoch - 1), found.gradients.views
+        remote = None
+        if options.updates == "servers":
+            from foretrain.runtime.served.remote import Remote
+
+            remote = Remote(parameters, self._attachments, options.consistency, self._observation.backwards())
+        made = assemble_served(around, parameters, found, links, self._job, self._epoch - 1, remote)
+        return made, found.gradients.views
 
     def _observed(self) -> tuple[Sideband, Observed, list[tuple[str, nn.Parameter]], str, Options]:
         return self._sideband, self._observation.observed(), self._named, type(self.model).__name__, self._options

@@ -19,8 +19,9 @@ from foretrain.errors import ConfigError, unknown
 from foretrain.runtime.attached import Attached
 from foretrain.runtime.compression import wire_dtype
 from foretrain.runtime.optimizers import check
-from foretrain.runtime.options import Agreement, Means, Options
+from foretrain.runtime.options import Agreement, Means, Options, Place
 from foretrain.schedule import Spec, spec
+from foretrain.server.consistency import consistency as read_consistency
 from foretrain.units import parse_time, to_seconds
 
 logger = logging.getLogger("foretrain")
@@ -35,6 +36,8 @@ def attach(
     compression: str | None = None,
     engine: Means = "all_reduce",
     servers: str | None = None,
+    updates: Place | None = None,
+    consistency: str = "bsp",
     agreement: Agreement = "coordinator",
     broadcast_buffers: bool = True,
     warmup: int = 3,
@@ -59,6 +62,11 @@ def attach(
             decides for itself, and ``agreement`` and ``check_every`` have no meaning.
         servers: with "ps" where the servers are, by number: ``"host:port,host:port"``; by default FORETRAIN_SERVERS,
             which ``foretrain run --servers`` sets. They and all ranks have the same FORETRAIN_SECRET.
+        updates: with "ps" where optimizers run: "workers", the default, each on its own copy of the parameters; or
+            "servers", which then send parameters back instead of sums. See the documentation for what that refuses.
+        consistency: "bsp": a step is that of all ranks. "async": each rank's gradients are an update of their own, and
+            nobody waits. "ssp(3)": the same, but nobody goes more than 3 steps ahead of the slowest. The latter two
+            run optimizers on the servers.
         agreement: "coordinator" orders what is ready on all ranks; "replay" repeats one fixed order, without messages.
         broadcast_buffers: whether buffers are rank 0's before each forward pass with gradients enabled. An evaluation
             never communicates; see `Attached.share_buffers`.
@@ -90,7 +98,13 @@ def attach(
         raise unknown("engine", engine, get_args(Means))
     if servers is not None and engine != "ps":
         raise ConfigError("servers", servers, "are of no use to all-reduce", "write engine='ps'")
+    place = _place(engine, updates, consistency)
     refuse_wrapped(model)
+    optimizers = check(optimizer, model)
+    if place == "servers":
+        from foretrain.runtime.served.remote import refuse
+
+        refuse(optimizers, model)
     options = Options(
         spec(schedule),
         compression,
@@ -104,9 +118,27 @@ def attach(
         trace,
         engine,
         _addresses(servers) if engine == "ps" else (),
+        place,
+        consistency,
     )
     wire_dtype(compression)
-    return Attached(model, check(optimizer, model), group, options)
+    if options.apart and broadcast_buffers and dist.get_rank(group) == 0 and any(True for _ in model.buffers()):
+        logger.warning("under %s each rank's buffers stay its own; share_buffers() makes them rank 0's", consistency)
+    return Attached(model, optimizers, group, options)
+
+
+def _place(engine: Means, updates: Place | None, text: str) -> Place:
+    """Where optimizers run; ConfigError where what is asked for does not go together."""
+    apart = read_consistency(text).apart
+    if updates is not None and updates not in get_args(Place):
+        raise unknown("updates", updates, get_args(Place))
+    if engine != "ps" and (updates == "servers" or apart):
+        field, value = ("updates", updates) if updates == "servers" else ("consistency", text)
+        raise ConfigError(field, value, "is of no use to all-reduce", "write engine='ps'")
+    if apart and updates == "workers":
+        what = "cannot be with optimizers on the workers: each would have other parameters"
+        raise ConfigError("consistency", text, what, "write updates='servers'")
+    return "servers" if apart else updates or "workers"
 
 
 SERVERS = "FORETRAIN_SERVERS"

@@ -49,10 +49,13 @@ class Groups:
         """Whether they are of no use without ``group``; None is all of them."""
         return group is None or group in (dist.group.WORLD, self._parent)
 
-    def part(self, timeout: float) -> None:
-        """Gives them back when every rank is done with them; one that does not come in ``timeout`` s keeps nobody."""
+    def part(self, timeout: float, *, together: bool = True) -> None:
+        """Gives them back when every rank is done with them; one that does not come in ``timeout`` s keeps nobody.
+
+        Not ``together`` nobody waits: no rank will use them again.
+        """
         try:
-            work = dist.barrier(group=self.side, async_op=True)
+            work = dist.barrier(group=self.side, async_op=True) if together else None
             if work is not None:
                 work.wait(timedelta(seconds=timeout))
         except (RuntimeError, ValueError) as error:

@@ -157,6 +157,10 @@ class Observation:
             crowding=round(1000 * crowding(self._computed)),
         )
 
+    def backwards(self) -> int:
+        """Backward passes of the last step that were to be summed, together or one by one."""
+        return max(1, len(self._steps[-1].fires))
+
     def unseen(self) -> list[int]:
         """Tasks that had a gradient and were never seen in use: from the beginning of the forward pass they may be."""
         used = set().union(*(step.used for step in self._steps))

@@ -6,6 +6,7 @@ import functools
 import logging
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -44,6 +45,22 @@ class Owner(Protocol):
         """A parameter group was added."""
         ...
 
+    def whole(self, why: str) -> None:
+        """Brings gradients back for a step that is not to be deferred; ConfigError where only servers have them."""
+        ...
+
+    def saves(self, place: int) -> None:
+        """The state of an optimizer is to be read: applies everything asked for, and sees to it that it is here."""
+        ...
+
+    def saved(self, place: int) -> None:
+        """It was read."""
+        ...
+
+    def loads(self, place: int) -> None:
+        """It is to be replaced."""
+        ...
+
 
 class Attachment:
     """One optimizer's calls.
@@ -70,10 +87,10 @@ class Attachment:
             self._say(reason)
         optimizer.step = types.MethodType(_method(self.step, self._step), optimizer)  # pyright: ignore
         optimizer.add_param_group = types.MethodType(_method(self.add, self._add), optimizer)
-        flush = Hook(owner.flush)
         self._handles: list[Handle] = [
-            optimizer.register_state_dict_pre_hook(flush),
-            optimizer.register_load_state_dict_pre_hook(flush),
+            optimizer.register_state_dict_pre_hook(Hook(partial(owner.saves, place))),
+            optimizer.register_state_dict_post_hook(Hook(partial(owner.saved, place))),
+            optimizer.register_load_state_dict_pre_hook(Hook(partial(owner.loads, place))),
         ]
 
     def assign(self, task_of: dict[int, int]) -> None:
@@ -100,13 +117,13 @@ class Attachment:
             return self._step(closure, **options) if closure is not None else self._step(**options)
         self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] what schedulers look for
         if closure is not None or options:
-            self._owner.gather()
+            self._owner.whole("its step() is given a closure, or options")
             return self._whole(closure, options)
         reason = why_not_separable(self.optimizer)
         if reason and reason not in self._reasons:
             self._say(reason)
         if reason or any(parameter.grad is not None for parameter in self._strangers):
-            self._owner.gather()
+            self._owner.whole(reason or "it has parameters that are none of the model's")
         elif self._owner.defer(self._place, self.optimizer, self.tasks):
             return None
         return self._whole(None, {})

@@ -7,8 +7,11 @@ from typing import Literal
 import msgspec
 
 from foretrain.schedule import Spec
+from foretrain.server.consistency import consistency
 
 Agreement = Literal["coordinator", "replay"]
+Place = Literal["workers", "servers"]
+"""Where optimizers run."""
 Means = Literal["all_reduce", "ps"]
 """How gradients become sums: collectives, or a parameter server."""
 
@@ -28,3 +31,10 @@ class Options(msgspec.Struct, frozen=True):
     trace: bool
     engine: Means = "all_reduce"
     servers: tuple[tuple[str, int], ...] = ()
+    updates: Place = "workers"
+    consistency: str = "bsp"
+
+    @property
+    def apart(self) -> bool:
+        """Whether each rank goes its own way, so that nothing may wait for all of them."""
+        return consistency(self.consistency).apart

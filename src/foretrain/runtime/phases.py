@@ -123,6 +123,11 @@ class Phased(ABC, Generic[MachineryT]):
         """T* of the observed step on the measured network; None before, for a single rank, and in a simulated one."""
         return self._bound
 
+    @property
+    def apart(self) -> bool:
+        """Whether ranks may be in different steps, as with "async" and "ssp": nothing may wait for all of them."""
+        return self._options.apart
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, gradients accumulate here and are not sent; use it for all but the last of several backward passes.
@@ -163,6 +168,11 @@ class Phased(ABC, Generic[MachineryT]):
     def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
         """Defers a step; False where it must be done now, all gradients being back."""
         self._raise_failure()
+        if self._machinery is not None and self._options.updates == "servers":
+            self._machinery.scheduled.step(place, optimizer, tasks)
+            if self._barrier:
+                self._machinery.updates.wait_wanted()
+            return True
         if self._machinery is not None and not self._barrier:
             return self._machinery.scheduled.step(place, optimizer, tasks)
         self.gather()
@@ -188,6 +198,23 @@ class Phased(ABC, Generic[MachineryT]):
         """Applies every update asked for; gradients that wait for step() stay under way."""
         if self._machinery is not None and not self._closed and self._failure is None:
             self._machinery.updates.wait_wanted()
+
+    def whole(self, why: str) -> None:
+        """Brings gradients back for a step that is not to be deferred; ConfigError where only servers have them."""
+        if self._options.updates == "servers":
+            raise ConfigError("optimizer", "step()", f"cannot run on servers: {why}", "write updates='workers'")
+        self.gather()
+
+    def saves(self, place: int) -> None:
+        """An optimizer's state is to be read: applies everything asked for, and sees to it that it is here."""
+        self.flush()
+
+    def saved(self, place: int) -> None:
+        """It was read."""
+
+    def loads(self, place: int) -> None:
+        """It is to be replaced."""
+        self.flush()
 
     def regrouped(self) -> None:
         """A parameter group was added: the tasks may be others now."""
@@ -272,7 +299,7 @@ class Phased(ABC, Generic[MachineryT]):
         for key in self._unseen:
             guards.touch(key)
         if trains:
-            if self._options.broadcast_buffers:
+            if self._options.broadcast_buffers and not self.apart:
                 self._buffers.forward_begins(self._syncs)
             self._syncs_now = self._syncs
         if self._trace is not None and trains:

@@ -266,6 +266,9 @@ class Scheduled:
         guards.held.pop(id(self._parameters[task]), None)
         guards.set_raw_grad(self._parameters[task], torch.zeros_like(self._parameters[task]))
 
+    def settled(self) -> None:
+        """What optimizers keep belongs to their last step(): so it does, wherever that is only done when asked for."""
+
     def finish(self) -> None:
         """There will be no further pass before gradients are asked for, or more is added to them locally."""
         self._finish()
@@ -325,14 +328,18 @@ class Scheduled:
         self.finish()
         self._fresh = False
         if not fresh or self._other_gradients(tasks):
-            self.fetch()
-            return False
+            return self._step_now()
         self._stepped.add(place)
         self.stepped()
         groups = tuple(snapshot(group) for group in optimizer.param_groups)
         asked = self._streams.asked(v for group in groups for v in group.values() if isinstance(v, torch.Tensor))
         self._updates.want(Update(optimizer, groups, tasks, self.rounds - 1, asked))
         return True
+
+    def _step_now(self) -> bool:
+        """What is to be stepped is not, or not only, what was sent."""
+        self.fetch()
+        return False
 
     def stepped(self) -> None:
         """An optimizer's step was done, or is wanted: the next round is the first of another."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import optim
@@ -22,21 +22,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from foretrain.errors import ForetrainError
 from foretrain.runtime import guards
 from foretrain.runtime.streams import HostStreams
+from foretrain.server.placement import ELEMENTWISE
 from foretrain.tasks import Task
 
-_SEPARABLE: tuple[type[optim.Optimizer], ...] = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.NAdam,
-    optim.RAdam,
-    optim.Adamax,
-    optim.Adadelta,
-    optim.Adagrad,
-    optim.RMSprop,
-    optim.Rprop,
-    optim.ASGD,
-)
+_SEPARABLE: tuple[type[optim.Optimizer], ...] = tuple(getattr(optim, name) for name in ELEMENTWISE)
 _BATCH = 8 << 20
 """Bytes to update at once: enough to hide the cost of a call (0.1 ms), little enough that the urgent do not wait."""
 
@@ -70,6 +59,10 @@ class Update(NamedTuple):
     asked: torch.cuda.Event | None
 
 
+Apply: TypeAlias = Callable[[Update, Sequence[tuple[int, torch.nn.Parameter]]], None]
+"""Updates these parameters, each with its task."""
+
+
 class Applied(NamedTuple):
     """When a batch was updated, nanoseconds of the monotonic clock."""
 
@@ -90,6 +83,7 @@ class Updates:
         failed: told what an optimizer raised.
         check: raises what has ended the job, if anything has.
         keep: whether to keep an `Applied` of every batch.
+        apply: updates these parameters; `narrowed` runs their optimizer.
     """
 
     def __init__(
@@ -101,7 +95,9 @@ class Updates:
         failed: Callable[[BaseException], None],
         check: Callable[[], None],
         keep: bool = False,
+        apply: Apply | None = None,
     ) -> None:
+        self._apply_here = apply or narrowed
         self._parameters, self._views, self._tasks = parameters, views, tasks
         self._streams, self._failed, self._check = streams, failed, check
         self._task_of = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -264,7 +260,7 @@ class Updates:
             for task in used:
                 views[id(self._parameters[task])] = self._views[task]
             with self._streams.updating(used, update.asked):
-                narrowed(update, [(task, self._parameters[task]) for task in used])
+                self._apply_here(update, [(task, self._parameters[task]) for task in used])
                 self._streams.updated(used)
             views.clear()
         if self._keep:

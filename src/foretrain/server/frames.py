@@ -48,7 +48,7 @@ class Kind(IntEnum):
     PULL = 8
     """W. The sums of bytes that were pushed with `HELD` are wanted now."""
     VALUE = 9
-    """S. The same bytes, summed."""
+    """S. The same bytes, summed; or, of where optimizers run on servers, of the parameters after the update."""
     RECEIVED = 10
     """Both. The PUSH or VALUE of these bytes has come: its credit returns."""
     ALIVE = 11
@@ -65,6 +65,14 @@ class Kind(IntEnum):
     COMMITTED = 16
     """S., where it `KEEPS`. ``offset`` rounds are complete here; of ``step`` of them no push is needed again: they are
     in a snapshot, or would be lost anyway."""
+    RULE = 17
+    """W. Payload: hyperparameters of the optimizers on the servers; they hold from round ``step`` on."""
+    SEED = 18
+    """W, rank 0. Frame ``step`` of ``offset`` of what ``part`` begins with, see `foretrain.server.contents`."""
+    FETCH = 19
+    """W. What ``part`` is now, its optimizer's state included, is wanted."""
+    STATE = 20
+    """S. The same as a SEED, as it is now; empty, with ``offset`` 0, where all frames of a SEED have come."""
 
 
 ABSENT: Final = 1
@@ -79,7 +87,7 @@ FAILURES: Final[tuple[type[ForetrainError], ...]] = (PeerLost, Disagreement)
 """Kinds of errors that end a job, by the flag of FAIL."""
 UNTAGGED: Final = frozenset((Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.STRANGER))
 """What is said before there is a key."""
-TO_SERVER: Final = frozenset(Kind) - {Kind.CHALLENGE, Kind.WELCOME, Kind.STRANGER, Kind.VALUE}
+TO_SERVER: Final = frozenset(Kind) - {Kind.CHALLENGE, Kind.WELCOME, Kind.STRANGER, Kind.VALUE, Kind.STATE}
 """What a worker may say."""
 
 

@@ -39,10 +39,12 @@ class Outbox:
             return None
         urgency, count, value = heappop(self._heap)
         if value.data is not None and len(value.data) > self._slice:
-            cut = value.start + self._slice
-            rest = value._replace(start=cut, data=value.data[self._slice :])
+            # Parameters may be wider than the gradients whose bytes are counted.
+            wide = len(value.data) // (value.end - value.start)
+            cut, size = value.start + self._slice // wide, self._slice // wide * wide
+            rest = value._replace(start=cut, data=value.data[size:])
             heappush(self._heap, (urgency, count, rest))
-            value = value._replace(end=cut, data=value.data[: self._slice])
+            value = value._replace(end=cut, data=value.data[:size])
         self.under_way += 0 if value.data is None else len(value.data)
         return value
 

@@ -16,6 +16,7 @@ import msgspec
 
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.serving import MESSAGE
+from foretrain.server.consistency import consistency
 from foretrain.server.frames import Malformed
 from foretrain.tasks import Piece
 
@@ -44,6 +45,52 @@ class Declared(msgspec.Struct, frozen=True):
     urgency: int
 
 
+ELEMENTWISE: Final = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "Adamax",
+    "Adadelta",
+    "Adagrad",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+)
+"""Optimizers of torch.optim that update each element by itself, so that they can be run on any part of a tensor."""
+
+
+class Optimized(msgspec.Struct, frozen=True):
+    """What servers update, and by which optimizers.
+
+    Attributes:
+        classes: of each parameter group, in torch.optim.
+        group_of: of each task; −1 where no optimizer has it.
+        dtypes: of each task's parameter, as it is kept and answered, whatever gradients are sent as.
+        consistency: how far workers go apart, see `foretrain.server.consistency`.
+    """
+
+    classes: tuple[str, ...]
+    group_of: tuple[int, ...]
+    dtypes: tuple[Dtype, ...]
+    consistency: str = "bsp"
+
+    def check(self, tasks: int) -> None:
+        """`Malformed` where it contradicts itself."""
+        strange = [name for name in self.classes if name not in ELEMENTWISE]
+        if strange:
+            raise Malformed("optimizer", f"an optimizer {strange[0]!r}, which is none that servers run")
+        if len(self.group_of) != tasks or len(self.dtypes) != tasks:
+            raise Malformed("declaration", f"optimizers for {len(self.group_of)} of {tasks} tasks")
+        if any(not -1 <= group < len(self.classes) for group in self.group_of):
+            raise Malformed("declaration", f"a parameter group that is none of {len(self.classes)}")
+        try:
+            consistency(self.consistency)
+        except ConfigError as error:
+            raise Malformed("declaration", str(error)) from None
+
+
 class Declaration(msgspec.Struct, frozen=True):
     """What a job exchanges: the same from all workers.
 
@@ -52,12 +99,14 @@ class Declaration(msgspec.Struct, frozen=True):
         workers: among how many.
         job: a name that no other job has.
         limit: bytes of a part at most.
+        optimized: what servers update; None where they give back sums.
     """
 
     tasks: tuple[Declared, ...]
     workers: int
     job: str = ""
     limit: int = MESSAGE
+    optimized: Optimized | None = None
 
     def encode(self) -> bytes:
         """As a payload."""
@@ -75,6 +124,8 @@ class Declaration(msgspec.Struct, frozen=True):
                 raise Malformed("declaration", f"task {task.name!r} of {task.size} bytes of {task.dtype}")
         if not _ALIGN <= found.limit <= LIMIT:
             raise Malformed("declaration", f"parts of at most {found.limit} bytes")
+        if found.optimized is not None:
+            found.optimized.check(len(found.tasks))
         return found
 
     def difference(self, other: Declaration) -> str | None:
@@ -88,6 +139,8 @@ class Declaration(msgspec.Struct, frozen=True):
             return f"job {self.job!r} against {other.job!r}"
         if self.workers != other.workers:
             return f"{self.workers} workers against {other.workers}"
+        if self.optimized != other.optimized:
+            return f"updates by {self.optimized} against {other.optimized}"
         return None if self.limit == other.limit else f"parts of {self.limit} against {other.limit} bytes"
 
 

@@ -35,10 +35,11 @@ from foretrain.server.frames import (
     Malformed,
     unpack,
 )
+from foretrain.server.modes import Mode, mode
 from foretrain.server.outbox import Outbox
 from foretrain.server.placement import LIMIT, Declaration, Placement
 from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, Session, nonce, proof, untagged
-from foretrain.server.shard import Delivery, Shard
+from foretrain.server.shard import Delivery
 from foretrain.server.snapshots import Keeping, Snapshots, Stateful
 
 logger = logging.getLogger("foretrain.server")
@@ -146,7 +147,7 @@ class Service:
         self._declared: Declaration | None = None
         self._epoch = -1
         self._urgency: list[int] = []
-        self._parts: Shard | None = None
+        self._parts: Mode | None = None
         self._said = self._alone = time.monotonic()
 
     def _listen(self, host: str, port: int) -> zmq.Socket[bytes]:
@@ -308,6 +309,9 @@ class Service:
             self._enqueue(
                 self._declared_parts(peer).pull(peer.rank, header.part, header.step, header.offset, header.size)
             )
+        elif kind in (Kind.RULE, Kind.SEED, Kind.FETCH):
+            for answer, data in self._declared_parts(peer).tell(peer.rank, header, payload):
+                self._send(peer, answer, data)
         elif kind is Kind.RECEIVED:
             peer.outbox.received(header.size)
         elif kind is Kind.DECLARE:
@@ -321,6 +325,7 @@ class Service:
         elif kind is Kind.BYE:
             self._left.add(peer.rank)
             del self._peers[peer.route], self._of_rank[peer.rank]
+            self._enqueue(self._parts.leaves(peer.rank) if self._parts else ())
             self._end_together()
         elif kind is Kind.FAIL:
             text = bytes(payload[:60_000]).decode(errors="replace")
@@ -353,7 +358,7 @@ class Service:
             for peer in self._everyone():
                 self._send(peer, Header(Kind.COMMITTED, step=news.saved, offset=news.done))
 
-    def _declared_parts(self, peer: _Peer) -> Shard:
+    def _declared_parts(self, peer: _Peer) -> Mode:
         if self._parts is None:
             raise Malformed("push", f"worker {peer.rank} pushes before it has declared anything")
         return self._parts
@@ -381,7 +386,7 @@ class Service:
             self._declared, self._epoch = declaration, epoch
             placement = Placement(declaration, self._shards)
             mine = [part for part in placement.parts if part.shard == self._shard]
-            self._parts = Shard(mine, declaration.tasks, self._workers, lost=self._lost, anew=begun > 0)
+            self._parts = mode(declaration, mine, self._workers, self._lost, anew=begun > 0)
             if begun:
                 logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
                 self._missed = time.monotonic() + self._silence

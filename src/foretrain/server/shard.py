@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from foretrain.errors import Disagreement
 from foretrain.server.coverage import Coverage, Range
-from foretrain.server.frames import Malformed
+from foretrain.server.frames import Header, Malformed
 from foretrain.server.placement import WIDTHS, Declared, Part
 from foretrain.server.sums import Pushed, add_up
 
@@ -174,6 +174,14 @@ class Shard:
             for start, end in found.coverage.without(worker)
             for delivery in self._deliver(found, self._sum(held, found, start, end))
         ]
+
+    def leaves(self, worker: int) -> list[Delivery]:
+        """``worker`` closes, and has pushed all of the rounds that it took part in: the others lack nothing."""
+        return []
+
+    def tell(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
+        """Of optimizers there are none here, and nothing to say of them."""
+        raise Malformed("mode", f"{header.kind.name} of worker {worker}, where only sums are made")
 
     def missing(self, part: int, step: int) -> set[int]:
         """The workers that have yet to push some of ``part`` in round ``step``, where there is none behind it."""

@@ -22,6 +22,7 @@ import zmq
 from foretrain.engine import Decision, Engine
 from foretrain.errors import PeerLost, StallError
 from foretrain.runtime.carrier import Record, describe
+from foretrain.runtime.served.errands import Errand
 from foretrain.runtime.served.flights import Flight, Flights
 from foretrain.runtime.served.pushes import Pushes
 from foretrain.runtime.served.staging import Staging
@@ -30,6 +31,7 @@ from foretrain.runtime.timers import Timers
 from foretrain.schedule import Job, Spec
 from foretrain.server.connection import Connection, Links
 from foretrain.server.frames import ABSENT, FAILURES, Header, Kind
+from foretrain.server.placement import Placement
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
 
@@ -46,6 +48,7 @@ class _Word(IntEnum):
     READY = 2
     RETUNE = 3
     CLOSE = 4
+    ASK = 5
 
 
 class ServedExchange:
@@ -64,6 +67,7 @@ class ServedExchange:
         patience: seconds after which work that does not move is stuck.
         origin: ns of the monotonic clock that count as 0.
         keep: whether to keep a `Record` of every chunk.
+        rules: the hyperparameters as they are now, where optimizers run on the servers.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class ServedExchange:
         patience: float,
         origin: int,
         keep: bool = False,
+        rules: Callable[[], bytes] = bytes,
     ) -> None:
         self._job, self._staging, self._streams = job, staging, streams
         self._links, self._connections = links, links.connections
@@ -91,7 +96,10 @@ class ServedExchange:
         self._pushes = Pushes(staging, self._connections, self._flights, epoch)
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
-        self._opened: deque[bool] = deque()
+        self._opened: deque[tuple[bool, bytes]] = deque()
+        self._rules, self._rule = rules, (0, b"")
+        """The last that was said, and the round from which on it holds."""
+        self._errand: Errand | None = None
         self._early: list[tuple[int, bool]] = []
         self._to_land = 0
         self._log: deque[Decision] = deque(maxlen=_KEEP)
@@ -122,7 +130,7 @@ class ServedExchange:
 
     def open(self, step: int, again: bool) -> None:
         """The first gradient of a round exists here."""
-        self._post(_Word.OPEN, again, None)
+        self._post(_Word.OPEN, again, self._rules())
 
     def ready(self, task: int, used: bool) -> None:
         """``task`` may be pushed."""
@@ -134,6 +142,15 @@ class ServedExchange:
     def retune(self, spec: Spec) -> None:
         """Runs ``spec`` from this worker's next round on; the others may run another."""
         self._post(_Word.RETUNE, spec, None)
+
+    def ask(self, errand: Errand) -> None:
+        """Begins ``errand``; one at a time."""
+        self._post(_Word.ASK, errand, None)
+
+    @property
+    def placement(self) -> Placement:
+        """Where every byte lives."""
+        return self._pushes.placement
 
     @property
     def log(self) -> tuple[Decision, ...]:
@@ -226,7 +243,10 @@ class ServedExchange:
 
     def _hear(self, connection: Connection) -> None:
         heard = connection.read()
-        self._pushes.hear(connection)
+        if self._pushes.hear(connection):
+            self._say_rule(connection)
+            if self._errand is not None:
+                self._errand.say_again(connection.shard, self._say)
         for header, payload in heard:
             if header.kind is Kind.VALUE:
                 self._value(connection, header, payload)
@@ -240,9 +260,19 @@ class ServedExchange:
                 self._say_done(connection)
             elif header.kind is Kind.DONE:
                 self._needed.discard(connection.shard)
+            elif header.kind is Kind.STATE and self._errand is not None:
+                self._errand.hear(header, payload, self._say)
             elif header.kind is Kind.FAIL:
                 kind = FAILURES[min(header.flag, len(FAILURES) - 1)]
                 raise kind(bytes(payload).decode(errors="replace"))
+
+    def _say(self, shard: int, header: Header, payload: bytes) -> None:
+        self._connections[shard].send(header, payload)
+
+    def _say_rule(self, connection: Connection) -> None:
+        since, rule = self._rule
+        if rule:
+            connection.send(Header(Kind.RULE, step=since, size=len(rule)), rule)
 
     def _received(self, header: Header) -> None:
         if header.step != self._pushes.step:
@@ -272,8 +302,9 @@ class ServedExchange:
             self._absent.add(part.task)
         elif arrived.new:
             with torch.no_grad(), self._streams.arriving():
+                wide = len(payload) // header.size
                 for low, high in arrived.new:
-                    self._staging.store(part.task, low, payload[low - start : high - start])
+                    self._staging.store(part.task, low, payload[(low - start) * wide : (high - start) * wide])
                 mark = self._streams.arrived()
             self._streams.landed((part.task,), mark)
         self._finish(arrived.pulled)
@@ -290,11 +321,14 @@ class ServedExchange:
                 self._release(value, extra)
         elif word is _Word.OPEN:
             self._moved = time.monotonic()
-            self._opened.append(value)
+            self._opened.append((value, extra))
             self._begin_if_due()
         elif word is _Word.RETUNE:
             self.spec = value
             self._stale = True
+        elif word is _Word.ASK:
+            self._errand = value
+            value.begin(self._say)
         elif word is _Word.CLOSE:
             self._leave(value)
 
@@ -306,7 +340,12 @@ class ServedExchange:
         """A round begins when it has been opened, and the one before has landed."""
         if self._to_land or not self._opened:
             return
-        self._pushes.begin(self._opened.popleft())
+        again, rule = self._opened.popleft()
+        self._pushes.begin(again)
+        if rule != self._rule[1]:
+            self._rule = (self._pushes.step, rule)
+            for connection in self._connections:
+                self._say_rule(connection)
         self._to_land = len(self._job.tasks)
         self._absent.clear()
         if self._stale:
@@ -344,7 +383,8 @@ class ServedExchange:
         if reason:
             self._over = True
             self._tell(PeerLost(reason))
-        elif self._to_land or self._opened:
+        elif self._to_land or self._opened or self._staging.declaration.optimized is not None:
+            # Where servers update nobody's pushes are needed again.
             self._say_goodbye()
         else:
             self._leaves = time.monotonic() + self._silence

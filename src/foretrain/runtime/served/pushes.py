@@ -146,15 +146,20 @@ class Pushes:
         """Asks for the sums of these bytes."""
         self._ask(task, start, end, self.ready)
 
-    def hear(self, connection: Connection) -> None:
-        """To be called before anything is taken that ``connection`` has read: declares, where a session is new."""
+    def hear(self, connection: Connection) -> bool:
+        """To be called before anything is taken that ``connection`` has read: declares, where a session is new.
+
+        Returns whether it is.
+        """
         standing = self._standing[connection.shard]
-        if connection.sessions > standing.sessions:
-            standing.sessions = connection.sessions
-            # There is nothing to say again before the first round: no need to wait for an answer.
-            standing.ready, standing.next = not self._rounds, None
-            header = Header(Kind.DECLARE, step=self._epoch, offset=self.step + 1)
-            connection.send(header, self._copies.declaration.encode())
+        if connection.sessions == standing.sessions:
+            return False
+        standing.sessions = connection.sessions
+        # There is nothing to say again before the first round: no need to wait for an answer.
+        standing.ready, standing.next = not self._rounds, None
+        header = Header(Kind.DECLARE, step=self._epoch, offset=self.step + 1)
+        connection.send(header, self._copies.declaration.encode())
+        return True
 
     def wanted(self, connection: Connection, header: Header) -> None:
         """The server has heard the declaration, or all that was said again.

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from foretrain.network.serving import MESSAGE
 from foretrain.runtime.compression import Rounding
 from foretrain.runtime.gradients import Gradients, Run
-from foretrain.server.placement import Declaration, Declared, dtype_name
+from foretrain.server.placement import Declaration, Declared, Optimized, dtype_name
 from foretrain.tasks import Piece, Task
 
 
@@ -22,7 +23,8 @@ class _Buffer(NamedTuple):
 
     Attributes:
         kind: the type.
-        came: what has come back; the flat buffer itself where that is the same.
+        came: what has come back, sums as they were sent or parameters as they are; the flat buffer itself where that
+            is the same.
     """
 
     kind: torch.dtype
@@ -38,30 +40,41 @@ class Staging:
         dtype: what is sent; None sends elements as they are.
         workers: N.
         job: its name, for the servers.
+        limit: bytes of a part at most.
+        optimized: what servers update; None where they give back sums.
     """
 
     def __init__(
-        self, gradients: Gradients, tasks: Sequence[Task], dtype: torch.dtype | None, workers: int, job: str
+        self,
+        gradients: Gradients,
+        tasks: Sequence[Task],
+        dtype: torch.dtype | None,
+        workers: int,
+        job: str,
+        limit: int = MESSAGE,
+        optimized: Optimized | None = None,
     ) -> None:
         self._gradients = gradients
         self._rounding = Rounding(gradients.flat, dtype) if dtype else None
         self._buffers = []
         for flat in gradients.flat:
             kind = dtype or flat.dtype
-            direct = flat.device.type == "cpu" and kind == flat.dtype
-            self._buffers.append(_Buffer(kind, flat if direct else self._empty(len(flat), kind)))
+            back = flat.dtype if optimized is not None else kind
+            direct = flat.device.type == "cpu" and back == flat.dtype
+            self._buffers.append(_Buffer(kind, flat if direct else self._empty(len(flat), back)))
         self._free = [self._copies() for _ in range(2)]
         self._sent: dict[int, list[tuple[torch.Tensor, memoryview]]] = {}
         """What was pushed in each round that is kept, per flat buffer."""
         self._came = [_bytes_of(buffer.came) for buffer in self._buffers]
-        self._width = [buffer.came.element_size() for buffer in self._buffers]
+        self._width = [buffer.kind.itemsize for buffer in self._buffers]
         whole = [gradients.runs([Piece(task.index, 0, task.size)])[0] for task in tasks]
         self._place = [(run.buffer, run.start) for run in whole]
-        self.declaration = Declaration(tuple(self._declared(task) for task in tasks), workers, job)
+        declared = tuple(self._declared(task) for task in tasks)
+        self.declaration = Declaration(declared, workers, job, limit, optimized)
 
     def _declared(self, task: Task) -> Declared:
         buffer, _ = self._place[task.index]
-        return Declared(task.name, task.size, dtype_name(self._buffers[buffer].came.dtype), task.first_use)
+        return Declared(task.name, task.size, dtype_name(self._buffers[buffer].kind), task.first_use)
 
     def _empty(self, count: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=kind, pin_memory=self._gradients.flat[0].is_cuda)
@@ -100,14 +113,13 @@ class Staging:
         return self._sent[step][buffer][1][at + start : at + end]
 
     def store(self, task: int, start: int, data: memoryview) -> None:
-        """Writes a sum where the gradient was."""
+        """Writes what has come for the gradient's bytes from ``start`` on where the gradient was."""
         buffer, base = self._place[task]
-        width = self._width[buffer]
-        at = base * width + start
-        self._came[buffer][at : at + len(data)] = data
         came, flat = self._buffers[buffer].came, self._gradients.flat[buffer]
+        low, width = base + start // self._width[buffer], came.element_size()
+        self._came[buffer][low * width : low * width + len(data)] = data
         if came is not flat:
-            low, high = base + start // width, base + (start + len(data)) // width
+            high = low + len(data) // width
             flat[low:high].copy_(came[low:high], non_blocking=True)
 
 

@@ -1,0 +1,81 @@
+"""Errands: few parts at a time, said again when a session begins anew, and whole whatever comes twice."""
+
+import threading
+
+import pytest
+
+from foretrain.errors import PeerLost
+from foretrain.runtime.served.errands import Errand
+from foretrain.server.frames import Header, Kind
+from foretrain.server.placement import Part
+
+PARTS = [Part(number, 0, number, 1, number % 2) for number in range(20)]
+
+
+class Shards:
+    """Two that answer when they are told to: two frames for a part."""
+
+    def __init__(self):
+        self.heard = []
+
+    def say(self, shard, header, payload):
+        assert PARTS[header.part].shard == shard
+        self.heard.append(header.part)
+
+
+def answer(errand, shards, part, *frames):
+    for number in frames:
+        errand.hear(Header(Kind.STATE, part=part, step=number, offset=2), memoryview(bytes([part, number])), shards.say)
+
+
+def test_few_at_a_time_and_in_order():
+    shards = Shards()
+    errand = Errand(PARTS, lambda part: [(Header(Kind.FETCH, part=part.number), b"")])
+    errand.begin(shards.say)
+    for part in range(20):
+        assert shards.heard == list(range(min(20, part + 8)))
+        answer(errand, shards, part, 0, 1)
+    frames = errand.wait(lambda: None)
+    assert frames == {part: [bytes([part, 0]), bytes([part, 1])] for part in range(20)}
+
+
+def test_what_was_not_answered_is_said_again_and_comes_whole():
+    shards = Shards()
+    errand = Errand(PARTS[:4], lambda part: [(Header(Kind.FETCH, part=part.number), b"")])
+    errand.begin(shards.say)
+    answer(errand, shards, 0, 0)
+    answer(errand, shards, 1, 0)
+    answer(errand, shards, 2, 0, 1)
+    errand.say_again(0, shards.say)
+    assert shards.heard == [0, 1, 2, 3, 0]
+    answer(errand, shards, 0, 0, 1)
+    answer(errand, shards, 0, 0, 1)  # a late answer to the first time
+    answer(errand, shards, 1, 1)
+    answer(errand, shards, 3, 0, 1)
+    assert errand.wait(lambda: None) == {part: [bytes([part, 0]), bytes([part, 1])] for part in range(4)}
+
+
+def test_an_empty_answer_is_one():
+    shards = Shards()
+    errand = Errand(PARTS[:1], lambda part: [(Header(Kind.SEED, part=part.number), b"")])
+    errand.begin(shards.say)
+    errand.hear(Header(Kind.STATE, part=0), memoryview(b""), shards.say)
+    assert errand.wait(lambda: None) == {0: []}
+
+
+def test_nothing_to_ask_for_is_done_at_once():
+    errand = Errand([], lambda part: [])
+    errand.begin(Shards().say)
+    assert errand.wait(lambda: None) == {}
+
+
+def test_what_ends_the_job_ends_the_wait():
+    failed = threading.Event()
+    failed.set()
+
+    def check():
+        if failed.is_set():
+            raise PeerLost("the server is gone")
+
+    with pytest.raises(PeerLost):
+        Errand(PARTS, lambda part: []).wait(check)

@@ -1,0 +1,96 @@
+"""A service that updates, over real sockets: what a broken connection has said twice is applied once, in every mode."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from foretrain.server.contents import Contents, decode, encode  # noqa: E402
+from foretrain.server.frames import Header, Kind  # noqa: E402
+from foretrain.server.placement import Declaration, Declared, Optimized, Placement  # noqa: E402
+from foretrain.server.rules import encode as encode_rules  # noqa: E402
+from tests.server.jobs import Way, Worker, serving  # noqa: E402
+
+COUNT = 500_000
+"""Elements: eight parts, and answers of several messages."""
+
+
+def declared(consistency, workers=2):
+    optimized = Optimized(("SGD",), (0,), ("float32",), consistency)
+    tasks = (Declared("layer", 4 * COUNT, "float32", 0),)
+    return Declaration(tasks, workers, limit=1 << 18, optimized=optimized)
+
+
+def seed(worker, what, value=0.0):
+    """Rank 0 says what the servers begin with."""
+    for part in Placement(what, 1).parts:
+        frames = encode(Contents(torch.full((part.size // 4,), value), {}))
+        for number, frame in enumerate(frames):
+            header = Header(Kind.SEED, part=part.number, step=number, offset=len(frames), size=len(frame))
+            worker.connection.send(header, frame)
+    worker.until(lambda: len(worker.kinds(Kind.STATE)) == len(Placement(what, 1).parts))
+
+
+def rule(worker, step, **settings):
+    worker.connection.send(Header(Kind.RULE, step=step), encode_rules([settings]))
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "async", "ssp(1)"])
+def test_a_connection_that_breaks_applies_nothing_twice(consistency):
+    what = declared(consistency)
+    ones = np.ones(COUNT, np.float32)
+    with serving(2) as service, Worker(service.address, 0) as one:
+        way = Way(service.address)
+        try:
+            with Worker(way.address, 1) as other:
+                one.join(what)
+                seed(one, what)
+                other.join(what)
+                rule(one, 0, lr=1.0)
+                rule(other, 0, lr=1.0)
+                one.push_all(what, 0, [ones])
+                other.push_all(what, 0, [ones])
+                way.cut()
+                other.until(lambda: other.connection.sessions == 2)
+                other.connection.send(Header(Kind.DECLARE), what.encode())
+                rule(other, 0, lr=1.0)
+                for _ in range(2):
+                    other.push_all(what, 0, [ones])
+                for worker in (one, other):
+                    worker.until(lambda worker=worker: worker.told(what, 0) is not None)
+                # Two gradients of ones, together or one after the other.
+                other.connection.send(Header(Kind.FETCH, part=7))
+                other.until(lambda: len(other.kinds(Kind.STATE)) == 2)
+                assert (decode(other.kinds(Kind.STATE)).parameter == -2).all()
+                np.testing.assert_array_equal(other.told(what, 0)[0], -2 * ones)
+        finally:
+            way.close()
+        assert service.failure is None
+
+
+def test_one_that_closes_early_does_not_end_the_others():
+    what = declared("ssp(0)")
+    ones = np.ones(COUNT, np.float32)
+    with serving(2) as service, Worker(service.address, 0) as one, Worker(service.address, 1) as other:
+        for worker in (one, other):
+            worker.join(what)
+            rule(worker, 0, lr=0.5)
+        seed(one, what)
+        one.push_all(what, 0, [ones])
+        other.until(lambda: bool(service._parts.waits()))
+        assert one.told(what, 0) is None
+        other.connection.send(Header(Kind.BYE))
+        one.until(lambda: one.told(what, 0) is not None)
+        one.push_all(what, 1, [ones])
+        one.until(lambda: one.told(what, 1) is not None)
+        np.testing.assert_array_equal(one.told(what, 1)[0], -ones)
+        assert service.failure is None
+
+
+def test_rules_for_sums_make_no_sense():
+    what = Declaration((Declared("layer", 8, "float32", 0),), 1)
+    with serving(1) as service, Worker(service.address, 0) as one:
+        one.join(what)
+        rule(one, 0, lr=1.0)
+        one.until(lambda: bool(one.kinds(Kind.FAIL)))
+        assert b"RULE of worker 0, where only sums are made" in one.kinds(Kind.FAIL)[0]
