@@ -159,6 +159,11 @@ def writes(model, optimizer, attached):
     objective(model(batch(0))).backward()
 
 
+def writes_past_the_version(model, optimizer, attached):
+    model[0].weight.data.clamp_(-0.1, 0.1)
+    objective(model(batch(0))).backward()
+
+
 def changes_the_rate_late(model, optimizer, attached):
     objective(model(batch(0))).backward()
     optimizer.param_groups[0]["lr"] = 0.3
@@ -185,6 +190,7 @@ REFUSED = {
     never_clears: r"gradient: 'task \d+' was not cleared",
     never_clears_what_it_accumulates: r"gradient: 'task \d+' was not cleared",
     writes: r"parameter: 'task 0' of shape \(32, 32\) was written to, and servers do not know",
+    writes_past_the_version: r"parameter: 'task 0' of shape \(32, 32\) was written to, and servers do not know",
     changes_the_rate_late: r"optimizer\.lr: 0\.3 was 0\.1 when backward\(\) began",
     has_a_closure: r"optimizer: 'step\(\)' cannot run on servers: its step\(\) is given a closure",
     loads: r"optimizer: 'load_state_dict\(\)' comes when servers have its state",
@@ -256,7 +262,7 @@ SERVERS = {"updates": "servers"}
     ("make", "options", "said"),
     [
         (own, SERVERS, r"optimizer: 'Own' cannot run on servers: Own is not known to update each parameter"),
-        (lbfgs, SERVERS, r"'LBFGS' cannot run on servers: .* write updates='workers', or one of SGD, Adam, AdamW"),
+        (lbfgs, SERVERS, r"'LBFGS' cannot run on servers: .* write updates='workers' .*, or one of SGD, Adam, AdamW"),
         (strange, SERVERS, r"optimizer: 'SGD' has parameters that are none of the model's"),
         (shared, SERVERS, r"optimizer: 'SGD' has a parameter that another has, too"),
         (unbounded, SERVERS, r"optimizer\.lr: inf is nothing that servers can be told"),

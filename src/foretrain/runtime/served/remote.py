@@ -32,6 +32,8 @@ _LEAST: Final = 256 << 10
 """Bytes of a part at least: an optimizer's call takes 0.1 ms, in which it could have updated as many."""
 _MOST: Final = 1 << 20
 """At most: of wide parameters and narrow gradients four times as much is one message."""
+_LOOKS: Final = 3
+"""Rounds in which every element is compared: what a script does to parameters besides, it does from the start."""
 _OWN: Final = frozenset(("foreach", "capturable", "differentiable"))
 """How an optimizer computes, and not what."""
 _INSTEAD: Final = "write updates='workers' (--updates workers)"
@@ -101,6 +103,8 @@ class Remote:
         self._views: Sequence[torch.Tensor] = ()
         self._parts: list[Part] = []
         self._versions = [parameter._version for parameter in parameters]
+        self._adopted: set[int] = set()
+        self._looks = _LOOKS
         self._announced = [_settings(optimizer) for optimizer in self._optimizers]
 
     # ── each round ──
@@ -119,9 +123,17 @@ class Remote:
                     raise ConfigError(f"optimizer.{name}", value, what, f"change it before backward(), or {_INSTEAD}")
 
     def check_parameters(self) -> None:
-        """ConfigError where somebody else than the servers has written into a parameter that they update."""
+        """ConfigError where somebody else than the servers has written into a parameter that they update.
+
+        What goes by ``.data`` has no version; that is seen by the values, in the first rounds.
+        """
+        adopted, self._adopted = (self._adopted if self._looks else set()), set()
+        self._looks -= bool(self._looks)
         for task, parameter in enumerate(self._parameters):
-            if self._owner[task] >= 0 and parameter._version != self._versions[task]:
+            known = parameter._version == self._versions[task]
+            if known and task in adopted:
+                known = torch.allclose(parameter.detach(), self._views[task], 0, 0, equal_nan=True)
+            if self._owner[task] >= 0 and not known:
                 what = f"of shape {tuple(parameter.shape)} was written to, and servers do not know"
                 remedy = f"load a model before attach(), or close() and attach it again; else {_INSTEAD}"
                 raise ConfigError("parameter", f"task {task}", what, remedy)
@@ -132,6 +144,7 @@ class Remote:
             for task, parameter in members:
                 parameter.copy_(self._views[task])
                 self._versions[task] = parameter._version
+                self._adopted.add(task)
 
     # ── beginning and end ──
 
