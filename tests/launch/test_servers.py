@@ -179,6 +179,7 @@ def test_servers_of_their_own(folder):
             ["run", "--servers", "1", "--updates", "workers", "--consistency", "async", "--", "train.py"],
             "consistency: 'async' cannot be with optimizers on the workers",
         ),
+        (["run", "--servers", "2", "--elastic", "--", "train.py"], "elastic: '2' would end with any rank of this node"),
         (["run", "--servers", "2", "--nnodes", "2", "--", "train.py"], "loopback device of one of 2 nodes"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import threading
@@ -110,6 +111,7 @@ def test_an_elastic_job_goes_on_without():
         one.until(lambda: one.told(what, 1) is not None)
         # The mean over those who are left is the mean that two would have made.
         np.testing.assert_array_equal(one.told(what, 1)[0], 2 * gradients(what, 1)[0])
+        assert [header.part for header in one.headers(Kind.LOST)] == [1]
 
 
 def test_a_connection_that_breaks_loses_nothing():
@@ -346,3 +348,40 @@ def test_who_is_done_takes_part_in_no_further_round():
         other.push_all(what, 1, gradients(what, 1))
         other.until(lambda: bool(other.kinds(Kind.FAIL)))
         assert other.kinds(Kind.FAIL) == [b"worker 0 closed its attachment before round 1, which others are in"]
+
+
+def anew(service, one, what, since):
+    """Worker 0 comes in round 8 to a server that was started anew, and knows that worker 1 was lost in ``since``."""
+    one.until(lambda: one.connection.established)
+    one.declare(what, rounds=9)
+    one.connection.send(Header(Kind.LOST, part=1, step=since, offset=8))
+    one.until(lambda: bool(one.headers(Kind.LOST)) or bool(one.kinds(Kind.FAIL)))
+
+
+def test_who_was_lost_before_stays_lost_for_a_server_that_is_started_anew():
+    what = declaration(10)
+    with serving(2, elastic=True) as service, job(service, 1) as (one,):
+        anew(service, one, what, since=6)
+        one.push_all(what, 8, gradients(what, 1))
+        one.until(lambda: one.told(what, 8) is not None)
+        np.testing.assert_array_equal(one.told(what, 8)[0], 2 * gradients(what, 1)[0])
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_worker_and_a_server_that_are_lost_in_one_round_end_the_job(elastic):
+    """Some may have sums with that worker's gradients, and others would get sums without."""
+    with serving(2, elastic=elastic) as service, job(service, 1) as (one,):
+        anew(service, one, declaration(10), since=7 if elastic else 2)
+        assert re.match(rb"worker 1 was lost in round \d, and then this server", one.kinds(Kind.FAIL)[0])
+
+
+def test_a_worker_that_is_lost_while_rounds_are_made_anew_ends_the_job():
+    what = declaration(10)
+    with serving(2, elastic=True) as service, job(service, 1) as (one,):
+        with Worker(service.address, 1) as other:
+            for worker in (one, other):
+                worker.until(lambda worker=worker: worker.connection.established)
+                worker.declare(what, rounds=9)
+                worker.wanted()
+        one.until(lambda: bool(one.kinds(Kind.FAIL)))
+        assert b"others may have sums with it from before this server was started anew" in one.kinds(Kind.FAIL)[0]

@@ -39,6 +39,7 @@ class Options:
             parameters instead of sums.
         consistency: "bsp": a step is that of all ranks. "async": each rank's gradients are an update of their own, on
             the servers. "ssp(3)": the same, but nobody goes more than 3 steps ahead of the slowest.
+        elastic: this node's ranks go on without other nodes that are lost; needs foretrain server --elastic.
         module: the script is a module's name, as with python -m.
     """
 
@@ -52,6 +53,7 @@ class Options:
     server_restarts: int = 3
     updates: Place | None = None
     consistency: str = "bsp"
+    elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
@@ -102,6 +104,7 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
         patience,
         updates=options.updates,
         consistency=options.consistency,
+        elastic=options.elastic,
     )
     status = launch(
         script,

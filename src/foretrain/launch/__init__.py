@@ -30,6 +30,7 @@ class Settings:
         served: whether gradients go over a parameter server, whose addresses are in the environment.
         updates: where optimizers run then; None leaves it to ``consistency``.
         consistency: how far ranks may go apart, see `foretrain.server.consistency`.
+        elastic: whether ranks go on without one that is lost, as the servers then do.
     """
 
     schedule: str = "bytescheduler"
@@ -39,12 +40,13 @@ class Settings:
     served: bool = False
     updates: Place | None = None
     consistency: str = "bsp"
+    elastic: bool = False
 
     def arguments(self) -> list[str]:
         """The options of `foretrain.launch.worker` that say the same."""
         compression = ["--compression", self.compression] if self.compression else []
         waits = ["--timeout", repr(self.timeout), "--patience", repr(self.patience)]
-        served = ["--served"] if self.served else []
-        served += ["--updates", self.updates] if self.updates else []
-        served += ["--consistency", self.consistency] if self.consistency != "bsp" else []
-        return ["--schedule", self.schedule, *compression, *waits, *served]
+        flags = ["--served"] * self.served + ["--elastic"] * self.elastic
+        flags += ["--updates", self.updates] if self.updates else []
+        flags += ["--consistency", self.consistency] if self.consistency != "bsp" else []
+        return ["--schedule", self.schedule, *compression, *waits, *flags]

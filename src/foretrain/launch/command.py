@@ -66,6 +66,13 @@ def launch(
     settings = dataclasses.replace(settings, served=servers is not None)
     # Servers that somebody else has started have their secret from there.
     elsewhere = servers is not None and not servers.isdigit()
+    if settings.elastic and not elsewhere:
+        raise ConfigError(
+            "elastic",
+            servers or "no servers",
+            "would end with any rank of this node, as torchrun ends all when one does",
+            "start `foretrain server --elastic`, and on each node `foretrain run --elastic --servers HOST:PORT,...`",
+        )
     secret = None if secret_file is None else read_secret(secret_file)
     require_torch("foretrain run")
     from torch.distributed import run

@@ -208,6 +208,7 @@ class ScheduledDataParallel(DistributedDataParallel):
             engine="ps" if settings.served else "all_reduce",
             updates=settings.updates,
             consistency=settings.consistency,
+            elastic=settings.elastic,
             timeout=settings.timeout,
             patience=settings.patience,
         )

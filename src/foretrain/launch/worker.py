@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.served,
         options.updates,
         options.consistency,
+        options.elastic,
     )
     sys.excepthook = told_as_its_own
     end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--served", action="store_true")
     parser.add_argument("--updates", choices=get_args(Place))
     parser.add_argument("--consistency", default=Settings().consistency)
+    parser.add_argument("--elastic", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")
     # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
     parser.add_argument("script", nargs=argparse.REMAINDER)

@@ -150,6 +150,7 @@ class Attached(Phased[Machinery]):
         """Applies everything under way and gives model and optimizers back as they were. Idempotent."""
         if self._closed:
             return
+        alone = self._by_itself
         try:
             if self._failure is None:
                 self.gather()
@@ -160,7 +161,9 @@ class Attached(Phased[Machinery]):
             self._abandon(f"{type(error).__name__}: {error}")
             raise
         self._abandon()
-        if self._failure is None:
+        if alone:
+            self._groups.keep_for_ever()  # others may be lost, and would be waited for
+        elif self._failure is None:
             self._part()
 
     # ── where servers update ──

@@ -38,6 +38,7 @@ def attach(
     servers: str | None = None,
     updates: Place | None = None,
     consistency: str = "bsp",
+    elastic: bool = False,
     agreement: Agreement = "coordinator",
     broadcast_buffers: bool = True,
     warmup: int = 3,
@@ -67,6 +68,8 @@ def attach(
         consistency: "bsp": a step is that of all ranks. "async": each rank's gradients are an update of their own, and
             nobody waits. "ssp(3)": the same, but nobody goes more than 3 steps ahead of the slowest. The latter two
             run optimizers on the servers.
+        elastic: with "ps", and servers started with ``--elastic``: whether this rank goes on without others that are
+            lost once steps are scheduled. The process group is not used from then on: buffers stay each rank's own.
         agreement: "coordinator" orders what is ready on all ranks; "replay" repeats one fixed order, without messages.
         broadcast_buffers: whether buffers are rank 0's before each forward pass with gradients enabled. An evaluation
             never communicates; see `Attached.share_buffers`.
@@ -91,7 +94,7 @@ def attach(
         raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
     if not isinstance(check_every, int) or isinstance(check_every, bool) or check_every < 0:
         raise ConfigError("check_every", check_every, "is not a number of steps", "write e.g. 50, or 0 for never")
-    for field, flag in (("broadcast_buffers", broadcast_buffers), ("trace", trace)):
+    for field, flag in (("broadcast_buffers", broadcast_buffers), ("trace", trace), ("elastic", elastic)):
         if not isinstance(flag, bool):
             raise ConfigError(field, flag, "is neither True nor False", "write one of them")
     if engine not in get_args(Means):
@@ -99,6 +102,11 @@ def attach(
     if servers is not None and engine != "ps":
         raise ConfigError("servers", servers, "are of no use to all-reduce", "write engine='ps'")
     place = _place(engine, updates, consistency)
+    if elastic and place == "servers":
+        what = "is not possible where optimizers run on the servers"
+        raise ConfigError("elastic", elastic, what, "write updates='workers', or leave it out")
+    if elastic and engine != "ps":
+        raise ConfigError("elastic", elastic, "is not possible with all-reduce", "write engine='ps', or leave it out")
     refuse_wrapped(model)
     optimizers = check(optimizer, model)
     if place == "servers":
@@ -120,6 +128,7 @@ def attach(
         _addresses(servers) if engine == "ps" else (),
         place,
         consistency,
+        elastic,
     )
     wire_dtype(compression)
     if options.apart and broadcast_buffers and dist.get_rank(group) == 0 and any(True for _ in model.buffers()):

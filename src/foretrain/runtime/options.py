@@ -33,6 +33,7 @@ class Options(msgspec.Struct, frozen=True):
     servers: tuple[tuple[str, int], ...] = ()
     updates: Place = "workers"
     consistency: str = "bsp"
+    elastic: bool = False
 
     @property
     def apart(self) -> bool:

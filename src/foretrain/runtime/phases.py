@@ -148,9 +148,13 @@ class Phased(ABC, Generic[MachineryT]):
         self.gather()
 
     def share_buffers(self) -> None:
-        """Rank 0's buffers, on all ranks, now: what all need for the same evaluation. Collective."""
+        """Rank 0's buffers, on all ranks, now: what all need for the same evaluation. Collective.
+
+        Where ranks may be lost (``elastic``) nothing happens once steps are scheduled: buffers are each rank's own.
+        """
         self._raise_failure()
-        self._buffers.share()
+        if not self._by_itself:
+            self._buffers.share()
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +303,7 @@ class Phased(ABC, Generic[MachineryT]):
         for key in self._unseen:
             guards.touch(key)
         if trains:
-            if self._options.broadcast_buffers and not self.apart:
+            if self._options.broadcast_buffers and not (self.apart or self._by_itself):
                 self._buffers.forward_begins(self._syncs)
             self._syncs_now = self._syncs
         if self._trace is not None and trains:
@@ -331,6 +335,11 @@ class Phased(ABC, Generic[MachineryT]):
     @property
     def _phase(self) -> Scheduled | Warmup | None:
         return self._warmup if self._machinery is None else self._machinery.scheduled
+
+    @property
+    def _by_itself(self) -> bool:
+        """Whether this rank waits for no other one but through what exchanges gradients."""
+        return self._options.elastic and self._machinery is not None
 
     def _step_ends(self) -> None:
         """After the last optimizer of a watched step: the next forward pass, or gradient, tells."""

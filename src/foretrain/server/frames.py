@@ -73,6 +73,9 @@ class Kind(IntEnum):
     """W. What ``part`` is now, its optimizer's state included, is wanted."""
     STATE = 20
     """S. The same as a SEED, as it is now; empty, with ``offset`` 0, where all frames of a SEED have come."""
+    LOST = 21
+    """S. Worker ``part`` is lost: sums from here on are without it. W. It has heard so in round ``step``, before this
+    session; ``offset``: the round that it is in."""
 
 
 ABSENT: Final = 1

@@ -48,6 +48,10 @@ class Mode(Protocol):
         """The workers without whose pushes round ``step`` of ``part`` cannot end."""
         ...
 
+    def through(self, step: int) -> bool:
+        """Whether all rounds up to ``step`` are complete in all parts."""
+        ...
+
     def waits(self) -> Sequence[str]:
         """Who is waited for, one line each."""
         ...

@@ -142,6 +142,8 @@ class Service:
         self._lost: set[int] = set()
         self._number = secrets.randbits(64)
         """Tells workers whether they speak with the server that they have pushed to."""
+        self._said_again = -1
+        """The latest round of which a server before this one may have given sums out."""
         self._missed: float | None = None
         """When workers that have not come back to a server that was started anew are lost."""
         self._declared: Declaration | None = None
@@ -317,8 +319,12 @@ class Service:
         elif kind is Kind.DECLARE:
             self._declare(peer, header, Declaration.decode(bytes(payload)))
             self._answer(peer)
+            for rank in self._lost:
+                self._send(peer, Header(Kind.LOST, part=rank))
         elif kind is Kind.WANTED:
             self._answer(peer)
+        elif kind is Kind.LOST:
+            self._go_on_without(header.part, header.step, header.offset)
         elif kind is Kind.DONE:
             self._done.add(peer.rank)
             self._end_together()
@@ -377,6 +383,8 @@ class Service:
 
     def _declare(self, peer: _Peer, header: Header, declaration: Declaration) -> None:
         epoch, begun = header.step, header.offset
+        if self._missed is not None:
+            self._said_again = max(self._said_again, begun - 1)
         if declaration.workers != self._workers:
             raise Disagreement(
                 f"worker {peer.rank} is one of {declaration.workers}; server {self._shard} was started for "
@@ -387,6 +395,7 @@ class Service:
             placement = Placement(declaration, self._shards)
             mine = [part for part in placement.parts if part.shard == self._shard]
             self._parts = mode(declaration, mine, self._workers, self._lost, anew=begun > 0)
+            self._said_again = begun - 1
             if begun:
                 logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
                 self._missed = time.monotonic() + self._silence
@@ -462,16 +471,37 @@ class Service:
                 self._lose(rank, "it has not come back since this server was started anew")
 
     def _lose(self, rank: int, why: str) -> None:
-        peer = self._of_rank.pop(rank, None)
-        if peer is not None:
-            self._peers.pop(peer.route, None)
-        self._lost.add(rank)
+        self._drop(rank)
         waits = self._parts.waits() if self._parts else []
         text = f"worker {rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
         if not self._elastic:
             self._fail(PeerLost(text))
+        elif self._parts is not None and self._said_again >= 0 and not self._parts.through(self._said_again):
+            self._fail(PeerLost(f"{text}\nothers may have sums with it from before this server was started anew"))
+        else:
+            logger.warning("%s; %d go on", text, self._workers - len(self._lost | self._left))
+            self._exclude(rank)
+
+    def _drop(self, rank: int) -> None:
+        self._lost.add(rank)
+        peer = self._of_rank.pop(rank, None)
+        if peer is not None:
+            self._peers.pop(peer.route, None)
+
+    def _go_on_without(self, rank: int, since: int, step: int) -> None:
+        """A worker in round ``step`` knows from a server before this one that ``rank`` was lost in round ``since``."""
+        if rank in self._lost or not 0 <= rank < self._workers:
             return
-        logger.warning("%s; %d go on", text, self._workers - len(self._lost | self._left))
+        first = step - 1 if self._keeping is None else self._keeping.kept.round
+        if not self._elastic or first <= since:
+            # Of the rounds that are made anew some may have sums with it that were given out, and would have none now.
+            raise PeerLost(f"worker {rank} was lost in round {since}, and then this server, with sums of that round")
+        self._drop(rank)
+        self._exclude(rank)
+
+    def _exclude(self, rank: int) -> None:
+        for other in self._everyone():
+            self._send(other, Header(Kind.LOST, part=rank))
         if self._parts is not None:
             self._enqueue(self._parts.without(rank))
         for other in self._everyone():

@@ -189,6 +189,16 @@ class Shard:
         found = here.rounds[step & 1]
         return set(found.coverage.missing()) if found is not None and found.step == step == here.latest else set()
 
+    def through(self, step: int) -> bool:
+        """Whether all sums of round ``step`` are made."""
+        return all(
+            any(
+                found is not None and (found.step > step or (found.step == step and not found.coverage.missing()))
+                for found in held.rounds
+            )
+            for held in self._held.values()
+        )
+
     def waits(self) -> list[str]:
         """Who is waited for, one line for each part under way."""
         lines = []

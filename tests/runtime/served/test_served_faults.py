@@ -126,6 +126,7 @@ def test_nobody_without_the_secret(job, key, said):
         ({"engine": "ps"}, r"FORETRAIN_SERVERS: '' names no server"),
         ({"engine": "ps", "servers": "here"}, r"servers: 'here' is no address"),
         ({"servers": "127.0.0.1:1"}, r"servers: .* are of no use to all-reduce"),
+        ({"elastic": True}, r"elastic: True is not possible with all-reduce"),
         ({"engine": "rings"}, r"engine: 'rings' is unknown"),
     ],
 )

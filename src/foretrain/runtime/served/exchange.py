@@ -8,6 +8,7 @@ its credit back, when servers have all of it; the way back is theirs to schedule
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -34,6 +35,8 @@ from foretrain.server.frames import ABSENT, FAILURES, Header, Kind
 from foretrain.server.placement import Placement
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
+
+logger = logging.getLogger("foretrain")
 
 _KEEP: Final = 4096
 """Decisions to remember: for people, some steps are enough."""
@@ -258,6 +261,9 @@ class ServedExchange:
             elif header.kind is Kind.COMMITTED:
                 self._pushes.committed(connection, header)
                 self._say_done(connection)
+            elif header.kind is Kind.LOST:
+                if self._pushes.lose(connection, header.part):
+                    logger.warning("worker %d is lost, and the others go on without it", header.part)
             elif header.kind is Kind.DONE:
                 self._needed.discard(connection.shard)
             elif header.kind is Kind.STATE and self._errand is not None:

@@ -86,15 +86,17 @@ class _Standing:
         keeps: whether it keeps more than sums; before it has said so it may.
         saved: rounds of which it needs no push again.
         done: rounds that are complete there.
+        lost: in which round it said so of which worker.
     """
 
-    __slots__ = ("done", "keeps", "next", "number", "ready", "saved", "sessions")
+    __slots__ = ("done", "keeps", "lost", "next", "number", "ready", "saved", "sessions")
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.next: int | None = None
         self.ready, self.keeps = False, True
         self.sessions = self.saved = self.done = 0
+        self.lost: dict[int, int] = {}
 
 
 class Pushes:
@@ -159,6 +161,8 @@ class Pushes:
         standing.ready, standing.next = not self._rounds, None
         header = Header(Kind.DECLARE, step=self._epoch, offset=self.step + 1)
         connection.send(header, self._copies.declaration.encode())
+        for worker, step in standing.lost.items():
+            connection.send(Header(Kind.LOST, part=worker, step=step, offset=self.step))
         return True
 
     def wanted(self, connection: Connection, header: Header) -> None:
@@ -185,6 +189,12 @@ class Pushes:
         standing = self._standing[connection.shard]
         standing.saved, standing.done = header.step, header.offset
         self._catch_up(connection)
+
+    def lose(self, connection: Connection, worker: int) -> bool:
+        """A server goes on without ``worker``; whether it is the first to."""
+        first = not any(worker in standing.lost for standing in self._standing)
+        self._standing[connection.shard].lost.setdefault(worker, self.step)
+        return first
 
     def ready(self, shard: int) -> bool:
         """Whether the server knows all that it has to: what is said to it now comes in its place."""
