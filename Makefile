@@ -3,7 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WORKERS ?= auto
+# One more than cores of a small machine: many tests wait for processes of their own.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format bench docs clean

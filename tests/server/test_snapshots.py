@@ -190,7 +190,9 @@ def rounds(team, what, steps):
 
 def test_a_stateful_shard_goes_on_from_its_last_snapshot(tmp_path, monkeypatch):
     """It is lost three rounds after a snapshot; those rounds are said again, and all that follows is as it had been."""
-    monkeypatch.setattr(module, "Shard", Sgd)
+    monkeypatch.setattr(
+        module, "mode", lambda declaration, mine, workers, lost, anew: Sgd(mine, declaration.tasks, workers)
+    )
     what, options = declaration(10), {"snapshots": tmp_path, "every": 4}
     with serving(2, **options) as service:
         address = service.address

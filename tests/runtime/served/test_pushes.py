@@ -171,7 +171,7 @@ class Worker:
         self.chance.shuffle(self.left)
 
     def say_done(self, line):
-        if self.needed and line.shard in self.needed and self.pushes.ready(line.shard):
+        if self.needed is not None and self.pushes.ready(line.shard):
             line.send(Header(Kind.DONE))
 
     def push(self):
@@ -258,7 +258,10 @@ def expected(workers, keeps):
     st.integers(0, 1 << 32), st.integers(2, 3), st.integers(1, 2), st.sampled_from([0.002, 0.01, 0.05]), st.booleans()
 )
 @example(0, 2, 1, 0.0, False)
-@settings(max_examples=40, deadline=None)
+@example(
+    196, 2, 2, 0.01, False
+)  # a server is lost after it has told one worker that nobody needs it, and not the other
+@settings(max_examples=25, deadline=None)
 def test_every_round_once_whatever_is_lost(seed, workers, shards, rate, keeps):
     chance = random.Random(seed)
     grid = [[Line(shard) for shard in range(shards)] for _ in range(workers)]

@@ -399,8 +399,9 @@ class ServedExchange:
                 self._say_done(connection)
 
     def _say_done(self, connection: Connection) -> None:
-        """At the end: nothing more comes from here. Said behind all that was pushed."""
-        if connection.shard in self._needed and self._pushes.ready(connection.shard):
+        """At the end: nothing more comes from here. Said behind all that was pushed, and again to a server that was
+        started anew, which may have told this worker and not the others that nobody needs anything."""
+        if self._leaves is not None and self._pushes.ready(connection.shard):
             connection.send(Header(Kind.DONE))
 
     def _say_goodbye(self) -> None:
