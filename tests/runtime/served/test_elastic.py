@@ -24,7 +24,7 @@ from foretrain.runtime.setup import SECRET  # noqa: E402
 from tests.runtime.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
 from tests.runtime.served.serving import KEY, servers  # noqa: E402
 
-STEPS = 14
+STEPS = 24
 SIZE = 3
 SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "2")))
 
@@ -49,11 +49,12 @@ def trained(addresses, elastic=True, schedule=SMALL):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_others_finish_alike(job, seed):
     chance, ranks = random.Random(seed), job(SIZE)
-    victim, when, later = seed % SIZE, chance.randrange(WARMUP + 1, STEPS - 1), chance.random() * 0.02
+    victim, when, later = seed % SIZE, chance.randrange(WARMUP + 1, STEPS - 8), chance.random() * 0.02
     over = threading.Event()
+    ranks(dist.is_initialized)  # all have begun
 
     def kill():
-        while not (ranks.pids and f"after {when}." in ranks.wrote(victim)):
+        while f"after {when}." not in ranks.wrote(victim):
             if over.wait(0.002):
                 return
         time.sleep(later)

@@ -55,8 +55,15 @@ class Killer:
     """Kills servers of ``beside`` when ``said()`` has ``run`` at the steps that ``chance`` draws."""
 
     def __init__(self, run, beside, said, chance):
-        moments = sorted((chance.randrange(STEPS + 1), chance.random() * 0.02) for _ in range(chance.choice([1, 2])))
-        self.moments = [(step, later, chance.randrange(len(beside.addresses))) for step, later in moments]
+        # A third while what pushing costs is measured, before the first scheduled step, which takes longer than others.
+        steps = sorted(
+            chance.choice([WARMUP, *[chance.randrange(STEPS + 1)] * 2]) for _ in range(chance.choice([1, 2]))
+        )
+        lengths = [0.5 if step == WARMUP else 0.02 for step in steps]
+        self.moments = [
+            (step, length * chance.random(), chance.randrange(len(beside.addresses)))
+            for step, length in zip(steps, lengths, strict=True)
+        ]
         self._run, self._beside, self._said = run, beside, said
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._kill)
