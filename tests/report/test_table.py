@@ -23,7 +23,7 @@ def test_rows_are_sorted_and_complete(comparison: Comparison):
     asked = [run.schedule for run in comparison.runs]
     assert len(lines) == len(asked) + (comparison.baseline.schedule not in asked)
     assert [run.iteration_time for run in runs] == sorted(run.iteration_time for run in runs)
-    assert lines[0].marks == ("best",)
+    assert "best" in lines[0].marks
     assert [line.iteration for line in lines] == [format_time(run.iteration_time) for run in runs]
     assert sum("baseline" in line.marks for line in lines) == 1
 

@@ -3,7 +3,8 @@
     worker's engine ── PUSH ──▶ `service` ──▶ `shard`: `coverage`, `sums` ──▶ `outbox` ── VALUE ──▶ every worker
                                    └──▶ `updating`: `turns`, `rules`, `masters`, `staleness` ──┘
 
-`frames` is what is said, `sessions` who may say it, `placement` where each byte lives, `connection` a worker's end;
-`modes` is what both kinds of shards have in common. They know no socket, so that what they must do is tested without
-one. pyzmq and cryptography are the extra ``foretrain[ps]``; only `service`, `connection` and `sessions` need them.
+`frames` is what is said, `sessions` who may say it, `door` where they begin, `placement` where each byte lives,
+`snapshots` what outlives a server, `connection` a worker's end; `modes` is what both kinds of shards have in common.
+They know no socket, so that what they must do is tested without one. pyzmq and cryptography are the extra
+``foretrain[ps]``; only `service`, `door`, `connection` and `sessions` need them.
 """

@@ -6,7 +6,6 @@ or a broken worker sends ends a service: it is rejected, counted and logged.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 import secrets
@@ -16,12 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import zmq
 
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.serving import MESSAGE, WINDOW
+from foretrain.server.door import Door
 from foretrain.server.frames import (
     ABSENT,
     AGAIN,
@@ -38,27 +38,16 @@ from foretrain.server.frames import (
 from foretrain.server.modes import Mode, mode
 from foretrain.server.outbox import Outbox
 from foretrain.server.placement import LIMIT, Declaration, Placement
-from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, Session, nonce, proof, untagged
+from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, Session, untagged
 from foretrain.server.shard import Delivery
 from foretrain.server.snapshots import Keeping, Snapshots, Stateful
 
 logger = logging.getLogger("foretrain.server")
 
-_HANDSHAKE: Final = 5.0
-"""Seconds to say who one is."""
-_STRANGERS: Final = 64
-"""Connections that may be saying who they are at once."""
 _GRACE: Final = 3.0
 """Seconds that a worker whose connection broke has to come back."""
 _BATCH: Final = 64
 """Messages to hear before what they lead to is sent."""
-
-
-class _Stranger(NamedTuple):
-    rank: int
-    theirs: bytes
-    ours: bytes
-    deadline: float
 
 
 @dataclass(slots=True)
@@ -133,7 +122,7 @@ class Service:
     def _begin(self) -> None:
         """A job begins: nobody has said anything."""
         self.failure: ForetrainError | None = None
-        self._strangers: dict[bytes, _Stranger] = {}
+        self._door = Door(self._secret, self._shard, self._workers)
         self._peers: dict[bytes, _Peer] = {}
         self._of_rank: dict[int, _Peer] = {}
         self._left: set[int] = set()
@@ -249,41 +238,26 @@ class Service:
         self._take(peer, header, payload)
 
     def _greet(self, route: bytes, header: Header, payload: bytes) -> None:
-        now = time.monotonic()
         if header.kind is Kind.HELLO:
             if len(self._left | self._lost) == self._workers:
                 self._begin()  # all have ended: this is another job
-            self._strangers = {who: each for who, each in self._strangers.items() if each.deadline > now}
-            if len(payload) != NONCE_SIZE or not 0 <= header.sender < self._workers:
-                raise Malformed("hello", f"HELLO of {header.sender} with {len(payload)} bytes")
             if header.sender in self._lost:
                 raise Malformed("hello", f"HELLO of worker {header.sender}, without whom the others go on")
-            if len(self._strangers) >= _STRANGERS:
-                raise Malformed("crowd", f"more than {_STRANGERS} say who they are at once")
-            ours = nonce()
-            self._strangers[route] = _Stranger(header.sender, payload, ours, now + _HANDSHAKE)
-            self._hand_over(route, untagged(Kind.CHALLENGE, self._shard, ours))
+            self._hand_over(route, self._door.challenge(route, header.sender, payload))
             return
-        stranger = self._strangers.pop(route, None)
-        if stranger is None or stranger.deadline < now:
-            raise Malformed("proof", "PROOF without HELLO, or too late")
-        said = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
-        if not hmac.compare_digest(payload, proof(self._secret, "worker", *said)):
-            raise Malformed("secret", f"worker {stranger.rank} does not know the job's secret")
-        self._let_in(route, stranger)
-        self._hand_over(route, untagged(Kind.WELCOME, self._shard, proof(self._secret, "server", *said)))
+        rank, session, welcome = self._door.admit(route, payload)
+        self._let_in(_Peer(rank, route, session, Outbox(self._credit, MESSAGE), time.monotonic()))
+        self._hand_over(route, welcome)
 
-    def _let_in(self, route: bytes, stranger: _Stranger) -> None:
-        before = self._of_rank.get(stranger.rank)
+    def _let_in(self, peer: _Peer) -> None:
+        before = self._of_rank.get(peer.rank)
         if before is not None:
             # It has nothing of what was on its way, and will ask for it.
             del self._peers[before.route]
-            logger.info("worker %d has come back", stranger.rank)
-        session = Session(self._secret, stranger.rank, self._shard, stranger.theirs, stranger.ours, serves=True)
-        peer = _Peer(stranger.rank, route, session, Outbox(self._credit, MESSAGE), time.monotonic())
-        self._peers[route] = self._of_rank[stranger.rank] = peer
-        self._left.discard(stranger.rank)
-        self._done.discard(stranger.rank)
+            logger.info("worker %d has come back", peer.rank)
+        self._peers[peer.route] = self._of_rank[peer.rank] = peer
+        self._left.discard(peer.rank)
+        self._done.discard(peer.rank)
 
     def _reject(self, route: bytes, error: Malformed) -> None:
         self.rejected[error.reason] += 1
