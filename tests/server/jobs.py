@@ -12,6 +12,7 @@ import numpy as np
 import zmq
 
 from foretrain.errors import ForetrainError
+from foretrain.server.bundles import unbundle
 from foretrain.server.connection import Connection
 from foretrain.server.frames import ABSENT, Header, Kind
 from foretrain.server.placement import Declaration, Declared, Placement
@@ -65,17 +66,22 @@ class Worker:
         deadline = time.monotonic() + timeout
         while not ready():
             assert time.monotonic() < deadline, f"heard {[header.kind.name for header, _ in self.heard]}"
-            self.connection.socket.poll(10)
+            self.connection.wait(0.01)
             self.read()
 
     def read(self) -> None:
         for header, payload in self.connection.read():
-            self.heard.append((header, bytes(payload)))
-            if header.kind is Kind.VALUE and self.acknowledges:
-                self.acknowledge(header, payload)
+            if header.kind is not Kind.VALUE:
+                self.heard.append((header, bytes(payload)))
+                continue
+            for part, offset, size, data in unbundle(header, payload):
+                each = header._replace(part=part, offset=offset, size=size)
+                self.heard.append((each, bytes(data)))
+                if self.acknowledges:
+                    self.acknowledge(data)
 
-    def acknowledge(self, header: Header, payload: bytes | memoryview) -> None:
-        self.connection.send(header._replace(kind=Kind.RECEIVED, size=len(payload)))
+    def acknowledge(self, payload: bytes | memoryview) -> None:
+        self.connection.send(Header(Kind.RECEIVED, size=len(payload)))
 
     def join(self, what: Declaration) -> None:
         self.until(lambda: self.connection.established)
@@ -156,10 +162,11 @@ class Way:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def cut(self) -> None:
-        """Ends all connections; new ones may be made."""
-        pairs, self._pairs = self._pairs, []
+    def cut(self, which: int | None = None) -> None:
+        """Ends all connections, or one; new ones may be made."""
+        pairs = self._pairs[:] if which is None else [self._pairs[which]]
         for pair in pairs:
+            self._pairs.remove(pair)
             for end in pair:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)

@@ -68,10 +68,10 @@ def test_the_urgent_come_first_and_no_more_than_the_credit():
         worker.until(lambda: bool(worker.kinds(Kind.VALUE)))
         worker.push(1, 0, np.zeros(100_000, np.float32))
         worker.push(0, 0, np.zeros(100_000, np.float32))
-        worker.until(lambda: len(worker.kinds(Kind.RECEIVED)) == 3)
+        worker.until(lambda: any(header.offset == 3 for header in worker.headers(Kind.RECEIVED)))
         assert len(worker.kinds(Kind.VALUE)) == 1
         worker.acknowledges = True
-        worker.acknowledge(*next(each for each in worker.heard if each[0].kind is Kind.VALUE))
+        worker.acknowledge(worker.kinds(Kind.VALUE)[0])
         worker.until(lambda: worker.told(what, 0) is not None)
         assert [header.part for header, _ in worker.heard if header.kind is Kind.VALUE] == [2, 0, 1]
 
@@ -137,6 +137,39 @@ def test_a_connection_that_breaks_loses_nothing():
         finally:
             way.close()
         assert service.failure is None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_when_one_of_both_connections_breaks_a_session_begins_anew(which):
+    what = declaration(1000, workers=1)
+    with serving(1) as service:
+        way = Way(service.address)
+        try:
+            with Worker(way.address, 0) as worker:
+                worker.join(what)
+                exchange([worker], what, 0)
+                way.cut(which)
+                worker.until(lambda: worker.connection.sessions == 2)
+                worker.declare(what, rounds=1)
+                worker.heard.clear()
+                exchange([worker], what, 1)
+                worker.until(lambda: any(header.offset == 1 for header in worker.headers(Kind.RECEIVED)))
+        finally:
+            way.close()
+        assert service.failure is None
+
+
+def test_nobody_else_can_be_the_second_connection_of_a_worker():
+    what = declaration(1000, workers=1)
+    with serving(1) as service, job(service, 1, what) as (worker,), zmq.Context() as context:
+        exchange([worker], what, 0)
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.connect("tcp://{}:{}".format(*service.address))
+            stranger.send(pack(Header(Kind.RECEIVED, sender=0, size=1 << 40)) + bytes(16))
+            worker.until(lambda: service.rejected.total() == 1)
+            stranger.close(linger=0)
+        exchange([worker], what, 1)
+        assert service.rejected == {"tag": 1}
 
 
 def test_who_does_not_know_the_secret_is_not_let_in():
@@ -218,13 +251,13 @@ def test_messages_of_a_worker_are_not_taken_twice():
     with serving(2) as service, job(service, 2, what) as (one, other):
         exchange([one, other], what, 0)
         sent = []
-        hand_over = one.connection._hand_over
+        hand_over = one.connection._main.send
 
         def keeping(frames):
             sent.append([bytes(frame) for frame in frames])
             return hand_over(frames)
 
-        one.connection._hand_over = keeping
+        one.connection._main.send = keeping
         one.push_all(what, 1, gradients(what, 1))
         pushes = sent[:]
         for frames in pushes:

@@ -271,7 +271,7 @@ class Attached(Phased[Machinery]):
     def _assemble_served(
         self, around: Surroundings, parameters: Sequence[nn.Parameter]
     ) -> tuple[Machinery, Sequence[torch.Tensor]]:
-        from foretrain.runtime.served.measuring import Probe, served_cluster
+        from foretrain.runtime.served.measuring import Probe, beside, served_cluster
         from foretrain.server.connection import Links
 
         options = self._options
@@ -290,7 +290,8 @@ class Attached(Phased[Machinery]):
 
                 # Nobody goes on before all have measured: a server that is started anew asks everybody again.
                 Sideband(self._groups.side, self._device, hear).everywhere(True)
-                return measured, served_cluster(measured, self.ranks, len(options.servers))
+                shared = beside(options.servers, self.ranks)
+                return measured, served_cluster(measured, self.ranks, len(options.servers), beside=shared)
 
             found = self._adopt(plan(*self._observed(), measure))
             self._epoch += 2

@@ -16,7 +16,7 @@ from zmq.utils.garbage import gc
 from zmq.utils.monitor import parse_monitor_message
 
 from foretrain.errors import PeerLost
-from foretrain.server.frames import UNTAGGED, Header, Kind, Malformed, unpack
+from foretrain.server.frames import ASIDE, UNTAGGED, Header, Kind, Malformed, unpack
 from foretrain.server.placement import LIMIT
 from foretrain.server.sessions import NONCE_SIZE, Rejected, Session, nonce, proof, untagged
 
@@ -26,8 +26,59 @@ _REST: Final = 0.5
 """Seconds for buffers of what was sent to be given back."""
 
 
+class _Lane:
+    """A socket of one connection, and what it says of itself.
+
+    Attributes:
+        up: whether the other end is there.
+    """
+
+    def __init__(self, context: zmq.Context[Any], address: tuple[str, int]) -> None:
+        self.up = False
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),
+            (zmq.MAXMSGSIZE, LIMIT),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 1000),
+        ):
+            self.socket.setsockopt(option, value)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.socket.connect(f"tcp://{address[0]}:{address[1]}")
+
+    def changed(self) -> bool:
+        """Whether the other end has come or gone since the last call."""
+        found = False
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
+            self.up, found = event == zmq.EVENT_HANDSHAKE_SUCCEEDED, True
+        return found
+
+    def read(self) -> list[zmq.Frame] | None:
+        """The frames of a message; None where there is none."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+
+    def send(self, frames: list[Any]) -> bool:
+        """Whether there was somebody to send to."""
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self, linger: float) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(int(linger * 1e3))
+
+
 class Connection:
-    """Not for several threads.
+    """Two connections, in truth: on the second goes what must not wait behind gradients. Not for several threads.
 
     Args:
         context: of ZeroMQ.
@@ -47,27 +98,32 @@ class Connection:
         self.address, self.shard = address, shard
         self._secret, self._rank = secret, rank
         self._session: Session | None = None
+        self._beside: Session | None = None
+        """Of the second connection, where there is a session."""
         self._pending: tuple[bytes, bytes, float] | None = None
         """Our nonce, the server's when it is known, and until when there must be an answer."""
         self.sessions = 0
         self.heard = time.monotonic()
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.IMMEDIATE, 1),
-            (zmq.SNDHWM, 0),
-            (zmq.RCVHWM, 0),
-            (zmq.MAXMSGSIZE, LIMIT),
-            (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 1000),
-        ):
-            self.socket.setsockopt(option, value)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self.socket.connect(f"tcp://{address[0]}:{address[1]}")
+        self._main, self._aside = _Lane(context, address), _Lane(context, address)
 
     @property
     def established(self) -> bool:
         """Whether both ends know who the other is."""
         return self._session is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return bool(self._main.socket.closed)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[Any], ...]:
+        """Where something is to be read when any of them has something."""
+        return tuple(socket for lane in (self._main, self._aside) for socket in (lane.socket, lane.monitor))
+
+    def wait(self, seconds: float) -> None:
+        """Returns when there is something to read, or so much later."""
+        zmq.select(list(self.sockets), [], [], seconds)
 
     def read(self) -> list[tuple[Header, memoryview]]:
         """What has come, without the handshake's.
@@ -77,39 +133,39 @@ class Connection:
         """
         self._watch()
         found: list[tuple[Header, memoryview]] = []
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return found
+        while (frames := self._main.read()) is not None:
             before = self.sessions
             message = self._hear(frames)
             if message is not None:
-                self.heard = time.monotonic()
                 found.append(message)
             elif self.sessions > before:
                 # What the session before has answered is asked for again; only an end must not be lost.
                 found = [each for each in found if each[0].kind is Kind.FAIL]
+        while (frames := self._aside.read()) is not None:
+            if (message := self._hear_aside(frames)) is not None:
+                found.append(message)
+        if found:
+            self.heard = time.monotonic()
+        return found
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
         """Says ``header`` and ``payload``, which must not change until it is answered; False without a session."""
-        if self._session is None:
+        aside = header.kind in ASIDE
+        session = self._beside if aside else self._session
+        if session is None:
             return False
-        first = self._session.seal(header, payload)
-        return self._hand_over([first, payload] if len(payload) else [first])
+        first = session.seal(header, payload)
+        return (self._aside if aside else self._main).send([first, payload] if len(payload) else [first])
 
     def close(self, linger: float = 0.0) -> None:
         """Ends the sockets; what has been said has ``linger`` seconds to leave."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(int(linger * 1e3))
+        for lane in (self._main, self._aside):
+            lane.close(linger)
 
     def _watch(self) -> None:
-        while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_DISCONNECTED:
-                self._session = self._pending = None
-            else:
+        if self._main.changed() | self._aside.changed():
+            self._forget()
+            if self._main.up and self._aside.up:
                 self._say_hello()
         if self._pending is not None and time.monotonic() > self._pending[2]:
             if self.sessions:
@@ -122,30 +178,53 @@ class Connection:
                 "is it of this job, with the same secret?"
             )
 
+    def _forget(self) -> None:
+        self._session = self._beside = self._pending = None
+
     def _say_hello(self) -> None:
-        self._session = None
+        self._forget()
         ours = nonce()
         self._pending = (ours, b"", time.monotonic() + _ANSWER)
-        self._hand_over(untagged(Kind.HELLO, self._rank, ours))
+        self._main.send(untagged(Kind.HELLO, self._rank, ours))
 
     def _hear(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
         """A message of the session; None for one of the handshake, or from a session before."""
-        if not 1 <= len(frames) <= 2:
-            raise PeerLost(f"server {self.shard} sent a message of {len(frames)} frames")
-        payload = frames[1].buffer if len(frames) > 1 else memoryview(b"")
+        header, tag, payload = self._parsed(frames)
+        if header.kind in UNTAGGED:
+            self._shake_hands(header.kind, bytes(payload[:NONCE_SIZE]))
+            return None
+        if self._session is None:
+            return None
         try:
-            header, tag = unpack(frames[0].bytes)
-            if header.kind in UNTAGGED:
-                self._shake_hands(header.kind, bytes(payload[:NONCE_SIZE]))
-                return None
-            if self._session is None:
-                return None
             self._session.open(header, tag, payload)
         except Rejected as error:
             raise PeerLost(f"server {self.shard}: {error}") from None
+        return header, payload
+
+    def _hear_aside(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
+        """A message of the session beside; what is of one before may come when the next has begun."""
+        header, tag, payload = self._parsed(frames)
+        if header.kind is Kind.STRANGER:
+            self._shake_hands(header.kind, b"")
+            return None
+        if self._beside is None:
+            return None
+        try:
+            self._beside.open(header, tag, payload)
+        except Rejected as error:
+            if error.reason == "gap":
+                self._say_hello()
+            return None
+        return header, payload
+
+    def _parsed(self, frames: list[zmq.Frame]) -> tuple[Header, bytes, memoryview]:
+        if not 1 <= len(frames) <= 2:
+            raise PeerLost(f"server {self.shard} sent a message of {len(frames)} frames")
+        try:
+            header, tag = unpack(frames[0].bytes)
         except Malformed as error:
             raise PeerLost(f"server {self.shard} sent what does not read: {error}") from None
-        return header, payload
+        return header, tag, frames[1].buffer if len(frames) > 1 else memoryview(b"")
 
     def _shake_hands(self, kind: Kind, said: bytes) -> None:
         if kind is Kind.STRANGER:
@@ -158,21 +237,19 @@ class Connection:
         if kind is Kind.CHALLENGE and not theirs:
             self._pending = (ours, said, until)
             answer = proof(self._secret, "worker", self._rank, self.shard, ours, said)
-            self._hand_over(untagged(Kind.PROOF, self._rank, answer))
+            self._main.send(untagged(Kind.PROOF, self._rank, answer))
         elif kind is Kind.WELCOME and theirs:
             if not hmac.compare_digest(said, proof(self._secret, "server", self._rank, self.shard, ours, theirs)):
                 raise PeerLost(f"server {self.shard} does not know the job's secret")
-            self._session = Session(self._secret, self._rank, self.shard, ours, theirs, serves=False)
+            self._session, self._beside = (
+                Session(self._secret, self._rank, self.shard, ours, theirs, serves=False, aside=aside)
+                for aside in (False, True)
+            )
             self._pending = None
             self.sessions += 1
             self.heard = time.monotonic()
-
-    def _hand_over(self, frames: list[Any]) -> bool:
-        try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        return True
+            # The server learns which of its connections is the second from what is said there.
+            self.send(Header(Kind.ALIVE))
 
 
 class Links:
@@ -203,15 +280,14 @@ class Links:
                 raise PeerLost(
                     f"no answer from server {shown} after {timeout:g} s; is it of this job, with the same secret?"
                 )
-            missing[0].monitor.poll(1)
-            missing[0].socket.poll(10)
+            missing[0].wait(0.01)
             for connection in missing:
                 connection.read()
 
     def close(self, linger: float = 0.0) -> None:
         """Ends all; what has been said has ``linger`` seconds to leave. Idempotent."""
         for connection in self.connections:
-            if not connection.socket.closed:
+            if not connection.closed:
                 connection.close(linger)
         self._context.term()
         _rest()

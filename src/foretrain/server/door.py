@@ -47,13 +47,17 @@ class Door:
         self._strangers[route] = _Stranger(rank, payload, ours, now + _HANDSHAKE)
         return untagged(Kind.CHALLENGE, self._shard, ours)
 
-    def admit(self, route: bytes, payload: bytes) -> tuple[int, Session, list[bytes]]:
-        """Who has sent a PROOF, the session that begins, and what to answer; `Malformed` where it proves nothing."""
+    def admit(self, route: bytes, payload: bytes) -> tuple[int, tuple[Session, Session], list[bytes]]:
+        """Who has sent a PROOF, the sessions that begin there and aside, and what to answer.
+
+        Raises:
+            Malformed: it proves nothing.
+        """
         stranger = self._strangers.pop(route, None)
         if stranger is None or stranger.deadline < time.monotonic():
             raise Malformed("proof", "PROOF without HELLO, or too late")
         said = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
         if not hmac.compare_digest(payload, proof(self._secret, "worker", *said)):
             raise Malformed("secret", f"worker {stranger.rank} does not know the job's secret")
-        session = Session(self._secret, *said, serves=True)
-        return stranger.rank, session, untagged(Kind.WELCOME, self._shard, proof(self._secret, "server", *said))
+        here, aside = (Session(self._secret, *said, serves=True, aside=aside) for aside in (False, True))
+        return stranger.rank, (here, aside), untagged(Kind.WELCOME, self._shard, proof(self._secret, "server", *said))

@@ -50,7 +50,8 @@ class Kind(IntEnum):
     VALUE = 9
     """S. The same bytes, summed; or, of where optimizers run on servers, of the parameters after the update."""
     RECEIVED = 10
-    """Both. The PUSH or VALUE of these bytes has come: its credit returns."""
+    """S. ``offset`` messages with pushes have come in this session. W. ``size`` bytes more of values have come. Their
+    credit returns."""
     ALIVE = 11
     """Both. The sender still runs."""
     FAIL = 12
@@ -86,6 +87,10 @@ HELD: Final = 4
 """Flag of a PUSH: its sum is not to be sent before it is asked for with a PULL."""
 KEEPS: Final = 8
 """Flag of a server's WANTED: it has a state that workers cannot make anew."""
+SEVERAL: Final = 16
+"""Flag of a PUSH or a VALUE: it holds several ranges, see `foretrain.server.bundles`."""
+ASIDE: Final = frozenset((Kind.RECEIVED, Kind.ALIVE, Kind.FAIL))
+"""What must not wait behind gradients, and has a connection of its own."""
 FAILURES: Final[tuple[type[ForetrainError], ...]] = (PeerLost, Disagreement)
 """Kinds of errors that end a job, by the flag of FAIL."""
 UNTAGGED: Final = frozenset((Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.STRANGER))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from foretrain.server.bundles import SMALL
 from foretrain.server.shard import Value
 
 
@@ -33,20 +34,35 @@ class Outbox:
         self._count += 1
         heappush(self._heap, (urgency, self._count, value))
 
-    def take(self) -> Value | None:
-        """What to send now; None while the credit is used up, or there is nothing."""
+    def take(self) -> list[Value]:
+        """What to send now, in one message; nothing while the credit is used up, or there is nothing.
+
+        Behind what is small goes what is small and the next in order, of the same round.
+        """
         if not self._heap or self.under_way >= self._credit:
-            return None
+            return []
+        values = [self._pop()]
+        size = _length(values[0])
+        small = size <= SMALL
+        while small and self._heap and self._goes_with(values[0], self._slice - size):
+            values.append(self._pop())
+            size += _length(values[-1])
+        self.under_way += size
+        return values
+
+    def _goes_with(self, first: Value, room: int) -> bool:
+        following = self._heap[0][2]
+        return following.step == first.step and _length(following) <= min(SMALL, room)
+
+    def _pop(self) -> Value:
         urgency, count, value = heappop(self._heap)
-        if value.data is not None and len(value.data) > self._slice:
-            # Parameters may be wider than the gradients whose bytes are counted.
-            wide = len(value.data) // (value.end - value.start)
-            cut, size = value.start + self._slice // wide, self._slice // wide * wide
-            rest = value._replace(start=cut, data=value.data[size:])
-            heappush(self._heap, (urgency, count, rest))
-            value = value._replace(end=cut, data=value.data[:size])
-        self.under_way += 0 if value.data is None else len(value.data)
-        return value
+        if value.data is None or len(value.data) <= self._slice:
+            return value
+        # Parameters may be wider than the gradients whose bytes are counted.
+        wide = len(value.data) // (value.end - value.start)
+        cut, size = value.start + self._slice // wide, self._slice // wide * wide
+        heappush(self._heap, (urgency, count, value._replace(start=cut, data=value.data[size:])))
+        return value._replace(end=cut, data=value.data[:size])
 
     def received(self, size: int) -> None:
         """The worker has ``size`` bytes more."""
@@ -56,3 +72,7 @@ class Outbox:
         """The worker is another now, and has nothing of what was sent to the one before."""
         self._heap.clear()
         self.under_way = 0
+
+
+def _length(value: Value) -> int:
+    return 0 if value.data is None else len(value.data)

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -21,9 +20,9 @@ import zmq
 
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.serving import MESSAGE, WINDOW
+from foretrain.server.bundles import Item, bundle, unbundle
 from foretrain.server.door import Door
 from foretrain.server.frames import (
-    ABSENT,
     AGAIN,
     FAILURES,
     HELD,
@@ -37,8 +36,9 @@ from foretrain.server.frames import (
 )
 from foretrain.server.modes import Mode, mode
 from foretrain.server.outbox import Outbox
+from foretrain.server.peers import Peer, Peers
 from foretrain.server.placement import LIMIT, Declaration, Placement
-from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, Session, untagged
+from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, untagged
 from foretrain.server.shard import Delivery
 from foretrain.server.snapshots import Keeping, Snapshots, Stateful
 
@@ -46,21 +46,10 @@ logger = logging.getLogger("foretrain.server")
 
 _GRACE: Final = 3.0
 """Seconds that a worker whose connection broke has to come back."""
-_BATCH: Final = 64
-"""Messages to hear before what they lead to is sent."""
-
-
-@dataclass(slots=True)
-class _Peer:
-    """A worker that has proved itself."""
-
-    rank: int
-    route: bytes
-    session: Session
-    outbox: Outbox
-    heard: float
-    gone: float | None = None
-    """Since when its connection is known to be broken."""
+_BATCH: Final = 1 << 20
+"""Bytes to hear before what they lead to is sent."""
+_MESSAGE_COSTS: Final = 16 << 10
+"""Bytes that could be heard in the time that a message takes for itself, about."""
 
 
 class Service:
@@ -123,8 +112,7 @@ class Service:
         """A job begins: nobody has said anything."""
         self.failure: ForetrainError | None = None
         self._door = Door(self._secret, self._shard, self._workers)
-        self._peers: dict[bytes, _Peer] = {}
-        self._of_rank: dict[int, _Peer] = {}
+        self._peers = Peers()
         self._left: set[int] = set()
         self._done: set[int] = set()
         """Those that have all their sums, and stay for others that may not."""
@@ -206,18 +194,21 @@ class Service:
     # ── hearing ──
 
     def _turn(self) -> None:
-        for _ in range(_BATCH):
+        heard = 0
+        while heard < _BATCH:
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
+            heard += _MESSAGE_COSTS + sum(map(len, frames))
             try:
                 self._hear(route.bytes, frames)
             except Malformed as error:
                 self._reject(route.bytes, error)
             except ForetrainError as error:
                 self._fail(error)
-        for peer in self._everyone():
+        for peer in self._peers:
+            self._acknowledge(peer)
             self._send_values(peer)
 
     def _hear(self, route: bytes, frames: list[zmq.Frame]) -> None:
@@ -229,13 +220,8 @@ class Service:
             raise Malformed("kind", f"{header.kind.name} is not for a server to hear")
         if header.kind in UNTAGGED:
             self._greet(route, header, bytes(payload[: NONCE_SIZE + PROOF_SIZE]))
-            return
-        peer = self._peers.get(route)
-        if peer is None:
-            raise Malformed("stranger", f"{header.kind.name} from whom nobody has let in")
-        peer.session.open(header, tag, payload)
-        peer.heard, peer.gone = time.monotonic(), None
-        self._take(peer, header, payload)
+        elif (peer := self._peers.hear(route, header, tag, payload)) is not None:
+            self._take(peer, header, payload)
 
     def _greet(self, route: bytes, header: Header, payload: bytes) -> None:
         if header.kind is Kind.HELLO:
@@ -245,26 +231,19 @@ class Service:
                 raise Malformed("hello", f"HELLO of worker {header.sender}, without whom the others go on")
             self._hand_over(route, self._door.challenge(route, header.sender, payload))
             return
-        rank, session, welcome = self._door.admit(route, payload)
-        self._let_in(_Peer(rank, route, session, Outbox(self._credit, MESSAGE), time.monotonic()))
+        rank, sessions, welcome = self._door.admit(route, payload)
+        if self._peers.add(Peer(rank, route, *sessions, Outbox(self._credit, MESSAGE), time.monotonic())):
+            logger.info("worker %d has come back", rank)
+        self._left.discard(rank)
+        self._done.discard(rank)
         self._hand_over(route, welcome)
-
-    def _let_in(self, peer: _Peer) -> None:
-        before = self._of_rank.get(peer.rank)
-        if before is not None:
-            # It has nothing of what was on its way, and will ask for it.
-            del self._peers[before.route]
-            logger.info("worker %d has come back", peer.rank)
-        self._peers[peer.route] = self._of_rank[peer.rank] = peer
-        self._left.discard(peer.rank)
-        self._done.discard(peer.rank)
 
     def _reject(self, route: bytes, error: Malformed) -> None:
         self.rejected[error.reason] += 1
         count = self.rejected[error.reason]
         if count < 10 or count & count - 1 == 0:
             logger.warning("rejected (%s, %d so far): %s", error.reason, count, error)
-        peer = self._peers.get(route)
+        peer = self._peers.of_route(route)
         if error.reason == "stranger":
             self._hand_over(route, untagged(Kind.STRANGER, self._shard))
         elif peer is not None and error.reason == "gap":
@@ -277,7 +256,7 @@ class Service:
 
     # ── what workers say ──
 
-    def _take(self, peer: _Peer, header: Header, payload: memoryview) -> None:
+    def _take(self, peer: Peer, header: Header, payload: memoryview) -> None:
         kind = header.kind
         if kind is Kind.PUSH:
             self._push(peer, header, payload)
@@ -304,58 +283,58 @@ class Service:
             self._end_together()
         elif kind is Kind.BYE:
             self._left.add(peer.rank)
-            del self._peers[peer.route], self._of_rank[peer.rank]
+            self._peers.drop(peer.rank, left=True)
             self._enqueue(self._parts.leaves(peer.rank) if self._parts else ())
             self._end_together()
         elif kind is Kind.FAIL:
             text = bytes(payload[:60_000]).decode(errors="replace")
             raise FAILURES[min(header.flag, len(FAILURES) - 1)](f"worker {peer.rank} gave up: {text}")
 
-    def _push(self, peer: _Peer, header: Header, payload: memoryview) -> None:
-        data = None if header.flag & ABSENT else payload
-        deliveries = self._declared_parts(peer).push(
-            peer.rank,
-            header.part,
-            header.step,
-            header.offset,
-            header.size,
-            data,
-            again=bool(header.flag & AGAIN),
-            held=bool(header.flag & HELD),
-        )
-        self._send(peer, header._replace(kind=Kind.RECEIVED, flag=0))
-        if self._left or self._done:
-            self._miss_the_left(header)
-        self._enqueue(deliveries)
+    def _push(self, peer: Peer, header: Header, payload: memoryview) -> None:
+        peer.pushes += 1
+        parts = self._declared_parts(peer)
+        again, held = bool(header.flag & AGAIN), bool(header.flag & HELD)
+        for part, offset, size, data in unbundle(header, payload):
+            given = memoryview(data) if len(data) else None
+            deliveries = parts.push(peer.rank, part, header.step, offset, size, given, again=again, held=held)
+            if self._left or self._done:
+                self._miss_the_left(part, header.step)
+            self._enqueue(deliveries)
         self._tell_progress()
 
-    def _answer(self, peer: _Peer) -> None:
+    def _acknowledge(self, peer: Peer) -> None:
+        if peer.told < peer.pushes:
+            peer.told = peer.pushes
+            self._send(peer, Header(Kind.RECEIVED, offset=peer.pushes))
+
+    def _answer(self, peer: Peer) -> None:
         flag, done = (KEEPS, self._keeping.kept.round) if self._keeping is not None else (0, 0)
         self._send(peer, Header(Kind.WANTED, flag, step=done, offset=self._number))
 
     def _tell_progress(self) -> None:
         if self._keeping is not None and (news := self._keeping.news()) is not None:
-            for peer in self._everyone():
+            for peer in self._peers:
                 self._send(peer, Header(Kind.COMMITTED, step=news.saved, offset=news.done))
 
-    def _declared_parts(self, peer: _Peer) -> Mode:
+    def _declared_parts(self, peer: Peer) -> Mode:
         if self._parts is None:
             raise Malformed("push", f"worker {peer.rank} pushes before it has declared anything")
         return self._parts
 
-    def _miss_the_left(self, header: Header) -> None:
+    def _miss_the_left(self, part: int, step: int) -> None:
         """Who has left has pushed all of the rounds that it took part in."""
         assert self._parts is not None
-        for rank in sorted((self._left | self._done) & self._parts.missing(header.part, header.step)):
-            raise PeerLost(f"worker {rank} closed its attachment before round {header.step}, which others are in")
+        for rank in sorted((self._left | self._done) & self._parts.missing(part, step)):
+            raise PeerLost(f"worker {rank} closed its attachment before round {step}, which others are in")
 
     def _end_together(self) -> None:
         """When nobody needs anything any more, those who have waited for that are told."""
         if len(self._left | self._lost | self._done) == self._workers:
-            for rank in self._done & self._of_rank.keys():
-                self._send(self._of_rank[rank], Header(Kind.DONE))
+            for peer in self._peers:
+                if peer.rank in self._done:
+                    self._send(peer, Header(Kind.DONE))
 
-    def _declare(self, peer: _Peer, header: Header, declaration: Declaration) -> None:
+    def _declare(self, peer: Peer, header: Header, declaration: Declaration) -> None:
         epoch, begun = header.step, header.offset
         if self._missed is not None:
             self._said_again = max(self._said_again, begun - 1)
@@ -393,27 +372,23 @@ class Service:
 
     def _enqueue(self, deliveries: Iterable[Delivery]) -> None:
         for worker, value in deliveries:
-            if (peer := self._of_rank.get(worker)) is not None:
+            if (peer := self._peers.of_rank(worker)) is not None:
                 peer.outbox.put(self._urgency[value.part], value)
-
-    def _everyone(self) -> tuple[_Peer, ...]:
-        return tuple(self._peers.values())
 
     # ── saying ──
 
-    def _send_values(self, peer: _Peer) -> None:
-        while (value := peer.outbox.take()) is not None:
-            flag, data = (ABSENT, b"") if value.data is None else (0, value.data)
-            header = Header(
-                Kind.VALUE, flag, part=value.part, step=value.step, offset=value.start, size=value.end - value.start
-            )
-            self._send(peer, header, data)
+    def _send_values(self, peer: Peer) -> None:
+        while values := peer.outbox.take():
+            items = [Item(part, start, end - start, data or b"") for part, _, start, end, data in values]
+            self._send(peer, *bundle(Header(Kind.VALUE, step=values[0].step), items))
 
-    def _send(self, peer: _Peer, header: Header, payload: bytes | memoryview = b"") -> None:
-        if peer.gone is None and not self._hand_over(peer.route, [peer.session.seal(header, payload), payload]):
-            peer.gone = time.monotonic()
+    def _send(self, peer: Peer, header: Header, payload: bytes | memoryview = b"") -> None:
+        if peer.gone is None:
+            route, *frames = peer.sealed(header, payload)
+            if not self._hand_over(route, frames):
+                peer.gone = time.monotonic()
 
-    def _hand_over(self, route: bytes, frames: list[Any]) -> bool:
+    def _hand_over(self, route: bytes | memoryview, frames: list[Any]) -> bool:
         """To the socket; False where the connection is no more."""
         if not len(frames[-1]):
             frames = frames[:-1]
@@ -431,9 +406,9 @@ class Service:
         now = time.monotonic()
         if now - self._said > min(1.0, self._silence / 4):
             self._said = now
-            for peer in self._everyone():
+            for peer in self._peers:
                 self._send(peer, Header(Kind.ALIVE))
-        for peer in tuple(self._of_rank.values()):
+        for peer in self._peers:
             if peer.gone is not None and now - peer.gone > _GRACE:
                 self._lose(peer.rank, "its connection is closed")
             elif now - peer.heard > self._silence:
@@ -441,7 +416,7 @@ class Service:
         self._tell_progress()
         if self._missed is not None and now > self._missed:
             self._missed = None
-            for rank in set(range(self._workers)) - self._of_rank.keys() - self._left - self._lost:
+            for rank in set(range(self._workers)) - self._peers.ranks - self._left - self._lost:
                 self._lose(rank, "it has not come back since this server was started anew")
 
     def _lose(self, rank: int, why: str) -> None:
@@ -458,9 +433,7 @@ class Service:
 
     def _drop(self, rank: int) -> None:
         self._lost.add(rank)
-        peer = self._of_rank.pop(rank, None)
-        if peer is not None:
-            self._peers.pop(peer.route, None)
+        self._peers.drop(rank)
 
     def _go_on_without(self, rank: int, since: int, step: int) -> None:
         """A worker in round ``step`` knows from a server before this one that ``rank`` was lost in round ``since``."""
@@ -474,11 +447,11 @@ class Service:
         self._exclude(rank)
 
     def _exclude(self, rank: int) -> None:
-        for other in self._everyone():
+        for other in self._peers:
             self._send(other, Header(Kind.LOST, part=rank))
         if self._parts is not None:
             self._enqueue(self._parts.without(rank))
-        for other in self._everyone():
+        for other in self._peers:
             self._send_values(other)
         self._end_together()
 
@@ -489,5 +462,5 @@ class Service:
         self.failure = error
         flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0
         text = str(error).encode()[:60_000]
-        for peer in self._everyone():
+        for peer in self._peers:
             self._send(peer, Header(Kind.FAIL, flag, size=len(text)), text)

@@ -8,7 +8,9 @@
 As in `foretrain.runtime.handshake` the server proves itself last, so that a stranger never gets a MAC of its choosing.
 From both nonces each direction has a key of its own, and every later message a tag: AES-128-GMAC over header and
 payload, with the message's place in its direction as nonce. What is altered, replayed, left out, reflected or forged
-has a wrong tag or a wrong place. GMAC costs little (26 GB/s with AES instructions, where HMAC-SHA256 reaches 1.7), so
+has a wrong tag or a wrong place. A worker has two connections to each server, so that what is short and urgent does
+not wait behind gradients; the handshake is said on one, and the other has keys of its own from the same nonces. GMAC
+costs little (26 GB/s with AES instructions, where HMAC-SHA256 reaches 1.7), so
 that it need not be optional; nothing is encrypted.
 """
 
@@ -63,11 +65,16 @@ class Session:
         worker: the nonce of HELLO.
         server: the nonce of CHALLENGE.
         serves: whether this is the server's end.
+        aside: whether it is the session beside that one, see `foretrain.server.frames.ASIDE`.
     """
 
-    def __init__(self, secret: bytes, rank: int, shard: int, worker: bytes, server: bytes, *, serves: bool) -> None:
+    def __init__(
+        self, secret: bytes, rank: int, shard: int, worker: bytes, server: bytes, *, serves: bool, aside: bool = False
+    ) -> None:
+        what = "key aside" if aside else "key"
         keys = [
-            proof(secret, f"key of the {sender}", rank, shard, worker, server)[:16] for sender in ("worker", "server")
+            proof(secret, f"{what} of the {sender}", rank, shard, worker, server)[:16]
+            for sender in ("worker", "server")
         ]
         self._seals, self._opens = map(_Tags, reversed(keys) if serves else keys)
         self._own, self._other = (shard, rank) if serves else (rank, shard)

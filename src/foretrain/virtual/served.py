@@ -6,10 +6,7 @@
 As in `foretrain.server`, pushing and pulling are two directions with orders of their own. A push is done, and its
 credit back, when the server has acknowledged all of it; the sum comes as the server's queue has it. What a server has
 handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.serving`). Beside the workers both
-directions share their hosts' links.
-
-Here acknowledgements wait for nothing. Departure: real ones go the way of the data in the other direction, and behind
-it, and every piece of a fused chunk is a message there whose cost this charges once; so real servers are slower.
+directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
 
 All workers being alike, the last of them has pushed a byte when the first has; nobody waits for another.
 """

@@ -19,8 +19,9 @@ torch = pytest.importorskip("torch")
 
 from foretrain.runtime.gradients import Gradients  # noqa: E402
 from foretrain.runtime.served.flights import Flight, Flights  # noqa: E402
-from foretrain.runtime.served.pushes import Pushes  # noqa: E402
+from foretrain.runtime.served.pushes import Pushes, Span  # noqa: E402
 from foretrain.runtime.served.staging import Staging  # noqa: E402
+from foretrain.server.bundles import unbundle  # noqa: E402
 from foretrain.server.frames import ABSENT, AGAIN, HELD, KEEPS, Header, Kind  # noqa: E402
 from foretrain.server.placement import Declaration, Placement  # noqa: E402
 from foretrain.server.shard import Shard  # noqa: E402
@@ -46,6 +47,9 @@ class Line:
 
     def __init__(self, shard):
         self.shard, self.sessions, self.connected = shard, 1, True
+        self.pushes = 0
+        self.aside = deque()
+        """What overtakes, and is overtaken by, the rest on its way down."""
         self.up, self.down = deque(), deque()
 
     def send(self, header, payload=b""):
@@ -57,9 +61,10 @@ class Line:
         self.connected = False
         self.up.clear()
         self.down.clear()
+        self.aside.clear()
 
     def mend(self):
-        self.connected, self.sessions = True, self.sessions + 1
+        self.connected, self.sessions, self.pushes = True, self.sessions + 1, 0
 
 
 class Server:
@@ -90,11 +95,11 @@ class Server:
             flag, done = (KEEPS, self.parts.round) if self.keeping else (0, 0)
             line.down.append((Header(Kind.WANTED, flag, step=done, offset=self.lives), b""))
         elif kind is Kind.PUSH:
-            data = None if header.flag & ABSENT else memoryview(said)
             flags = {"again": bool(header.flag & AGAIN), "held": bool(header.flag & HELD)}
-            told = self.parts.push(rank, header.part, header.step, header.offset, header.size, data, **flags)
-            line.down.append((header._replace(kind=Kind.RECEIVED, flag=0), b""))
-            self.tell(told)
+            line.pushes += 1
+            line.aside.append(Header(Kind.RECEIVED, offset=line.pushes))
+            for part, offset, size, data in unbundle(header, memoryview(said)):
+                self.tell(self.parts.push(rank, part, header.step, offset, size, data if len(data) else None, **flags))
             news = self.keeping and self.keeping.news()
             for each in self.lines if news else ():
                 if each.connected:
@@ -144,7 +149,7 @@ class Worker:
         self.flights = Flights([task.size for task in tasks])
         self.pushes = Pushes(self.staging, lines, self.flights, 0)
         self.views = gradients.views
-        self.sums = []
+        self.sums, self.pushed, self.acknowledged = [], [], []
         self.left, self.pulls, self.to_land, self.needed = [], [], 0, None
         for line in lines:
             self.pushes.hear(line)
@@ -167,7 +172,7 @@ class Worker:
             view.copy_(gradient(self.rank, self.pushes.step, task))
             cuts = sorted({0, COUNTS[task], *(self.chance.randrange(1, COUNTS[task]) for _ in range(2))})
             held = self.chance.random() < 0.3
-            self.left += [(task, 4 * low, 4 * high, held) for low, high in pairwise(cuts)]
+            self.left += [(Span(task, 4 * low, 4 * high), held) for low, high in pairwise(cuts)]
         self.chance.shuffle(self.left)
 
     def say_done(self, line):
@@ -176,13 +181,21 @@ class Worker:
 
     def push(self):
         if self.left:
-            task, start, end, held = self.left.pop()
-            op = "reduce_scatter" if held else "all_reduce"
-            chunk = Chunk(op, (Piece(task, start, end - start),), end - start)
-            self.flights.push(Flight(chunk, lambda chunk: None, end - start, 0), task, start, end)
-            self.pushes.push(task, start, end, used=used(self.rank, self.pushes.step, task), held=held)
+            together = [self.left.pop()]
+            while self.left and self.left[-1][1] == together[0][1] and self.chance.random() < 0.5:
+                together.append(self.left.pop())
+            spans, held = [span for span, _ in together], together[0][1]
+            size = sum(end - start for _, start, end in spans)
+            pieces = tuple(Piece(task, start, end - start) for task, start, end in spans)
+            chunk = Chunk("reduce_scatter" if held else "all_reduce", pieces, size)
+            flight = Flight(chunk, self.acknowledged.append, size, 0)
+            for span in spans:
+                self.flights.push(flight, *span)
+            self.pushed.append(chunk)
+            step = self.pushes.step
+            self.pushes.push(spans, lambda task: used(self.rank, step, task), held=held)
             if held:
-                self.pulls.append((task, start, end))
+                self.pulls += spans
         elif self.pulls:
             task, start, end = self.pulls.pop()
             chunk = Chunk("all_gather", (Piece(task, start, end - start),), end - start)
@@ -190,6 +203,10 @@ class Worker:
             self.pushes.pull(task, start, end)
 
     def hear(self, line):
+        if line.aside and self.chance.random() < 0.5:
+            for span in self.pushes.received(line, line.aside.popleft()):
+                self.finish(self.flights.acknowledge(*span))
+            return
         if not line.down:
             return
         header, payload = line.down.popleft()
@@ -204,16 +221,19 @@ class Worker:
         elif header.step == self.pushes.step:
             part = self.pushes.placement.parts[header.part]
             start = part.offset + header.offset
-            self.flights.acknowledge(part.task, start, start + header.size)
-            if header.kind is Kind.VALUE:
-                self.pushes.together = True
-                arrived = self.flights.arrive(part.task, start, start + header.size)
-                for low, high in arrived.new:
-                    if header.flag & ABSENT:
-                        self.views[part.task][low // 4 : high // 4] = 0
-                    else:
-                        self.staging.store(part.task, low, memoryview(payload)[low - start : high - start])
-                self.to_land -= arrived.landed
+            self.finish(self.flights.acknowledge(part.task, start, start + header.size))
+            self.pushes.together = True
+            arrived = self.flights.arrive(part.task, start, start + header.size)
+            for low, high in arrived.new:
+                if header.flag & ABSENT:
+                    self.views[part.task][low // 4 : high // 4] = 0
+                else:
+                    self.staging.store(part.task, low, memoryview(payload)[low - start : high - start])
+            self.to_land -= arrived.landed
+
+    def finish(self, flights):
+        for flight in flights:
+            flight.done(flight.chunk)
 
     def leave(self):
         """As when it has said goodbye."""
@@ -299,6 +319,7 @@ def test_every_round_once_whatever_is_lost(seed, workers, shards, rate, keeps):
             servers[shard].hear(worker.rank)
     for worker in team:
         assert len(worker.sums) == LAST + 1
+        assert sorted(map(id, worker.pushed)) == sorted(map(id, worker.acknowledged))
         for sums, right in zip(worker.sums, expected(workers, keeps), strict=True):
             for found, each in zip(sums, right, strict=True):
                 np.testing.assert_array_equal(found.numpy(), each)

@@ -210,7 +210,8 @@ def refusing(fault, addresses):
     try:
         fault(model, optimizer, attached)
     except ConfigError as error:
-        attached._abandon()
+        # So that the other, which may not be as far, ends with it.
+        attached._abandon(str(error))
         return str(error)
     return "nothing was refused"
 

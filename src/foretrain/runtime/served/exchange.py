@@ -25,13 +25,14 @@ from foretrain.errors import PeerLost, StallError
 from foretrain.runtime.carrier import Record, describe
 from foretrain.runtime.served.errands import Errand
 from foretrain.runtime.served.flights import Flight, Flights
-from foretrain.runtime.served.pushes import Pushes
+from foretrain.runtime.served.pushes import Pushes, Span
 from foretrain.runtime.served.staging import Staging
 from foretrain.runtime.streams import HostStreams
 from foretrain.runtime.timers import Timers
 from foretrain.schedule import Job, Spec
+from foretrain.server.bundles import unbundle
 from foretrain.server.connection import Connection, Links
-from foretrain.server.frames import ABSENT, FAILURES, Header, Kind
+from foretrain.server.frames import FAILURES, Header, Kind
 from foretrain.server.placement import Placement
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
@@ -118,14 +119,15 @@ class ServedExchange:
         """At the end: until when this worker stays for others, which may need its pushes again."""
         self._needed: set[int] = set()
         """Servers that have not said yet that nobody does."""
+        self._rung = False
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._ear, zmq.POLLIN)
         for connection in self._connections:
-            self._poller.register(connection.socket, zmq.POLLIN)
-            self._poller.register(connection.monitor, zmq.POLLIN)
+            for each in connection.sockets:
+                self._poller.register(each, zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="foretrain-engine", daemon=True)
         self._thread.start()
 
@@ -201,19 +203,20 @@ class ServedExchange:
                 self._flights.pull(flight, task, start, end)
                 self._pushes.pull(task, start, end)
         else:
-            used, held = [task for task, _, _ in ranges if self._used[task]], chunk.op == "reduce_scatter"
-            with torch.no_grad(), self._streams.issuing(used):
-                for task, start, end in ranges:
-                    if start < end:
-                        self._flights.push(flight, task, start, end)
-                        self._pushes.push(task, start, end, used=self._used[task], held=held)
+            spans = [Span(*each) for each in ranges if each[1] < each[2]]
+            for span in spans:
+                self._flights.push(flight, *span)
+            with torch.no_grad(), self._streams.issuing([span.task for span in spans if self._used[span.task]]):
+                self._pushes.push(spans, self._used.__getitem__, held=chunk.op == "reduce_scatter")
 
     # ── the loop ──
 
     def _post(self, word: _Word, value: Any, extra: Any) -> None:
         self._inbox.append((word, value, extra))
-        with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+        if not self._rung:
+            self._rung = True
+            with contextlib.suppress(OSError):
+                self._bell.send(b"!")
 
     def _run(self) -> None:
         try:
@@ -232,7 +235,9 @@ class ServedExchange:
     def _turn(self) -> None:
         for ready, _ in self._poller.poll(0 if self._inbox else int(self._idle())):
             if ready == self._ear.fileno():
+                # Before the inbox is emptied: what comes after that rings again.
                 self._ear.recv(4096)
+                self._rung = False
         for connection in self._connections:
             self._hear(connection)
         while self._inbox:
@@ -250,11 +255,15 @@ class ServedExchange:
             self._say_rule(connection)
             if self._errand is not None:
                 self._errand.say_again(connection.shard, self._say)
-        for header, payload in heard:
-            if header.kind is Kind.VALUE:
-                self._value(connection, header, payload)
-            elif header.kind is Kind.RECEIVED:
-                self._received(header)
+        values = [unbundle(*each) if each[0].kind is Kind.VALUE else () for each in heard]
+        if came := sum(len(item.data) for items in values for item in items):
+            connection.send(Header(Kind.RECEIVED, size=came))
+        for (header, payload), items in zip(heard, values, strict=True):
+            for item in items:
+                self._value(header.step, *item)
+            if header.kind is Kind.RECEIVED:
+                for span in self._pushes.received(connection, header):
+                    self._received(*span)
             elif header.kind is Kind.WANTED:
                 self._pushes.wanted(connection, header)
                 self._say_done(connection)
@@ -280,13 +289,9 @@ class ServedExchange:
         if rule:
             connection.send(Header(Kind.RULE, step=since, size=len(rule)), rule)
 
-    def _received(self, header: Header) -> None:
-        if header.step != self._pushes.step:
-            return
-        part = self._pushes.placement.parts[header.part]
-        start = part.offset + header.offset
+    def _received(self, task: int, start: int, end: int) -> None:
         self._moved = time.monotonic()
-        self._finish(self._flights.acknowledge(part.task, start, start + header.size))
+        self._finish(self._flights.acknowledge(task, start, end))
 
     def _finish(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
@@ -294,23 +299,24 @@ class ServedExchange:
                 self.records.append(Record(flight.chunk, flight.issued, time.perf_counter_ns()))
             flight.done(flight.chunk)
 
-    def _value(self, connection: Connection, header: Header, payload: memoryview) -> None:
-        connection.send(header._replace(kind=Kind.RECEIVED, flag=0, size=len(payload)))
-        if header.step != self._pushes.step:
+    def _value(self, step: int, number: int, offset: int, size: int, payload: bytes | memoryview) -> None:
+        if step != self._pushes.step:
             return
-        part = self._pushes.placement.parts[header.part]
-        start = part.offset + header.offset
+        part = self._pushes.placement.parts[number]
+        start = part.offset + offset
         self._pushes.together = True
         # A sum says that the push was heard, too, where that answer was lost with a connection.
-        self._received(header)
-        arrived = self._flights.arrive(part.task, start, start + header.size)
-        if header.flag & ABSENT:
+        self._received(part.task, start, start + size)
+        arrived = self._flights.arrive(part.task, start, start + size)
+        if not len(payload):
             self._absent.add(part.task)
         elif arrived.new:
             with torch.no_grad(), self._streams.arriving():
-                wide = len(payload) // header.size
+                wide = len(payload) // size
                 for low, high in arrived.new:
-                    self._staging.store(part.task, low, payload[(low - start) * wide : (high - start) * wide])
+                    self._staging.store(
+                        part.task, low, memoryview(payload)[(low - start) * wide : (high - start) * wide]
+                    )
                 mark = self._streams.arrived()
             self._streams.landed((part.task,), mark)
         self._finish(arrived.pulled)

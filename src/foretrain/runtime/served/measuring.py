@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
 from foretrain.errors import PeerLost
 from foretrain.network import Cluster
+from foretrain.runtime.address import local_address
 from foretrain.schedule import Cost
+from foretrain.server.bundles import unbundle
 from foretrain.server.connection import Connection, Links
 from foretrain.server.frames import ABSENT, Header, Kind
 from foretrain.server.placement import Declaration, Declared, Placement
@@ -99,7 +103,7 @@ class Probe:
         deadline = time.monotonic() + self._patience
         while self._left[part]:
             connection = self._links.connections[self._parts[part].shard]
-            connection.socket.poll(100)
+            connection.wait(0.1)
             self.hear()
             if time.monotonic() > deadline:
                 host, port = connection.address
@@ -120,9 +124,11 @@ class Probe:
                 self._declare(connection)
             for header, payload in heard:
                 if header.kind is Kind.VALUE:
-                    connection.send(header._replace(kind=Kind.RECEIVED, flag=0, size=len(payload)))
-                    if header.step == self._step[header.part] - 1:
-                        self._left[header.part] = max(0, self._left[header.part] - header.size)
+                    items = unbundle(header, payload)
+                    connection.send(Header(Kind.RECEIVED, size=sum(len(item.data) for item in items)))
+                    for part, _, size, _ in items:
+                        if header.step == self._step[part] - 1:
+                            self._left[part] = max(0, self._left[part] - size)
                 elif header.kind is Kind.FAIL:
                     raise PeerLost(bytes(payload).decode(errors="replace"))
 
@@ -136,9 +142,35 @@ class Probe:
             self._left[part.number] = _LARGE if self._left[part.number] else 0
 
 
-def served_cluster(cost: Cost, workers: int, servers: int) -> Cluster:
-    """A cluster whose push-and-pull costs ``cost``: the measured network, for the simulator."""
+def beside(servers: Sequence[tuple[str, int]], workers: int) -> bool:
+    """Whether each worker's host has a server of its own, as far as can be told from this one.
+
+    Args:
+        servers: host and port of each.
+        workers: N.
+    """
+    hosts = {host for host, _ in servers}
+    if workers == 1 or not len(hosts) == len(servers) == workers:
+        return False
+    # Whoever is reached from its own address is this host.
+    return any(local_address(None, place) == socket.gethostbyname(place[0]) for place in servers)
+
+
+def served_cluster(cost: Cost, workers: int, servers: int, *, beside: bool = False) -> Cluster:
+    """A cluster whose push-and-pull costs ``cost``: the measured network, for the simulator.
+
+    Servers ``beside`` the workers share their links: what is measured is one byte up and one down, over the same wire.
+    """
     rate = 1 / max(cost.per_byte / (1 << COST_SHIFT) / SECOND, 1e-15)
+    if beside:
+        return Cluster(
+            workers=workers,
+            up=2 * rate * (workers - 1) / workers,
+            down=2 * rate * (workers - 1) / workers,
+            latency=cost.latency // 2,
+            overhead=cost.overhead // 2,
+            exchange="ps_colocated",
+        )
     return Cluster(
         workers=workers,
         up=rate,

@@ -16,12 +16,14 @@ on from the last one, and all rounds since are said again, two at a time: what i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from foretrain.errors import PeerLost
+from foretrain.network.serving import MESSAGE
 from foretrain.runtime.served.flights import Flights
-from foretrain.server.frames import ABSENT, AGAIN, HELD, KEEPS, Header, Kind
+from foretrain.server.bundles import SMALL, Item, bundle
+from foretrain.server.frames import AGAIN, HELD, KEEPS, Header, Kind
 from foretrain.server.placement import Declaration, Placement
 from foretrain.tasks import Piece
 
@@ -55,12 +57,18 @@ class Copies(Protocol):
         ...
 
 
-class _Said(NamedTuple):
-    """Bytes ``[start, end)`` of a task that were pushed; ``held``: see `HELD`."""
+class Span(NamedTuple):
+    """Bytes ``[start, end)`` of a task."""
 
     task: int
     start: int
     end: int
+
+
+class _Said(NamedTuple):
+    """What was pushed together; ``held``: see `HELD`."""
+
+    spans: tuple[Span, ...]
     held: bool
 
 
@@ -87,9 +95,11 @@ class _Standing:
         saved: rounds of which it needs no push again.
         done: rounds that are complete there.
         lost: in which round it said so of which worker.
+        unheard: of each message with pushes of this session that it has not acknowledged the round and what was in it.
+        heard: how many it has.
     """
 
-    __slots__ = ("done", "keeps", "lost", "next", "number", "ready", "saved", "sessions")
+    __slots__ = ("done", "heard", "keeps", "lost", "next", "number", "ready", "saved", "sessions", "unheard")
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -97,6 +107,8 @@ class _Standing:
         self.ready, self.keeps = False, True
         self.sessions = self.saved = self.done = 0
         self.lost: dict[int, int] = {}
+        self.unheard: deque[tuple[int, list[Span]]] = deque()
+        self.heard = 0
 
 
 class Pushes:
@@ -135,13 +147,14 @@ class Pushes:
         self._copies.begin(before + 1, self._rounds[0].step)
         self.together = False
 
-    def push(self, task: int, start: int, end: int, *, used: bool, held: bool) -> None:
-        """Pushes these bytes: of a gradient where it is ``used``; with ``held`` their sum must be pulled."""
-        latest, said = self._rounds[-1], _Said(task, start, end, held)
+    def push(self, spans: Sequence[Span], used: Callable[[int], bool], *, held: bool) -> None:
+        """Pushes these bytes: of gradients where a task is ``used``; with ``held`` their sums must be pulled."""
+        latest, said = self._rounds[-1], _Said(tuple(spans), held)
         latest.said.append(said)
-        if used:
-            latest.used.add(task)
-            self._copies.fill(task, start, end, latest.step)
+        for task, start, end in said.spans:
+            if used(task):
+                latest.used.add(task)
+                self._copies.fill(task, start, end, latest.step)
         self._say(latest, said, self.ready)
 
     def pull(self, task: int, start: int, end: int) -> None:
@@ -157,6 +170,8 @@ class Pushes:
         if connection.sessions == standing.sessions:
             return False
         standing.sessions = connection.sessions
+        standing.unheard.clear()
+        standing.heard = 0
         # There is nothing to say again before the first round: no need to wait for an answer.
         standing.ready, standing.next = not self._rounds, None
         header = Header(Kind.DECLARE, step=self._epoch, offset=self.step + 1)
@@ -176,13 +191,24 @@ class Pushes:
         if standing.ready:
             standing.number = number
         elif standing.number == number:
+            left: tuple[list[Span], list[Span]] = ([], [])
             for task, (start, end, flight) in self._flights.unanswered():
-                said = _Said(task, start, end, flight.chunk.op == "reduce_scatter")
-                self._say(self._rounds[-1], said, connection.shard.__eq__)
+                left[flight.chunk.op == "reduce_scatter"].append(Span(task, start, end))
+            for held, spans in enumerate(left):
+                self._say(self._rounds[-1], _Said(tuple(spans), bool(held)), connection.shard.__eq__)
             self._caught_up(connection)
         else:
             standing.next = self._first(connection.shard)
             self._catch_up(connection)
+
+    def received(self, connection: Connection, header: Header) -> list[Span]:
+        """The server has so many messages with pushes of this session; what it has of this round since the last."""
+        standing, spans = self._standing[connection.shard], []
+        while standing.unheard and standing.heard < header.offset:
+            step, some = standing.unheard.popleft()
+            standing.heard += 1
+            spans += some if step == self.step else []
+        return spans
 
     def committed(self, connection: Connection, header: Header) -> None:
         """The server has completed a round, or saved some."""
@@ -233,14 +259,32 @@ class Pushes:
         connection.send(Header(Kind.WANTED))
 
     def _say(self, one: _Round, said: _Said, to: Callable[[int], bool]) -> None:
-        used = said.task in one.used
-        data = self._copies.kept(said.task, said.start, said.end, one.step) if used else memoryview(b"")
-        flag = (AGAIN if one.again else 0) | (HELD if said.held else 0) | (0 if used else ABSENT)
-        for part, offset, size in self.placement.of(Piece(said.task, said.start, said.end - said.start)):
-            if to(part.shard):
-                header = Header(Kind.PUSH, flag, part=part.number, step=one.step, offset=offset, size=size)
-                at = part.offset + offset - said.start
-                self._connections[part.shard].send(header, data[at : at + size])
+        flag = (AGAIN if one.again else 0) | (HELD if said.held else 0)
+        header = Header(Kind.PUSH, flag, step=one.step)
+        for shard, spans, items in self._together(one, said):
+            if to(shard) and self._connections[shard].send(*bundle(header, items)):
+                self._standing[shard].unheard.append((one.step, spans))
+
+    def _together(self, one: _Round, said: _Said) -> Iterator[tuple[int, list[Span], list[Item]]]:
+        """Messages: to which shard, what is in each, and the same as it is sent. What is small goes together."""
+        small: dict[int, tuple[list[Span], list[Item]]] = {}
+        for task, start, end in said.spans:
+            used = task in one.used
+            data = self._copies.kept(task, start, end, one.step) if used else memoryview(b"")
+            for part, offset, size in self.placement.of(Piece(task, start, end - start)):
+                low = part.offset + offset
+                span = Span(task, low, low + size)
+                item = Item(part.number, offset, size, data[low - start : low - start + size])
+                if size > SMALL:
+                    yield part.shard, [span], [item]
+                    continue
+                spans, items = small.setdefault(part.shard, ([], []))
+                spans.append(span)
+                items.append(item)
+                if sum(item.size for item in items) > MESSAGE - SMALL:
+                    yield part.shard, *small.pop(part.shard)
+        for shard, (spans, items) in small.items():
+            yield shard, spans, items
 
     def _ask(self, task: int, start: int, end: int, to: Callable[[int], bool]) -> None:
         for part, offset, size in self.placement.of(Piece(task, start, end - start)):
