@@ -86,7 +86,7 @@ class Job:
         return {
             (value.part, value.start): None
             if value.data is None
-            else torch.frombuffer(value.data, dtype=self.whole.dtype)
+            else torch.frombuffer(bytearray(value.data), dtype=self.whole.dtype)
             for target, value in deliveries
             if target == worker and value.data is not None
         }
