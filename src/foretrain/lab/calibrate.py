@@ -1,7 +1,7 @@
 """What an exchange costs between these hosts: measured over sizes, fitted to max(floor, θ + κ·s).
 
-All are of operations that follow each other closely, two under way: that is how a schedule keeps a link busy. What one
-alone takes longer is latency, which the other hides.
+All are of operations that follow each other closely, several under way: that is how a schedule keeps a link busy. What
+one alone takes longer is latency, which the others hide.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def fit(samples: Iterable[Sample], fastest: float = 0.0) -> Fit:
     Raises ConfigError where there are no two sizes.
     """
     samples = tuple(samples)
-    deepest = max((sample.depth for sample in samples), default=0)
-    points = [(sample.size, sample.time) for sample in samples if sample.depth == deepest]
+    points = [(sample.size, sample.time) for sample in _deepest(samples)]
     if len({size for size, _ in points}) < 2:
         raise ConfigError("samples", len(points), "are too few to fit a cost", "measure at least two sizes")
     lines = [(0.0, max(fastest, taken / size)) for size, taken in points]
@@ -74,7 +73,7 @@ def fit(samples: Iterable[Sample], fastest: float = 0.0) -> Fit:
         if size != other:
             slope = (longer - taken) / (other - size)
             lines.append((taken - slope * size, slope))
-    latency = _latency(samples, deepest)
+    latency = _latency(samples)
     found = [
         Fit(overhead, per_byte, latency, floor)
         for overhead, per_byte in lines
@@ -84,10 +83,18 @@ def fit(samples: Iterable[Sample], fastest: float = 0.0) -> Fit:
     return min(found, key=lambda one: (sum(abs(one.time(size) / taken - 1) for size, taken in points), one.floor))
 
 
-def _latency(samples: Sequence[Sample], deepest: int) -> float:
+def _deepest(samples: Sequence[Sample]) -> list[Sample]:
+    """Of each size those with the most under way."""
+    deepest: dict[int, int] = {}
+    for sample in samples:
+        deepest[sample.size] = max(sample.depth, deepest.get(sample.size, 0))
+    return [sample for sample in samples if sample.depth == deepest[sample.size]]
+
+
+def _latency(samples: Sequence[Sample]) -> float:
     """How much longer one operation alone takes than each of several, by the median over sizes."""
     alone = {sample.size: sample.time for sample in samples if sample.depth == 1}
-    many = {sample.size: sample.time for sample in samples if sample.depth == deepest}
+    many = {sample.size: sample.time for sample in _deepest(samples)}
     return max(0.0, median(alone[size] - many[size] for size in many if size in alone)) if alone else 0.0
 
 

@@ -13,16 +13,14 @@ from statistics import median
 from foretrain.lab.calibrate import nominal
 from foretrain.lab.messages import Sample
 from foretrain.network import Cluster
-from foretrain.runtime.served.measuring import Probe
+from foretrain.runtime.served.measuring import Probe, depth
 from foretrain.server.connection import Links
 from foretrain.server.frames import Header, Kind
 from foretrain.units import MILLISECOND, NANOSECOND, SECOND
 
 SIZES = tuple(1 << power for power in (12, 14, 16, 18, 20))
 """4 KiB to 1 MiB, the largest message with a sum."""
-DEPTH = 4
-"""Messages under way."""
-_FEW, _MANY = 2 * DEPTH, 64
+_FEW, _MANY = 8, 64
 _TURNS = 3
 _FAREWELL = 2.0
 
@@ -50,21 +48,21 @@ def probe(
         budget: seconds for everything, about.
         progress: told how many of all cases are done.
     """
-    cases = [(sizes[0], 1), *((size, DEPTH) for size in sizes)]
+    cases = [(sizes[0], 1), *((size, depth(size)) for size in sizes)]
     found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
     share = budget / _TURNS / len(cases)
     try:
         links.establish(patience)
         rounds = Probe(links, called.workers, job, 0, patience)
-        rounds.series(sizes[-1], _FEW, DEPTH)
+        rounds.series(sizes[-1], _FEW, depth(sizes[-1]))
         for turn in range(_TURNS):
-            for place, (size, depth) in enumerate(cases):
+            for place, (size, under_way) in enumerate(cases):
                 expected = (nominal(called) * size + MILLISECOND) / SECOND
                 count = min(_MANY, max(_FEW, math.floor(share / expected)))
-                found[size, depth].append(rounds.series(size, count, depth))
+                found[size, under_way].append(rounds.series(size, count, under_way))
                 progress(turn * len(cases) + place + 1, _TURNS * len(cases))
         for connection in links.connections:
             connection.send(Header(Kind.BYE))
     finally:
         links.close(_FAREWELL)
-    return tuple(Sample(size, depth, round(median(times) * NANOSECOND)) for (size, depth), times in found.items())
+    return tuple(Sample(*case, round(median(times) * NANOSECOND)) for case, times in found.items())

@@ -79,6 +79,7 @@ class Kind(IntEnum):
     session; ``offset``: the round that it is in."""
 
 
+_KINDS: Final = {int(kind): kind for kind in Kind}
 ABSENT: Final = 1
 """Flag of a PUSH: this worker has no gradient there; of a VALUE: no worker has."""
 AGAIN: Final = 2
@@ -135,6 +136,7 @@ def unpack(frame: bytes) -> tuple[Header, bytes]:
     magic, kind, *rest = HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise Malformed("magic", f"a header that begins with {magic!r}")
-    if kind not in Kind._value2member_map_:
+    known = _KINDS.get(kind)
+    if known is None:
         raise Malformed("kind", f"a message of unknown kind {kind}")
-    return Header(Kind(kind), *rest), frame[HEADER.size :]
+    return Header(known, *rest), frame[HEADER.size :]

@@ -13,7 +13,7 @@ from foretrain.errors import PeerLost
 from foretrain.network import Cluster
 from foretrain.runtime.address import local_address
 from foretrain.schedule import Cost
-from foretrain.server.bundles import unbundle
+from foretrain.server.bundles import Item, bundle, unbundle
 from foretrain.server.connection import Connection, Links
 from foretrain.server.frames import ABSENT, Header, Kind
 from foretrain.server.placement import Declaration, Declared, Placement
@@ -21,10 +21,15 @@ from foretrain.units import COST_SHIFT, NANOSECOND, SECOND
 
 _SMALL, _LARGE = 4 << 10, 1 << 20
 """Bytes of what is timed."""
-_SERIES: Final = (3, 12, 2)
-"""Repetitions of a series; rounds of small and of large messages in it."""
-_DEPTH: Final = 4
-"""Messages under way, so that both directions of the link are busy."""
+_SERIES: Final = (3, 12, 32, 8)
+"""Repetitions of a series; rounds of small messages in it, one by one and together, and of large ones."""
+_DEPTH: Final = 16
+"""Most messages under way."""
+
+
+def depth(size: int) -> int:
+    """Messages of ``size`` bytes to have under way, so that both directions of a link, and both ends, are busy."""
+    return max(4, min(_DEPTH, _LARGE // size))
 
 
 class Probe:
@@ -54,12 +59,11 @@ class Probe:
 
     def cost(self) -> Cost:
         """What one push-and-pull costs: κ with several under way, latency and θ from small ones."""
-        repeated, small, large = _SERIES
+        repeated, small, many, large = _SERIES
         self.series(_SMALL, small, 1)
         alone = median(self.series(_SMALL, small, 1) for _ in range(repeated))
-        busy = median(self.series(_SMALL, 2 * small, _DEPTH) for _ in range(repeated))
-        count = max(2 * _DEPTH, large * _DEPTH)
-        each = median(self.series(_LARGE, count, _DEPTH) for _ in range(repeated))
+        busy = median(self.series(_SMALL, many, depth(_SMALL)) for _ in range(repeated))
+        each = median(self.series(_LARGE, large, depth(_LARGE)) for _ in range(repeated))
         per_byte = max(1, round(each * NANOSECOND * 2**COST_SHIFT / _LARGE))
         return Cost(
             overhead=round(busy) * NANOSECOND,
@@ -68,21 +72,25 @@ class Probe:
         )
 
     def series(self, size: int, count: int, depth: int) -> float:
-        """Nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts at a time under way."""
+        """Nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts at a time under way.
+
+        Timed from the end of one to the end of the last, as many under way as at the end have come before: the first
+        crosses one direction alone, and does not count.
+        """
         self.together()
-        began = time.perf_counter_ns()
         waiting: deque[int] = deque()
-        for k in range(count):
-            if len(waiting) == depth:
-                self._wait(waiting.popleft())
+        ended: list[int] = []
+        for k in range(count + depth):
             part = k % (depth * len(self._links.connections))
-            while part in waiting:
+            while len(waiting) == depth or part in waiting:
                 self._wait(waiting.popleft())
+                ended.append(time.perf_counter_ns())
             self._push(part, size)
             waiting.append(part)
-        for part in waiting:
-            self._wait(part)
-        return (time.perf_counter_ns() - began) / count
+        while waiting:
+            self._wait(waiting.popleft())
+            ended.append(time.perf_counter_ns())
+        return (ended[-1] - ended[depth - 1]) / count
 
     def together(self) -> None:
         """Returns when all workers have come here."""
@@ -90,12 +98,12 @@ class Probe:
         self._wait(0)
 
     def _push(self, part: int, size: int) -> None:
-        header = Header(Kind.PUSH, part=part, step=self._step[part], size=size)
-        self._links.connections[self._parts[part].shard].send(header, self._payload[:size])
-        # Of a part that was not pushed whole the rest has to be said as well before its next round.
+        # Of a part that is not pushed whole the rest has to be said as well before its next round: in the same message.
+        items = [Item(part, 0, size, self._payload[:size])]
         if size < _LARGE:
-            rest = header._replace(flag=ABSENT, offset=size, size=_LARGE - size)
-            self._links.connections[self._parts[part].shard].send(rest)
+            items.append(Item(part, size, _LARGE - size, b""))
+        header = Header(Kind.PUSH, step=self._step[part])
+        self._links.connections[self._parts[part].shard].send(*bundle(header, items))
         self._left[part] = _LARGE
         self._step[part] += 1
 
