@@ -50,8 +50,8 @@ class Kind(IntEnum):
     VALUE = 9
     """S. The same bytes, summed; or, of where optimizers run on servers, of the parameters after the update."""
     RECEIVED = 10
-    """S. ``offset`` messages with pushes have come in this session. W. ``size`` bytes more of values have come. Their
-    credit returns."""
+    """S. ``offset`` messages with pushes have come in this session since the DECLARE that came after ``step`` others.
+    W. ``size`` bytes more of values have come. Their credit returns."""
     ALIVE = 11
     """Both. The sender still runs."""
     FAIL = 12

@@ -305,7 +305,7 @@ class Service:
     def _acknowledge(self, peer: Peer) -> None:
         if peer.told < peer.pushes:
             peer.told = peer.pushes
-            self._send(peer, Header(Kind.RECEIVED, offset=peer.pushes))
+            self._send(peer, Header(Kind.RECEIVED, step=peer.epoch, offset=peer.pushes))
 
     def _answer(self, peer: Peer) -> None:
         flag, done = (KEEPS, self._keeping.kept.round) if self._keeping is not None else (0, 0)
@@ -336,6 +336,7 @@ class Service:
 
     def _declare(self, peer: Peer, header: Header, declaration: Declaration) -> None:
         epoch, begun = header.step, header.offset
+        peer.declares(epoch)
         if self._missed is not None:
             self._said_again = max(self._said_again, begun - 1)
         if declaration.workers != self._workers:

@@ -204,6 +204,8 @@ class Pushes:
     def received(self, connection: Connection, header: Header) -> list[Span]:
         """The server has so many messages with pushes of this session; what it has of this round since the last."""
         standing, spans = self._standing[connection.shard], []
+        if header.step != self._epoch:
+            return spans  # of what was measured before
         while standing.unheard and standing.heard < header.offset:
             step, some = standing.unheard.popleft()
             standing.heard += 1
