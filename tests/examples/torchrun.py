@@ -1,27 +1,25 @@
-"""What torchrun does, for tests: real processes, their environment, the script as ``__main__``; torch is imported once.
-
-python tests/examples/torchrun.py NPROC SCRIPT ARGS...
-"""
+"""What torchrun does, for tests: real processes, their environment, the script as ``__main__``; all are forked."""
 
 from __future__ import annotations
 
 import os
 import runpy
 import socket
-import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+
+from tests import warm
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def torchrun(script: str, *args: object, ranks: int = 2, timeout: float = 120) -> str:
     """What ``ranks`` processes print that run ``script`` of this repository on CPU; fails as they fail."""
-    command = [sys.executable, __file__, str(ranks), str(ROOT / script), *map(str, args), "--device", "cpu"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    told = [str(ranks), str(ROOT / script), *map(str, args), "--device", "cpu"]
+    ran = warm.run(_launch, told, timeout=timeout)
     assert ran.returncode == 0, ran.stderr[-4000:]
     return ran.stdout
 
@@ -58,17 +56,15 @@ def _rank(script: str, args: list[str], rank: int) -> int:
     return 0
 
 
-def main() -> None:
+def _launch(told: Sequence[str]) -> None:
     """Forks the ranks, waits for all, and ends as the first that failed does."""
-    ranks, script, args = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    ranks, script, args = int(told[0]), told[1], list(told[2:])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    import torch.distributed.fsdp
-    import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel
+    import torch
 
     torch.set_num_threads(1)
     children = []
@@ -85,7 +81,3 @@ def main() -> None:
             for other in children:
                 os.kill(other, 9)
     sys.exit(failed)
-
-
-if __name__ == "__main__":
-    main()

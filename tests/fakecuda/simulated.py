@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests import warm
+from tests.live import forked
 
 
 def simulated(
@@ -20,8 +22,7 @@ def simulated(
         pytest.skip("the simulated GPU is C++, and there is no compiler: install g++")
     path = folder / "script.py"
     path.write_text(textwrap.dedent(_BEGIN) + textwrap.dedent(script) + textwrap.dedent(_END), encoding="utf-8")
-    command = [sys.executable, "-m", "foretrain", "simulate", "--cluster", cluster, *options, "--", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = warm.run(forked.simulate, ["--cluster", cluster, *options, "--", str(path)])
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import warm
+from tests.live import forked
+
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -45,16 +48,20 @@ def simulate(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Ended:
-    """Runs it to its end."""
+    """Runs it to its end; with an ``environment`` of its own in an interpreter of its own, else in a warm one."""
     with tempfile.TemporaryDirectory() as scratch:
         numbers = Path(scratch, "numbers.json")
-        ended = subprocess.run(
-            command(cluster, *script, options=[*options, "--json", numbers]),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"COLUMNS": "200"} | dict(environment or {}),
-            cwd=folder,
-        )
+        line = command(cluster, *script, options=[*options, "--json", numbers])
+        if environment is None:
+            ended = warm.run(forked.simulate, line[line.index("simulate") + 1 :], folder)
+        else:
+            ended = subprocess.run(
+                line,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=os.environ | {"COLUMNS": "200"} | dict(environment),
+                cwd=folder,
+            )
         found = json.loads(numbers.read_text()) if numbers.exists() else {}
     return Ended(ended.returncode, ended.stdout, ended.stderr, found)

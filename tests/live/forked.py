@@ -1,0 +1,56 @@
+"""``foretrain simulate`` in a process that is forked, see `tests.warm`, as is its zygote. All else is as for users."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+
+def simulate(arguments: Sequence[str]) -> None:
+    """The command; it ends as ``python -m foretrain simulate`` does."""
+    from foretrain.cli import main
+    from foretrain.live import ranks
+
+    ranks.subprocess = SimpleNamespace(Popen=_Zygote, TimeoutExpired=subprocess.TimeoutExpired)
+    sys.argv = ["foretrain", "simulate", *arguments]
+    main()
+
+
+class _Zygote:
+    """What `foretrain.live.ranks` asks of the process of a zygote."""
+
+    def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            _live(int(command[-1]), pass_fds, env)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, of a zygote that has ended or is ending, so that ``timeout`` is not needed."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def _live(descriptor: int, kept: Sequence[int], environment: Mapping[str, str]) -> None:
+    status = 1
+    try:
+        os.setsid()
+        (low,) = kept
+        os.closerange(3, low)
+        os.closerange(low + 1, 1 << 16)
+        os.environ.clear()
+        os.environ.update(environment)
+        for finalizer in list(weakref.finalize._registry):  # pyright: ignore
+            finalizer.detach()  # else ranks, which end as interpreters do, would remove the command's folders
+        from foretrain.fakecuda.zygote import main
+
+        main(descriptor)
+        status = 0
+    finally:
+        os._exit(status)

@@ -1,0 +1,97 @@
+"""Runs functions in processes that are forked with everything imported, as commands of which output and status count.
+
+Importing PyTorch and loading compiled kernels takes most of a short simulation or job. A server, one of a test process,
+has done both, and forks them all. Tests of how processes end, of their environments and of what is missing start
+interpreters of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_IMPORTED = (
+    *("torch._dynamo.trace_rules", "torch.distributed.fsdp", "torch.distributed.pipelining"),
+    *("torch.distributed.tensor.parallel", "foretrain.cli", "foretrain.live.simulate", "foretrain.live.failures"),
+    *("foretrain.live.place", "foretrain.network.routing.kernels", "foretrain.fakecuda.rank"),
+    *("foretrain.fakecuda.zygote", "tests.live.forked", "tests.examples.torchrun"),
+)
+_ROOT = Path(__file__).parents[1]
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+"""What has to be there before an interpreter starts, as `foretrain.live.ranks` sees to for zygotes."""
+
+Function = Callable[[Sequence[str]], None]
+
+
+def run(
+    function: Function, arguments: Sequence[str], folder: Path | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """How ``function(arguments)``, of a module, ended that ran in ``folder``, for ``timeout`` seconds at most."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out, err = Path(scratch, "out"), Path(scratch, "err")
+        channel = _server()
+        channel.send((function, [*arguments], folder or Path.cwd(), {**os.environ}, (out, err)))
+        pid = channel.recv()
+        if late := not channel.poll(timeout):
+            os.kill(pid, signal.SIGTERM)
+        status = channel.recv()
+        if late:
+            raise subprocess.TimeoutExpired([*arguments], timeout, out.read_bytes(), err.read_bytes())
+        return subprocess.CompletedProcess([*arguments], status, out.read_text(), err.read_text())
+
+
+@cache
+def _server() -> Connection:
+    ours, theirs = socket.socketpair()
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from tests.warm import serve; serve({theirs.fileno()})"],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
+    )
+    theirs.close()
+    channel = Connection(ours.detach())
+
+    @atexit.register
+    def _end() -> None:
+        channel.close()
+        process.wait()
+
+    return channel
+
+
+def serve(descriptor: int) -> None:
+    """The server's body, until its parent closes the channel, and that of all it forks, which end as scripts do."""
+    channel = Connection(descriptor)
+    for name in _IMPORTED:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    while True:
+        try:
+            function, arguments, folder, environment, files = channel.recv()
+        except EOFError:
+            return
+        if not (pid := os.fork()):
+            break
+        channel.send(pid)
+        channel.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    channel.close()
+    for number, path in enumerate(files, 1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update({"COLUMNS": "200", **environment})
+    function(arguments)
