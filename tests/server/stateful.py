@@ -17,9 +17,16 @@ class Sgd(Shard):
         self._done = dict.fromkeys(self._held, 0)
         self.parameters = {number: np.zeros(held.part.size // 4, np.float32) for number, held in self._held.items()}
 
+    begun, left = True, ()
+
     @property
-    def round(self):
-        return min(self._done.values(), default=0)
+    def done(self):
+        return [min(self._done.values(), default=0)] * self._workers
+
+    @property
+    def between(self):
+        """Whether no part is further than another: only then is there a state."""
+        return min(self._done.values()) == max(self._done.values()) > 0
 
     def push(self, worker, part, step, *args, **options):
         told = super().push(worker, part, step, *args, **options)
@@ -37,9 +44,9 @@ class Sgd(Shard):
         return value
 
     def state(self):
-        last = {number: held.rounds[self.round - 1 & 1] for number, held in self._held.items()}
+        last = {number: held.rounds[self.done[0] - 1 & 1] for number, held in self._held.items()}
         rounds = {number: {"absent": each.absent, "again": each.again} for number, each in last.items()}
-        return {"round": self.round, "parameters": self.parameters, "rounds": rounds}
+        return {"round": self.done[0], "parameters": self.parameters, "rounds": rounds}
 
     def restore(self, state):
         last = state["round"] - 1

@@ -85,14 +85,16 @@ def test_what_cannot_be_kept_is_refused():
 class Counting:
     """As many rounds as it is told."""
 
+    begun, left = True, ()
+
     def __init__(self, rounds=0):
-        self.round, self.array = rounds, np.zeros(3)
+        self.done, self.array = [rounds], np.zeros(3)
 
     def state(self):
-        return {"round": self.round, "array": self.array}
+        return {"done": self.done, "array": self.array}
 
     def restore(self, state):
-        self.round, self.array = state["round"], state["array"]
+        self.done, self.array = state["done"], state["array"]
 
 
 def kept(folder, what=None, every=2, shard=0):
@@ -103,23 +105,23 @@ def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path, caplog):
     one = kept(tmp_path)
     shard = Counting()
     for rounds in range(1, 9):
-        shard.round, shard.array[:] = rounds, rounds
-        one.boundary(shard)
+        shard.done, shard.array[:] = [rounds], rounds
+        assert one.offer(shard) == (rounds % 2 == 0)
         shard.array[:] = -1  # it goes on, and what is written is what it was
         one.close()
-        assert one.saved == rounds // 2 * 2
+        assert list(one.saved) == [rounds // 2 * 2][: rounds // 2]
     assert sorted(path.name for path in tmp_path.rglob("*.shard")) == [
         "after-000000000006-rounds.shard",
         "after-000000000008-rounds.shard",
     ]
     found = Counting()
     kept(tmp_path).restore(found)
-    assert (found.round, list(found.array)) == (8, [8, 8, 8])
+    assert (found.done, list(found.array)) == ([8], [8, 8, 8])
     newest = max(tmp_path.rglob("*.shard"))
     newest.write_bytes(newest.read_bytes()[:-1])
     newest.with_name(".half.tmp").write_bytes(b"of one that was killed")
     kept(tmp_path).restore(found)
-    assert found.round == 6
+    assert found.done == [6]
     assert f"snapshot {newest} is passed over: is damaged" in caplog.text
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -128,44 +130,47 @@ def test_those_of_another_shard_or_job_are_not_read(tmp_path, caplog):
     shard = Counting(2)
     for number in (0, 1):
         one = kept(tmp_path, shard=number)
-        one.boundary(shard)
+        one.offer(shard)
         one.close()
     theirs, mine = sorted(tmp_path.rglob("*.shard"))
     mine.write_bytes(theirs.read_bytes())
     found = Counting()
     kept(tmp_path, shard=1).restore(found)
-    assert found.round == 0
+    assert found.done == [0]
     assert "is of another job or shard: shard 0 against 1" in caplog.text
 
 
 def test_serving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
-    writing, may = threading.Event(), threading.Event()
+    writing, may = threading.Event(), threading.Semaphore(0)
 
     def slow(path, pieces):
         writing.set()
-        assert may.wait(10)
+        assert may.acquire(timeout=10)
         list(pieces)
 
     monkeypatch.setattr(snapshots, "write_atomically", slow)
     one = kept(tmp_path, every=1)
-    keeping = Keeping(shard := Counting(), one)
-    shard.round = 1
-    assert keeping.news() == (1, 0)
+    keeping = Keeping(shard := Counting(), one, anew=False)
+    shard.done = [1]
+    assert keeping.news() == {0: (1, 0)}
     assert writing.wait(10)
-    shard.round = 2
-    assert keeping.news() == (2, 0)
-    assert keeping.news() is None
-    may.set()
+    shard.done = [2]
+    assert keeping.news() == {0: (2, 0)}
+    assert keeping.news() == {}
+    may.release()
     keeping.close()
-    assert keeping.news() == (2, 1)
+    assert keeping.news() == {0: (2, 1)}
+    may.release()
+    keeping.close()
+    assert keeping.news() == {0: (2, 2)}
 
 
 def test_a_folder_that_cannot_be_written_commits_nothing(tmp_path, caplog):
     one = kept(tmp_path, every=1)
     next(tmp_path.iterdir()).rmdir()
-    one.boundary(Counting(1))
+    one.offer(Counting(1))
     one.close()
-    assert one.saved == 0
+    assert not one.saved
     assert "no snapshot after round 0" in caplog.text
 
 

@@ -12,6 +12,7 @@ import tyro
 
 from foretrain.errors import ConfigError
 from foretrain.launch import Compression, Place, Settings
+from foretrain.launch.servers import EVERY, check_every
 from foretrain.units import SECOND, parse_time
 
 _EXAMPLE = "foretrain run --nproc 2 -- train.py"
@@ -35,6 +36,9 @@ class Options:
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         server_restarts: how often servers that this command has started and that die are started again, all together.
+        snapshot_dir: where servers that this command starts write what they keep if optimizers run on them; by default
+            a folder that is gone when the command ends.
+        snapshot_every: rounds between two snapshots; ranks keep the gradients of as many.
         updates: where optimizers run with --servers: workers, each on its own copy, or servers, which give back
             parameters instead of sums.
         consistency: "bsp": a step is that of all ranks. "async": each rank's gradients are an update of their own, on
@@ -51,6 +55,8 @@ class Options:
     secret_file: Path | None = None
     servers: str | None = None
     server_restarts: int = 3
+    snapshot_dir: Path | None = None
+    snapshot_every: int = EVERY
     updates: Place | None = None
     consistency: str = "bsp"
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -93,6 +99,7 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
         raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
     if options.server_restarts < 0:
         raise ConfigError("server-restarts", options.server_restarts, "is no number of times", "write 0 or more")
+    check_every(options.snapshot_every)
     timeout, patience = _wait("timeout", options.timeout), _wait("patience", options.patience)
     from foretrain.launch.command import launch
 
@@ -114,6 +121,8 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
         secret_file=options.secret_file,
         servers=options.servers,
         server_restarts=options.server_restarts,
+        snapshots=options.snapshot_dir,
+        every=options.snapshot_every,
     )
     if status:
         sys.exit(status)

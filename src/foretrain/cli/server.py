@@ -13,6 +13,7 @@ import tyro
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.launch.command import SECRET, read_secret
 from foretrain.launch.death import end_with_parent
+from foretrain.launch.servers import EVERY, check_every
 from foretrain.units import SECOND, parse_time
 
 
@@ -25,7 +26,7 @@ def server(
     timeout: str = "60s",
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     snapshot_dir: Path | None = None,
-    snapshot_every: int = 100,
+    snapshot_every: int = EVERY,
     updates: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     with_parent: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
@@ -42,8 +43,9 @@ def server(
         secret_file: a file with the job's secret, the same for all; by default what FORETRAIN_SECRET says.
         timeout: how long a worker may be silent before it counts as lost.
         elastic: the others go on without a worker that is lost, instead of ending.
-        snapshot_dir: where state that workers cannot make anew is written; sums have none.
-        snapshot_every: rounds between two snapshots.
+        snapshot_dir: where parameters and optimizers' state are written, if they are here; started anew, a server goes
+            on from there.
+        snapshot_every: rounds between two snapshots; workers keep the gradients of as many.
         updates: load PyTorch at once, for a job whose optimizers run here, and not only when it begins.
         with_parent: end when the process that started it does.
     """
@@ -56,8 +58,7 @@ def server(
     if not secret:
         remedy = "make one with: openssl rand -hex 32 > FILE; chmod 600 FILE; and copy it to every node"
         raise ConfigError("secret-file", "", "is missing: nobody is let in without a secret", remedy)
-    if snapshot_every < 1:
-        raise ConfigError("snapshot-every", snapshot_every, "is no number of rounds", "write 1 or more")
+    check_every(snapshot_every)
     silence = parse_time(timeout, "timeout") / SECOND
     try:
         from foretrain.server.modes import prepare

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.machinery import PathFinder
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from foretrain.errors import ConfigError
 from foretrain.launch import Settings
-from foretrain.launch.servers import Servers, Wanted
+from foretrain.launch.servers import EVERY, Servers, Wanted
 from foretrain.schedule.policies import spec
 from foretrain.server.consistency import consistency
 from foretrain.workload.torch_version import require_torch
@@ -38,6 +39,8 @@ def launch(
     secret_file: Path | None = None,
     servers: str | None = None,
     server_restarts: int = 3,
+    snapshots: Path | None = None,
+    every: int = EVERY,
 ) -> int:
     """Runs a script on every rank and returns its exit status, that of the first rank that failed.
 
@@ -49,6 +52,8 @@ def launch(
         secret_file: holds the job's secret, the same on every node.
         servers: of a parameter server: how many to start on this node, or where they are; None all-reduces.
         server_restarts: how often servers that were started here and die are started again.
+        snapshots: where those write what they keep if optimizers run on them; None takes a folder that ends with them.
+        every: rounds between two snapshots.
 
     Raises:
         ConfigError: before anything is started, for whatever can be known to be wrong by then.
@@ -96,7 +101,9 @@ def launch(
         _check_nodes(servers, job.nnodes)
         workers = run.determine_local_world_size(job.nproc_per_node)
         updates = settings.updates == "servers" or bool(apart)
-        wanted = Wanted(int(servers), workers, settings.timeout, server_restarts, updates)
+        if updates and server_restarts and snapshots is None:
+            snapshots = Path(own.enter_context(TemporaryDirectory(prefix="foretrain-snapshots-")))
+        wanted = Wanted(int(servers), workers, settings.timeout, server_restarts, updates, snapshots, every)
         # torchrun ends its ranks when it is asked to end.
         beside = own.enter_context(Servers(wanted, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         os.environ[SERVERS] = ",".join(beside.addresses)

@@ -10,10 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 
+EVERY = 10
+"""Rounds between two snapshots, unless somebody says other: workers keep what they push in them."""
 _MOST_SERVERS = 64
 _FAREWELL = 5.0
 """Seconds that a server has to end."""
@@ -29,6 +32,8 @@ class Wanted:
         timeout: seconds that a worker may be silent.
         restarts: how often all of them together may die and be started again.
         updates: whether optimizers run on them.
+        snapshots: a folder for what they keep where optimizers run on them; None loses it with them.
+        every: rounds between two snapshots.
     """
 
     count: int
@@ -36,11 +41,15 @@ class Wanted:
     timeout: float
     restarts: int
     updates: bool = False
+    snapshots: Path | None = None
+    every: int = EVERY
 
     def command(self, shard: int, port: int) -> list[str]:
         """What starts one; port 0 takes a free one."""
         command = [sys.executable, "-m", "foretrain", "server", "--address", f"127.0.0.1:{port}"]
         command += ["--workers", str(self.workers), "--shard", str(shard), "--shards", str(self.count)]
+        if self.snapshots is not None:
+            command += ["--snapshot-dir", str(self.snapshots), "--snapshot-every", str(self.every)]
         return [*command, "--timeout", f"{self.timeout}s", "--with-parent", *["--updates"] * self.updates]
 
 
@@ -142,6 +151,12 @@ class Servers:
                 process.kill()
                 process.wait()
             _output(process).close()
+
+
+def check_every(rounds: int) -> None:
+    """ConfigError for what is no number of rounds between two snapshots."""
+    if rounds < 1:
+        raise ConfigError("snapshot-every", rounds, "is no number of rounds", "write 1 or more")
 
 
 def _line(process: subprocess.Popen[bytes]) -> str:

@@ -102,9 +102,6 @@ def attach(
     if servers is not None and engine != "ps":
         raise ConfigError("servers", servers, "are of no use to all-reduce", "write engine='ps'")
     place = _place(engine, updates, consistency)
-    if elastic and place == "servers":
-        what = "is not possible where optimizers run on the servers"
-        raise ConfigError("elastic", elastic, what, "write updates='workers', or leave it out")
     if elastic and engine != "ps":
         raise ConfigError("elastic", elastic, "is not possible with all-reduce", "write engine='ps', or leave it out")
     refuse_wrapped(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from foretrain.errors import PeerLost
 from foretrain.server.frames import Header
 from foretrain.server.placement import Declaration, Part
 from foretrain.server.shard import Delivery, Shard
@@ -72,15 +71,10 @@ def mode(
 ) -> Mode:
     """A shard with ``parts`` for a job that is ``declared``; ``lost`` workers push no more.
 
-    Raises:
-        PeerLost: it is ``anew``, of a job that is under way, and what it was to update is lost.
+    ``anew`` says that the job is under way, and another shard had its pushes before.
     """
     if declaration.optimized is None:
         return Shard(parts, declaration.tasks, workers, lost, anew)
-    if anew:
-        raise PeerLost(
-            "a server was started anew, and the parameters that it updated are lost: go on from a checkpoint"
-        )
     # Only here is PyTorch needed, which takes seconds to import.
     from foretrain.server.updating import Updating
 

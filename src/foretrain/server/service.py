@@ -265,7 +265,10 @@ class Service:
                 self._declared_parts(peer).pull(peer.rank, header.part, header.step, header.offset, header.size)
             )
         elif kind in (Kind.RULE, Kind.SEED, Kind.FETCH):
-            for answer, data in self._declared_parts(peer).tell(peer.rank, header, payload):
+            answers = [*self._declared_parts(peer).tell(peer.rank, header, payload)]
+            if answers and kind is Kind.SEED and self._keeping is not None:
+                self._keeping.begin()
+            for answer, data in answers:
                 self._send(peer, answer, data)
         elif kind is Kind.RECEIVED:
             peer.outbox.received(header.size)
@@ -280,6 +283,9 @@ class Service:
             self._go_on_without(header.part, header.step, header.offset)
         elif kind is Kind.DONE:
             self._done.add(peer.rank)
+            if self._keeping is not None:
+                self._keeping.want()
+            self._enqueue(self._parts.leaves(peer.rank) if self._parts else ())
             self._end_together()
         elif kind is Kind.BYE:
             self._left.add(peer.rank)
@@ -308,13 +314,17 @@ class Service:
             self._send(peer, Header(Kind.RECEIVED, step=peer.epoch, offset=peer.pushes))
 
     def _answer(self, peer: Peer) -> None:
-        flag, done = (KEEPS, self._keeping.kept.round) if self._keeping is not None else (0, 0)
-        self._send(peer, Header(Kind.WANTED, flag, step=done, offset=self._number))
+        if self._keeping is None:
+            self._send(peer, Header(Kind.WANTED, offset=self._number))
+            return
+        done, saved = self._keeping.of(peer.rank)
+        self._send(peer, Header(Kind.COMMITTED, step=saved, offset=done))
+        self._send(peer, Header(Kind.WANTED, KEEPS, step=done, offset=self._number))
 
     def _tell_progress(self) -> None:
-        if self._keeping is not None and (news := self._keeping.news()) is not None:
-            for peer in self._peers:
-                self._send(peer, Header(Kind.COMMITTED, step=news.saved, offset=news.done))
+        for rank, (done, saved) in self._keeping.news().items() if self._keeping is not None else ():
+            if (peer := self._peers.of_rank(rank)) is not None:
+                self._send(peer, Header(Kind.COMMITTED, step=saved, offset=done))
 
     def _declared_parts(self, peer: Peer) -> Mode:
         if self._parts is None:
@@ -349,19 +359,19 @@ class Service:
             placement = Placement(declaration, self._shards)
             mine = [part for part in placement.parts if part.shard == self._shard]
             self._parts = mode(declaration, mine, self._workers, self._lost, anew=begun > 0)
+            self._remember(declaration, anew=begun > 0)
             self._said_again = begun - 1
             if begun:
                 logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
                 self._missed = time.monotonic() + self._silence
             self._urgency = [declaration.tasks[part.task].urgency for part in placement.parts]
-            self._remember(declaration)
             return
         found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
         if found is not None:
             raise Disagreement(f"worker {peer.rank} trains something else than the first to declare: {found}")
 
-    def _remember(self, declaration: Declaration) -> None:
-        """A shard that keeps more than sums goes on where the last snapshot of this job was."""
+    def _remember(self, declaration: Declaration, *, anew: bool) -> None:
+        """A shard that keeps more than sums goes on, where it is started ``anew``, from the job's last snapshot."""
         if self._keeping is not None:
             self._keeping.close()
         self._keeping = None
@@ -369,7 +379,13 @@ class Service:
             made = (
                 Snapshots(self._folder, self._every, declaration, self._shard, self._shards) if self._folder else None
             )
-            self._keeping = Keeping(self._parts, made)
+            self._keeping = Keeping(self._parts, made, anew=anew)
+            self._left.update(self._parts.left)
+            if anew and not self._parts.begun:
+                raise PeerLost(
+                    f"server {self._shard} was started anew, and what it had updated is lost, for want of a snapshot: "
+                    "start servers with --snapshot-dir; this job can go on from a checkpoint"
+                )
 
     def _enqueue(self, deliveries: Iterable[Delivery]) -> None:
         for worker, value in deliveries:
@@ -440,7 +456,7 @@ class Service:
         """A worker in round ``step`` knows from a server before this one that ``rank`` was lost in round ``since``."""
         if rank in self._lost or not 0 <= rank < self._workers:
             return
-        first = step - 1 if self._keeping is None else self._keeping.kept.round
+        first = step - 1 if self._keeping is None else min(self._keeping.kept.done)
         if not self._elastic or first <= since:
             # Of the rounds that are made anew some may have sums with it that were given out, and would have none now.
             raise PeerLost(f"worker {rank} was lost in round {since}, and then this server, with sums of that round")

@@ -1,8 +1,8 @@
 """A shard's state on disk, for shards that workers cannot make anew: those that keep more than sums.
 
-At the end of a round, when every part has been through it and none is further, the state is copied, and a thread writes
-the copy while the shard serves on. A file is whole or is not there; the last two are kept. What is in a file, workers
-need not keep: they push again only what came after.
+Every so many rounds the state is copied, and a thread writes the copy while the shard serves on. The first is written
+before anybody pushes: what a shard begins with, workers do not keep either. A file is whole or is not there; the last
+two are kept. What is in a file, workers need not keep: they push again only what came after.
 
 A file: magic and version, sizes of the header and of each array, the header (msgpack, never pickle), raw arrays, and
 BLAKE2b over all of it.
@@ -15,7 +15,7 @@ import logging
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -42,19 +42,31 @@ _KEPT: Final = 2
 class Stateful(Protocol):
     """A shard whose state is more than the pushes of a round.
 
-    Attributes:
-        round: how many rounds are complete in all its parts. When it has just changed, no part is further.
+    Every push counts once, by worker, round and part, also one that is in a state already.
     """
 
-    round: int
+    @property
+    def done(self) -> Sequence[int]:
+        """By worker, how many of its rounds are complete in all parts."""
+        ...
+
+    @property
+    def left(self) -> Collection[int]:
+        """Workers that have closed, and push no more."""
+        ...
+
+    @property
+    def begun(self) -> bool:
+        """Whether all is there that it begins with."""
+        ...
 
     def state(self) -> dict[str, Any]:
-        """After ``round`` rounds, what `restore` needs: dictionaries and lists of numbers, text, bytes, numpy arrays
-        and torch tensors. Arrays may be its own: they are copied before it goes on."""
+        """What `restore` needs: dictionaries and lists of numbers, text, bytes, numpy arrays and torch tensors.
+        Arrays may be its own: they are copied before it goes on."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from ``state``, ``round`` included; what was pushed to rounds before is answered from it."""
+        """Goes on from ``state``, ``done`` included; what was pushed to rounds before is answered from it."""
         ...
 
 
@@ -73,7 +85,7 @@ class Snapshots:
         shards: how many there are.
 
     Attributes:
-        saved: rounds that the newest file has.
+        saved: by worker, its rounds that the newest file has; empty before the first.
 
     Raises:
         ConfigError: the folder cannot be made or read.
@@ -92,7 +104,14 @@ class Snapshots:
                 "snapshot-dir", str(self._folder), f"cannot be made ({error.strerror})", "name another"
             ) from None
         self._thread: threading.Thread | None = None
-        self.saved = 0
+        self._begun = 0
+        """Rounds of an average worker that the last has which was begun."""
+        self.saved: Sequence[int] = ()
+
+    def forget(self) -> None:
+        """Removes what is there, of a job of the same name that is over."""
+        for path in self._files():
+            path.unlink(missing_ok=True)
 
     def restore(self, shard: Stateful) -> None:
         """Puts the newest whole snapshot of this job into ``shard``; where there is none it stays as it is."""
@@ -105,29 +124,39 @@ class Snapshots:
                 logger.warning("snapshot %s is passed over: %s", path, error)
                 continue
             shard.restore(header["state"])
-            self.saved = shard.round
-            logger.warning("goes on after round %d, from %s", shard.round - 1, path)
+            self.saved, self._begun = [*shard.done], _mean(shard.done)
+            logger.warning("goes on after round %d, from %s", self._begun - 1, path)
             return
 
-    def boundary(self, shard: Stateful) -> None:
-        """``shard`` has completed a round: every so often its state is copied here, and written by another thread."""
-        if shard.round % self._every or (self._thread is not None and self._thread.is_alive()):
-            return  # with the one before still being written, the next one is as good
-        state = copied(shard.state())
-        self._thread = threading.Thread(target=self._write, args=(shard.round, state), name="foretrain-snapshot")
+    def save(self, shard: Stateful) -> None:
+        """Returns when the state is written."""
+        self.close()
+        self._begun = _mean(shard.done)
+        self._write([*shard.done], shard.state())
+
+    def offer(self, shard: Stateful, *, now: bool = False) -> bool:
+        """Every so many rounds, or ``now``, copies the state, to be written by another thread; whether it did."""
+        due = now or _mean(shard.done) // self._every > self._begun // self._every
+        if not due or (self._thread is not None and self._thread.is_alive()):
+            return False  # while one is being written none is begun, and when it is the next is as good
+        self._begun = _mean(shard.done)
+        told = ([*shard.done], copied(shard.state()))
+        self._thread = threading.Thread(target=self._write, args=told, name="foretrain-snapshot")
         self._thread.start()
+        return True
 
     def close(self) -> None:
         """Returns when the last is written."""
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, done: int, state: dict[str, Any]) -> None:
-        path = self._folder / f"after-{done:012d}-rounds.shard"
+    def _write(self, done: Sequence[int], state: dict[str, Any]) -> None:
+        # Of all workers together: where they go apart their average may not have moved since the file before.
+        path = self._folder / f"after-{sum(done):012d}-rounds.shard"
         try:
             write_atomically(path, packed({**self._whose, "state": state}))
         except ConfigError as error:
-            logger.error("no snapshot after round %d: %s", done - 1, error)
+            logger.error("no snapshot after round %d: %s", _mean(done) - 1, error)
             return
         self.saved = done
         for old in self._files()[_KEPT:]:
@@ -139,7 +168,7 @@ class Snapshots:
 
 
 class Progress(NamedTuple):
-    """``done`` rounds are complete; what was pushed in ``saved`` of them workers need not keep."""
+    """Of one worker ``done`` rounds are complete; what it pushed in ``saved`` of them it need not keep."""
 
     done: int
     saved: int
@@ -149,32 +178,56 @@ class Keeping:
     """A shard that keeps more than sums, and its snapshots.
 
     Args:
-        kept: the shard; goes on from the last snapshot, if there is one.
+        kept: the shard.
         snapshots: None where it is lost with its server.
+        anew: whether it was under way before, and goes on from the last snapshot, if there is one.
     """
 
-    def __init__(self, kept: Stateful, snapshots: Snapshots | None) -> None:
+    def __init__(self, kept: Stateful, snapshots: Snapshots | None, *, anew: bool) -> None:
         self.kept, self._snapshots = kept, snapshots
+        self._wanted = False
         if snapshots is not None:
-            snapshots.restore(kept)
-        self._told = Progress(kept.round, snapshots.saved if snapshots is not None else kept.round)
+            if anew:
+                snapshots.restore(kept)
+            else:
+                snapshots.forget()
+        self._told = self._progress()
 
-    def news(self) -> Progress | None:
-        """To be asked after every push, and now and then: how far it is, if that has changed."""
-        done = self.kept.round
-        if self._snapshots is None:
-            found = Progress(done, done)
-        else:
-            if done > self._told.done:
-                self._snapshots.boundary(self.kept)
-            found = Progress(done, self._snapshots.saved)
+    def begin(self) -> None:
+        """Returns when what it begins with is kept, once that is there."""
+        if self._snapshots is not None and self.kept.begun and not self._snapshots.saved:
+            self._snapshots.save(self.kept)
+
+    def want(self) -> None:
+        """A snapshot is taken soon: somebody goes, and its pushes with it."""
+        self._wanted = self._snapshots is not None
+
+    def news(self) -> Mapping[int, Progress]:
+        """To be asked after every push, and now and then: how far workers are of whom that has changed."""
+        if self._snapshots is not None and self._snapshots.offer(self.kept, now=self._wanted):
+            self._wanted = False
+        found = self._progress()
         before, self._told = self._told, found
-        return None if found == before else found
+        return {worker: now for worker, now in enumerate(found) if now != before[worker]}
+
+    def of(self, worker: int) -> Progress:
+        """How far it is for ``worker``."""
+        return self._told[worker]
+
+    def _progress(self) -> Sequence[Progress]:
+        done = self.kept.done
+        saved = done if self._snapshots is None else self._snapshots.saved or [0] * len(done)
+        return [Progress(*each) for each in zip(done, saved, strict=True)]
 
     def close(self) -> None:
         """Returns when the last snapshot is written."""
         if self._snapshots is not None:
             self._snapshots.close()
+
+
+def _mean(done: Sequence[int]) -> int:
+    """Rounds of an average worker, whole ones."""
+    return sum(done) // max(len(done), 1)
 
 
 def copied(value: Any) -> Any:

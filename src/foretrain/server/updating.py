@@ -11,7 +11,7 @@ answered again, with the parameters as they are now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -148,8 +148,8 @@ class Updating:
         return set(turn.missing()) if turn is not None else set()
 
     def through(self, step: int) -> bool:
-        """Asked only of a shard that was started anew, which none that updates is."""
-        return True
+        """Whether round ``step`` was applied to all parts; where each worker goes its own way nobody waits for that."""
+        return self._apart or all(self._clocks.rounds[worker] > step for worker in self._living)
 
     def waits(self) -> list[str]:
         """Who is waited for, one line for each part under way."""
@@ -209,6 +209,21 @@ class Updating:
 
     # ── state ──
 
+    @property
+    def begun(self) -> bool:
+        """Whether all is there that it begins with."""
+        return all(self._masters.seeded(part) or self._masters.group_of(part) < 0 for part in self._parts)
+
+    @property
+    def left(self) -> Collection[int]:
+        """Workers that have closed, where each goes its own way."""
+        return [worker for worker in self._living if not self._clocks.waited_for(worker)]
+
+    @property
+    def done(self) -> Sequence[int]:
+        """By worker, how many of its rounds were applied to all parts."""
+        return self._clocks.rounds
+
     def state(self) -> dict[str, Any]:
         """Everything that was applied, as plain numbers and tensors; what is on its way is pushed again."""
         return {
@@ -225,7 +240,7 @@ class Updating:
         self._clocks.restore(state["clocks"])
         self._rules.restore(state["rules"])
         self._unchanged = dict(state["unchanged"])
-        self._living = set(state["living"])
+        self._living &= set(state["living"])
         self._turns.clear()
         self._wanted = {part: {} for part in self._parts}
 

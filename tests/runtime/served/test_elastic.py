@@ -29,12 +29,12 @@ SIZE = 3
 SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "2")))
 
 
-def trained(addresses, elastic=True, schedule=SMALL):
+def trained(addresses, updates="workers", schedule=SMALL):
     """A hash of all parameters; BatchNorm has buffers, which nobody shares."""
     os.environ[SECRET] = KEY.hex()
     model = nn.Sequential(mlp(2), nn.BatchNorm1d(32), mlp(2))
     optimizer = sgd(model)
-    options = {"engine": "ps", "servers": addresses, "elastic": elastic}
+    options = {"engine": "ps", "servers": addresses, "elastic": True, "updates": updates}
     with attach(model, optimizer, schedule, warmup=WARMUP, timeout=20, **options) as attached:
         for step in range(STEPS):
             objective(model(batch(step))).backward()
@@ -46,8 +46,9 @@ def trained(addresses, elastic=True, schedule=SMALL):
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
+@pytest.mark.parametrize("updates", ["workers", "servers"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_others_finish_alike(job, seed):
+def test_the_others_finish_alike(job, seed, updates):
     chance, ranks = random.Random(seed), job(SIZE)
     victim, when, later = seed % SIZE, chance.randrange(WARMUP + 1, STEPS - 8), chance.random() * 0.02
     over = threading.Event()
@@ -63,7 +64,7 @@ def test_the_others_finish_alike(job, seed):
     with servers(2, SIZE, elastic=True) as (addresses, made):
         thread = threading.Thread(target=kill)
         thread.start()
-        outcomes = ranks.outcomes(trained, addresses, timeout=60)
+        outcomes = ranks.outcomes(trained, addresses, updates, timeout=60)
         over.set()
         thread.join()
         codes = ranks.exits(20, without=set(range(SIZE)) - {victim})

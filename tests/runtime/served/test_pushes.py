@@ -90,9 +90,11 @@ class Server:
             mine = [part for part in Placement(what, self.shards).parts if part.shard == self.number]
             kind_of_shard = Shard if self.memory is None else Sgd
             self.parts = kind_of_shard(mine, what.tasks, len(self.lines), anew=header.offset > 0)
-            self.keeping = None if self.memory is None else Keeping(self.parts, self.memory)
+            self.keeping = None if self.memory is None else Keeping(self.parts, self.memory, anew=header.offset > 0)
         if kind in (Kind.DECLARE, Kind.WANTED):
-            flag, done = (KEEPS, self.parts.round) if self.keeping else (0, 0)
+            flag, done = (KEEPS, self.parts.done[rank]) if self.keeping else (0, 0)
+            if self.keeping:
+                line.down.append((Header(Kind.COMMITTED, step=self.keeping.of(rank).saved, offset=done), b""))
             line.down.append((Header(Kind.WANTED, flag, step=done, offset=self.lives), b""))
         elif kind is Kind.PUSH:
             flags = {"again": bool(header.flag & AGAIN), "held": bool(header.flag & HELD)}
@@ -100,17 +102,22 @@ class Server:
             line.aside.append(Header(Kind.RECEIVED, offset=line.pushes))
             for part, offset, size, data in unbundle(header, memoryview(said)):
                 self.tell(self.parts.push(rank, part, header.step, offset, size, data if len(data) else None, **flags))
-            news = self.keeping and self.keeping.news()
-            for each in self.lines if news else ():
-                if each.connected:
-                    each.down.append((Header(Kind.COMMITTED, step=news.saved, offset=news.done), b""))
+            self.tell_progress()
         elif kind is Kind.PULL:
             self.tell(self.parts.pull(rank, header.part, header.step, header.offset, header.size))
         elif kind is Kind.DONE:
             self.done.add(rank)
-            if len(self.done) == len(self.lines):
+            if self.keeping:
+                self.keeping.want()
+                self.tell_progress()
+            elif len(self.done) == len(self.lines):
                 for each in self.lines:
                     each.down.append((Header(Kind.DONE), b""))
+
+    def tell_progress(self):
+        for rank, (done, saved) in self.keeping.news().items() if self.keeping else ():
+            if self.lines[rank].connected:
+                self.lines[rank].down.append((Header(Kind.COMMITTED, step=saved, offset=done), b""))
 
     def tell(self, deliveries):
         for rank, (part, step, start, end, data) in deliveries:
@@ -124,22 +131,29 @@ class Memory:
     """A disk that is written now and then, and survives the server."""
 
     def __init__(self, chance):
-        self.chance, self.saved, self.state = chance, 0, None
+        self.chance, self.saved, self.state, self.seen = chance, (), None, [0]
 
-    def boundary(self, shard):
-        if self.chance.random() < 0.4:
-            self.saved, self.state = shard.round, copied(shard.state())
+    def offer(self, shard, *, now=False):
+        before, self.seen = self.seen, [*shard.done]
+        if not (shard.between and (now or (self.seen != before and self.chance.random() < 0.4))):
+            return False
+        self.saved, self.state = [*shard.done], copied(shard.state())
+        return True
+
+    def forget(self):
+        self.saved, self.state = (), None
 
     def restore(self, shard):
         if self.state is not None:
             shard.restore(copied(self.state))
+        self.seen = [*shard.done]
 
 
 class Worker:
     """What `foretrain.runtime.served.exchange.ServedExchange` does; pieces are cut and pushed by chance."""
 
-    def __init__(self, rank, workers, lines, chance):
-        self.rank, self.lines, self.chance = rank, lines, chance
+    def __init__(self, rank, workers, lines, chance, keeps):
+        self.rank, self.lines, self.chance, self.keeps = rank, lines, chance, keeps
         gradients = Gradients([torch.zeros(count) for count in COUNTS], range(len(COUNTS)))
         tasks = [
             Task(index=place, name=f"layer{place}", size=4 * count, first_use=place)
@@ -176,7 +190,11 @@ class Worker:
         self.chance.shuffle(self.left)
 
     def say_done(self, line):
-        if self.needed is not None and self.pushes.ready(line.shard):
+        if self.needed is None or not self.pushes.ready(line.shard):
+            return
+        if self.keeps and self.pushes.saved(line.shard):
+            self.needed.discard(line.shard)
+        else:
             line.send(Header(Kind.DONE))
 
     def push(self):
@@ -291,7 +309,7 @@ def test_every_round_once_whatever_is_lost(seed, workers, shards, rate, keeps):
     ]
     for line in (line for row in grid for line in row):
         line.connected = True
-    team = [Worker(rank, workers, grid[rank], chance) for rank in range(workers)]
+    team = [Worker(rank, workers, grid[rank], chance, keeps) for rank in range(workers)]
     turns = 0
     # Who hears that nobody needs it any more leaves; the others may not hear it, and wait no longer than they must.
     while not any(worker.over for worker in team) or any(worker.needed is None for worker in team):

@@ -16,6 +16,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
 from foretrain.launch.servers import Servers, Wanted  # noqa: E402
 from foretrain.runtime import attach  # noqa: E402
 from foretrain.runtime.setup import SECRET  # noqa: E402
@@ -28,12 +31,12 @@ SCHEDULES = [SMALL, "tictac", "dear", "fifo"]
 """Those that push and pull apart, too."""
 
 
-def trained(run, addresses, schedule):
+def trained(run, addresses, schedule, updates="workers"):
     """A hash of all parameters after `STEPS`; says, for ``run``, how far it has come."""
     os.environ[SECRET] = KEY.hex()
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, schedule, warmup=WARMUP, timeout=30, engine="ps", servers=addresses):
+    with attach(model, optimizer, schedule, warmup=WARMUP, timeout=30, engine="ps", servers=addresses, updates=updates):
         for step in range(STEPS):
             print(f"{run}: step {step}.", flush=True)
             objective(model(batch(step))).backward()
@@ -49,6 +52,28 @@ def expected(ranks):
         one, other = ranks(trained, "no loss", addresses, SMALL)
     assert one == other
     return one
+
+
+def counted(run, addresses, consistency):
+    """What gradients sum up to that depend on no parameter, in whole numbers: nothing is rounded, in whatever order.
+
+    Who closes last has everybody's updates.
+    """
+    os.environ[SECRET] = KEY.hex()
+    model = nn.Linear(64, 32, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    options = {"engine": "ps", "servers": addresses, "consistency": consistency}
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=30, **options):
+        for step in range(STEPS):
+            print(f"{run}: step {step}.", flush=True)
+            chance = torch.Generator().manual_seed(100 * step + dist.get_rank())
+            even = 2 * torch.randint(-8, 8, (64, 32), generator=chance).float()
+            (model(torch.eye(64)) * even).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(f"{run}: step {STEPS}.", flush=True)
+    return model.weight.detach().tolist()
 
 
 class Killer:
@@ -87,16 +112,43 @@ class Killer:
                 process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.parametrize("updates", ["workers", "servers"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_update_is_lost_or_applied_twice(ranks, expected, seed, monkeypatch):
-    chance, run = random.Random(seed), f"seed {seed}"
+def test_no_update_is_lost_or_applied_twice(ranks, expected, seed, updates, monkeypatch, tmp_path):
+    chance, run = random.Random(seed), f"seed {seed}, updates on {updates}"
     monkeypatch.setenv(SECRET, KEY.hex())
+    kept = {"updates": True, "snapshots": tmp_path, "every": chance.choice([1, 3, 5])} if updates == "servers" else {}
     schedule = SCHEDULES[seed % len(SCHEDULES)]
     gone = threading.Event()
     with (
-        Servers(Wanted(1 + seed % 2, 2, 30.0, restarts=2), gone.set) as beside,
+        Servers(Wanted(1 + seed % 2, 2, 30.0, restarts=2, **kept), gone.set) as beside,
         Killer(run, beside, lambda: ranks.wrote(0), chance) as killer,
     ):
-        found = ranks(trained, run, ",".join(beside.addresses), schedule)
+        found = ranks(trained, run, ",".join(beside.addresses), schedule, updates)
     assert found == [expected] * 2, killer.moments
     assert not gone.is_set()
+
+
+@pytest.mark.parametrize("consistency", ["async", "ssp(2)"])
+def test_each_update_counts_once_where_workers_go_apart(ranks, consistency, monkeypatch, tmp_path):
+    monkeypatch.setenv(SECRET, KEY.hex())
+    with servers(2, 2) as (addresses, _):
+        everything = ranks(counted, "no loss", addresses, consistency)
+    gone, chance, run = threading.Event(), random.Random(consistency), f"killed, {consistency}"
+    wanted = Wanted(2, 2, 30.0, restarts=2, updates=True, snapshots=tmp_path, every=3)
+    with Servers(wanted, gone.set) as beside, Killer(run, beside, lambda: ranks.wrote(0), chance) as killer:
+        found = ranks(counted, run, ",".join(beside.addresses), consistency)
+    assert any(each in everything for each in found), killer.moments
+    assert not gone.is_set()
+
+
+def test_without_snapshots_the_loss_is_told(ranks, monkeypatch):
+    monkeypatch.setenv(SECRET, KEY.hex())
+    wanted, run = Wanted(1, 2, 30.0, restarts=1, updates=True), "without snapshots"
+    with Servers(wanted, threading.Event().set) as beside:
+        killer = Killer(run, beside, lambda: ranks.wrote(0), random.Random(0))
+        killer.moments = [(STEPS // 2, 0.0, 0)]
+        with killer:
+            outcomes = ranks.outcomes(trained, run, ",".join(beside.addresses), SMALL, "servers")
+    assert all("server 0 was started anew" in outcome.error for outcome in outcomes), outcomes
+    assert all("--snapshot-dir" in outcome.error for outcome in outcomes)

@@ -30,6 +30,8 @@ class Errand:
         self._waiting = deque(parts)
         self._messages = messages
         self._asked: dict[int, Part] = {}
+        self._answered: dict[int, list[Part]] = {}
+        """What is, by shard."""
         self._over = threading.Event()
         self.frames: dict[int, list[bytes]] = {}
         """What has been answered, by part."""
@@ -48,9 +50,11 @@ class Errand:
             self._over.set()
 
     def say_again(self, shard: int, say: Say) -> None:
-        """What ``shard`` has not answered it may not know of."""
+        """What ``shard`` has not answered it may not know of, nor of what it has where another is in its place."""
         for part in [part for part in self._asked.values() if part.shard == shard]:
             self._ask(part, say)
+        if not self._over.is_set():
+            self._waiting.extend(self._answered.pop(shard, ()))
 
     def hear(self, header: Header, payload: memoryview, say: Say) -> None:
         """A STATE has come."""
@@ -63,7 +67,8 @@ class Errand:
         if header.offset:
             frames.append(bytes(payload))
         if len(frames) == header.offset:
-            del self._asked[header.part]
+            part = self._asked.pop(header.part)
+            self._answered.setdefault(part.shard, []).append(part)
             self.begin(say)
 
     def _ask(self, part: Part, say: Say) -> None:

@@ -93,6 +93,7 @@ class ServedExchange:
     ) -> None:
         self._job, self._staging, self._streams = job, staging, streams
         self._links, self._connections = links, links.connections
+        self._updated = staging.declaration.optimized is not None
         self._landed, self._failed = landed, failed
         self._silence, self._patience, self._keep = silence, patience, keep
         self.spec = spec
@@ -101,9 +102,10 @@ class ServedExchange:
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
         self._opened: deque[tuple[bool, bytes]] = deque()
-        self._rules, self._rule = rules, (0, b"")
-        """The last that was said, and the round from which on it holds."""
+        self._rules = rules
         self._errand: Errand | None = None
+        self._ask_again: set[int] = set()
+        """Servers that do not know of it, as they do not yet have all that was pushed, or no more."""
         self._early: list[tuple[int, bool]] = []
         self._to_land = 0
         self._log: deque[Decision] = deque(maxlen=_KEEP)
@@ -173,7 +175,7 @@ class ServedExchange:
         """Says goodbye, or why it gives up, and ends the thread and the connections. Idempotent.
 
         Without a reason the other workers are waited for, for ``silence`` seconds: where a server is lost now, sums of
-        the last round can only be made again with what was pushed here.
+        the last round can only be made again with what was pushed here. Where servers update, their snapshots are.
         """
         if not self._closing:
             self._closing = True
@@ -251,10 +253,8 @@ class ServedExchange:
 
     def _hear(self, connection: Connection) -> None:
         heard = connection.read()
-        if self._pushes.hear(connection):
-            self._say_rule(connection)
-            if self._errand is not None:
-                self._errand.say_again(connection.shard, self._say)
+        if self._pushes.hear(connection) and self._errand is not None:
+            self._ask_again.add(connection.shard)
         values = [unbundle(*each) if each[0].kind is Kind.VALUE else () for each in heard]
         if came := sum(len(item.data) for items in values for item in items):
             connection.send(Header(Kind.RECEIVED, size=came))
@@ -266,10 +266,10 @@ class ServedExchange:
                     self._received(*span)
             elif header.kind is Kind.WANTED:
                 self._pushes.wanted(connection, header)
-                self._say_done(connection)
+                self._caught_up(connection)
             elif header.kind is Kind.COMMITTED:
                 self._pushes.committed(connection, header)
-                self._say_done(connection)
+                self._caught_up(connection)
             elif header.kind is Kind.LOST:
                 if self._pushes.lose(connection, header.part):
                     logger.warning("worker %d is lost, and the others go on without it", header.part)
@@ -282,12 +282,15 @@ class ServedExchange:
                 raise kind(bytes(payload).decode(errors="replace"))
 
     def _say(self, shard: int, header: Header, payload: bytes) -> None:
-        self._connections[shard].send(header, payload)
+        if shard not in self._ask_again:
+            self._connections[shard].send(header, payload)
 
-    def _say_rule(self, connection: Connection) -> None:
-        since, rule = self._rule
-        if rule:
-            connection.send(Header(Kind.RULE, step=since, size=len(rule)), rule)
+    def _caught_up(self, connection: Connection) -> None:
+        """What comes behind all that was pushed, where a server has all of that again."""
+        self._say_done(connection)
+        if self._errand is not None and connection.shard in self._ask_again and self._pushes.complete(connection.shard):
+            self._ask_again.discard(connection.shard)
+            self._errand.say_again(connection.shard, self._say)
 
     def _received(self, task: int, start: int, end: int) -> None:
         self._moved = time.monotonic()
@@ -340,6 +343,7 @@ class ServedExchange:
             self._stale = True
         elif word is _Word.ASK:
             self._errand = value
+            self._ask_again = {shard for shard in range(len(self._connections)) if not self._pushes.complete(shard)}
             value.begin(self._say)
         elif word is _Word.CLOSE:
             self._leave(value)
@@ -353,11 +357,7 @@ class ServedExchange:
         if self._to_land or not self._opened:
             return
         again, rule = self._opened.popleft()
-        self._pushes.begin(again)
-        if rule != self._rule[1]:
-            self._rule = (self._pushes.step, rule)
-            for connection in self._connections:
-                self._say_rule(connection)
+        self._pushes.begin(again, rule)
         self._to_land = len(self._job.tasks)
         self._absent.clear()
         if self._stale:
@@ -395,8 +395,7 @@ class ServedExchange:
         if reason:
             self._over = True
             self._tell(PeerLost(reason))
-        elif self._to_land or self._opened or self._staging.declaration.optimized is not None:
-            # Where servers update nobody's pushes are needed again.
+        elif self._to_land or self._opened:
             self._say_goodbye()
         else:
             self._leaves = time.monotonic() + self._silence
@@ -407,7 +406,11 @@ class ServedExchange:
     def _say_done(self, connection: Connection) -> None:
         """At the end: nothing more comes from here. Said behind all that was pushed, and again to a server that was
         started anew, which may have told this worker and not the others that nobody needs anything."""
-        if self._leaves is not None and self._pushes.ready(connection.shard):
+        if self._leaves is None or not self._pushes.ready(connection.shard):
+            return
+        if self._updated and self._pushes.saved(connection.shard):
+            self._needed.discard(connection.shard)
+        else:
             connection.send(Header(Kind.DONE))
 
     def _say_goodbye(self) -> None:

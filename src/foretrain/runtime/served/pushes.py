@@ -72,13 +72,21 @@ class _Said(NamedTuple):
     held: bool
 
 
+class _Rule(NamedTuple):
+    """The hyperparameters from round ``since`` on, where optimizers run on the servers."""
+
+    since: int
+    text: bytes
+
+
 class _Round:
-    """One round: its number, whether it adds to the one before, what was pushed in it, of which tasks as gradients."""
+    """One round: its number, whether it adds to the one before, by what rule it is applied, what was pushed in it, of
+    which tasks as gradients."""
 
-    __slots__ = ("again", "said", "step", "used")
+    __slots__ = ("again", "rule", "said", "step", "used")
 
-    def __init__(self, step: int, again: bool) -> None:
-        self.step, self.again = step, again
+    def __init__(self, step: int, again: bool, rule: _Rule) -> None:
+        self.step, self.again, self.rule = step, again, rule
         self.said: list[_Said] = []
         self.used: set[int] = set()
 
@@ -137,10 +145,13 @@ class Pushes:
         """The round; −1 before the first."""
         return self._rounds[-1].step if self._rounds else -1
 
-    def begin(self, again: bool) -> None:
-        """The next round begins; ``again``: it adds to the sums of this one."""
-        before = self.step
-        self._rounds.append(_Round(before + 1, again))
+    def begin(self, again: bool, rule: bytes = b"") -> None:
+        """The next round begins; ``again``: it adds to the sums of this one; ``rule``: how servers update with it."""
+        before, was = self.step, self._rounds[-1].rule if self._rounds else _Rule(0, b"")
+        self._rounds.append(_Round(before + 1, again, was if rule == was.text else _Rule(before + 1, rule)))
+        if rule != was.text:
+            for connection in self._connections:
+                self._say_rule(self._rounds[-1], connection)
         since = min([before, *(standing.saved for standing in self._standing if standing.keeps)])
         while self._rounds[0].step < since:
             self._rounds.popleft()
@@ -178,6 +189,8 @@ class Pushes:
         connection.send(header, self._copies.declaration.encode())
         for worker, step in standing.lost.items():
             connection.send(Header(Kind.LOST, part=worker, step=step, offset=self.step))
+        if self._rounds:
+            self._say_rule(self._rounds[-1], connection)
         return True
 
     def wanted(self, connection: Connection, header: Header) -> None:
@@ -228,6 +241,15 @@ class Pushes:
         """Whether the server knows all that it has to: what is said to it now comes in its place."""
         return self._standing[shard].ready
 
+    def complete(self, shard: int) -> bool:
+        """Whether all rounds are, at a server that keeps more than sums."""
+        standing = self._standing[shard]
+        return standing.ready and standing.done > self.step
+
+    def saved(self, shard: int) -> bool:
+        """Whether none of what was pushed to the server will be needed again, as far as it has said."""
+        return self._standing[shard].saved > self.step
+
     def _first(self, shard: int) -> int:
         """The round from which on a server that was started anew must be told all."""
         standing, oldest = self._standing[shard], self._rounds[0].step
@@ -245,6 +267,7 @@ class Pushes:
         standing, latest = self._standing[connection.shard], self._rounds[-1] if self._rounds else None
         while standing.next is not None and (not standing.keeps or standing.next <= standing.done + 1):
             one = self._rounds[standing.next - self._rounds[0].step]
+            self._say_rule(one, connection)
             for said in one.said:
                 # The sums of rounds before have come here, and are for others.
                 self._say(one, said if one is latest else said._replace(held=True), connection.shard.__eq__)
@@ -259,6 +282,10 @@ class Pushes:
             self._ask(task, stretch.start, stretch.end, connection.shard.__eq__)
         # It is the one that knows all when it has heard this, and not before: this session may be lost, too.
         connection.send(Header(Kind.WANTED))
+
+    def _say_rule(self, one: _Round, connection: Connection) -> None:
+        if one.rule.text:
+            connection.send(Header(Kind.RULE, step=one.rule.since, size=len(one.rule.text)), one.rule.text)
 
     def _say(self, one: _Round, said: _Said, to: Callable[[int], bool]) -> None:
         flag = (AGAIN if one.again else 0) | (HELD if said.held else 0)
