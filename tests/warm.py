@@ -28,8 +28,9 @@ _IMPORTED = (
     *("foretrain.fakecuda.zygote", "tests.live.forked", "tests.examples.torchrun"),
 )
 _ROOT = Path(__file__).parents[1]
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-"""What has to be there before an interpreter starts, as `foretrain.live.ranks` sees to for zygotes."""
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+"""What has to be there before an interpreter starts, as `foretrain.live.ranks` sees to for zygotes; and no line that a
+test looks for is broken."""
 
 Function = Callable[[Sequence[str]], None]
 
@@ -93,5 +94,5 @@ def serve(descriptor: int) -> None:
         os.close(file)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update({"COLUMNS": "200", **environment})
+    os.environ.update({**environment, "COLUMNS": _ENVIRONMENT["COLUMNS"]})
     function(arguments)
