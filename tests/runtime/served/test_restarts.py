@@ -26,7 +26,7 @@ from tests.runtime.models import SMALL, WARMUP, batch, mlp, objective, sgd  # no
 from tests.runtime.served.serving import KEY, servers  # noqa: E402
 
 STEPS = 12
-SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "3")))
+SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "2")))
 SCHEDULES = [SMALL, "tictac", "dear", "fifo"]
 """Those that push and pull apart, too."""
 

@@ -10,7 +10,7 @@ what is said again of a round leaves before what is said of the next, whose sums
 written over the first.
 
 Where a server keeps more than sums, all rounds are kept that it has not said to be in a snapshot. Started anew it goes
-on from the last one, and all rounds since are said again, two at a time: what it has not completed it must hold.
+on from the last one, and all rounds since are said again, each when those before are complete there.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class Pushes:
     def _catch_up(self, connection: Connection) -> None:
         """Says rounds again, as far as they may be pushed now."""
         standing, latest = self._standing[connection.shard], self._rounds[-1] if self._rounds else None
-        while standing.next is not None and (not standing.keeps or standing.next <= standing.done + 1):
+        while standing.next is not None and (not standing.keeps or standing.next <= standing.done):
             one = self._rounds[standing.next - self._rounds[0].step]
             self._say_rule(one, connection)
             for said in one.said:
