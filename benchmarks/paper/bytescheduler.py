@@ -48,7 +48,9 @@ fitted there underestimates what follows; at 64 GPUs the speed-ups agree within 
 def cluster(gpus: int, rate: float) -> Cluster:
     """``gpus``/8 machines that train and as many that serve."""
     machines = gpus // 8
-    return Cluster(machines, gpus=8, up=rate, down=rate, exchange="ps", servers=machines, local=130e9)
+    # MXNet's servers answer what was pushed whole when they have all of it.
+    whole = {"exchange": "ps", "servers": machines, "message": 1 << 40}
+    return Cluster(machines, gpus=8, up=rate, down=rate, local=130e9, **whole)
 
 
 def workload(model: str) -> tuple[Workload, float]:

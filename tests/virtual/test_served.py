@@ -68,6 +68,15 @@ def test_the_directions_do_not_wait_for_each_other():
     ]
 
 
+@pytest.mark.parametrize("message", [25, 100, 1000])
+def test_what_is_summed_together_comes_back_together(message):
+    place = dataclasses.replace(PLACE, message=message)
+    work = layered([1], [1], [100])
+    run = simulate(work, place, "fifo")
+    cut = min(message, 100)
+    assert run.iteration_time == 2 + 100 + 10 + cut + 10
+
+
 def test_servers_answer_the_most_urgent_first_beyond_what_they_have_handed_over():
     size = 1 << 24
     sent = Sent(dataclasses.replace(PLACE, down=BYTE / 10, server_rate=BYTE / 5), [size, size, size])

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.route import Hop, Route, served_cost
 from foretrain.network.route import cost as cost_of
+from foretrain.network.serving import MESSAGE
 from foretrain.schedule import Cost
 from foretrain.tasks import Op
 from foretrain.units import MICROSECOND, Time, format_rate, format_time, per_byte
@@ -46,6 +47,8 @@ class Cluster:
         server_rate: sending and receiving rate of a server, bytes/s; a worker's where None.
         local: all-reduce bus bandwidth among the GPUs of one host, bytes/s; free where None.
         floor: least time an operation takes on the wire, however small it is, ps; see `Hop`.
+        message: bytes in which a parameter server sums, and answers, at most. foretrain's own cuts whatever it is given
+            into these; MXNet's, which the papers measured, did not: what is pushed whole comes back whole.
     """
 
     workers: int
@@ -60,11 +63,13 @@ class Cluster:
     server_rate: float | None = None
     local: float | None = None
     floor: Time = 0
+    message: int = MESSAGE
 
     def __post_init__(self) -> None:
         for field in ("workers", "gpus"):
             _check_count(field, getattr(self, field), 1)
         _check_count("servers", self.servers, 0)
+        _check_count("message", self.message, 1)
         for field in ("up", "down", "server_rate", "local"):
             rate = getattr(self, field)
             number = isinstance(rate, float | int) and not isinstance(rate, bool)

@@ -40,6 +40,7 @@ class Served:
         landed: called with a task's index when the sums of all its bytes have come.
         timeline: where to record who used which wire when; None records nothing.
         label: names a chunk for the timeline.
+        message: bytes that are summed, and answered, together, at most.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class Served:
         landed: Callable[[int], None],
         timeline: Timeline | None = None,
         label: Label = lambda _: ("", 0),
+        *,
+        message: int = MESSAGE,
     ) -> None:
+        self._message = message
         self._push, self._pull = routes["all_reduce"][-2:]
         ways: dict[Op, Route] = {op: route[: -2 if op == "all_reduce" else -1] for op, route in routes.items()}
         self._local = Pipes(ways, timeline, label) if any(ways.values()) else None
@@ -77,7 +81,7 @@ class Served:
                 overhead = 0
             return
 
-        messages = [part for piece in chunk.pieces for part in _messages(piece)]
+        messages = [part for piece in chunk.pieces for part in _messages(piece, self._message)]
         for place, part in enumerate(messages):
             last = place + 1 == len(messages)
             # One operation, however it is cut: the first message costs what any does, the last what the least does.
@@ -110,10 +114,10 @@ class Served:
         while self._queue and self._handed < WINDOW:
             urgency, count, answer = heappop(self._queue)
             piece = answer.piece
-            if piece.size > MESSAGE:
-                rest = Piece(piece.task, piece.offset + MESSAGE, piece.size - MESSAGE)
+            if piece.size > (most := self._message):
+                rest = Piece(piece.task, piece.offset + most, piece.size - most)
                 heappush(self._queue, (urgency, count, _Answer(rest, 0, answer.pull)))
-                answer = answer._replace(piece=Piece(piece.task, piece.offset, MESSAGE))
+                answer = answer._replace(piece=Piece(piece.task, piece.offset, most))
             self._handed += answer.piece.size
             self._give_back(answer, world)
 
@@ -173,7 +177,7 @@ class _Pull:
             self._done(self._chunk)
 
 
-def _messages(piece: Piece) -> Iterator[Piece]:
-    """The messages in which ``piece`` is pushed."""
-    for start in range(0, piece.size, MESSAGE):
-        yield Piece(piece.task, piece.offset + start, min(MESSAGE, piece.size - start))
+def _messages(piece: Piece, most: int) -> Iterator[Piece]:
+    """The messages of at most ``most`` bytes in which ``piece`` is pushed."""
+    for start in range(0, piece.size, most):
+        yield Piece(piece.task, piece.offset + start, min(most, piece.size - start))

@@ -111,4 +111,4 @@ def carrier_on(
     routes = place.routes()
     if place.exchange == "all_reduce":
         return Pipes(routes, timeline, label)
-    return Served(routes, work.tasks, landed, timeline, label)
+    return Served(routes, work.tasks, landed, timeline, label, message=place.message)
