@@ -33,10 +33,11 @@ HEADER = ("model", "rate", "T* ms", "vs P3", "vs ByteScheduler", "vs both tuned"
 COLUMNS = "{:14s}{:>8s}{:>10s}{:>9s}{:>18s}{:>15s}{:>18s}{:>14s}"
 WHY = """
 Why they differ. P3 here sends a slice when the server has acknowledged the one before, so that a busy link idles for a
-round trip and θ after each; a sender that only waits until a slice has left would lose less. Against ByteScheduler's defaults the gain is their 16 MB credit, which lets less urgent bytes queue in front where communication
-and computation balance. Once both are tuned, the theory leaves little: a priority schedule with a fine partition is
-within (W + δ)κ + θ per partition of T*, and predictable blocks can only remove that. As published, Prophet loses a few
-per cent where the link is the bottleneck, since what does not fit an interval idles; cutting it mends that.
+round trip and θ after each; a sender that only waits until a slice has left would lose less. Against ByteScheduler's
+defaults the gain is their 16 MB credit, which lets less urgent bytes queue in front where communication and computation
+balance. Once both are tuned, the theory leaves little: a priority schedule with a fine partition is within (W + δ)κ + θ
+per partition of T*, and predictable blocks can only remove that. As published, Prophet loses a few per cent where the
+link is the bottleneck, since what does not fit an interval idles; cutting it mends that.
 """
 
 
