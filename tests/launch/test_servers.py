@@ -173,6 +173,11 @@ def test_servers_of_their_own(folder):
         (["server", "--address", "nowhere", "--workers", "2"], "address: 'nowhere' is no address and port"),
         (["server", "--address", "127.0.0.1:0", "--workers", "0"], "workers: 0 is no number of workers"),
         (["server", "--address", "127.0.0.1:0", "--workers", "2", "--shard", "2"], "shard: 2 is none of 1 servers"),
+        (
+            ["server", "--address", "127.0.0.1:0", "--workers", "2", "--timeout", "0s"],
+            "timeout: '0s' is no time to wait",
+        ),
+        (["run", "--servers", "1", "--snapshot-dir", "x", "--", "train.py"], "snapshot-dir: 'x' is of no use to what"),
         (["run", "--servers", "0", "--", "train.py"], "servers: 0 is no number of servers to start"),
         (["run", "--servers", "2", "--server-restarts", "-1", "--", "train.py"], "server-restarts: -1 is no number"),
         (["run", "--updates", "servers", "--", "train.py"], "updates: 'servers' is of no use to all-reduce"),

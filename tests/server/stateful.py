@@ -24,6 +24,10 @@ class Sgd(Shard):
         return [min(self._done.values(), default=0)] * self._workers
 
     @property
+    def living(self):
+        return range(self._workers)
+
+    @property
     def between(self):
         """Whether no part is further than another: only then is there a state."""
         return min(self._done.values()) == max(self._done.values()) > 0

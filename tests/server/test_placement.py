@@ -71,6 +71,7 @@ def test_a_declaration_is_read_as_it_was_written():
         b'{"tasks": [{"name": "a", "size": 0, "dtype": "float32", "urgency": 0}], "workers": 2}',
         b'{"tasks": [{"name": "a", "size": 8, "dtype": "int8", "urgency": 0}], "workers": 2}',
         b'{"tasks": [], "workers": 2, "limit": 1}',
+        b'{"tasks": [], "workers": 2, "job": "../../etc/x"}',
     ],
 )
 def test_declarations_that_do_not_read(payload):

@@ -268,7 +268,7 @@ def test_messages_of_a_worker_are_not_taken_twice():
         assert service.rejected == {"replay": len(pushes)}
 
 
-@pytest.mark.parametrize("host", ["", "*", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "0", "0.0"])
 def test_never_on_every_address(host):
     with pytest.raises(ConfigError, match="every address"):
         Service(host, SECRET, workers=1)

@@ -1,5 +1,7 @@
 """A service that updates, over real sockets: what a broken connection has said twice is applied once, in every mode."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,68 @@ def test_one_that_closes_early_does_not_end_the_others():
         one.until(lambda: one.told(what, 1) is not None)
         np.testing.assert_array_equal(one.told(what, 1)[0], -ones)
         assert service.failure is None
+
+
+def again(worker, what, rounds):
+    """Declares to the server that has come after the one it knew."""
+    worker.until(lambda: worker.connection.sessions == 2)
+    worker.heard.clear()
+    worker.declare(what, rounds=rounds)
+
+
+def step(team, what, number):
+    for worker in team:
+        worker.push_all(what, number, [np.ones(COUNT, np.float32)])
+    for worker in team:
+        worker.until(lambda worker=worker: worker.told(what, number) is not None)
+
+
+def test_what_a_server_begins_with_outlives_it_before_anybody_has_pushed(tmp_path):
+    what = declared("bsp")
+    with contextlib.ExitStack() as stack:
+        with serving(2, snapshots=tmp_path) as service:
+            address = service.address
+            team = [stack.enter_context(Worker(address, rank)) for rank in range(2)]
+            for worker in team:
+                worker.join(what)
+            seed(team[0], what, 3.0)
+        with serving(2, port=address[1], snapshots=tmp_path) as service:
+            for worker in team:
+                again(worker, what, rounds=0)
+                rule(worker, 0, lr=1.0)
+            step(team, what, 0)
+            assert (team[0].told(what, 0)[0] == 1).all()
+            for worker in team:
+                worker.connection.send(Header(Kind.BYE))
+            team[0].until(lambda: not list(tmp_path.iterdir()))
+            assert service.failure is None
+
+
+def test_a_server_dies_after_a_worker_and_a_snapshot_without_it(tmp_path):
+    what, options = declared("bsp", 3), {"elastic": True, "snapshots": tmp_path, "every": 1}
+    with contextlib.ExitStack() as stack:
+        with serving(3, **options) as service:
+            address = service.address
+            *team, lost = (stack.enter_context(Worker(address, rank)) for rank in range(3))
+            for worker in (*team, lost):
+                worker.join(what)
+                rule(worker, 0, lr=0.25)
+            seed(team[0], what, 10.0)
+            step((*team, lost), what, 0)
+            lost.connection.send(Header(Kind.FAIL), b"it has had enough")
+            for worker in team:
+                worker.until(lambda worker=worker: bool(worker.headers(Kind.LOST)))
+            step(team, what, 1)
+            team[0].until(lambda: any(header.step == 2 for header in team[0].headers(Kind.COMMITTED)))
+        with serving(3, port=address[1], **options) as service:
+            for worker in team:
+                again(worker, what, rounds=2)
+                worker.connection.send(Header(Kind.LOST, part=2, step=0, offset=1))
+                rule(worker, 0, lr=0.25)
+            step(team, what, 2)
+            # What is missing is the others' mean: three rounds of three ones each.
+            assert (team[1].told(what, 2)[0] == 10 - 3 * 0.75).all()
+            assert service.failure is None
 
 
 def test_rules_for_sums_make_no_sense():

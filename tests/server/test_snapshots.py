@@ -85,7 +85,7 @@ def test_what_cannot_be_kept_is_refused():
 class Counting:
     """As many rounds as it is told."""
 
-    begun, left = True, ()
+    begun, left, living = True, (), (0,)
 
     def __init__(self, rounds=0):
         self.done, self.array = [rounds], np.zeros(3)
@@ -98,7 +98,7 @@ class Counting:
 
 
 def kept(folder, what=None, every=2, shard=0):
-    return Snapshots(folder, every, what or declaration(10), shard, 2)
+    return Snapshots(folder, every, what or declaration(10), 1, shard, 2)
 
 
 def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path, caplog):
@@ -150,7 +150,7 @@ def test_serving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(snapshots, "write_atomically", slow)
     one = kept(tmp_path, every=1)
-    keeping = Keeping(shard := Counting(), one, anew=False)
+    keeping = Keeping(shard := Counting(), one)
     shard.done = [1]
     assert keeping.news() == {0: (1, 0)}
     assert writing.wait(10)

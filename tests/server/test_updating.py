@@ -17,6 +17,7 @@ from foretrain.server.frames import Header, Kind, Malformed  # noqa: E402
 from foretrain.server.modes import mode  # noqa: E402
 from foretrain.server.placement import Declaration, Declared, Optimized, Placement  # noqa: E402
 from foretrain.server.rules import encode as encode_rules  # noqa: E402
+from foretrain.server.snapshots import copied  # noqa: E402
 from foretrain.server.updating import Updating  # noqa: E402
 
 COUNT = 64
@@ -319,7 +320,7 @@ def test_a_shard_goes_on_from_its_state_as_if_nothing_had_been(name, consistency
     exchange(one, range(3))
     one.rule(1, 3, lr=0.7)
     one.push(0, 1, 3, gradients(27), 0, 8)  # on its way: is pushed again
-    state = one.shard.state()
+    state = copied(one.shard.state())
     held = state["masters"][0]["parameter"].clone()
     other.shard.restore(state)
     found, expected = exchange(other, range(3, 5)), exchange(one, range(3, 5))

@@ -12,7 +12,8 @@ import tyro
 
 from foretrain.errors import ConfigError
 from foretrain.launch import Compression, Place, Settings
-from foretrain.launch.servers import EVERY, check_every
+from foretrain.launch.servers import check_every
+from foretrain.server import EVERY
 from foretrain.units import SECOND, parse_time
 
 _EXAMPLE = "foretrain run --nproc 2 -- train.py"

@@ -11,9 +11,10 @@ from typing import Annotated
 import tyro
 
 from foretrain.errors import ConfigError, MissingExtra
-from foretrain.launch.command import SECRET, read_secret
+from foretrain.launch.command import SECRET, check_secret, read_secret
 from foretrain.launch.death import end_with_parent
-from foretrain.launch.servers import EVERY, check_every
+from foretrain.launch.servers import check_every
+from foretrain.server import EVERY
 from foretrain.units import SECOND, parse_time
 
 
@@ -55,11 +56,14 @@ def server(
     if not 0 <= shard < shards:
         raise ConfigError("shard", shard, f"is none of {shards} servers", f"write 0 to {shards - 1}")
     secret = read_secret(secret_file) if secret_file is not None else os.environ.get(SECRET, "")
+    remedy = "make one with: openssl rand -hex 32 > FILE; chmod 600 FILE; and copy it to every node"
     if not secret:
-        remedy = "make one with: openssl rand -hex 32 > FILE; chmod 600 FILE; and copy it to every node"
         raise ConfigError("secret-file", "", "is missing: nobody is let in without a secret", remedy)
+    check_secret(secret, SECRET, "(hidden)", remedy)
     check_every(snapshot_every)
     silence = parse_time(timeout, "timeout") / SECOND
+    if silence <= 0:
+        raise ConfigError("timeout", timeout, "is no time to wait", "write e.g. 60s")
     try:
         from foretrain.server.modes import prepare
         from foretrain.server.service import Service

@@ -17,8 +17,9 @@ from typing import NoReturn
 
 from foretrain.errors import ConfigError
 from foretrain.launch import Settings
-from foretrain.launch.servers import EVERY, Servers, Wanted
+from foretrain.launch.servers import Servers, Wanted
 from foretrain.schedule.policies import spec
+from foretrain.server import EVERY
 from foretrain.server.consistency import consistency
 from foretrain.workload.torch_version import require_torch
 
@@ -67,6 +68,10 @@ def launch(
     if apart and settings.updates == "workers":
         what = "cannot be with optimizers on the workers: each would have other parameters"
         raise ConfigError("consistency", settings.consistency, what, "leave --updates out")
+    updating = servers is not None and servers.isdigit() and (settings.updates == "servers" or apart)
+    if snapshots is not None and not updating:
+        remedy = "write --servers K --updates servers, too, or give it to each `foretrain server`"
+        raise ConfigError("snapshot-dir", str(snapshots), "is of no use to what this command starts", remedy)
     _check_script(script, module)
     settings = dataclasses.replace(settings, served=servers is not None)
     # Servers that somebody else has started have their secret from there.
@@ -146,16 +151,24 @@ def read_secret(path: Path) -> str:
     remedy = f"make one with: openssl rand -hex {_SECRET_BYTES} > {path}; chmod 600 {path}; and copy it to every node"
     try:
         text = path.read_text(encoding="ascii").strip()
-        found = bytes.fromhex(text)
     except OSError as error:
         raise ConfigError("secret-file", str(path), f"cannot be read ({error.strerror})", remedy) from None
     except ValueError:
         raise ConfigError("secret-file", str(path), "holds no hexadecimal digits", remedy) from None
-    if len(found) < _SECRET_BYTES:
-        raise ConfigError("secret-file", str(path), f"holds {len(found)} bytes, fewer than {_SECRET_BYTES}", remedy)
+    check_secret(text, "secret-file", str(path), remedy)
     if path.stat().st_mode & 0o077:
         raise ConfigError("secret-file", str(path), "can be read by other users", f"chmod 600 {path}")
     return text
+
+
+def check_secret(text: str, field: str, value: str, remedy: str) -> None:
+    """ConfigError for what is no secret, as hexadecimal digits; ``value`` says where it is from."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        raise ConfigError(field, value, "holds no hexadecimal digits", remedy) from None
+    if len(found) < _SECRET_BYTES:
+        raise ConfigError(field, value, f"holds {len(found)} bytes, fewer than {_SECRET_BYTES}", remedy)
 
 
 def _job(arguments: Sequence[str], given: str) -> Namespace:

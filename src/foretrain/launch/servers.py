@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
+from foretrain.server import EVERY
 
-EVERY = 10
-"""Rounds between two snapshots, unless somebody says other: workers keep what they push in them."""
 _MOST_SERVERS = 64
 _FAREWELL = 5.0
 """Seconds that a server has to end."""

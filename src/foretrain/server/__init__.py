@@ -8,3 +8,8 @@
 They know no socket, so that what they must do is tested without one. pyzmq and cryptography are the extra
 ``foretrain[ps]``; only `service`, `door`, `connection` and `sessions` need them.
 """
+
+from typing import Final
+
+EVERY: Final = 10
+"""Rounds between two snapshots, unless somebody says other: workers keep what they push in them."""

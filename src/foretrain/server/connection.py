@@ -133,6 +133,10 @@ class Connection:
         """
         self._watch()
         found: list[tuple[Header, memoryview]] = []
+        # First: with a server that has given the job up the session ends, and why would be lost with it.
+        while (frames := self._aside.read()) is not None:
+            if (message := self._hear_aside(frames)) is not None:
+                found.append(message)
         while (frames := self._main.read()) is not None:
             before = self.sessions
             message = self._hear(frames)
@@ -141,9 +145,6 @@ class Connection:
             elif self.sessions > before:
                 # What the session before has answered is asked for again; only an end must not be lost.
                 found = [each for each in found if each[0].kind is Kind.FAIL]
-        while (frames := self._aside.read()) is not None:
-            if (message := self._hear_aside(frames)) is not None:
-                found.append(message)
         if found:
             self.heard = time.monotonic()
         return found

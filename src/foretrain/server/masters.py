@@ -106,12 +106,9 @@ class Masters:
         return self._answers[part][start // narrow * wide : end // narrow * wide]
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Parameters and optimizers' state of each part, copied."""
+        """Parameters and optimizers' state of each part; not copies."""
         return {
-            part: {
-                "parameter": found.parameter.clone(),
-                "state": {name: tensor.clone() for name, tensor in found.state.items()},
-            }
+            part: {"parameter": found.parameter, "state": dict(found.state)}
             for part in sorted(self._held)
             for found in (self.contents(part),)
         }

@@ -7,6 +7,7 @@ and every shard computes the same from the same declaration, so nobody has to be
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
@@ -97,7 +98,7 @@ class Declaration(msgspec.Struct, frozen=True):
     Attributes:
         tasks: what is exchanged in every round.
         workers: among how many.
-        job: a name that no other job has.
+        job: a name that no other job has: letters, digits and underscores.
         limit: bytes of a part at most.
         optimized: what servers update; None where they give back sums.
     """
@@ -119,6 +120,8 @@ class Declaration(msgspec.Struct, frozen=True):
             found = msgspec.json.decode(payload, type=cls)
         except msgspec.MsgspecError as error:
             raise Malformed("declaration", f"a declaration that does not read: {error}") from None
+        if not re.fullmatch(r"\w{0,64}", found.job):
+            raise Malformed("declaration", f"a job {found.job[:64]!r}: at most 64 letters and digits make a name")
         for task in found.tasks:
             if task.size <= 0 or task.size % WIDTHS[task.dtype] or task.urgency < 0:
                 raise Malformed("declaration", f"task {task.name!r} of {task.size} bytes of {task.dtype}")

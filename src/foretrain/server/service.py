@@ -6,9 +6,11 @@ or a broken worker sends ends a service: it is rejected, counted and logged.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import math
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -20,6 +22,7 @@ import zmq
 
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.serving import MESSAGE, WINDOW
+from foretrain.server import EVERY
 from foretrain.server.bundles import Item, bundle, unbundle
 from foretrain.server.door import Door
 from foretrain.server.frames import (
@@ -86,16 +89,16 @@ class Service:
         elastic: bool = False,
         credit: int = WINDOW,
         snapshots: Path | None = None,
-        every: int = 100,
+        every: int = EVERY,
     ) -> None:
-        if host in ("", "*", "0.0.0.0"):
+        if _everywhere(host):
             raise ConfigError("address", host, "means every address of this host", "name one, e.g. 127.0.0.1")
         if workers < 1:
             raise ConfigError("workers", workers, "is no number of workers", "write at least 1")
         self._secret, self._workers, self._shard, self._shards = secret, workers, shard, shards
         self._silence, self._elastic, self._credit = silence, elastic, credit
         self._folder, self._every = snapshots, every
-        self._keeping: Keeping | None = None
+        self._keeping = None
         self.rejected: Counter[str] = Counter()
         self._stopped = False
         self._begin()
@@ -110,6 +113,9 @@ class Service:
 
     def _begin(self) -> None:
         """A job begins: nobody has said anything."""
+        if self._keeping is not None:
+            self._keeping.close()
+        self._keeping: Keeping | None = None
         self.failure: ForetrainError | None = None
         self._door = Door(self._secret, self._shard, self._workers)
         self._peers = Peers()
@@ -180,7 +186,10 @@ class Service:
         while not self._stopped:
             if self._socket.poll(100):
                 self._turn()
-            self._watch()
+            try:
+                self._watch()
+            except ForetrainError as error:
+                self._fail(error)
             if self.failure is not None:
                 if not lives_on:
                     raise self.failure
@@ -292,9 +301,16 @@ class Service:
             self._peers.drop(peer.rank, left=True)
             self._enqueue(self._parts.leaves(peer.rank) if self._parts else ())
             self._end_together()
+            if self._keeping is not None:
+                self._keeping.want()
+                if len(self._left | self._lost) == self._workers:
+                    self._keeping.end()
         elif kind is Kind.FAIL:
             text = bytes(payload[:60_000]).decode(errors="replace")
-            raise FAILURES[min(header.flag, len(FAILURES) - 1)](f"worker {peer.rank} gave up: {text}")
+            kind_of_failure = FAILURES[min(header.flag, len(FAILURES) - 1)]
+            if not self._elastic or kind_of_failure is not PeerLost:
+                raise kind_of_failure(f"worker {peer.rank} gave up: {text}")
+            self._lose(peer.rank, f"it gave up: {text}")
 
     def _push(self, peer: Peer, header: Header, payload: memoryview) -> None:
         peer.pushes += 1
@@ -359,7 +375,7 @@ class Service:
             placement = Placement(declaration, self._shards)
             mine = [part for part in placement.parts if part.shard == self._shard]
             self._parts = mode(declaration, mine, self._workers, self._lost, anew=begun > 0)
-            self._remember(declaration, anew=begun > 0)
+            self._remember(declaration if mine else None, under_way=begun > 0)
             self._said_again = begun - 1
             if begun:
                 logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
@@ -370,18 +386,20 @@ class Service:
         if found is not None:
             raise Disagreement(f"worker {peer.rank} trains something else than the first to declare: {found}")
 
-    def _remember(self, declaration: Declaration, *, anew: bool) -> None:
-        """A shard that keeps more than sums goes on, where it is started ``anew``, from the job's last snapshot."""
+    def _remember(self, declaration: Declaration | None, *, under_way: bool) -> None:
+        """A shard that keeps more than sums goes on from its job's last snapshot, and must if that is ``under_way``.
+
+        There is nothing to keep of a ``declaration`` that leaves it nothing to do, which is None.
+        """
         if self._keeping is not None:
             self._keeping.close()
         self._keeping = None
-        if isinstance(self._parts, Stateful):
-            made = (
-                Snapshots(self._folder, self._every, declaration, self._shard, self._shards) if self._folder else None
-            )
-            self._keeping = Keeping(self._parts, made, anew=anew)
+        if declaration is not None and isinstance(self._parts, Stateful):
+            whose = (declaration, self._epoch, self._shard, self._shards)
+            made = Snapshots(self._folder, self._every, *whose) if self._folder else None
+            self._keeping = Keeping(self._parts, made)
             self._left.update(self._parts.left)
-            if anew and not self._parts.begun:
+            if under_way and not self._parts.begun:
                 raise PeerLost(
                     f"server {self._shard} was started anew, and what it had updated is lost, for want of a snapshot: "
                     "start servers with --snapshot-dir; this job can go on from a checkpoint"
@@ -456,7 +474,10 @@ class Service:
         """A worker in round ``step`` knows from a server before this one that ``rank`` was lost in round ``since``."""
         if rank in self._lost or not 0 <= rank < self._workers:
             return
-        first = step - 1 if self._keeping is None else min(self._keeping.kept.done)
+        first = step - 1
+        if self._keeping is not None:
+            kept = self._keeping.kept
+            first = since + 1 if rank not in kept.living else min(kept.done[other] for other in kept.living)
         if not self._elastic or first <= since:
             # Of the rounds that are made anew some may have sums with it that were given out, and would have none now.
             raise PeerLost(f"worker {rank} was lost in round {since}, and then this server, with sums of that round")
@@ -468,6 +489,8 @@ class Service:
             self._send(other, Header(Kind.LOST, part=rank))
         if self._parts is not None:
             self._enqueue(self._parts.without(rank))
+        if self._keeping is not None:
+            self._keeping.want()
         for other in self._peers:
             self._send_values(other)
         self._end_together()
@@ -481,3 +504,14 @@ class Service:
         text = str(error).encode()[:60_000]
         for peer in self._peers:
             self._send(peer, Header(Kind.FAIL, flag, size=len(text)), text)
+
+
+def _everywhere(host: str) -> bool:
+    """Whether ``host`` means all addresses of this host, however it is written: 0 does, too."""
+    if host in ("", "*"):
+        return True
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return False  # what it is instead listening will tell
+    return any(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified for *_, address in found)

@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -51,6 +52,11 @@ class Stateful(Protocol):
         ...
 
     @property
+    def living(self) -> Collection[int]:
+        """Workers that are not lost."""
+        ...
+
+    @property
     def left(self) -> Collection[int]:
         """Workers that have closed, and push no more."""
         ...
@@ -81,6 +87,7 @@ class Snapshots:
         folder: made if it is not there; several shards and jobs may share it.
         every: rounds between two snapshots.
         declaration: of the job.
+        epoch: which of its declarations.
         shard: number of the server.
         shards: how many there are.
 
@@ -91,10 +98,10 @@ class Snapshots:
         ConfigError: the folder cannot be made or read.
     """
 
-    def __init__(self, folder: Path, every: int, declaration: Declaration, shard: int, shards: int) -> None:
+    def __init__(self, folder: Path, every: int, declaration: Declaration, epoch: int, shard: int, shards: int) -> None:
         self._folder = folder / f"{declaration.job or 'job'}-shard-{shard}-of-{shards}"
         self._every = every
-        self._whose = {"declaration": declaration.encode().decode(), "shard": shard, "shards": shards}
+        self._whose = {"declaration": declaration.encode().decode(), "epoch": epoch, "shard": shard, "shards": shards}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for half in self._folder.glob(".*.tmp"):
@@ -108,10 +115,13 @@ class Snapshots:
         """Rounds of an average worker that the last has which was begun."""
         self.saved: Sequence[int] = ()
 
-    def forget(self) -> None:
-        """Removes what is there, of a job of the same name that is over."""
+    def remove(self) -> None:
+        """Nobody needs them any more."""
+        self.close()
         for path in self._files():
             path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._folder.rmdir()
 
     def restore(self, shard: Stateful) -> None:
         """Puts the newest whole snapshot of this job into ``shard``; where there is none it stays as it is."""
@@ -124,22 +134,22 @@ class Snapshots:
                 logger.warning("snapshot %s is passed over: %s", path, error)
                 continue
             shard.restore(header["state"])
-            self.saved, self._begun = [*shard.done], _mean(shard.done)
+            self.saved, self._begun = [*shard.done], _mean(shard)
             logger.warning("goes on after round %d, from %s", self._begun - 1, path)
             return
 
     def save(self, shard: Stateful) -> None:
         """Returns when the state is written."""
         self.close()
-        self._begun = _mean(shard.done)
+        self._begun = _mean(shard)
         self._write([*shard.done], shard.state())
 
     def offer(self, shard: Stateful, *, now: bool = False) -> bool:
         """Every so many rounds, or ``now``, copies the state, to be written by another thread; whether it did."""
-        due = now or _mean(shard.done) // self._every > self._begun // self._every
+        due = now or _mean(shard) // self._every > self._begun // self._every
         if not due or (self._thread is not None and self._thread.is_alive()):
             return False  # while one is being written none is begun, and when it is the next is as good
-        self._begun = _mean(shard.done)
+        self._begun = _mean(shard)
         told = ([*shard.done], copied(shard.state()))
         self._thread = threading.Thread(target=self._write, args=told, name="foretrain-snapshot")
         self._thread.start()
@@ -156,7 +166,7 @@ class Snapshots:
         try:
             write_atomically(path, packed({**self._whose, "state": state}))
         except ConfigError as error:
-            logger.error("no snapshot after round %d: %s", _mean(done) - 1, error)
+            logger.error("no snapshot after round %d: %s", max(done) - 1, error)
             return
         self.saved = done
         for old in self._files()[_KEPT:]:
@@ -178,19 +188,15 @@ class Keeping:
     """A shard that keeps more than sums, and its snapshots.
 
     Args:
-        kept: the shard.
+        kept: the shard; goes on from its job's last snapshot, if there is one.
         snapshots: None where it is lost with its server.
-        anew: whether it was under way before, and goes on from the last snapshot, if there is one.
     """
 
-    def __init__(self, kept: Stateful, snapshots: Snapshots | None, *, anew: bool) -> None:
+    def __init__(self, kept: Stateful, snapshots: Snapshots | None) -> None:
         self.kept, self._snapshots = kept, snapshots
         self._wanted = False
         if snapshots is not None:
-            if anew:
-                snapshots.restore(kept)
-            else:
-                snapshots.forget()
+            snapshots.restore(kept)
         self._told = self._progress()
 
     def begin(self) -> None:
@@ -224,10 +230,16 @@ class Keeping:
         if self._snapshots is not None:
             self._snapshots.close()
 
+    def end(self) -> None:
+        """The job is over, and nobody will go on from a snapshot."""
+        if self._snapshots is not None:
+            self._snapshots.remove()
+        self._snapshots = None
 
-def _mean(done: Sequence[int]) -> int:
-    """Rounds of an average worker, whole ones."""
-    return sum(done) // max(len(done), 1)
+
+def _mean(shard: Stateful) -> int:
+    """Rounds of an average worker of those that live, whole ones."""
+    return sum(shard.done[worker] for worker in shard.living) // max(len(shard.living), 1)
 
 
 def copied(value: Any) -> Any:

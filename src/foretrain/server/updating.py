@@ -215,6 +215,11 @@ class Updating:
         return all(self._masters.seeded(part) or self._masters.group_of(part) < 0 for part in self._parts)
 
     @property
+    def living(self) -> Collection[int]:
+        """Workers that are not lost."""
+        return self._living
+
+    @property
     def left(self) -> Collection[int]:
         """Workers that have closed, where each goes its own way."""
         return [worker for worker in self._living if not self._clocks.waited_for(worker)]
@@ -225,7 +230,7 @@ class Updating:
         return self._clocks.rounds
 
     def state(self) -> dict[str, Any]:
-        """Everything that was applied, as plain numbers and tensors; what is on its way is pushed again."""
+        """Everything that was applied, as plain numbers and its own tensors; what is on its way is pushed again."""
         return {
             "masters": self._masters.state(),
             "clocks": self._clocks.state(),

@@ -90,7 +90,7 @@ class Server:
             mine = [part for part in Placement(what, self.shards).parts if part.shard == self.number]
             kind_of_shard = Shard if self.memory is None else Sgd
             self.parts = kind_of_shard(mine, what.tasks, len(self.lines), anew=header.offset > 0)
-            self.keeping = None if self.memory is None else Keeping(self.parts, self.memory, anew=header.offset > 0)
+            self.keeping = None if self.memory is None else Keeping(self.parts, self.memory)
         if kind in (Kind.DECLARE, Kind.WANTED):
             flag, done = (KEEPS, self.parts.done[rank]) if self.keeping else (0, 0)
             if self.keeping:
@@ -139,9 +139,6 @@ class Memory:
             return False
         self.saved, self.state = [*shard.done], copied(shard.state())
         return True
-
-    def forget(self):
-        self.saved, self.state = (), None
 
     def restore(self, shard):
         if self.state is not None:

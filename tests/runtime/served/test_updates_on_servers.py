@@ -115,6 +115,23 @@ def test_a_checkpoint_of_adam_is_whole(same):
     same(looked_at, "both", True, adam)
 
 
+def small(side):
+    """One part, however many servers there are."""
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS):
+        loss = net(batch(step)[:, :4]).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def test_a_server_without_anything_to_do_is_not_waited_for(same):
+    same(small)
+
+
 def test_a_group_added_under_way(same):
     same(unfreezing, 5)
 

@@ -55,6 +55,7 @@ class Errand:
             self._ask(part, say)
         if not self._over.is_set():
             self._waiting.extend(self._answered.pop(shard, ()))
+            self.begin(say)
 
     def hear(self, header: Header, payload: memoryview, say: Say) -> None:
         """A STATE has come."""

@@ -399,8 +399,10 @@ class ServedExchange:
             self._say_goodbye()
         else:
             self._leaves = time.monotonic() + self._silence
-            self._needed.update(range(len(self._connections)))
+            self._needed.update(part.shard for part in self.placement.parts)
             for connection in self._connections:
+                if self._pushes.ready(connection.shard):
+                    connection.send(Header(Kind.DONE))
                 self._say_done(connection)
 
     def _say_done(self, connection: Connection) -> None:
