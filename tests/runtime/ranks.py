@@ -110,11 +110,12 @@ class Ranks:
         self._nursery = nursery
         self._links: list[Connection] = []
         self._folder: TemporaryDirectory[str] | None = None
+        self._spent = False  # a rank has failed, or is still at something
 
     def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 60, **options: Any) -> list[Any]:
         """What ``function(*args, **options)`` returned in each rank; RanksFailed if it did not in all of them."""
         outcomes = self.outcomes(function, *args, timeout=timeout, grace=_GRACE, **options)
-        if any(outcome.error for outcome in outcomes):
+        if self._spent:
             self.close()
             raise RanksFailed(f"{function.__module__}.{function.__qualname__}", outcomes)
         return [outcome.value for outcome in outcomes]
@@ -131,8 +132,10 @@ class Ranks:
         """How it ended in each rank, at most ``timeout`` seconds later and ``grace`` seconds after the first failure.
 
         Ranks ``without`` which it must end are not waited for. Failed ranks end as a script would; those that have not
-        answered in time go on. `close` ends all.
+        answered in time go on. `close` ends all, and so does the next call once a rank has failed.
         """
+        if self._spent:
+            self.close()
         self._start()
         for link in self._links:
             link.send_bytes(pickle.dumps((function, args, options)))
@@ -147,6 +150,7 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + grace)
         for rank in waiting.values():
             outcomes[rank] = Outcome(error=f"has not returned after {timeout:g} s; {self._stacks(rank)}")
+        self._spent = any(outcome.error for outcome in outcomes.values())
         return [outcomes[rank] for rank in range(self.size)]
 
     def exits(self, timeout: float, without: Container[int] = ()) -> list[int | None]:
@@ -167,7 +171,7 @@ class Ranks:
             if code is None:
                 os.kill(pid, signal.SIGKILL)
         self.exits(5)
-        self._links, self.pids = [], []
+        self._links, self.pids, self._spent = [], [], False
         if self._folder:
             self._folder.cleanup()
             self._folder = None

@@ -142,11 +142,12 @@ def test_each_update_counts_once_where_workers_go_apart(ranks, consistency, monk
     assert not gone.is_set()
 
 
-def test_without_snapshots_the_loss_is_told(ranks, monkeypatch):
+def test_without_snapshots_the_loss_is_told(job, monkeypatch):
     monkeypatch.setenv(SECRET, KEY.hex())
-    wanted, run = Wanted(1, 2, 30.0, restarts=1, updates=True), "without snapshots"
+    wanted, run, ranks = Wanted(1, 2, 30.0, restarts=1, updates=True), "without snapshots", job(2)
     with Servers(wanted, threading.Event().set) as beside:
         killer = Killer(run, beside, lambda: ranks.wrote(0), random.Random(0))
+        ranks(dist.is_initialized)  # which has a log from now on
         killer.moments = [(STEPS // 2, 0.0, 0)]
         with killer:
             outcomes = ranks.outcomes(trained, run, ",".join(beside.addresses), SMALL, "servers")
