@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from foretrain.errors import ConfigError
@@ -43,6 +44,17 @@ def _replace(target: Path, pieces: Iterable[bytes | memoryview]) -> None:
         if mode is not None:
             temporary.chmod(mode)
         os.replace(temporary, target)
+        _sync(target.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _sync(folder: Path) -> None:
+    """The new name outlives a loss of power, too, where folders can be written through."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

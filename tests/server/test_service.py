@@ -372,13 +372,20 @@ def test_who_is_done_stays_until_all_are():
             worker.until(lambda worker=worker: bool(worker.kinds(Kind.DONE)))
 
 
-def test_who_is_done_takes_part_in_no_further_round():
+@pytest.mark.parametrize("kind", [Kind.DONE, Kind.BYE], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_who_has_closed_takes_part_in_no_further_round(kind, late):
+    """It says so before or after others have begun one."""
     what = declaration(10)
     with serving(2) as service, job(service, 2, what) as (one, other):
         exchange([one, other], what, 0)
-        one.connection.send(Header(Kind.DONE))
-        other.until(lambda: bool(service._done))
-        other.push_all(what, 1, gradients(what, 1))
+        if late:
+            other.push_all(what, 1, gradients(what, 1))
+            other.until(lambda: service._parts.owed(0) == 1)
+        one.connection.send(Header(kind))
+        other.until(lambda: bool(service._done | service._left))
+        if not late:
+            other.push_all(what, 1, gradients(what, 1))
         other.until(lambda: bool(other.kinds(Kind.FAIL)))
         assert other.kinds(Kind.FAIL) == [b"worker 0 closed its attachment before round 1, which others are in"]
 

@@ -189,9 +189,10 @@ def test_a_shard_that_was_started_anew_begins_with_any_round():
     told = alike(push(one, 1, 41, 2 * values), 0, 1)
     assert bytes(told.data) == (3 * values).tobytes()
     assert push(one, 1, 40, values) == []
-    assert one.missing(7, 40) == set()  # though worker 0 has not pushed there: it need not
+    assert one.owed(0) is None  # though it has not pushed round 40: it need not
     push(one, 1, 42, values)
-    assert one.missing(7, 42) == {0}
+    assert one.owed(0) == 42
+    assert one.owed(1) is None
 
 
 def test_what_only_the_slow_have_said_again_is_forgotten():

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from foretrain.server import service as module
 from foretrain.server import snapshots
-from foretrain.server.frames import KEEPS, Kind
+from foretrain.server.frames import KEEPS, Header, Kind
 from foretrain.server.snapshots import Damaged, Keeping, Snapshots, packed, read
 from tests.server.jobs import Worker, declaration, serving
 from tests.server.stateful import RATE, Sgd
@@ -101,7 +101,7 @@ def kept(folder, what=None, every=2, shard=0):
     return Snapshots(folder, every, what or declaration(10), 1, shard, 2)
 
 
-def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path, caplog):
+def test_the_last_is_kept_and_read_if_it_is_whole(tmp_path, caplog):
     one = kept(tmp_path)
     shard = Counting()
     for rounds in range(1, 9):
@@ -110,18 +110,15 @@ def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path, caplog):
         shard.array[:] = -1  # it goes on, and what is written is what it was
         one.close()
         assert list(one.saved) == [rounds // 2 * 2][: rounds // 2]
-    assert sorted(path.name for path in tmp_path.rglob("*.shard")) == [
-        "after-000000000006-rounds.shard",
-        "after-000000000008-rounds.shard",
-    ]
+    (newest,) = tmp_path.rglob("*.shard")
+    assert newest.name == "after-000000000008-rounds.shard"
     found = Counting()
     kept(tmp_path).restore(found)
     assert (found.done, list(found.array)) == ([8], [8, 8, 8])
-    newest = max(tmp_path.rglob("*.shard"))
     newest.write_bytes(newest.read_bytes()[:-1])
     newest.with_name(".half.tmp").write_bytes(b"of one that was killed")
-    kept(tmp_path).restore(found)
-    assert found.done == [6]
+    kept(tmp_path).restore(shard := Counting())
+    assert shard.done == [0]
     assert f"snapshot {newest} is passed over: is damaged" in caplog.text
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -172,6 +169,54 @@ def test_a_folder_that_cannot_be_written_commits_nothing(tmp_path, caplog):
     one.close()
     assert not one.saved
     assert "no snapshot after round 0" in caplog.text
+
+
+def test_workers_do_not_keep_for_ever_what_cannot_be_written(tmp_path, caplog):
+    one = kept(tmp_path, every=2)
+    keeping = Keeping(shard := Counting(), one)
+    next(tmp_path.iterdir()).rmdir()
+    for rounds in range(1, 9):
+        shard.done = [rounds]
+        assert keeping.news() == {0: (rounds, 0)}
+        one.close()
+    shard.done = [9]
+    assert keeping.news() == {0: (9, 9)}
+    assert "no more snapshots are tried, and this server must not die: path:" in caplog.text
+
+
+def test_writing_that_is_slower_than_training_is_told_once(tmp_path, caplog, monkeypatch):
+    may = threading.Semaphore(0)
+    monkeypatch.setattr(snapshots, "write_atomically", lambda path, pieces: may.acquire(timeout=10))
+    keeping = Keeping(shard := Counting(), one := kept(tmp_path, every=2))
+    for rounds in range(1, 12):
+        shard.done = [rounds]
+        assert keeping.news()[0].saved == 0
+    assert caplog.text.count("snapshots are written slower than rounds pass") == 1
+    may.release()
+    one.close()
+    assert keeping.news() == {0: (11, 2)}
+    may.release()
+    keeping.close()
+
+
+def test_a_job_that_fails_leaves_no_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module, "mode", lambda declaration, mine, workers, lost, anew: Sgd(mine, declaration.tasks, workers)
+    )
+    what = declaration(10)
+    with serving(2, snapshots=tmp_path, every=1) as service:
+        team = [Worker(service.address, rank) for rank in range(2)]
+        try:
+            for worker in team:
+                worker.join(what)
+            rounds(team, what, range(2))
+            team[0].until(lambda: bool(list(tmp_path.rglob("*.shard"))))
+            team[0].connection.send(Header(Kind.FAIL, size=4), b"no..")
+            team[1].until(lambda: bool(team[1].kinds(Kind.FAIL)))
+        finally:
+            for worker in team:
+                worker.__exit__()
+    assert not list(tmp_path.rglob("*"))
 
 
 def gradient(rank, step):

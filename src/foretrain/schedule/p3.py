@@ -3,6 +3,8 @@
 Source: Jayarajan et al., "Priority-based Parameter Propagation", MLSys'19 §4: slices of 50,000 parameters in the paper
 and 40,000 in its code (taken here); the most urgent slice first; the server answers a push with the updated value, so
 that push and pull are one operation; the next slice is sent when the answer has come (stop-and-wait).
+Real servers answer when all workers have pushed, which one that is ahead need not wait for: there the next slice is
+sent when the server has acknowledged this one.
 """
 
 from __future__ import annotations

@@ -22,6 +22,13 @@ class Coverage:
     def __init__(self, size: int, group: int) -> None:
         self._edges, self._masks = [0, size], [0]
         self._group = group
+        self._left = size
+        """Bytes that not all have pushed."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all have pushed all of it."""
+        return not self._left
 
     def add(self, worker: int, start: int, end: int) -> tuple[list[Range], list[Range]]:
         """``worker`` has pushed ``[start, end)``: what is new of it, and what all have pushed since."""
@@ -37,6 +44,7 @@ class Coverage:
             if self._masks[k] & self._group == self._group:
                 _extend(complete, self._edges[k], self._edges[k + 1])
         self._join(first, last)
+        self._left -= _bytes(complete)
         return new, complete
 
     def without(self, worker: int) -> list[Range]:
@@ -50,6 +58,7 @@ class Coverage:
             self._masks[k] = mask = mask & ~bit
             if self._group and mask & self._group == self._group:
                 _extend(complete, self._edges[k], self._edges[k + 1])
+        self._left -= _bytes(complete)
         return complete
 
     def has(self, worker: int, start: int, end: int) -> list[Range]:
@@ -100,3 +109,7 @@ def _extend(ranges: list[Range], start: int, end: int) -> None:
         ranges[-1] = (ranges[-1][0], end)
     else:
         ranges.append((start, end))
+
+
+def _bytes(ranges: list[Range]) -> int:
+    return sum(end - start for start, end in ranges)

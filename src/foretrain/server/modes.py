@@ -43,8 +43,8 @@ class Mode(Protocol):
         """``worker`` says something else than gradients; what is answered to it alone."""
         ...
 
-    def missing(self, part: int, step: int) -> set[int]:
-        """The workers without whose pushes round ``step`` of ``part`` cannot end."""
+    def owed(self, worker: int) -> int | None:
+        """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
         ...
 
     def through(self, step: int) -> bool:

@@ -48,7 +48,7 @@ from foretrain.server.snapshots import Keeping, Snapshots, Stateful
 logger = logging.getLogger("foretrain.server")
 
 _GRACE: Final = 3.0
-"""Seconds that a worker whose connection broke has to come back."""
+"""Seconds that a worker whose connection broke has to come back, or to close where another one has."""
 _BATCH: Final = 1 << 20
 """Bytes to hear before what they lead to is sent."""
 _MESSAGE_COSTS: Final = 16 << 10
@@ -123,6 +123,8 @@ class Service:
         self._done: set[int] = set()
         """Those that have all their sums, and stay for others that may not."""
         self._lost: set[int] = set()
+        self._owing: float | None = None
+        """Since when others have been in a round that one of those that have closed has not pushed."""
         self._number = secrets.randbits(64)
         """Tells workers whether they speak with the server that they have pushed to."""
         self._said_again = -1
@@ -191,6 +193,8 @@ class Service:
             except ForetrainError as error:
                 self._fail(error)
             if self.failure is not None:
+                if self._keeping is not None:
+                    self._keeping.end()
                 if not lives_on:
                     raise self.failure
                 logger.error("server %d: %s", self._shard, self.failure)
@@ -318,10 +322,7 @@ class Service:
         again, held = bool(header.flag & AGAIN), bool(header.flag & HELD)
         for part, offset, size, data in unbundle(header, payload):
             given = memoryview(data) if len(data) else None
-            deliveries = parts.push(peer.rank, part, header.step, offset, size, given, again=again, held=held)
-            if self._left or self._done:
-                self._miss_the_left(part, header.step)
-            self._enqueue(deliveries)
+            self._enqueue(parts.push(peer.rank, part, header.step, offset, size, given, again=again, held=held))
         self._tell_progress()
 
     def _acknowledge(self, peer: Peer) -> None:
@@ -346,12 +347,6 @@ class Service:
         if self._parts is None:
             raise Malformed("push", f"worker {peer.rank} pushes before it has declared anything")
         return self._parts
-
-    def _miss_the_left(self, part: int, step: int) -> None:
-        """Who has left has pushed all of the rounds that it took part in."""
-        assert self._parts is not None
-        for rank in sorted((self._left | self._done) & self._parts.missing(part, step)):
-            raise PeerLost(f"worker {rank} closed its attachment before round {step}, which others are in")
 
     def _end_together(self) -> None:
         """When nobody needs anything any more, those who have waited for that are told."""
@@ -443,6 +438,7 @@ class Service:
             self._said = now
             for peer in self._peers:
                 self._send(peer, Header(Kind.ALIVE))
+            self._miss_the_left(now)
         for peer in self._peers:
             if peer.gone is not None and now - peer.gone > _GRACE:
                 self._lose(peer.rank, "its connection is closed")
@@ -454,6 +450,16 @@ class Service:
             for rank in set(range(self._workers)) - self._peers.ranks - self._left - self._lost:
                 self._lose(rank, "it has not come back since this server was started anew")
 
+    def _miss_the_left(self, now: float) -> None:
+        """Who has closed pushes no more: others cannot be in a round of which it owes some, unless they close, too."""
+        closed, owing = self._left | self._done, None
+        if self._parts is not None and closed and self._peers.ranks - closed:
+            rounds = ((rank, self._parts.owed(rank)) for rank in sorted(closed))
+            owing = next(((rank, step) for rank, step in rounds if step is not None), None)
+        self._owing = None if owing is None else self._owing or now
+        if owing is not None and self._owing is not None and now - self._owing > _GRACE:
+            raise PeerLost(f"worker {owing[0]} closed its attachment before round {owing[1]}, which others are in")
+
     def _lose(self, rank: int, why: str) -> None:
         self._drop(rank)
         waits = self._parts.waits() if self._parts else []
@@ -464,6 +470,8 @@ class Service:
             self._fail(PeerLost(f"{text}\nothers may have sums with it from before this server was started anew"))
         else:
             logger.warning("%s; %d go on", text, self._workers - len(self._lost | self._left))
+            if self._said_again >= 0 and self._keeping is not None:
+                logger.warning("what worker %d had pushed since the last snapshot is lost with it", rank)
             self._exclude(rank)
 
     def _drop(self, rank: int) -> None:

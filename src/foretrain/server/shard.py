@@ -131,7 +131,7 @@ class Shard:
             raise Malformed("round", f"round {step} of part {part}, which is in round {here.latest}")
         found = here.rounds[step & 1]
         if found is None or found.step < step:
-            if found is not None and found.coverage.missing() and not self._anew:
+            if found is not None and not found.coverage.whole and not self._anew:
                 raise Malformed("round", f"round {step} of part {part} before round {found.step} is complete")
             found = here.rounds[step & 1] = _Round(step, again, whole, self._group, self._workers)
         elif found.step > step:
@@ -183,17 +183,19 @@ class Shard:
         """Of optimizers there are none here, and nothing to say of them."""
         raise Malformed("mode", f"{header.kind.name} of worker {worker}, where only sums are made")
 
-    def missing(self, part: int, step: int) -> set[int]:
-        """The workers that have yet to push some of ``part`` in round ``step``, where there is none behind it."""
-        here = self._held[part]
-        found = here.rounds[step & 1]
-        return set(found.coverage.missing()) if found is not None and found.step == step == here.latest else set()
+    def owed(self, worker: int) -> int | None:
+        """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
+        for held in self._held.values():
+            found = held.rounds[held.latest & 1]
+            if found is not None and worker in found.coverage.missing():
+                return found.step
+        return None
 
     def through(self, step: int) -> bool:
         """Whether all sums of round ``step`` are made."""
         return all(
             any(
-                found is not None and (found.step > step or (found.step == step and not found.coverage.missing()))
+                found is not None and (found.step > step or (found.step == step and found.coverage.whole))
                 for found in held.rounds
             )
             for held in self._held.values()
@@ -226,7 +228,7 @@ class Shard:
                 found.pushed[worker].append(Pushed(low, data[low - start : high - start]))
         for low, high in complete:
             deliveries += self._deliver(found, self._sum(held, found, low, high))
-        if complete and not found.coverage.missing():
+        if found.coverage.whole and complete:
             # The frames they came in are given back; sums have a buffer of their own.
             found.pushed = [[] for _ in range(self._workers)]
         return deliveries

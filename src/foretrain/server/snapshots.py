@@ -1,8 +1,8 @@
 """A shard's state on disk, for shards that workers cannot make anew: those that keep more than sums.
 
 Every so many rounds the state is copied, and a thread writes the copy while the shard serves on. The first is written
-before anybody pushes: what a shard begins with, workers do not keep either. A file is whole or is not there; the last
-two are kept. What is in a file, workers need not keep: they push again only what came after.
+before anybody pushes: what a shard begins with, workers do not keep either. A file is whole or is not there, and makes
+the one before useless: what is in it, workers need not keep, and they push again only what came after.
 
 A file: magic and version, sizes of the header and of each array, the header (msgpack, never pickle), raw arrays, and
 BLAKE2b over all of it.
@@ -36,7 +36,8 @@ _HEAD: Final = struct.Struct("<16sIQ")
 _DIGEST: Final = 32
 _ARRAY: Final = 1
 """msgpack's code for an array: its kind, dtype, shape and place among the arrays."""
-_KEPT: Final = 2
+_TRIES: Final = 4
+"""Snapshots that may fail, or be late, one after the other."""
 
 
 @runtime_checkable
@@ -93,6 +94,7 @@ class Snapshots:
 
     Attributes:
         saved: by worker, its rounds that the newest file has; empty before the first.
+        problem: why the last could not be written; empty if it was.
 
     Raises:
         ConfigError: the folder cannot be made or read.
@@ -114,6 +116,12 @@ class Snapshots:
         self._begun = 0
         """Rounds of an average worker that the last has which was begun."""
         self.saved: Sequence[int] = ()
+        self.problem = ""
+
+    def late(self, shard: Stateful) -> bool:
+        """Whether several should have been written since the last that was."""
+        saved = sum(self.saved[worker] for worker in shard.living) if self.saved else 0
+        return _mean(shard) - saved // max(len(shard.living), 1) > _TRIES * self._every
 
     def remove(self) -> None:
         """Nobody needs them any more."""
@@ -166,10 +174,11 @@ class Snapshots:
         try:
             write_atomically(path, packed({**self._whose, "state": state}))
         except ConfigError as error:
+            self.problem = str(error)
             logger.error("no snapshot after round %d: %s", max(done) - 1, error)
             return
-        self.saved = done
-        for old in self._files()[_KEPT:]:
+        self.saved, self.problem = done, ""
+        for old in self._files()[1:]:
             old.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
@@ -194,7 +203,7 @@ class Keeping:
 
     def __init__(self, kept: Stateful, snapshots: Snapshots | None) -> None:
         self.kept, self._snapshots = kept, snapshots
-        self._wanted = False
+        self._wanted = self._told_late = False
         if snapshots is not None:
             snapshots.restore(kept)
         self._told = self._progress()
@@ -212,9 +221,25 @@ class Keeping:
         """To be asked after every push, and now and then: how far workers are of whom that has changed."""
         if self._snapshots is not None and self._snapshots.offer(self.kept, now=self._wanted):
             self._wanted = False
+        self._judge()
         found = self._progress()
         before, self._told = self._told, found
         return {worker: now for worker, now in enumerate(found) if now != before[worker]}
+
+    def _judge(self) -> None:
+        """Workers keep what no snapshot has: where none can be written, that must have an end."""
+        snapshots = self._snapshots
+        if snapshots is None or not snapshots.late(self.kept):
+            self._told_late = False
+        elif snapshots.problem:
+            logger.error("no more snapshots are tried, and this server must not die: %s", snapshots.problem)
+            self._snapshots = None
+        elif not self._told_late:
+            self._told_late = True
+            logger.warning(
+                "snapshots are written slower than rounds pass, and workers keep what is in none: write "
+                "them to a faster disk, or train without updates on servers"
+            )
 
     def of(self, worker: int) -> Progress:
         """How far it is for ``worker``."""

@@ -28,6 +28,11 @@ class Turn:
         self._coverage.without(worker)
         self._pushed.pop(worker, None)
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        return self._coverage.whole
+
     def missing(self) -> dict[int, int]:
         """Bytes that each worker has yet to push, where there are any."""
         return self._coverage.missing()

@@ -107,7 +107,7 @@ class Updating:
         if turn is None:
             turn = self._turns[lane] = Turn(here.size, 1 << worker if self._apart else self._mask())
         turn.add(worker, offset, offset + size, data)
-        return self._complete(here, worker, step, turn) if not turn.missing() else []
+        return self._complete(here, worker, step, turn) if turn.whole else []
 
     def pull(self, worker: int, part: int, step: int, offset: int, size: int) -> list[Delivery]:
         """``worker`` wants the parameters for these bytes, of which it has pushed the gradients in ``step``.
@@ -130,7 +130,7 @@ class Updating:
                 del self._turns[part, owner]
             elif not self._apart and self._living:
                 turn.without(worker)
-                if not turn.missing():
+                if turn.whole:
                     first = min(self._living)
                     step = self._clocks.done(first, part) + 1
                     deliveries += self._complete(self._parts[part], first, step, turn)
@@ -142,10 +142,10 @@ class Updating:
         """``worker`` closes: where each goes its own way nobody waits for it any more."""
         return self._unblock(worker) if self._apart else []
 
-    def missing(self, part: int, step: int) -> set[int]:
-        """The workers without whose pushes round ``step`` of ``part`` cannot end."""
-        turn = None if self._apart else self._turns.get((part, 0))
-        return set(turn.missing()) if turn is not None else set()
+    def owed(self, worker: int) -> int | None:
+        """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
+        waiting = [part for (part, _), turn in self._turns.items() if not self._apart and worker in turn.missing()]
+        return self._clocks.done(worker, waiting[0]) + 1 if waiting else None
 
     def through(self, step: int) -> bool:
         """Whether round ``step`` was applied to all parts; where each worker goes its own way nobody waits for that."""
