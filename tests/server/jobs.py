@@ -15,6 +15,7 @@ from foretrain.errors import ForetrainError
 from foretrain.server.bundles import unbundle
 from foretrain.server.connection import Connection
 from foretrain.server.frames import ABSENT, Header, Kind
+from foretrain.server.job import Terms
 from foretrain.server.placement import Declaration, Declared, Placement
 from foretrain.server.service import Service
 
@@ -27,9 +28,9 @@ def declaration(*sizes: int, limit: int = 1 << 16, workers: int = 2) -> Declarat
 
 
 @contextlib.contextmanager
-def serving(workers: int, **options) -> Iterator[Service]:
+def serving(workers: int, port: int = 0, **options) -> Iterator[Service]:
     """A service whose loop runs on a thread of its own; it ends with the block."""
-    with Service("127.0.0.1", SECRET, workers=workers, **options) as service:
+    with Service("127.0.0.1", SECRET, Terms(workers, **options), port) as service:
 
         def loop() -> None:
             with contextlib.suppress(ForetrainError):  # `Service.failure` has it

@@ -14,6 +14,7 @@ import zmq
 
 from foretrain.errors import ConfigError, Disagreement, PeerLost
 from foretrain.server.frames import Header, Kind, pack
+from foretrain.server.job import Terms
 from foretrain.server.service import Service
 from foretrain.server.sessions import nonce, untagged
 from tests.server.jobs import SECRET, Way, Worker, declaration, serving
@@ -57,7 +58,7 @@ def test_everybody_gets_the_sums(count):
         assert not service.rejected
         for worker in workers:
             worker.connection.send(Header(Kind.BYE))
-        workers[0].until(lambda: len(service._left) == count)
+        workers[0].until(lambda: len(service._job.left) == count)
 
 
 def test_the_urgent_come_first_and_no_more_than_the_credit():
@@ -93,7 +94,7 @@ def test_a_worker_that_is_gone_ends_the_job_of_the_others():
         with Worker(service.address, 1) as other:
             other.join(what)
             one.push_all(what, 0, gradients(what, 0))
-            other.until(lambda: service._parts is not None and bool(service._parts.waits()))
+            other.until(lambda: service._job.parts is not None and bool(service._job.parts.waits()))
         one.until(lambda: bool(one.kinds(Kind.FAIL)))
         text = one.kinds(Kind.FAIL)[0].decode()
         assert "worker 1 is lost: its connection is closed" in text
@@ -271,18 +272,18 @@ def test_messages_of_a_worker_are_not_taken_twice():
 @pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "0", "0.0"])
 def test_never_on_every_address(host):
     with pytest.raises(ConfigError, match="every address"):
-        Service(host, SECRET, workers=1)
+        Service(host, SECRET, Terms(1))
 
 
 def test_an_address_that_is_taken_or_elsewhere():
-    with Service("127.0.0.1", SECRET, workers=1) as service:
+    with Service("127.0.0.1", SECRET, Terms(1)) as service:
         _, port = service.address
         with pytest.raises(ConfigError, match="cannot be listened on"):
-            Service("127.0.0.1", SECRET, workers=1, port=port)
+            Service("127.0.0.1", SECRET, Terms(1), port)
     with pytest.raises(ConfigError, match="cannot be listened on"):
-        Service("192.0.2.1", SECRET, workers=1)
+        Service("192.0.2.1", SECRET, Terms(1))
     with pytest.raises(ConfigError, match="workers: 0"):
-        Service("127.0.0.1", SECRET, workers=0)
+        Service("127.0.0.1", SECRET, Terms(0))
 
 
 def test_workers_of_another_number():
@@ -293,7 +294,7 @@ def test_workers_of_another_number():
 
 def test_a_server_may_live_on_when_a_job_has_failed():
     what = declaration(10)
-    with Service("127.0.0.1", SECRET, workers=2) as service:
+    with Service("127.0.0.1", SECRET, Terms(2)) as service:
         thread = threading.Thread(target=service.run, kwargs={"lives_on": True})
         thread.start()
         try:
@@ -306,7 +307,7 @@ def test_a_server_may_live_on_when_a_job_has_failed():
                 exchange(workers, what, 0)
                 for worker in workers:
                     worker.connection.send(Header(Kind.BYE))
-                workers[0].until(lambda: len(service._left) == 2)
+                workers[0].until(lambda: len(service._job.left) == 2)
         finally:
             service.stop()
             thread.join(10)
@@ -322,7 +323,7 @@ def test_one_job_after_another():
                 exchange(workers, what, 1)
                 for worker in workers:
                     worker.connection.send(Header(Kind.BYE))
-                workers[0].until(lambda: len(service._left) == 2)
+                workers[0].until(lambda: len(service._job.left) == 2)
 
 
 def test_a_server_that_is_started_anew_is_made_whole_by_its_workers():
@@ -365,7 +366,7 @@ def test_who_is_done_stays_until_all_are():
     with serving(2) as service, job(service, 2, what) as (one, other):
         exchange([one, other], what, 0)
         one.connection.send(Header(Kind.DONE))
-        other.until(lambda: bool(service._done))
+        other.until(lambda: bool(service._job.done))
         assert not one.kinds(Kind.DONE)
         other.connection.send(Header(Kind.DONE))
         for worker in (one, other):
@@ -381,9 +382,9 @@ def test_who_has_closed_takes_part_in_no_further_round(kind, late):
         exchange([one, other], what, 0)
         if late:
             other.push_all(what, 1, gradients(what, 1))
-            other.until(lambda: service._parts.owed(0) == 1)
+            other.until(lambda: service._job.parts.owed(0) == 1)
         one.connection.send(Header(kind))
-        other.until(lambda: bool(service._done | service._left))
+        other.until(lambda: bool(service._job.done | service._job.left))
         if not late:
             other.push_all(what, 1, gradients(what, 1))
         other.until(lambda: bool(other.kinds(Kind.FAIL)))
@@ -425,3 +426,36 @@ def test_a_worker_that_is_lost_while_rounds_are_made_anew_ends_the_job():
                 worker.wanted()
         one.until(lambda: bool(one.kinds(Kind.FAIL)))
         assert b"others may have sums with it from before this server was started anew" in one.kinds(Kind.FAIL)[0]
+
+
+def test_another_job_is_turned_away_while_one_is_served():
+    """It has its own name and knows the secret; whom it has taken the place of comes back, and goes on."""
+    mine, theirs = (
+        msgspec.structs.replace(declaration(10), job="mine"),
+        msgspec.structs.replace(declaration(10), job="theirs"),
+    )
+    with serving(2) as service, job(service, 2, mine) as (one, other):
+        exchange([one, other], mine, 0)
+        with Worker(service.address, 1) as stranger:
+            stranger.join(theirs)
+            stranger.until(lambda: bool(stranger.kinds(Kind.FAIL)))
+            (told,) = stranger.kinds(Kind.FAIL)
+            assert told.startswith(b"server 0 serves another job, of which worker 0 is here")
+        sessions = other.connection.sessions
+        other.until(lambda: other.connection.send(Header(Kind.ALIVE)) and other.connection.sessions > sessions)
+        other.declare(mine, rounds=1)
+        exchange([one, other], mine, 1)
+        assert service.failure is None
+
+
+def test_another_job_is_served_when_the_first_is_gone():
+    mine, theirs = (
+        msgspec.structs.replace(declaration(10), job="mine"),
+        msgspec.structs.replace(declaration(10), job="theirs"),
+    )
+    with serving(2) as service:
+        with job(service, 2, mine) as team:
+            exchange(team, mine, 0)
+        with job(service, 2, theirs) as team:
+            exchange(team, theirs, 0)
+        assert service.failure is None

@@ -79,7 +79,7 @@ def test_one_that_closes_early_does_not_end_the_others():
             rule(worker, 0, lr=0.5)
         seed(one, what)
         one.push_all(what, 0, [ones])
-        other.until(lambda: bool(service._parts.waits()))
+        other.until(lambda: bool(service._job.parts.waits()))
         assert one.told(what, 0) is None
         other.connection.send(Header(Kind.BYE))
         one.until(lambda: one.told(what, 0) is not None)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from foretrain.server import service as module
+from foretrain.server import job as module
 from foretrain.server import snapshots
 from foretrain.server.frames import KEEPS, Header, Kind
 from foretrain.server.snapshots import Damaged, Keeping, Snapshots, packed, read

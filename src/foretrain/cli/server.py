@@ -65,6 +65,7 @@ def server(
     if silence <= 0:
         raise ConfigError("timeout", timeout, "is no time to wait", "write e.g. 60s")
     try:
+        from foretrain.server.job import Terms
         from foretrain.server.modes import prepare
         from foretrain.server.service import Service
     except ImportError as error:
@@ -74,18 +75,8 @@ def server(
         end_with_parent()
     if updates:
         prepare()
-    with Service(
-        host,
-        bytes.fromhex(secret),
-        workers=workers,
-        shard=shard,
-        shards=shards,
-        port=int(port),
-        silence=silence,
-        elastic=elastic,
-        snapshots=snapshot_dir,
-        every=snapshot_every,
-    ) as service:
+    terms = Terms(workers, shard, shards, silence, elastic, snapshots=snapshot_dir, every=snapshot_every)
+    with Service(host, bytes.fromhex(secret), terms, int(port)) as service:
         found, number = service.address
         sys.stdout.write(f"server {shard} of {shards} for {workers} workers listens on {found}:{number}\n")
         sys.stdout.flush()

@@ -1,9 +1,10 @@
 """The parameter server: shards that sum what workers push, or update parameters with it, over ZeroMQ.
 
-    worker's engine ── PUSH ──▶ `service` ──▶ `shard`: `coverage`, `sums` ──▶ `outbox` ── VALUE ──▶ every worker
-                                   └──▶ `updating`: `turns`, `rules`, `masters`, `staleness` ──┘
+    worker's engine ── PUSH ──▶ `service` ──▶ `job` ──▶ `shard`: `coverage`, `sums` ──▶ `outbox` ── VALUE ──▶ workers
+                                                └──▶ `updating`: `turns`, `rules`, `masters`, `staleness` ──┘
 
-`frames` is what is said, `sessions` who may say it, `door` where they begin, `placement` where each byte lives,
+`frames` is what is said, `sessions` who may say it, `door` where they begin, `peers` who is in, `job` what they have
+in common and how it ends, `placement` where each byte lives,
 `snapshots` what outlives a server, `connection` a worker's end; `modes` is what both kinds of shards have in common.
 They know no socket, so that what they must do is tested without one. pyzmq and cryptography are the extra
 ``foretrain[ps]``; only `service`, `door`, `connection` and `sessions` need them.

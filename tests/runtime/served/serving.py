@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from foretrain.errors import ForetrainError
+from foretrain.server.job import Terms
 from foretrain.server.service import Service
 
 KEY = bytes(range(32))
@@ -17,7 +18,7 @@ def servers(shards: int, workers: int, **options) -> Iterator[tuple[str, list[Se
     """Their addresses, as `attach` takes them, and they themselves."""
     with contextlib.ExitStack() as stack:
         made = [
-            stack.enter_context(Service("127.0.0.1", KEY, workers=workers, shard=shard, shards=shards, **options))
+            stack.enter_context(Service("127.0.0.1", KEY, Terms(workers, shard, shards, **options)))
             for shard in range(shards)
         ]
         threads = [threading.Thread(target=_run, args=(service,)) for service in made]

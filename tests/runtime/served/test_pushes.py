@@ -68,7 +68,7 @@ class Line:
 
 
 class Server:
-    """What `foretrain.server.service.Service` does with a shard."""
+    """What `foretrain.server.job.Job` does with a shard."""
 
     def __init__(self, number, shards, lines, memory):
         self.number, self.shards, self.lines, self.lives = number, shards, lines, 0
