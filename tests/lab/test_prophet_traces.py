@@ -27,7 +27,7 @@ STEPS, PROFILED = 8, 4
 MODELS = {"resnet50": 0.01, "vgg16": 0.002, "alexnet": 0.005}
 """And the share of their bytes: communication takes about as long as computation."""
 CONTROL = {"resnet50": 0.01}
-COMPUTE = 80_000_000_000
+COMMON = {"compute": 80_000_000_000, "jitter": 0.05, "steps": STEPS}
 
 
 def traced(lab, plan, runs):
@@ -81,15 +81,7 @@ def test_what_is_in_the_way_fits_the_longest_interval(name):
     rate = f"{8 * RATE}bps"
     plan = dataclasses.replace(plan_of(hosts=2, rate=rate, servers=1), calibration=0.2)
     runs = [
-        {
-            "model": model,
-            "size": size,
-            "seed": seed,
-            "compute": COMPUTE,
-            "jitter": 0.05,
-            "steps": STEPS,
-            "schedule": how,
-        }
+        {"model": model, "size": size, "seed": seed, "schedule": how} | COMMON
         for how, models in ((PROPHET, MODELS), ("fifo", CONTROL))
         for seed, (model, size) in enumerate(models.items())
     ]

@@ -4,9 +4,9 @@
 
 RUNS is JSON, a list; each has ``model``, ``size`` (scale of its gradients), ``compute`` (ps), ``jitter``, ``seed``,
 ``schedule``, ``steps``. Rank 0 writes lines of JSON for each: at first ``urgency`` of each gradient, the smallest
-first, and the measured ``startup`` of an operation and ``latency``, ps; then of every step ``gradients``, pairs of which
-and when, and ``chunks``, each with when it was issued and acknowledged and which bytes of which gradients it holds.
-Times are ns of one clock.
+first, and the measured ``startup`` of an operation and ``latency``, ps; then of every step ``gradients``, pairs of
+which and when, and ``chunks``, each with when it was issued and acknowledged and which bytes of which gradients it
+holds. Times are ns of one clock.
 """
 
 from __future__ import annotations

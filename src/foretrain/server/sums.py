@@ -21,10 +21,10 @@ _BLOCK: Final = 32 << 10
 _RAW: Final[dict[Dtype, Any]] = {
     "float32": np.float32,
     "float64": np.float64,
-    "float16": np.float16,
+    "float16": np.uint16,
     "bfloat16": np.uint16,
 }
-"""What numpy takes the bytes for; it knows no bfloat16."""
+"""What numpy takes the bytes for."""
 
 Array = NDArray[Any]
 
@@ -66,14 +66,15 @@ def add_up(
 
 
 def _add_block(arrays: Sequence[Array], total: Array, dtype: Dtype, scale: float) -> None:
-    first, *others = arrays
     if WIDTHS[dtype] == 2:
-        wide = widened(first, dtype)
-        for other in others:
+        wide = widened(arrays[0], dtype)
+        for other in arrays[1:]:
             wide += widened(other, dtype)
-        wide *= np.float32(scale)
-        total[:] = narrowed(wide, dtype)
+        if scale != 1.0:
+            wide *= np.float32(scale)
+        narrow(wide, dtype, total)
         return
+    first, *others = arrays
     if others:
         np.add(first, others[0], out=total)
     else:
@@ -85,22 +86,19 @@ def _add_block(arrays: Sequence[Array], total: Array, dtype: Dtype, scale: float
 
 
 def widened(values: Array, dtype: Dtype) -> NDArray[np.float32]:
-    """``values``, 16 bits each, as float32: exact."""
-    if dtype == "float16":
-        return values.astype(np.float32)
-    return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    """``values``, the bits of 16-bit numbers, as float32: exact."""
+    from foretrain.server import halves
+
+    wide = np.empty(len(values), np.float32)
+    (halves.widen_float16 if dtype == "float16" else halves.widen_bfloat16)(values, wide)
+    return wide
 
 
-def narrowed(values: NDArray[np.float32], dtype: Dtype) -> Array:
-    """``values`` rounded to 16 bits, to nearest, ties to even; what is too large becomes infinite."""
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-    # Rounding could carry a NaN's bits into infinity, or beyond.
-    rounded[np.isnan(values)] = 0x7FC0
-    return rounded
+def narrow(values: NDArray[np.float32], dtype: Dtype, out: Array) -> None:
+    """``values``, which are written over, rounded to the bits of 16-bit numbers."""
+    from foretrain.server import halves
+
+    (halves.narrow_float16 if dtype == "float16" else halves.narrow_bfloat16)(values, out)
 
 
 def _within(pushed: Sequence[Pushed], start: int, end: int) -> list[Pushed]:
