@@ -36,6 +36,7 @@ def test_what_is_new_and_what_is_complete(pushed):
         assert bytes_of(complete) == set.intersection(*had) - before
     missing = {worker: SIZE - len(has) for worker, has in enumerate(had) if len(has) < SIZE}
     assert coverage.missing() == missing
+    assert coverage.whole == (not missing)
 
 
 @given(pushes, st.integers(0, WORKERS - 1), pushes)
@@ -53,6 +54,7 @@ def test_without_a_worker(pushed, lost, later):
             _, complete = coverage.add(worker, start, end)
             had[worker] |= set(range(start, end))
             assert bytes_of(complete) == set.intersection(*others) - old
+    assert coverage.whole == (len(set.intersection(*others)) == SIZE)
 
 
 @given(pushes)

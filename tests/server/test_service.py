@@ -15,6 +15,7 @@ import zmq
 from foretrain.errors import ConfigError, Disagreement, PeerLost
 from foretrain.server.frames import Header, Kind, pack
 from foretrain.server.job import Terms
+from foretrain.server.placement import LIMIT
 from foretrain.server.service import Service
 from foretrain.server.sessions import nonce, untagged
 from tests.server.jobs import SECRET, Way, Worker, declaration, serving
@@ -126,6 +127,7 @@ def test_a_connection_that_breaks_loses_nothing():
                 one.push_all(what, 1, gradients(what, 1))
                 way.cut()
                 other.until(lambda: other.connection.sessions == 2)
+                other.declare(what, rounds=2)
                 other.push_all(what, 1, gradients(what, 2))
                 other.until(lambda: other.told(what, 1) is not None)
                 one.until(lambda: one.told(what, 1) is not None)
@@ -243,6 +245,18 @@ def test_what_is_too_large_is_not_even_taken():
             assert events.poll(10_000)
             stranger.disable_monitor()
             events.close(0)
+            stranger.close(linger=0)
+        exchange(workers, what, 0)
+
+
+def test_what_is_a_little_too_large_is_counted():
+    what = declaration(1000, workers=1)
+    with serving(1) as service, job(service, 1, what) as workers, zmq.Context() as context:
+        host, port = service.address
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.connect(f"tcp://{host}:{port}")
+            stranger.send_multipart([pack(Header(Kind.PUSH)) + bytes(16), bytes(LIMIT + 1)])
+            workers[0].until(lambda: service.rejected["oversized"] == 1)
             stranger.close(linger=0)
         exchange(workers, what, 0)
 
@@ -428,26 +442,6 @@ def test_a_worker_that_is_lost_while_rounds_are_made_anew_ends_the_job():
         assert b"others may have sums with it from before this server was started anew" in one.kinds(Kind.FAIL)[0]
 
 
-def test_another_job_is_turned_away_while_one_is_served():
-    """It has its own name and knows the secret; whom it has taken the place of comes back, and goes on."""
-    mine, theirs = (
-        msgspec.structs.replace(declaration(10), job="mine"),
-        msgspec.structs.replace(declaration(10), job="theirs"),
-    )
-    with serving(2) as service, job(service, 2, mine) as (one, other):
-        exchange([one, other], mine, 0)
-        with Worker(service.address, 1) as stranger:
-            stranger.join(theirs)
-            stranger.until(lambda: bool(stranger.kinds(Kind.FAIL)))
-            (told,) = stranger.kinds(Kind.FAIL)
-            assert told.startswith(b"server 0 serves another job, of which worker 0 is here")
-        sessions = other.connection.sessions
-        other.until(lambda: other.connection.send(Header(Kind.ALIVE)) and other.connection.sessions > sessions)
-        other.declare(mine, rounds=1)
-        exchange([one, other], mine, 1)
-        assert service.failure is None
-
-
 def test_another_job_is_served_when_the_first_is_gone():
     mine, theirs = (
         msgspec.structs.replace(declaration(10), job="mine"),
@@ -458,4 +452,28 @@ def test_another_job_is_served_when_the_first_is_gone():
             exchange(team, mine, 0)
         with job(service, 2, theirs) as team:
             exchange(team, theirs, 0)
+        assert service.failure is None
+
+
+def test_who_closes_early_is_done_without_in_an_elastic_job():
+    what = declaration(10)
+    with serving(2, elastic=True) as service, job(service, 2, what) as (one, other):
+        exchange([one, other], what, 0)
+        one.connection.send(Header(Kind.BYE))
+        own = gradients(what, 1)
+        other.push_all(what, 1, own)
+        other.until(lambda: other.told(what, 1) is not None)
+        np.testing.assert_array_equal(other.told(what, 1)[0], 2 * own[0])
+        assert service.failure is None
+
+
+def test_what_is_said_after_another_declaration_counts_when_its_sender_has_declared_it():
+    what = declaration(10)
+    with serving(2) as service, job(service, 2, what) as (one, other):
+        exchange([one, other], what, 0)
+        other.connection.send(Header(Kind.DECLARE, step=1), what.encode())
+        other.until(lambda: service._job._epoch == 1)
+        one.push_all(what, 9, gradients(what, 9))
+        one.connection.send(Header(Kind.DECLARE, step=1), what.encode())
+        exchange([one, other], what, 1)
         assert service.failure is None

@@ -181,7 +181,7 @@ def test_workers_do_not_keep_for_ever_what_cannot_be_written(tmp_path, caplog):
         one.close()
     shard.done = [9]
     assert keeping.news() == {0: (9, 9)}
-    assert "no more snapshots are tried, and this server must not die: path:" in caplog.text
+    assert "no more snapshots are tried, as 4 could not be written: this server must not die" in caplog.text
 
 
 def test_writing_that_is_slower_than_training_is_told_once(tmp_path, caplog, monkeypatch):

@@ -12,7 +12,7 @@ from foretrain.server.sessions import NONCE_SIZE, Session, nonce, proof, untagge
 _HANDSHAKE: Final = 5.0
 """Seconds to say who one is."""
 _STRANGERS: Final = 64
-"""Connections that may be saying who they are at once."""
+"""Connections that may be saying who they are at once, beyond twice the workers, who may all come together."""
 
 
 class _Stranger(NamedTuple):
@@ -41,8 +41,8 @@ class Door:
         self._strangers = {who: each for who, each in self._strangers.items() if each.deadline > now}
         if len(payload) != NONCE_SIZE or not 0 <= rank < self._workers:
             raise Malformed("hello", f"HELLO of {rank} with {len(payload)} bytes")
-        if len(self._strangers) >= _STRANGERS:
-            raise Malformed("crowd", f"more than {_STRANGERS} say who they are at once")
+        if len(self._strangers) >= _STRANGERS + 2 * self._workers:
+            raise Malformed("crowd", f"more than {len(self._strangers)} say who they are at once")
         ours = nonce()
         self._strangers[route] = _Stranger(rank, payload, ours, now + _HANDSHAKE)
         return untagged(Kind.CHALLENGE, self._shard, ours)

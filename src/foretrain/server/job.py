@@ -31,6 +31,9 @@ logger = logging.getLogger("foretrain.server")
 _GRACE: Final = 3.0
 """Seconds that a worker whose connection broke has to come back, or to close where another one has."""
 
+_OF_A_DECLARATION: Final = frozenset((Kind.PUSH, Kind.PULL, Kind.RULE, Kind.SEED, Kind.FETCH, Kind.DONE, Kind.LOST))
+"""What means something else, or nothing, after another DECLARE."""
+
 HandOver = Callable[[bytes | memoryview, list[Any]], bool]
 """Sends frames on a route; False where the connection is no more."""
 
@@ -123,12 +126,11 @@ class Job:
             self._send_values(peer)
 
     def close(self) -> None:
-        """Returns when the last snapshot is written; those of a job that failed are of no more use."""
-        if self._keeping is None:
-            return
-        if self.failure is not None:
-            self._keeping.end()
-        self._keeping.close()
+        """Returns when the last snapshot is written; those of a job that has failed or ended are of no more use."""
+        if self._keeping is not None:
+            if self.over or self.failure is not None:
+                self._keeping.end()
+            self._keeping.close()
 
     # ── what workers say ──
 
@@ -140,6 +142,8 @@ class Job:
             ForetrainError: the job is over.
         """
         kind = header.kind
+        if kind in _OF_A_DECLARATION and peer.epoch not in (None, self._epoch):
+            return  # what it says is of one before, and it will declare again
         if kind is Kind.PUSH:
             self._push(peer, header, payload)
         elif kind is Kind.PULL:
@@ -156,11 +160,10 @@ class Job:
             peer.outbox.received(header.size)
         elif kind is Kind.DECLARE:
             declaration = Declaration.decode(bytes(payload))
-            if not self._refuses(peer, declaration):
-                self._declare(peer, header, declaration)
-                self._answer(peer)
-                for rank in self.lost:
-                    self._send(peer, Header(Kind.LOST, part=rank))
+            self._declare(peer, header, declaration)
+            self._answer(peer)
+            for rank in self.lost:
+                self._send(peer, Header(Kind.LOST, part=rank))
         elif kind is Kind.WANTED:
             self._answer(peer)
         elif kind is Kind.LOST:
@@ -178,8 +181,7 @@ class Job:
             self._end_together()
             if self._keeping is not None:
                 self._keeping.want()
-                if self.over:
-                    self._keeping.end()
+            self._end_if_over()
         elif kind is Kind.FAIL:
             text = bytes(payload[:60_000]).decode(errors="replace")
             kind_of_failure = FAILURES[min(header.flag, len(FAILURES) - 1)]
@@ -199,7 +201,7 @@ class Job:
     def _acknowledge(self, peer: Peer) -> None:
         if peer.told < peer.pushes:
             peer.told = peer.pushes
-            self._send(peer, Header(Kind.RECEIVED, step=peer.epoch, offset=peer.pushes))
+            self._send(peer, Header(Kind.RECEIVED, step=peer.epoch or 0, offset=peer.pushes))
 
     def _answer(self, peer: Peer) -> None:
         if self._keeping is None:
@@ -215,7 +217,7 @@ class Job:
                 self._send(peer, Header(Kind.COMMITTED, step=saved, offset=done))
 
     def _declared_parts(self, peer: Peer) -> Mode:
-        if self.parts is None:
+        if self.parts is None or peer.epoch is None:
             raise Malformed("push", f"worker {peer.rank} pushes before it has declared anything")
         return self.parts
 
@@ -226,31 +228,9 @@ class Job:
                 if peer.rank in self.done:
                     self._send(peer, Header(Kind.DONE))
 
-    def _refuses(self, peer: Peer, declaration: Declaration) -> bool:
-        """Whether ``peer`` is of another job, while workers of this one are here; then it is told, and is here no more.
-
-        Whom it has taken the place of comes back by itself.
-        """
-        if self._declared is None or declaration.job == self._declared.job:
-            return False
-        others = [other for other in self.peers if other.rank != peer.rank and other.job == self._declared.job]
-        for other in others:
-            self._send(other, Header(Kind.ALIVE))  # fails where its process is gone
-        here = [other.rank for other in others if other.gone is None]
-        if not here:
-            return False
-        text = (
-            f"server {self._terms.shard} serves another job, of which worker {here[0]} is here: "
-            "wait for its end, or start servers for this one"
-        )
-        logger.warning("worker %d of job %r is turned away: this is %r", peer.rank, declaration.job, self._declared.job)
-        self._send(peer, Header(Kind.FAIL, FAILURES.index(Disagreement), size=len(text)), text.encode())
-        self.peers.drop(peer.rank, left=True)
-        return True
-
     def _declare(self, peer: Peer, header: Header, declaration: Declaration) -> None:
         epoch, begun = header.step, header.offset
-        peer.declares(declaration.job, epoch)
+        peer.declares(epoch)
         if self._missed is not None:
             self._said_again = max(self._said_again, begun - 1)
         if declaration.workers != self._terms.workers:
@@ -261,6 +241,8 @@ class Job:
         if epoch > self._epoch or self._declared is None or declaration.job != self._declared.job:
             if self._declared is not None and declaration.job != self._declared.job:
                 self.left, self.done, self.lost = set(), set(), set()
+                if self._keeping is not None:
+                    self._keeping.end()
             self._declared, self._epoch = declaration, epoch
             placement = Placement(declaration, self._terms.shards)
             mine = [part for part in placement.parts if part.shard == self._terms.shard]
@@ -275,6 +257,10 @@ class Job:
         found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
         if found is not None:
             raise Disagreement(f"worker {peer.rank} trains something else than the first to declare: {found}")
+
+    def _end_if_over(self) -> None:
+        if self.over and self._keeping is not None:
+            self._keeping.end()
 
     def _remember(self, declaration: Declaration | None, *, under_way: bool) -> None:
         """A shard that keeps more than sums goes on from its job's last snapshot, and must if that is ``under_way``.
@@ -327,6 +313,8 @@ class Job:
             for peer in self.peers:
                 self._send(peer, Header(Kind.ALIVE))
             self._miss_the_left(now)
+            if self._said_again >= 0 and self.parts is not None and self.parts.through(self._said_again):
+                self._said_again = -1
         for peer in self.peers:
             if peer.gone is not None and now - peer.gone > _GRACE:
                 self._lose(peer.rank, "its connection is closed")
@@ -346,7 +334,13 @@ class Job:
             owing = next(((rank, step) for rank, step in rounds if step is not None), None)
         self._owing = None if owing is None else self._owing or now
         if owing is not None and self._owing is not None and now - self._owing > _GRACE:
-            raise PeerLost(f"worker {owing[0]} closed its attachment before round {owing[1]}, which others are in")
+            why = f"closed its attachment before round {owing[1]}, which others are in"
+            if not self._terms.elastic:
+                raise PeerLost(f"worker {owing[0]} {why}")
+            if (peer := self.peers.of_rank(owing[0])) is not None:
+                self._send(peer, Header(Kind.DONE))
+            self._owing = None
+            self._lose(owing[0], f"it {why}")
 
     def _lose(self, rank: int, why: str) -> None:
         self._drop(rank)
@@ -358,7 +352,7 @@ class Job:
             self.fail(PeerLost(f"{text}\nothers may have sums with it from before this server was started anew"))
         else:
             logger.warning("%s; %d go on", text, self._terms.workers - len(self.lost | self.left))
-            if self._said_again >= 0 and self._keeping is not None:
+            if self._missed is not None and self._keeping is not None:
                 logger.warning("what worker %d had pushed since the last snapshot is lost with it", rank)
             self._exclude(rank)
 
@@ -390,6 +384,7 @@ class Job:
         for other in self.peers:
             self._send_values(other)
         self._end_together()
+        self._end_if_over()
 
     def fail(self, error: ForetrainError) -> None:
         """Tells everyone; the first failure is the one that is told."""

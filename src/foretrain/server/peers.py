@@ -24,8 +24,7 @@ class Peer:
         heard: when it said something, s of the monotonic clock.
         aside: the route of the other connection; None before anything has come on it.
         gone: since when its connection is known to be broken.
-        job: whose it is; None before it has declared anything.
-        epoch: declarations of it before the one that holds.
+        epoch: declarations of it before the one that holds; None before there is one.
         pushes: messages with pushes that have come since that.
         told: of how many of them it knows.
     """
@@ -38,14 +37,13 @@ class Peer:
     heard: float
     aside: bytes | None = None
     gone: float | None = None
-    job: str | None = None
-    epoch: int = 0
+    epoch: int | None = None
     pushes: int = 0
     told: int = 0
 
-    def declares(self, job: str, epoch: int) -> None:
+    def declares(self, epoch: int) -> None:
         """What it pushes from now on is of another declaration."""
-        self.job, self.epoch, self.pushes, self.told = job, epoch, 0, 0
+        self.epoch, self.pushes, self.told = epoch, 0, 0
 
     def sealed(self, header: Header, payload: bytes | memoryview) -> list[bytes | memoryview]:
         """The route on which to say ``header`` and ``payload``, and the frames of the message."""

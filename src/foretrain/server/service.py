@@ -79,7 +79,7 @@ class Service:
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.SNDHWM, 0),  # what may be under way is the outboxes' to say, and nothing must be dropped
             (zmq.RCVHWM, 64),
-            (zmq.MAXMSGSIZE, LIMIT),
+            (zmq.MAXMSGSIZE, 2 * LIMIT),  # what is larger than that is not even read, nor is its sender heard again
             (zmq.SNDBUF, 1 << 20),
         ):
             made.setsockopt(option, value)
@@ -153,11 +153,17 @@ class Service:
                 self._reject(route.bytes, error)
             except ForetrainError as error:
                 self._job.fail(error)
+            except Exception as error:
+                # Whatever a worker has brought about ends its job, and not this server.
+                logger.exception("server %d", self._terms.shard)
+                self._job.fail(PeerLost(f"server {self._terms.shard} failed: {type(error).__name__}: {error}"))
         self._job.flush()
 
     def _hear(self, route: bytes, frames: list[zmq.Frame]) -> None:
         if not 1 <= len(frames) <= 2:
             raise Malformed("frames", f"a message of {len(frames)} frames")
+        if max(map(len, frames)) > LIMIT:
+            raise Malformed("oversized", f"a frame of {max(map(len, frames))} bytes, where {LIMIT} is the most")
         header, tag = unpack(frames[0].bytes)
         payload = frames[1].buffer if len(frames) > 1 else memoryview(b"")
         if header.kind not in TO_SERVER:

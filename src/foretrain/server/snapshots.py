@@ -15,7 +15,7 @@ import logging
 import struct
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
@@ -94,7 +94,7 @@ class Snapshots:
 
     Attributes:
         saved: by worker, its rounds that the newest file has; empty before the first.
-        problem: why the last could not be written; empty if it was.
+        failed: how many could not be written since the last that was.
 
     Raises:
         ConfigError: the folder cannot be made or read.
@@ -116,7 +116,7 @@ class Snapshots:
         self._begun = 0
         """Rounds of an average worker that the last has which was begun."""
         self.saved: Sequence[int] = ()
-        self.problem = ""
+        self.failed = 0
 
     def late(self, shard: Stateful) -> bool:
         """Whether several should have been written since the last that was."""
@@ -126,8 +126,7 @@ class Snapshots:
     def remove(self) -> None:
         """Nobody needs them any more."""
         self.close()
-        for path in self._files():
-            path.unlink(missing_ok=True)
+        self._unlink(self._files())
         with suppress(OSError):
             self._folder.rmdir()
 
@@ -174,12 +173,18 @@ class Snapshots:
         try:
             write_atomically(path, packed({**self._whose, "state": state}))
         except ConfigError as error:
-            self.problem = str(error)
+            self.failed += 1
             logger.error("no snapshot after round %d: %s", max(done) - 1, error)
             return
-        self.saved, self.problem = done, ""
-        for old in self._files()[1:]:
-            old.unlink(missing_ok=True)
+        self.saved, self.failed = done, 0
+        self._unlink(old for old in self._files() if old != path)
+
+    def _unlink(self, paths: Iterable[Path]) -> None:
+        try:
+            for path in paths:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("snapshots that nobody needs stay in %s: %s", self._folder, error)
 
     def _files(self) -> list[Path]:
         """The newest first."""
@@ -203,7 +208,7 @@ class Keeping:
 
     def __init__(self, kept: Stateful, snapshots: Snapshots | None) -> None:
         self.kept, self._snapshots = kept, snapshots
-        self._wanted = self._told_late = False
+        self._wanted = self._told_late = self._given_up = False
         if snapshots is not None:
             snapshots.restore(kept)
         self._told = self._progress()
@@ -219,7 +224,8 @@ class Keeping:
 
     def news(self) -> Mapping[int, Progress]:
         """To be asked after every push, and now and then: how far workers are of whom that has changed."""
-        if self._snapshots is not None and self._snapshots.offer(self.kept, now=self._wanted):
+        snapshots = None if self._given_up else self._snapshots
+        if snapshots is not None and snapshots.offer(self.kept, now=self._wanted):
             self._wanted = False
         self._judge()
         found = self._progress()
@@ -229,11 +235,13 @@ class Keeping:
     def _judge(self) -> None:
         """Workers keep what no snapshot has: where none can be written, that must have an end."""
         snapshots = self._snapshots
-        if snapshots is None or not snapshots.late(self.kept):
+        if snapshots is None or self._given_up:
+            return
+        if snapshots.failed >= _TRIES:
+            logger.error("no more snapshots are tried, as %d could not be written: this server must not die", _TRIES)
+            self._given_up = True
+        elif not snapshots.late(self.kept):
             self._told_late = False
-        elif snapshots.problem:
-            logger.error("no more snapshots are tried, and this server must not die: %s", snapshots.problem)
-            self._snapshots = None
         elif not self._told_late:
             self._told_late = True
             logger.warning(
@@ -247,7 +255,7 @@ class Keeping:
 
     def _progress(self) -> Sequence[Progress]:
         done = self.kept.done
-        saved = done if self._snapshots is None else self._snapshots.saved or [0] * len(done)
+        saved = done if self._snapshots is None or self._given_up else self._snapshots.saved or [0] * len(done)
         return [Progress(*each) for each in zip(done, saved, strict=True)]
 
     def close(self) -> None:

@@ -270,11 +270,11 @@ class Updating:
         members = [worker] if self._apart else sorted(self._living)
         scale = 1.0 if self._apart else self._workers / len(members)
         self._unchanged.pop(part, None)
-        some = turn.total(dtype, scale, out)
-        if some and self._masters.group_of(part) >= 0:
-            groups = self._rules.of(members[0], step)
-            if groups is None or not self._masters.seeded(part):
-                raise Malformed("seed", f"part {part} is pushed before its parameters and rules were said")
+        some, updated = turn.total(dtype, scale, out), self._masters.group_of(part) >= 0
+        groups = self._rules.of(members[0], step) if updated else []
+        if updated and (groups is None or not self._masters.seeded(part)):
+            raise Malformed("seed", f"part {part} is pushed before its parameters and rules were said")
+        if some and groups:
             self._masters.update(part, torch.frombuffer(out, dtype=getattr(torch, dtype)), groups)
         elif not self._apart or self._masters.group_of(part) < 0:
             self._unchanged[part] = step

@@ -130,6 +130,11 @@ class Server:
 class Memory:
     """A disk that is written now and then, and survives the server."""
 
+    failed = 0
+
+    def late(self, shard):
+        return False
+
     def __init__(self, chance):
         self.chance, self.saved, self.state, self.seen = chance, (), None, [0]
 
