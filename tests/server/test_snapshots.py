@@ -175,10 +175,13 @@ def test_workers_do_not_keep_for_ever_what_cannot_be_written(tmp_path, caplog):
     one = kept(tmp_path, every=2)
     keeping = Keeping(shard := Counting(), one)
     next(tmp_path.iterdir()).rmdir()
-    for rounds in range(1, 9):
+    for rounds in range(1, 8):
         shard.done = [rounds]
         assert keeping.news() == {0: (rounds, 0)}
         one.close()
+    shard.done = [8]
+    keeping.news()
+    one.close()  # the fourth has failed now, if it had not before
     shard.done = [9]
     assert keeping.news() == {0: (9, 9)}
     assert "no more snapshots are tried, as 4 could not be written: this server must not die" in caplog.text
