@@ -4,10 +4,10 @@
                                                 └──▶ `updating`: `turns`, `rules`, `masters`, `staleness` ──┘
 
 `frames` is what is said, `sessions` who may say it, `door` where they begin, `peers` who is in, `job` what they have
-in common and how it ends, `placement` where each byte lives,
-`snapshots` what outlives a server, `connection` a worker's end; `modes` is what both kinds of shards have in common.
-They know no socket, so that what they must do is tested without one. pyzmq and cryptography are the extra
-``foretrain[ps]``; only `service`, `door`, `connection` and `sessions` need them.
+in common and how it ends, `placement` where each byte lives, `halves` 16-bit numbers, `snapshots` what outlives a
+server, `connection` a worker's end; `modes` is what both kinds of shards have in common. Those know no socket, so that
+what they must do is tested without one. pyzmq and cryptography are the extra ``foretrain[ps]``; only `service`, `job`,
+`peers`, `door`, `connection` and `sessions` need them.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""16-bit floating-point numbers to float32 and back, in compiled loops: numpy's take ten times as long.
+"""16-bit floating-point numbers to float32 and back, in compiled loops: numpy's take several times as long.
 
 Widening is exact. Rounding is to nearest, ties to even; what is too large becomes infinite. numba takes longer to
 import than a server to start, which is why this is its own file: it is imported where 16-bit gradients come.

@@ -79,8 +79,11 @@ class Job:
 
     Attributes:
         peers: who is here.
+        parts: the shard; None before anybody has declared what it is to hold.
         failure: what ended it; None while it lives, and after a good end.
-        lost: workers without whom the others go on.
+        left: workers that have closed.
+        done: those that have all their sums, and stay for others that may not.
+        lost: those without whom the others go on.
     """
 
     def __init__(self, terms: Terms, hand_over: HandOver) -> None:
@@ -89,7 +92,6 @@ class Job:
         self.failure: ForetrainError | None = None
         self.left: set[int] = set()
         self.done: set[int] = set()
-        """Those that have all their sums, and stay for others that may not."""
         self.lost: set[int] = set()
         self._owing: float | None = None
         """Since when others have been in a round that one of those that have closed has not pushed."""
