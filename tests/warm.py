@@ -46,6 +46,8 @@ def run(
         pid = channel.recv()
         if late := not channel.poll(timeout):
             os.kill(pid, signal.SIGTERM)
+            if not channel.poll(30):
+                os.kill(pid, signal.SIGKILL)
         status = channel.recv()
         if late:
             raise subprocess.TimeoutExpired([*arguments], timeout, out.read_bytes(), err.read_bytes())

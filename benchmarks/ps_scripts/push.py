@@ -22,6 +22,7 @@ from foretrain.server.connection import Links
 from foretrain.server.frames import Header, Kind
 
 SIZE = 1 << 20
+JOB = "throughput"
 DEPTH = 4
 LEAST, SECONDS = 64, 1.5
 """Messages and, about, seconds of a series: the first and the last cross one direction alone, and must be few."""
@@ -38,9 +39,10 @@ def main() -> None:
     rate, series = float(sys.argv[1]), int(sys.argv[2])
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     places = [each.rpartition(":") for each in os.environ[SERVERS].split(",")]
-    links = Links([(host, int(port)) for host, _, port in places], bytes.fromhex(os.environ[SECRET]), rank)
+    secret = bytes.fromhex(os.environ[SECRET])
+    links = Links([(host, int(port)) for host, _, port in places], secret, JOB, rank)
     links.establish(30)
-    probe = Probe(links, workers, "throughput", 0, patience=60)
+    probe = Probe(links, workers, JOB, 0, patience=60)
     probe.series(SIZE, 4 * DEPTH, DEPTH)
     count = max(LEAST, round(SECONDS * rate / (workers * SIZE)))
     servers = [int(pid) for pid in os.environ[PIDS].split(",")] if not rank else []

@@ -101,7 +101,12 @@ def folder(tmp_path):
 
 def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words]
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    for _ in range(3):
+        ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        # Gloo's threads now and then abort a process that has ended well, without foretrain, too.
+        if "terminate called without an active exception" not in ended.stderr:
+            break
+    return ended
 
 
 def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -187,6 +187,11 @@ def test_the_same_bits_by_a_real_schedule(ranks, script):
     assert said[1] == ""
 
 
+def test_the_same_bits_by_what_the_planner_chooses(ranks):
+    for alone, taken in ranks(jobs.both_really, jobs.plain, Settings(schedule="auto")):
+        assert taken.parameters == alone.parameters
+
+
 def test_a_secret_on_one_node_alone_leaves_all_ranks_with_the_stock_one(ranks):
     (alone, taken), (_, other) = ranks(jobs.both_really, jobs.secret_on_one, USUAL)
     assert taken.parameters == other.parameters == alone.parameters

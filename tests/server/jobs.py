@@ -15,6 +15,7 @@ from foretrain.errors import ForetrainError
 from foretrain.server.bundles import unbundle
 from foretrain.server.connection import Connection
 from foretrain.server.frames import ABSENT, Header, Kind
+from foretrain.server.gate import knock
 from foretrain.server.job import Terms
 from foretrain.server.placement import Declaration, Declared, Placement
 from foretrain.server.service import Service
@@ -49,9 +50,9 @@ def serving(workers: int, port: int = 0, **options) -> Iterator[Service]:
 class Worker:
     """Pushes gradients to one service and keeps what comes back."""
 
-    def __init__(self, service_address, rank: int, secret: bytes = SECRET, shard: int = 0) -> None:
+    def __init__(self, service_address, rank: int, secret: bytes = SECRET, shard: int = 0, job: str = "") -> None:
         self.context, self.rank = zmq.Context(), rank
-        self.connection = Connection(self.context, service_address, secret, rank, shard)
+        self.connection = Connection(self.context, service_address, secret, job, rank, shard)
         self.heard: list[tuple[Header, bytes]] = []
         self.acknowledges = True
 
@@ -127,6 +128,18 @@ class Worker:
 
     def kinds(self, kind: Kind) -> list[bytes]:
         return [payload for header, payload in self.heard if header.kind is kind]
+
+
+@contextlib.contextmanager
+def stranger(service: Service) -> Iterator[zmq.Socket[bytes]]:
+    """A socket that knows the word at the gate of ``service``, as whoever has watched the network does."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
+        knock(made, SECRET)
+        made.connect("tcp://{}:{}".format(*service.address))
+        try:
+            yield made
+        finally:
+            made.close(linger=0)
 
 
 class Way:

@@ -14,10 +14,14 @@ class Sgd(Shard):
 
     def __init__(self, parts, tasks, workers, **options):
         super().__init__(parts, tasks, workers, **options)
-        self._done = dict.fromkeys(self._held, 0)
+        self._done, self.left = dict.fromkeys(self._held, 0), set()
         self.parameters = {number: np.zeros(held.part.size // 4, np.float32) for number, held in self._held.items()}
 
-    begun, left = True, ()
+    begun = True
+
+    def leaves(self, worker):
+        self.left.add(worker)
+        return super().leaves(worker)
 
     @property
     def done(self):
@@ -50,10 +54,10 @@ class Sgd(Shard):
     def state(self):
         last = {number: held.rounds[self.done[0] - 1 & 1] for number, held in self._held.items()}
         rounds = {number: {"absent": each.absent, "again": each.again} for number, each in last.items()}
-        return {"round": self.done[0], "parameters": self.parameters, "rounds": rounds}
+        return {"round": self.done[0], "parameters": self.parameters, "rounds": rounds, "left": sorted(self.left)}
 
     def restore(self, state):
-        last = state["round"] - 1
+        last, self.left = state["round"] - 1, set(state["left"])
         for number, held in self._held.items():
             self._done[number] = state["round"]
             self.parameters[number][:] = state["parameters"][number]

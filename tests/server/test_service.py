@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 import zmq
 
 from foretrain.errors import ConfigError, Disagreement, PeerLost
-from foretrain.server.frames import Header, Kind, pack
+from foretrain.server.connection import Links
+from foretrain.server.frames import RETURNS, Header, Kind, pack, unpack
+from foretrain.server.gate import Gate
 from foretrain.server.job import Terms
 from foretrain.server.placement import LIMIT
 from foretrain.server.service import Service
 from foretrain.server.sessions import nonce, untagged
-from tests.server.jobs import SECRET, Way, Worker, declaration, serving
+from tests.server.jobs import SECRET, Way, Worker, declaration, serving, stranger
 
 
 def gradients(what, seed):
@@ -28,8 +31,9 @@ def gradients(what, seed):
 
 @contextlib.contextmanager
 def job(service, count, what=None):
+    name = what.job if what is not None else ""
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(Worker(service.address, rank)) for rank in range(count)]
+        workers = [stack.enter_context(Worker(service.address, rank, job=name)) for rank in range(count)]
         if what is not None:
             for worker in workers:
                 worker.join(what)
@@ -164,38 +168,206 @@ def test_when_one_of_both_connections_breaks_a_session_begins_anew(which):
 
 def test_nobody_else_can_be_the_second_connection_of_a_worker():
     what = declaration(1000, workers=1)
-    with serving(1) as service, job(service, 1, what) as (worker,), zmq.Context() as context:
+    with serving(1) as service, job(service, 1, what) as (worker,):
         exchange([worker], what, 0)
-        with context.socket(zmq.DEALER) as stranger:
-            stranger.connect("tcp://{}:{}".format(*service.address))
-            stranger.send(pack(Header(Kind.RECEIVED, sender=0, size=1 << 40)) + bytes(16))
+        with stranger(service) as other:
+            other.send(pack(Header(Kind.RECEIVED, sender=0, size=1 << 40)) + bytes(16))
             worker.until(lambda: service.rejected.total() == 1)
-            stranger.close(linger=0)
         exchange([worker], what, 1)
         assert service.rejected == {"tag": 1}
 
 
 def test_who_does_not_know_the_secret_is_not_let_in():
     what = declaration(10, workers=1)
-    with serving(1) as service, Worker(service.address, 0, os.urandom(32)) as stranger:
-        with pytest.raises(PeerLost, match=r"does not answer worker 0; is it of this job, with the same secret\?"):
-            stranger.until(lambda: stranger.connection.established)
-        assert service.rejected == {"secret": 1}
+    with serving(1) as service, Worker(service.address, 0, os.urandom(32)) as other:
+        with pytest.raises(PeerLost, match=r"server 0 at 127.0.0.1:\d+ has another secret"):
+            other.until(lambda: other.connection.established)
         with job(service, 1, what) as workers:
             exchange(workers, what, 0)
+            workers[0].until(lambda: service.rejected["gate"] > 0)
+        assert [*service.rejected] == ["gate"]
+
+
+def test_the_word_at_the_gate_proves_nothing():
+    with serving(1) as service, stranger(service) as other:
+        for frames in (untagged(Kind.HELLO, 0, nonce()), untagged(Kind.PROOF, 0, bytes(32))):
+            other.send_multipart(frames)
+        assert other.poll(10_000)
+        other.recv_multipart()
+        with Worker(service.address, 0) as worker:
+            worker.until(lambda: worker.connection.established and service.rejected.total() == 1)
+        assert service.rejected == {"secret": 1}
+
+
+def test_who_does_not_know_the_word_is_not_even_read():
+    what = declaration(1000, workers=1)
+    with serving(1) as service, job(service, 1, what) as workers, zmq.Context() as context:
+        host, port = service.address
+        with context.socket(zmq.DEALER) as other:
+            other.connect(f"tcp://{host}:{port}")
+            for _ in range(100):
+                other.send(bytes(1 << 20), zmq.SNDMORE)
+            workers[0].until(lambda: service.rejected["gate"] > 0)
+            other.close(linger=0)
+        exchange(workers, what, 0)
+        assert [*service.rejected] == ["gate"]
+
+
+def test_a_worker_too_many_is_told_so():
+    with (
+        serving(1) as service,
+        Worker(service.address, 1) as worker,
+        pytest.raises(Disagreement, match="has no place for worker 1: start it with --workers 2 or more"),
+    ):
+        worker.until(lambda: worker.connection.established)
+
+
+def test_a_worker_without_whom_the_others_go_on_is_told_so():
+    what = declaration(10)
+    with serving(2, elastic=True) as service, job(service, 2, what) as (one, other):
+        other.connection.send(Header(Kind.FAIL), b"it has had enough")
+        one.until(lambda: bool(one.kinds(Kind.LOST)))
+        with (
+            Worker(service.address, 1) as late,
+            pytest.raises(PeerLost, match="the others go on without worker 1, which was lost"),
+        ):
+            late.until(lambda: late.connection.established)
+
+
+def test_a_job_waits_for_the_one_that_is_there():
+    mine, theirs = (msgspec.structs.replace(declaration(10, workers=1), job=name) for name in ("mine", "theirs"))
+    with serving(1) as service, Worker(service.address, 0, job="mine") as one:
+        one.join(mine)
+        with Worker(service.address, 0, job="theirs") as other:
+            other.until(lambda: other.connection.busy is not None)
+            assert other.connection.busy.startswith("server 0 serves job mine, which has not ended, and this is theirs")
+            exchange([one], mine, 0)
+            one.connection.send(Header(Kind.BYE))
+            other.join(theirs)
+            exchange([other], theirs, 0)
+        assert service.failure is None
+
+
+def test_a_job_does_not_wait_for_ever_for_another():
+    with serving(1) as service, Worker(service.address, 0, job="mine") as one:
+        one.join(msgspec.structs.replace(declaration(10, workers=1), job="mine"))
+        links = Links([service.address], SECRET, "theirs", 0)
+        try:
+            with pytest.raises(PeerLost, match=r"serves job mine, .* after 0.5 s: end that, or start"):
+                links.establish(0.5)
+        finally:
+            links.close()
+
+
+def test_two_jobs_that_wait_do_not_get_a_server_each():
+    def team(name):
+        return Links([one.address, other.address], SECRET, name, 0)
+
+    def train(name):
+        links = team(name)
+        try:
+            links.establish(30)
+            order.append(name)
+            for connection in links.connections:
+                connection.send(Header(Kind.BYE))
+        finally:
+            links.close(1)
+
+    order = []
+    with serving(1) as one, serving(1, shard=1, shards=2) as other:
+        first = team("first")
+        first.establish(10)
+        threads = [threading.Thread(target=train, args=(name,)) for name in ("second", "third")]
+        for thread in threads:
+            thread.start()
+        for connection in first.connections:
+            connection.send(Header(Kind.BYE))
+        first.close(1)
+        for thread in threads:
+            thread.join(30)
+        assert sorted(order) == ["second", "third"]
+
+
+def test_a_job_that_nobody_comes_back_to_keeps_nobody_out():
+    with serving(2, elastic=True, silence=0.5) as service:
+        with Worker(service.address, 0, job="mine") as one:
+            one.join(msgspec.structs.replace(declaration(10), job="mine"))
+            one.wanted()
+        with Worker(service.address, 0, job="theirs") as other:
+            other.until(lambda: other.connection.established)
+        with (
+            Worker(service.address, 0, job="mine") as late,
+            pytest.raises(PeerLost, match="the others went on without it, and have ended"),
+        ):
+            late.until(lambda: late.connection.established)
+
+
+def test_who_says_that_it_returns_keeps_its_servers():
+    what = msgspec.structs.replace(declaration(10, workers=1), job="mine")
+    with serving(1) as service, Worker(service.address, 0, job="theirs") as other:
+        with Worker(service.address, 0, job="mine") as one:
+            one.join(what)
+            exchange([one], what, 0)
+            one.connection.send(Header(Kind.BYE, RETURNS))
+            other.until(lambda: other.connection.busy is not None and not service._job.peers.ranks)
+        with Worker(service.address, 0, job="mine") as one:
+            one.until(lambda: one.connection.established)
+            one.connection.send(Header(Kind.DECLARE, step=1), what.encode())
+            exchange([one], what, 0)
+            assert not other.connection.established
+            one.connection.send(Header(Kind.BYE))
+            other.until(lambda: other.connection.established)
+        assert service.failure is None
+
+
+def test_who_refuses_must_know_the_secret():
+    with serving(1) as service, job(service, 1) as (worker,):
+        answer = worker.connection._main.read
+
+        def altered():
+            frames = answer()
+            header = None if frames is None else unpack(frames[0].bytes)[0]
+            if header is not None and header.kind is Kind.WELCOME:
+                frames = [zmq.Frame(each) for each in untagged(Kind.REFUSED, 0, bytes(32) + b"go away")]
+            return frames
+
+        worker.connection._main.read = altered
+        with pytest.raises(PeerLost, match="server 0 does not know the job's secret"):
+            worker.until(lambda: worker.connection.established)
+
+
+def test_nobody_declares_for_another_job():
+    with serving(1) as service, Worker(service.address, 0, job="mine") as one:
+        one.join(msgspec.structs.replace(declaration(10, workers=1), job="theirs"))
+        one.until(lambda: bool(one.kinds(Kind.FAIL)))
+        assert b"of job mine declares what is another's" in one.kinds(Kind.FAIL)[0]
 
 
 def test_a_server_that_does_not_know_the_secret_is_not_believed():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
+        gate = Gate(context, SECRET, impostor)  # it knows the word, and nothing else
         port = impostor.bind_to_random_port("tcp://127.0.0.1")
         with Worker(("127.0.0.1", port), 0) as worker:
             for answer in (untagged(Kind.CHALLENGE, 0, nonce()), untagged(Kind.WELCOME, 0, nonce())):
-                while not impostor.poll(10):
+                deadline = time.monotonic() + 10
+                while not impostor.poll(10) and time.monotonic() < deadline:
+                    gate.answer()
                     worker.read()
-                route, *_ = impostor.recv_multipart()
+                route, *_ = impostor.recv_multipart(zmq.NOBLOCK)
                 impostor.send_multipart([route, *answer])
             with pytest.raises(PeerLost, match="server 0 does not know the job's secret"):
                 worker.until(lambda: worker.connection.established)
+        gate.close()
+
+
+def test_what_is_no_server_is_told_so():
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        with (
+            Worker(("127.0.0.1", port), 0) as worker,
+            pytest.raises(PeerLost, match=rf"127.0.0.1:{port} is no server of foretrain, or of another version"),
+        ):
+            worker.until(lambda: worker.connection.established)
 
 
 def frames_of_strangers():
@@ -216,17 +388,15 @@ def frames_of_strangers():
 
 def test_noise_of_strangers_is_rejected_counted_and_harms_nobody():
     what = declaration(1000)
-    with serving(2) as service, job(service, 2, what) as workers, zmq.Context() as context:
+    with serving(2) as service, job(service, 2, what) as workers:
         host, port = service.address
         exchange(workers, what, 0)
         sent = 0
-        with context.socket(zmq.DEALER) as stranger:
-            stranger.connect(f"tcp://{host}:{port}")
+        with stranger(service) as other:
             for frames in frames_of_strangers():
-                stranger.send_multipart(frames)
+                other.send_multipart(frames)
                 sent += 1
             workers[0].until(lambda: service.rejected.total() >= sent - 2)
-            stranger.close(linger=0)
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), struct.pack(">BQ", 3, 1 << 40)):
             with socket.create_connection((host, port)) as raw, contextlib.suppress(OSError):
                 raw.sendall(noise)
@@ -236,28 +406,22 @@ def test_noise_of_strangers_is_rejected_counted_and_harms_nobody():
 
 def test_what_is_too_large_is_not_even_taken():
     what = declaration(1000, workers=1)
-    with serving(1) as service, job(service, 1, what) as workers, zmq.Context() as context:
-        host, port = service.address
-        with context.socket(zmq.DEALER) as stranger:
-            events = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            stranger.connect(f"tcp://{host}:{port}")
-            stranger.send_multipart([pack(Header(Kind.PUSH)) + bytes(16), bytes(64 << 20)])
+    with serving(1) as service, job(service, 1, what) as workers:
+        with stranger(service) as other:
+            events = other.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            other.send_multipart([pack(Header(Kind.PUSH)) + bytes(16), bytes(64 << 20)])
             assert events.poll(10_000)
-            stranger.disable_monitor()
+            other.disable_monitor()
             events.close(0)
-            stranger.close(linger=0)
         exchange(workers, what, 0)
 
 
 def test_what_is_a_little_too_large_is_counted():
     what = declaration(1000, workers=1)
-    with serving(1) as service, job(service, 1, what) as workers, zmq.Context() as context:
-        host, port = service.address
-        with context.socket(zmq.DEALER) as stranger:
-            stranger.connect(f"tcp://{host}:{port}")
-            stranger.send_multipart([pack(Header(Kind.PUSH)) + bytes(16), bytes(LIMIT + 1)])
+    with serving(1) as service, job(service, 1, what) as workers:
+        with stranger(service) as other:
+            other.send_multipart([pack(Header(Kind.PUSH)) + bytes(16), bytes(LIMIT + 1)])
             workers[0].until(lambda: service.rejected["oversized"] == 1)
-            stranger.close(linger=0)
         exchange(workers, what, 0)
 
 
@@ -317,8 +481,14 @@ def test_a_server_may_live_on_when_a_job_has_failed():
                 one.connection.send(Header(Kind.FAIL), b"it has had enough")
                 other.until(lambda: bool(other.kinds(Kind.FAIL)))
                 assert other.kinds(Kind.FAIL) == [b"worker 0 gave up: it has had enough"]
-            with job(service, 2, what) as workers:
-                exchange(workers, what, 0)
+                with (
+                    Worker(service.address, 1) as late,
+                    pytest.raises(PeerLost, match="worker 0 gave up: it has had enough"),
+                ):
+                    late.until(lambda: late.connection.established)
+            another = msgspec.structs.replace(what, job="another")
+            with job(service, 2, another) as workers:
+                exchange(workers, another, 0)
                 for worker in workers:
                     worker.connection.send(Header(Kind.BYE))
                 workers[0].until(lambda: len(service._job.left) == 2)
@@ -440,19 +610,6 @@ def test_a_worker_that_is_lost_while_rounds_are_made_anew_ends_the_job():
                 worker.wanted()
         one.until(lambda: bool(one.kinds(Kind.FAIL)))
         assert b"others may have sums with it from before this server was started anew" in one.kinds(Kind.FAIL)[0]
-
-
-def test_another_job_is_served_when_the_first_is_gone():
-    mine, theirs = (
-        msgspec.structs.replace(declaration(10), job="mine"),
-        msgspec.structs.replace(declaration(10), job="theirs"),
-    )
-    with serving(2) as service:
-        with job(service, 2, mine) as team:
-            exchange(team, mine, 0)
-        with job(service, 2, theirs) as team:
-            exchange(team, theirs, 0)
-        assert service.failure is None
 
 
 def test_who_closes_early_is_done_without_in_an_elastic_job():

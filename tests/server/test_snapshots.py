@@ -149,17 +149,46 @@ def test_serving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     one = kept(tmp_path, every=1)
     keeping = Keeping(shard := Counting(), one)
     shard.done = [1]
-    assert keeping.news() == {0: (1, 0)}
+    assert keeping.news() == {0: (1, 0, False)}
     assert writing.wait(10)
     shard.done = [2]
-    assert keeping.news() == {0: (2, 0)}
+    assert keeping.news() == {0: (2, 0, False)}
     assert keeping.news() == {}
     may.release()
     keeping.close()
-    assert keeping.news() == {0: (2, 1)}
+    assert keeping.news() == {0: (2, 1, False)}
     may.release()
     keeping.close()
-    assert keeping.news() == {0: (2, 2)}
+    assert keeping.news() == {0: (2, 2, False)}
+
+
+def test_who_closes_may_go_when_a_file_knows_of_it(tmp_path):
+    one = kept(tmp_path, every=1)
+    keeping = Keeping(shard := Counting(), one)
+    shard.done = [1]
+    keeping.news()
+    one.close()
+    shard.left = (0,)
+    keeping.want()
+    assert keeping.news() == {0: (1, 1, False)}
+    one.close()
+    assert keeping.news() == {0: (1, 1, True)}
+
+
+def test_what_is_wanted_is_tried_again_where_it_could_not_be_written(tmp_path):
+    one = kept(tmp_path, every=100)
+    keeping = Keeping(shard := Counting(), one)
+    folder = next(tmp_path.iterdir())
+    folder.rmdir()
+    shard.done, shard.left = [1], (0,)
+    keeping.want()
+    keeping.news()
+    one.close()
+    assert one.failed == 1
+    folder.mkdir()
+    keeping.news()
+    one.close()
+    assert keeping.news() == {0: (1, 1, True)}
 
 
 def test_a_folder_that_cannot_be_written_commits_nothing(tmp_path, caplog):
@@ -177,13 +206,13 @@ def test_workers_do_not_keep_for_ever_what_cannot_be_written(tmp_path, caplog):
     next(tmp_path.iterdir()).rmdir()
     for rounds in range(1, 8):
         shard.done = [rounds]
-        assert keeping.news() == {0: (rounds, 0)}
+        assert keeping.news() == {0: (rounds, 0, False)}
         one.close()
     shard.done = [8]
     keeping.news()
     one.close()  # the fourth has failed now, if it had not before
     shard.done = [9]
-    assert keeping.news() == {0: (9, 9)}
+    assert keeping.news() == {0: (9, 9, False)}
     assert "no more snapshots are tried, as 4 could not be written: this server must not die" in caplog.text
 
 
@@ -197,7 +226,7 @@ def test_writing_that_is_slower_than_training_is_told_once(tmp_path, caplog, mon
     assert caplog.text.count("snapshots are written slower than rounds pass") == 1
     may.release()
     one.close()
-    assert keeping.news() == {0: (11, 2)}
+    assert keeping.news() == {0: (11, 2, False)}
     may.release()
     keeping.close()
 

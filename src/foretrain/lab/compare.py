@@ -31,6 +31,7 @@ from foretrain.lab.messages import (
 )
 from foretrain.lab.result import PLAIN, LabResult, Measurement, Trace
 from foretrain.network import Cluster
+from foretrain.planning import said, wanted
 from foretrain.schedule import spec
 from foretrain.schedule.bounds import Bound
 from foretrain.timeline import Timeline
@@ -227,7 +228,7 @@ def attached(text: str) -> Case:
     plain, plus, compression = text.partition("+")
     if plus and compression.strip() not in ("fp16", "bf16"):
         raise unknown("compression", compression.strip(), ("fp16", "bf16"))
-    return Case("attach", schedule=str(spec(plain)), compression=compression.strip() or None)
+    return Case("attach", schedule=said(wanted(plain)), compression=compression.strip() or None)
 
 
 def share(text: str, field: str) -> float:

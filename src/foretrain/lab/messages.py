@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from foretrain.network import Cluster, Exchange
-from foretrain.schedule import Spec, spec
+from foretrain.schedule import AUTO, Spec, spec
 from foretrain.timeline import Span
 from foretrain.units import Time, exact_size
 from foretrain.workload import Workload
@@ -48,7 +48,8 @@ class Case:
     def plan(self) -> Spec:
         """The policy that forecasts it."""
         if self.kind == "attach":
-            return spec(self.schedule)
+            # What the planner chooses is known when it has run, and then it is that which forecasts.
+            return spec("ddp" if self.schedule == AUTO else self.schedule)
         # With an explicit bucket_cap_mb torch takes it for the first bucket, too.
         return Spec("ddp", {"bucket": self.bucket, "first": self.bucket} if self.bucket else {})
 

@@ -97,8 +97,9 @@ class _Worker:
         if not plan.servers:
             return calibrate(plan.hosts, plan.rate, budget=plan.calibration)
         places = [each.rpartition(":") for each in os.environ[SERVERS].split(",")]
-        links = Links([(host, int(port)) for host, _, port in places], bytes.fromhex(os.environ[SECRET]), self._rank)
         job = self._agreed(secrets.token_hex(8))
+        secret = bytes.fromhex(os.environ[SECRET])
+        links = Links([(host, int(port)) for host, _, port in places], secret, job, self._rank)
         return probe(links, plan.links, job, patience=plan.timeout, budget=plan.calibration)
 
     def _experiment(self, experiment: Experiment) -> None:

@@ -23,7 +23,7 @@ class Settings:
     """What ``foretrain run`` was asked for and every process must know.
 
     Attributes:
-        schedule: a policy with its knobs, as `foretrain.schedule.policies.spec` reads it.
+        schedule: a policy with its knobs, ``"auto"``, or a plan file's path, as `foretrain.planning.wanted` reads it.
         compression: what gradients are sent as; None leaves it to the script.
         timeout: seconds after which a silent rank counts as lost.
         patience: seconds after which work that does not move counts as stuck.
@@ -31,6 +31,7 @@ class Settings:
         updates: where optimizers run then; None leaves it to ``consistency``.
         consistency: how far ranks may go apart, see `foretrain.server.consistency`.
         elastic: whether ranks go on without one that is lost, as the servers then do.
+        tune: whether knobs are searched on as the job runs.
     """
 
     schedule: str = "bytescheduler"
@@ -41,12 +42,13 @@ class Settings:
     updates: Place | None = None
     consistency: str = "bsp"
     elastic: bool = False
+    tune: bool = False
 
     def arguments(self) -> list[str]:
         """The options of `foretrain.launch.worker` that say the same."""
         compression = ["--compression", self.compression] if self.compression else []
         waits = ["--timeout", repr(self.timeout), "--patience", repr(self.patience)]
-        flags = ["--served"] * self.served + ["--elastic"] * self.elastic
+        flags = ["--served"] * self.served + ["--elastic"] * self.elastic + ["--tune"] * self.tune
         flags += ["--updates", self.updates] if self.updates else []
         flags += ["--consistency", self.consistency] if self.consistency != "bsp" else []
         return ["--schedule", self.schedule, *compression, *waits, *flags]

@@ -209,6 +209,7 @@ class ScheduledDataParallel(DistributedDataParallel):
             updates=settings.updates,
             consistency=settings.consistency,
             elastic=settings.elastic,
+            tune=settings.tune,
             timeout=settings.timeout,
             patience=settings.patience,
         )

@@ -7,6 +7,7 @@ The script sees what it would see under ``python train.py``: its ``__main__``, i
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from typing import get_args
@@ -14,6 +15,7 @@ from typing import get_args
 from foretrain.launch import Compression, Place, Settings
 from foretrain.launch.death import end_with_parent
 from foretrain.main_script import run_as_main, told_as_its_own
+from foretrain.schedule import AUTO
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,11 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.updates,
         options.consistency,
         options.elastic,
+        options.tune,
     )
+    if options.schedule == AUTO:
+        show_choice()
     sys.excepthook = told_as_its_own
     end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
     with Takeover(settings):
         run_as_main(options.script[0], options.script[1:], module=options.module)
+
+
+def show_choice() -> None:
+    """What the planner has to say goes to stderr, whatever the script does with its logs."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("foretrain: %(message)s"))
+    logger = logging.getLogger("foretrain.auto")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--updates", choices=get_args(Place))
     parser.add_argument("--consistency", default=Settings().consistency)
     parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--tune", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")
     # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
     parser.add_argument("script", nargs=argparse.REMAINDER)

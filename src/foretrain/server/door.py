@@ -7,10 +7,12 @@ import time
 from typing import Final, NamedTuple
 
 from foretrain.server.frames import Kind, Malformed
-from foretrain.server.sessions import NONCE_SIZE, Session, nonce, proof, untagged
+from foretrain.server.sessions import NAME_SIZE, NONCE_SIZE, PROOF_SIZE, Session, nonce, proof, untagged
 
 _HANDSHAKE: Final = 5.0
 """Seconds to say who one is."""
+_WHY: Final = 4000
+"""Bytes of a refusal's reason."""
 _STRANGERS: Final = 64
 """Connections that may be saying who they are at once, beyond twice the workers, who may all come together."""
 
@@ -20,6 +22,41 @@ class _Stranger(NamedTuple):
     theirs: bytes
     ours: bytes
     deadline: float
+
+
+class Guest(NamedTuple):
+    """Who has proved to be a worker, and may yet be refused.
+
+    Attributes:
+        rank: its number.
+        shard: of the server.
+        job: the name of its job.
+        theirs: the worker's nonce.
+        ours: the server's.
+    """
+
+    rank: int
+    shard: int
+    job: str
+    theirs: bytes
+    ours: bytes
+
+    def sessions(self, secret: bytes) -> tuple[Session, Session]:
+        """Those that begin on its connection and on the one beside it."""
+        who = (self.rank, self.shard, self.theirs, self.ours)
+        return Session(secret, *who, serves=True), Session(secret, *who, serves=True, aside=True)
+
+    def welcome(self, secret: bytes) -> list[bytes]:
+        """The answer to one that is let in."""
+        return untagged(
+            Kind.WELCOME, self.shard, proof(secret, "server", self.rank, self.shard, self.theirs, self.ours)
+        )
+
+    def refusal(self, secret: bytes, flag: int, why: str) -> list[bytes]:
+        """The answer to one that is not."""
+        text = why.encode()[:_WHY]
+        said = proof(secret, "refusal", self.rank, self.shard, self.theirs, self.ours, bytes((flag,)) + text)
+        return untagged(Kind.REFUSED, self.shard, said + text, flag)
 
 
 class Door:
@@ -36,19 +73,21 @@ class Door:
         self._strangers: dict[bytes, _Stranger] = {}
 
     def challenge(self, route: bytes, rank: int, payload: bytes) -> list[bytes]:
-        """What to answer to a HELLO of ``rank``; `Malformed` where it is no worker's, or too many come at once."""
+        """What to answer to a HELLO of ``rank``; `Malformed` where it is none."""
         now = time.monotonic()
         self._strangers = {who: each for who, each in self._strangers.items() if each.deadline > now}
-        if len(payload) != NONCE_SIZE or not 0 <= rank < self._workers:
+        if len(payload) != NONCE_SIZE:
             raise Malformed("hello", f"HELLO of {rank} with {len(payload)} bytes")
         if len(self._strangers) >= _STRANGERS + 2 * self._workers:
-            raise Malformed("crowd", f"more than {len(self._strangers)} say who they are at once")
+            # Who takes longest is the likeliest to be none; it may say HELLO again.
+            self._strangers.pop(next(iter(self._strangers)))
         ours = nonce()
+        self._strangers.pop(route, None)
         self._strangers[route] = _Stranger(rank, payload, ours, now + _HANDSHAKE)
         return untagged(Kind.CHALLENGE, self._shard, ours)
 
-    def admit(self, route: bytes, payload: bytes) -> tuple[int, tuple[Session, Session], list[bytes]]:
-        """Who has sent a PROOF, the sessions that begin there and aside, and what to answer.
+    def heard(self, route: bytes, payload: bytes) -> Guest:
+        """Who has sent a PROOF.
 
         Raises:
             Malformed: it proves nothing.
@@ -56,8 +95,10 @@ class Door:
         stranger = self._strangers.pop(route, None)
         if stranger is None or stranger.deadline < time.monotonic():
             raise Malformed("proof", "PROOF without HELLO, or too late")
-        said = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
-        if not hmac.compare_digest(payload, proof(self._secret, "worker", *said)):
+        shown, name = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
+        who = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
+        if not hmac.compare_digest(shown, proof(self._secret, "worker", *who, name)):
             raise Malformed("secret", f"worker {stranger.rank} does not know the job's secret")
-        here, aside = (Session(self._secret, *said, serves=True, aside=aside) for aside in (False, True))
-        return stranger.rank, (here, aside), untagged(Kind.WELCOME, self._shard, proof(self._secret, "server", *said))
+        if len(name) > NAME_SIZE or not name.isascii():
+            raise Malformed("name", f"worker {stranger.rank} names its job with {len(name)} bytes")
+        return Guest(stranger.rank, self._shard, name.decode(), stranger.theirs, stranger.ours)

@@ -28,14 +28,14 @@ class Malformed(ForetrainError):
 
 
 class Kind(IntEnum):
-    """Kinds of messages. W: worker to server, S: server to worker; the first five carry no tag."""
+    """Kinds of messages. W: worker to server, S: server to worker; the first five and the last carry no tag."""
 
     HELLO = 1
     """W. Payload: a nonce."""
     CHALLENGE = 2
     """S. Payload: a nonce."""
     PROOF = 3
-    """W. Payload: that the worker knows the job's secret."""
+    """W. Payload: that the worker knows the job's secret, and the job's name."""
     WELCOME = 4
     """S. Payload: that the server does, too; the session begins."""
     STRANGER = 5
@@ -65,7 +65,7 @@ class Kind(IntEnum):
     """W. It has all sums, and pushes no more; S. so have all others: nobody needs to push again for them."""
     COMMITTED = 16
     """S., where it `KEEPS`. ``offset`` rounds are complete here; of ``step`` of them no push is needed again: they are
-    in a snapshot, or would be lost anyway."""
+    in a snapshot, or would be lost anyway. With flag `CLOSED` so is that the worker has closed."""
     RULE = 17
     """W. Payload: hyperparameters of the optimizers on the servers; they hold from round ``step`` on."""
     SEED = 18
@@ -77,6 +77,8 @@ class Kind(IntEnum):
     LOST = 21
     """S. Worker ``part`` is lost: sums from here on are without it. W. It has heard so in round ``step``, before this
     session; ``offset``: the round that it is in."""
+    REFUSED = 22
+    """S. Instead of WELCOME. ``flag``: the kind of error, or `BUSY`; payload: a proof, and why, as text."""
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
@@ -90,13 +92,20 @@ KEEPS: Final = 8
 """Flag of a server's WANTED: it has a state that workers cannot make anew."""
 SEVERAL: Final = 16
 """Flag of a PUSH or a VALUE: it holds several ranges, see `foretrain.server.bundles`."""
+CLOSED: Final = 32
+"""Flag of a COMMITTED: a server that is started anew will not wait for this worker."""
+RETURNS: Final = 128
+"""Flag of a worker's BYE: it comes back soon, with other things to exchange."""
+BUSY: Final = 64
+"""Flag of a REFUSED: another job is here, and has not ended."""
 ASIDE: Final = frozenset((Kind.RECEIVED, Kind.ALIVE, Kind.FAIL))
 """What must not wait behind gradients, and has a connection of its own."""
 FAILURES: Final[tuple[type[ForetrainError], ...]] = (PeerLost, Disagreement)
 """Kinds of errors that end a job, by the flag of FAIL."""
-UNTAGGED: Final = frozenset((Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.STRANGER))
+UNTAGGED: Final = frozenset((Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.STRANGER, Kind.REFUSED))
 """What is said before there is a key."""
-TO_SERVER: Final = frozenset(Kind) - {Kind.CHALLENGE, Kind.WELCOME, Kind.STRANGER, Kind.VALUE, Kind.STATE}
+_FROM_SERVER: Final = {Kind.CHALLENGE, Kind.WELCOME, Kind.REFUSED, Kind.STRANGER, Kind.VALUE, Kind.STATE}
+TO_SERVER: Final = frozenset(Kind) - _FROM_SERVER
 """What a worker may say."""
 
 

@@ -17,19 +17,23 @@ from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.serving import MESSAGE, WINDOW
 from foretrain.server import EVERY
 from foretrain.server.bundles import Item, bundle, unbundle
-from foretrain.server.frames import AGAIN, FAILURES, HELD, KEEPS, Header, Kind, Malformed
+from foretrain.server.door import Guest
+from foretrain.server.frames import AGAIN, BUSY, CLOSED, FAILURES, HELD, KEEPS, RETURNS, Header, Kind, Malformed
 from foretrain.server.modes import Mode, mode
 from foretrain.server.outbox import Outbox
 from foretrain.server.peers import Peer, Peers
 from foretrain.server.placement import Declaration, Placement
 from foretrain.server.sessions import Session
 from foretrain.server.shard import Delivery
-from foretrain.server.snapshots import Keeping, Snapshots, Stateful
+from foretrain.server.snapshots import Keeping, Progress, Snapshots, Stateful
 
 logger = logging.getLogger("foretrain.server")
 
 _GRACE: Final = 3.0
 """Seconds that a worker whose connection broke has to come back, or to close where another one has."""
+
+_WARMUP: Final = 10
+"""Times the silence after which it is lost that a worker which returns may be away: it trains on meanwhile."""
 
 _OF_A_DECLARATION: Final = frozenset((Kind.PUSH, Kind.PULL, Kind.RULE, Kind.SEED, Kind.FETCH, Kind.DONE, Kind.LOST))
 """What means something else, or nothing, after another DECLARE."""
@@ -70,6 +74,23 @@ class Terms:
             raise ConfigError("workers", self.workers, "is no number of workers", "write at least 1")
 
 
+class Refused(Malformed):
+    """A worker that knows the secret, and has no place here; ``flag`` as in REFUSED."""
+
+    def __init__(self, flag: int, text: str) -> None:
+        self.flag = flag
+        super().__init__("refused", text)
+
+
+def refused(error: ForetrainError) -> Refused:
+    """For whom ``error`` keeps out."""
+    return Refused(_flag(error), str(error))
+
+
+def _flag(error: ForetrainError) -> int:
+    return FAILURES.index(type(error)) if type(error) in FAILURES else 0
+
+
 class Job:
     """Of the workers that this shard serves, from the first that comes to the last that leaves.
 
@@ -78,6 +99,7 @@ class Job:
         hand_over: what sends.
 
     Attributes:
+        name: the job's; None before anybody has come.
         peers: who is here.
         parts: the shard; None before anybody has declared what it is to hold.
         failure: what ended it; None while it lives, and after a good end.
@@ -89,10 +111,15 @@ class Job:
     def __init__(self, terms: Terms, hand_over: HandOver) -> None:
         self._terms, self._hand_over = terms, hand_over
         self.peers = Peers()
+        self.name: str | None = None
         self.failure: ForetrainError | None = None
         self.left: set[int] = set()
         self.done: set[int] = set()
         self.lost: set[int] = set()
+        self._returning: dict[int, float] = {}
+        """Workers that have closed to come back, and until when they have to."""
+        self._deserted: float | None = None
+        """Since when nobody is here, though not all have closed."""
         self._owing: float | None = None
         """Since when others have been in a round that one of those that have closed has not pushed."""
         self._number = secrets.randbits(64)
@@ -113,13 +140,27 @@ class Job:
         """Whether nobody takes part any more."""
         return len(self.left | self.lost) == self._terms.workers
 
-    def admit(self, rank: int, route: bytes, sessions: tuple[Session, Session]) -> None:
-        """Worker ``rank`` has proved itself on ``route``."""
+    def admit(self, guest: Guest, route: bytes, sessions: tuple[Session, Session]) -> None:
+        """``guest`` has proved itself on ``route``.
+
+        Raises:
+            Refused: it is of another job, or of one with another number of workers, or the others go on without it.
+        """
+        rank, shard = guest.rank, self._terms.shard
+        if self.name not in (None, guest.job):
+            raise Refused(BUSY, f"server {shard} serves job {self.name}, which has not ended, and this is {guest.job}")
+        if rank >= self._terms.workers:
+            why = f"server {shard} was started for {self._terms.workers} workers, and has no place for worker {rank}"
+            raise refused(Disagreement(f"{why}: start it with --workers {rank + 1} or more"))
+        if rank in self.lost:
+            raise refused(PeerLost(f"the others go on without worker {rank}, which was lost"))
+        self.name = guest.job
         outbox = Outbox(self._terms.credit, MESSAGE)
         if self.peers.add(Peer(rank, route, *sessions, outbox, time.monotonic())):
             logger.info("worker %d has come back", rank)
         self.left.discard(rank)
         self.done.discard(rank)
+        self._returning.pop(rank, None)
 
     def flush(self) -> None:
         """Sends what has been heard of, and what credit allows."""
@@ -171,13 +212,16 @@ class Job:
         elif kind is Kind.LOST:
             self._go_on_without(header.part, header.step, header.offset)
         elif kind is Kind.DONE:
-            self.done.add(peer.rank)
-            if self._keeping is not None:
+            if self._keeping is not None and peer.rank not in self.done:
                 self._keeping.want()
+            self.done.add(peer.rank)
             self._enqueue(self.parts.leaves(peer.rank) if self.parts else ())
             self._end_together()
         elif kind is Kind.BYE:
-            self.left.add(peer.rank)
+            if header.flag & RETURNS:
+                self._returning[peer.rank] = time.monotonic() + _WARMUP * self._terms.silence
+            else:
+                self.left.add(peer.rank)
             self.peers.drop(peer.rank, left=True)
             self._enqueue(self.parts.leaves(peer.rank) if self.parts else ())
             self._end_together()
@@ -209,14 +253,17 @@ class Job:
         if self._keeping is None:
             self._send(peer, Header(Kind.WANTED, offset=self._number))
             return
-        done, saved = self._keeping.of(peer.rank)
-        self._send(peer, Header(Kind.COMMITTED, step=saved, offset=done))
-        self._send(peer, Header(Kind.WANTED, KEEPS, step=done, offset=self._number))
+        progress = self._keeping.of(peer.rank)
+        self._commit(peer, progress)
+        self._send(peer, Header(Kind.WANTED, KEEPS, step=progress.done, offset=self._number))
+
+    def _commit(self, peer: Peer, to: Progress) -> None:
+        self._send(peer, Header(Kind.COMMITTED, CLOSED if to.closed else 0, step=to.saved, offset=to.done))
 
     def _tell_progress(self) -> None:
-        for rank, (done, saved) in self._keeping.news().items() if self._keeping is not None else ():
+        for rank, progress in self._keeping.news().items() if self._keeping is not None else ():
             if (peer := self.peers.of_rank(rank)) is not None:
-                self._send(peer, Header(Kind.COMMITTED, step=saved, offset=done))
+                self._commit(peer, progress)
 
     def _declared_parts(self, peer: Peer) -> Mode:
         if self.parts is None or peer.epoch is None:
@@ -240,11 +287,9 @@ class Job:
                 f"worker {peer.rank} is one of {declaration.workers}; server {self._terms.shard} was started for "
                 f"{self._terms.workers}: start it with --workers {declaration.workers}"
             )
-        if epoch > self._epoch or self._declared is None or declaration.job != self._declared.job:
-            if self._declared is not None and declaration.job != self._declared.job:
-                self.left, self.done, self.lost = set(), set(), set()
-                if self._keeping is not None:
-                    self._keeping.end()
+        if declaration.job != self.name:
+            raise Malformed("declaration", f"worker {peer.rank} of job {self.name} declares what is another's")
+        if epoch > self._epoch or self._declared is None:
             self._declared, self._epoch = declaration, epoch
             placement = Placement(declaration, self._terms.shards)
             mine = [part for part in placement.parts if part.shard == self._terms.shard]
@@ -270,7 +315,7 @@ class Job:
         There is nothing to keep of a ``declaration`` that leaves it nothing to do, which is None.
         """
         if self._keeping is not None:
-            self._keeping.close()
+            self._keeping.end()  # nobody goes on from what was declared before
         self._keeping = None
         if declaration is not None and isinstance(self.parts, Stateful):
             whose = (declaration, self._epoch, self._terms.shard, self._terms.shards)
@@ -323,10 +368,28 @@ class Job:
             elif now - peer.heard > self._terms.silence:
                 self._lose(peer.rank, f"it has been silent for {now - peer.heard:.1f} s")
         self._tell_progress()
+        for rank in [rank for rank, until in self._returning.items() if now > until]:
+            del self._returning[rank]
+            self._lose(rank, "it has not come back, as it meant to")
         if self._missed is not None and now > self._missed:
             self._missed = None
-            for rank in set(range(self._terms.workers)) - self.peers.ranks - self.left - self.lost:
+            for rank in self._absent:
                 self._lose(rank, "it has not come back since this server was started anew")
+        self._watch_for_deserters(now)
+
+    @property
+    def _absent(self) -> set[int]:
+        return set(range(self._terms.workers)) - self.peers.ranks - self.left - self.lost - self._returning.keys()
+
+    def _watch_for_deserters(self, now: float) -> None:
+        """A job of which nobody is left, and that not all have closed, must not keep others out for ever."""
+        if self.name is None or self.peers.ranks or self._returning or self.over:
+            self._deserted = None
+            return
+        self._deserted = self._deserted or now
+        if now - self._deserted > self._terms.silence:
+            for rank in self._absent:
+                self._lose(rank, f"nobody of job {self.name} has been here for {self._terms.silence:g} s")
 
     def _miss_the_left(self, now: float) -> None:
         """Who has closed pushes no more: others cannot be in a round of which it owes some, unless they close, too."""
@@ -393,7 +456,6 @@ class Job:
         if self.failure is not None:
             return
         self.failure = error
-        flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0
         text = str(error).encode()[:60_000]
         for peer in self.peers:
-            self._send(peer, Header(Kind.FAIL, flag, size=len(text)), text)
+            self._send(peer, Header(Kind.FAIL, _flag(error), size=len(text)), text)

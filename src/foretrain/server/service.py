@@ -20,14 +20,17 @@ import zmq
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 from foretrain.server.door import Door
 from foretrain.server.frames import TO_SERVER, UNTAGGED, Header, Kind, Malformed, unpack
-from foretrain.server.job import Job, Terms
+from foretrain.server.gate import Gate
+from foretrain.server.job import Job, Refused, Terms, refused
 from foretrain.server.placement import LIMIT
-from foretrain.server.sessions import NONCE_SIZE, PROOF_SIZE, Rejected, untagged
+from foretrain.server.sessions import NAME_SIZE, NONCE_SIZE, PROOF_SIZE, Rejected, untagged
 
 logger = logging.getLogger("foretrain.server")
 
 _BATCH: Final = 1 << 20
 """Bytes to hear before what they lead to is sent."""
+_REMEMBERED: Final = 64
+"""Names of jobs that have ended."""
 _MESSAGE_COSTS: Final = 16 << 10
 """Bytes that could be heard in the time that a message takes for itself, about."""
 
@@ -50,12 +53,21 @@ class Service:
             raise ConfigError("address", host, "means every address of this host", "name one, e.g. 127.0.0.1")
         self._secret, self._terms = secret, terms
         self.rejected: Counter[str] = Counter()
+        self._ended: dict[str, str] = {}
+        """Jobs that workers may come back to that were lost, and what they are told."""
         self._stopped = False
+        self._door = Door(secret, terms.shard, terms.workers)
         self._begin()
         self._context = zmq.Context()
+        self._socket = self._made()
+        self._gate = Gate(self._context, secret, self._socket)
+        self._poller = zmq.Poller()
+        for each in (self._socket, *self._gate.sockets):
+            self._poller.register(each, zmq.POLLIN)
         try:
-            self._socket = self._listen(host, port)
+            self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
+            self._gate.close()
             self._context.destroy(linger=0)
             raise ConfigError(
                 "address", f"{host}:{port}", f"cannot be listened on ({error})", "name a free one of this host"
@@ -64,7 +76,6 @@ class Service:
     def _begin(self) -> None:
         """A job begins: nobody has said anything."""
         self._job = Job(self._terms, self._hand_over)
-        self._door = Door(self._secret, self._terms.shard, self._terms.workers)
         self._alone = time.monotonic()
 
     @property
@@ -72,7 +83,7 @@ class Service:
         """What ended the job; None while it lives, and after a good end."""
         return self._job.failure
 
-    def _listen(self, host: str, port: int) -> zmq.Socket[bytes]:
+    def _made(self) -> zmq.Socket[bytes]:
         made = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, 1000),
@@ -83,7 +94,6 @@ class Service:
             (zmq.SNDBUF, 1 << 20),
         ):
             made.setsockopt(option, value)
-        made.bind(f"tcp://{host}:{port or '*'}")
         return made
 
     @property
@@ -103,7 +113,9 @@ class Service:
     def close(self) -> None:
         """Ends sockets and threads; what was handed to them has a second to leave. Idempotent."""
         self._job.close()
-        self._socket.close()
+        if not self._socket.closed:
+            self._gate.close()
+            self._socket.close()
         self._context.term()
 
     def stop(self) -> None:
@@ -120,7 +132,9 @@ class Service:
             Disagreement: workers do not train the same.
         """
         while not self._stopped:
-            if self._socket.poll(100):
+            if self._poller.poll(100):
+                for stranger in self._gate.answer():
+                    self._count("gate", stranger)
                 self._turn()
             try:
                 self._job.watch()
@@ -130,6 +144,7 @@ class Service:
                 if not lives_on:
                     raise self._job.failure
                 logger.error("server %d: %s", self._terms.shard, self._job.failure)
+                self._remember(f"its job has failed: {self._job.failure}")
                 self._job.close()
                 self._begin()
             if not self._job.over:
@@ -169,28 +184,43 @@ class Service:
         if header.kind not in TO_SERVER:
             raise Malformed("kind", f"{header.kind.name} is not for a server to hear")
         if header.kind in UNTAGGED:
-            self._greet(route, header, bytes(payload[: NONCE_SIZE + PROOF_SIZE]))
+            self._greet(route, header, bytes(payload[: NONCE_SIZE + PROOF_SIZE + NAME_SIZE]))
         elif (peer := self._job.peers.hear(route, header, tag, payload)) is not None:
             self._job.take(peer, header, payload)
 
     def _greet(self, route: bytes, header: Header, payload: bytes) -> None:
         if header.kind is Kind.HELLO:
-            if self._job.over:
-                self._job.close()
-                self._begin()  # this is another
-            if header.sender in self._job.lost:
-                raise Malformed("hello", f"HELLO of worker {header.sender}, without whom the others go on")
             self._hand_over(route, self._door.challenge(route, header.sender, payload))
             return
-        rank, sessions, welcome = self._door.admit(route, payload)
-        self._job.admit(rank, route, sessions)
-        self._hand_over(route, welcome)
+        guest = self._door.heard(route, payload)
+        if self._job.over:
+            if self._job.lost:
+                self._remember("the others went on without it, and have ended")
+            self._job.close()
+            self._begin()  # this is another
+        try:
+            if guest.job in self._ended:
+                raise refused(PeerLost(self._ended[guest.job]))
+            self._job.admit(guest, route, guest.sessions(self._secret))
+        except Refused as error:
+            self._hand_over(route, guest.refusal(self._secret, error.flag, str(error)))
+            raise
+        self._hand_over(route, guest.welcome(self._secret))
+
+    def _remember(self, why: str) -> None:
+        if self._job.name is not None:
+            self._ended[self._job.name] = why
+            if len(self._ended) > _REMEMBERED:
+                self._ended.pop(next(iter(self._ended)))
+
+    def _count(self, reason: str, what: object) -> None:
+        self.rejected[reason] += 1
+        count = self.rejected[reason]
+        if count < 10 or count & count - 1 == 0:
+            logger.warning("rejected (%s, %d so far): %s", reason, count, what)
 
     def _reject(self, route: bytes, error: Malformed) -> None:
-        self.rejected[error.reason] += 1
-        count = self.rejected[error.reason]
-        if count < 10 or count & count - 1 == 0:
-            logger.warning("rejected (%s, %d so far): %s", error.reason, count, error)
+        self._count(error.reason, error)
         peer = self._job.peers.of_route(route)
         if error.reason == "stranger":
             self._hand_over(route, untagged(Kind.STRANGER, self._terms.shard))

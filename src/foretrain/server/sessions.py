@@ -2,8 +2,9 @@
 
     worker → server   HELLO    rank, 32-byte nonce C
     server → worker   CHALLENGE    32-byte nonce S
-    worker → server   PROOF    HMAC-SHA256(secret, "worker" ‖ rank ‖ shard ‖ C ‖ S)
+    worker → server   PROOF    HMAC-SHA256(secret, "worker" ‖ rank ‖ shard ‖ C ‖ S ‖ job), the job's name
     server → worker   WELCOME  HMAC-SHA256(secret, "server" ‖ rank ‖ shard ‖ C ‖ S)
+            or        REFUSED  HMAC-SHA256(secret, "refusal" ‖ rank ‖ shard ‖ C ‖ S ‖ flag ‖ why), why
 
 As in `foretrain.runtime.handshake` the server proves itself last, so that a stranger never gets a MAC of its choosing.
 From both nonces each direction has a key of its own, and every later message a tag: AES-128-GMAC over header and
@@ -28,6 +29,8 @@ from foretrain.server.frames import HEADER, TAG_SIZE, UNTAGGED, Header, Kind, Ma
 
 NONCE_SIZE: Final = 32
 PROOF_SIZE: Final = 32
+NAME_SIZE: Final = 64
+"""Bytes that a job's name has at most."""
 _PLACE = struct.Struct("<4xQ")
 _ROLE = struct.Struct("<II")
 _SMALL: Final = 16 << 10
@@ -45,14 +48,15 @@ def nonce() -> bytes:
     return secrets.token_bytes(NONCE_SIZE)
 
 
-def proof(secret: bytes, role: str, rank: int, shard: int, worker: bytes, server: bytes) -> bytes:
-    """That ``role``, "worker" or "server", knows ``secret``; the nonces are those of HELLO and CHALLENGE."""
-    return hmac.digest(secret, role.encode() + b"\0" + _ROLE.pack(rank, shard) + worker + server, "sha256")
+def proof(secret: bytes, role: str, rank: int, shard: int, worker: bytes, server: bytes, said: bytes = b"") -> bytes:
+    """That who says ``said`` as ``role``, "worker", "server" or "refusal", knows ``secret``; the nonces are those of
+    HELLO and CHALLENGE."""
+    return hmac.digest(secret, role.encode() + b"\0" + _ROLE.pack(rank, shard) + worker + server + said, "sha256")
 
 
-def untagged(kind: Kind, sender: int, payload: bytes = b"") -> list[bytes]:
+def untagged(kind: Kind, sender: int, payload: bytes = b"", flag: int = 0) -> list[bytes]:
     """Frames of a message before there is a key."""
-    return [pack(Header(kind, sender=sender, size=len(payload))) + bytes(TAG_SIZE), payload]
+    return [pack(Header(kind, flag, sender, size=len(payload))) + bytes(TAG_SIZE), payload]
 
 
 class Session:

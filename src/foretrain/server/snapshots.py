@@ -94,6 +94,7 @@ class Snapshots:
 
     Attributes:
         saved: by worker, its rounds that the newest file has; empty before the first.
+        left: workers whose close it has.
         failed: how many could not be written since the last that was.
 
     Raises:
@@ -116,6 +117,7 @@ class Snapshots:
         self._begun = 0
         """Rounds of an average worker that the last has which was begun."""
         self.saved: Sequence[int] = ()
+        self.left: Collection[int] = ()
         self.failed = 0
 
     def late(self, shard: Stateful) -> bool:
@@ -141,7 +143,7 @@ class Snapshots:
                 logger.warning("snapshot %s is passed over: %s", path, error)
                 continue
             shard.restore(header["state"])
-            self.saved, self._begun = [*shard.done], _mean(shard)
+            self.saved, self.left, self._begun = [*shard.done], [*shard.left], _mean(shard)
             logger.warning("goes on after round %d, from %s", self._begun - 1, path)
             return
 
@@ -149,7 +151,7 @@ class Snapshots:
         """Returns when the state is written."""
         self.close()
         self._begun = _mean(shard)
-        self._write([*shard.done], shard.state())
+        self._write([*shard.done], [*shard.left], shard.state())
 
     def offer(self, shard: Stateful, *, now: bool = False) -> bool:
         """Every so many rounds, or ``now``, copies the state, to be written by another thread; whether it did."""
@@ -157,7 +159,7 @@ class Snapshots:
         if not due or (self._thread is not None and self._thread.is_alive()):
             return False  # while one is being written none is begun, and when it is the next is as good
         self._begun = _mean(shard)
-        told = ([*shard.done], copied(shard.state()))
+        told = ([*shard.done], [*shard.left], copied(shard.state()))
         self._thread = threading.Thread(target=self._write, args=told, name="foretrain-snapshot")
         self._thread.start()
         return True
@@ -167,7 +169,7 @@ class Snapshots:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, done: Sequence[int], state: dict[str, Any]) -> None:
+    def _write(self, done: Sequence[int], left: Collection[int], state: dict[str, Any]) -> None:
         # Of all workers together: where they go apart their average may not have moved since the file before.
         path = self._folder / f"after-{sum(done):012d}-rounds.shard"
         try:
@@ -176,7 +178,7 @@ class Snapshots:
             self.failed += 1
             logger.error("no snapshot after round %d: %s", max(done) - 1, error)
             return
-        self.saved, self.failed = done, 0
+        self.saved, self.left, self.failed = done, left, 0
         self._unlink(old for old in self._files() if old != path)
 
     def _unlink(self, paths: Iterable[Path]) -> None:
@@ -192,10 +194,14 @@ class Snapshots:
 
 
 class Progress(NamedTuple):
-    """Of one worker ``done`` rounds are complete; what it pushed in ``saved`` of them it need not keep."""
+    """Of one worker ``done`` rounds are complete; what it pushed in ``saved`` of them it need not keep.
+
+    ``closed`` says that it may go: a server that is started anew will know that it has closed.
+    """
 
     done: int
     saved: int
+    closed: bool
 
 
 class Keeping:
@@ -208,7 +214,8 @@ class Keeping:
 
     def __init__(self, kept: Stateful, snapshots: Snapshots | None) -> None:
         self.kept, self._snapshots = kept, snapshots
-        self._wanted = self._told_late = self._given_up = False
+        self._wanted = self._tried = self._told_late = self._given_up = False
+        self._failed = 0
         if snapshots is not None:
             snapshots.restore(kept)
         self._told = self._progress()
@@ -225,8 +232,12 @@ class Keeping:
     def news(self) -> Mapping[int, Progress]:
         """To be asked after every push, and now and then: how far workers are of whom that has changed."""
         snapshots = None if self._given_up else self._snapshots
-        if snapshots is not None and snapshots.offer(self.kept, now=self._wanted):
-            self._wanted = False
+        if snapshots is not None:
+            if snapshots.failed > self._failed and self._tried:
+                self._wanted = True  # what was wanted is in none
+            self._failed = snapshots.failed
+            if snapshots.offer(self.kept, now=self._wanted):
+                self._wanted, self._tried = False, self._wanted
         self._judge()
         found = self._progress()
         before, self._told = self._told, found
@@ -254,9 +265,10 @@ class Keeping:
         return self._told[worker]
 
     def _progress(self) -> Sequence[Progress]:
-        done = self.kept.done
-        saved = done if self._snapshots is None or self._given_up else self._snapshots.saved or [0] * len(done)
-        return [Progress(*each) for each in zip(done, saved, strict=True)]
+        done, snapshots = self.kept.done, None if self._given_up else self._snapshots
+        saved = done if snapshots is None else snapshots.saved or [0] * len(done)
+        left = self.kept.left if snapshots is None else snapshots.left
+        return [Progress(*each, worker in left) for worker, each in enumerate(zip(done, saved, strict=True))]
 
     def close(self) -> None:
         """Returns when the last snapshot is written."""

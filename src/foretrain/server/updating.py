@@ -139,8 +139,8 @@ class Updating:
         return deliveries + self._unblock(worker)
 
     def leaves(self, worker: int) -> list[Delivery]:
-        """``worker`` closes: where each goes its own way nobody waits for it any more."""
-        return self._unblock(worker) if self._apart else []
+        """``worker`` closes: nobody waits for it any more."""
+        return self._unblock(worker)
 
     def owed(self, worker: int) -> int | None:
         """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
@@ -221,7 +221,7 @@ class Updating:
 
     @property
     def left(self) -> Collection[int]:
-        """Workers that have closed, where each goes its own way."""
+        """Workers that have closed, and live."""
         return [worker for worker in self._living if not self._clocks.waited_for(worker)]
 
     @property

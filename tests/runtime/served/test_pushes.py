@@ -22,7 +22,7 @@ from foretrain.runtime.served.flights import Flight, Flights  # noqa: E402
 from foretrain.runtime.served.pushes import Pushes, Span  # noqa: E402
 from foretrain.runtime.served.staging import Staging  # noqa: E402
 from foretrain.server.bundles import unbundle  # noqa: E402
-from foretrain.server.frames import ABSENT, AGAIN, HELD, KEEPS, Header, Kind  # noqa: E402
+from foretrain.server.frames import ABSENT, AGAIN, CLOSED, HELD, KEEPS, Header, Kind  # noqa: E402
 from foretrain.server.placement import Declaration, Placement  # noqa: E402
 from foretrain.server.shard import Shard  # noqa: E402
 from foretrain.server.snapshots import Keeping, copied  # noqa: E402
@@ -94,7 +94,7 @@ class Server:
         if kind in (Kind.DECLARE, Kind.WANTED):
             flag, done = (KEEPS, self.parts.done[rank]) if self.keeping else (0, 0)
             if self.keeping:
-                line.down.append((Header(Kind.COMMITTED, step=self.keeping.of(rank).saved, offset=done), b""))
+                self.commit(rank, self.keeping.of(rank))
             line.down.append((Header(Kind.WANTED, flag, step=done, offset=self.lives), b""))
         elif kind is Kind.PUSH:
             flags = {"again": bool(header.flag & AGAIN), "held": bool(header.flag & HELD)}
@@ -107,6 +107,7 @@ class Server:
             self.tell(self.parts.pull(rank, header.part, header.step, header.offset, header.size))
         elif kind is Kind.DONE:
             self.done.add(rank)
+            self.parts.leaves(rank)
             if self.keeping:
                 self.keeping.want()
                 self.tell_progress()
@@ -115,9 +116,13 @@ class Server:
                     each.down.append((Header(Kind.DONE), b""))
 
     def tell_progress(self):
-        for rank, (done, saved) in self.keeping.news().items() if self.keeping else ():
+        for rank, progress in self.keeping.news().items() if self.keeping else ():
             if self.lines[rank].connected:
-                self.lines[rank].down.append((Header(Kind.COMMITTED, step=saved, offset=done), b""))
+                self.commit(rank, progress)
+
+    def commit(self, rank, to):
+        header = Header(Kind.COMMITTED, CLOSED if to.closed else 0, step=to.saved, offset=to.done)
+        self.lines[rank].down.append((header, b""))
 
     def tell(self, deliveries):
         for rank, (part, step, start, end, data) in deliveries:
@@ -136,13 +141,13 @@ class Memory:
         return False
 
     def __init__(self, chance):
-        self.chance, self.saved, self.state, self.seen = chance, (), None, [0]
+        self.chance, self.saved, self.left, self.state, self.seen = chance, (), (), None, [0]
 
     def offer(self, shard, *, now=False):
         before, self.seen = self.seen, [*shard.done]
         if not (shard.between and (now or (self.seen != before and self.chance.random() < 0.4))):
             return False
-        self.saved, self.state = [*shard.done], copied(shard.state())
+        self.saved, self.left, self.state = [*shard.done], [*shard.left], copied(shard.state())
         return True
 
     def restore(self, shard):

@@ -31,8 +31,8 @@ from foretrain.runtime.streams import HostStreams
 from foretrain.runtime.timers import Timers
 from foretrain.schedule import Job, Spec
 from foretrain.server.bundles import unbundle
-from foretrain.server.connection import Connection, Links
-from foretrain.server.frames import FAILURES, Header, Kind
+from foretrain.server.connection import Connection, Links, failure
+from foretrain.server.frames import FAILURES, RETURNS, Header, Kind
 from foretrain.server.placement import Placement
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
@@ -278,8 +278,7 @@ class ServedExchange:
             elif header.kind is Kind.STATE and self._errand is not None:
                 self._errand.hear(header, payload, self._say)
             elif header.kind is Kind.FAIL:
-                kind = FAILURES[min(header.flag, len(FAILURES) - 1)]
-                raise kind(bytes(payload).decode(errors="replace"))
+                raise failure(header, payload)
 
     def _say(self, shard: int, header: Header, payload: bytes) -> None:
         if shard not in self._ask_again:
@@ -381,10 +380,8 @@ class ServedExchange:
         for connection in self._connections:
             if now - connection.heard > self._silence:
                 host, port = connection.address
-                raise PeerLost(
-                    f"server {connection.shard} at {host}:{port} has been silent for {now - connection.heard:.1f} s; "
-                    f"{self.last()}"
-                )
+                why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
+                raise PeerLost(f"{why} for {now - connection.heard:.1f} s; {self.last()}")
         if self._to_land and now - self._moved > self._patience:
             raise StallError(f"nothing has moved for {self._patience:g} s; {self.last()}", self._engine.waiting())
 
@@ -418,7 +415,7 @@ class ServedExchange:
     def _say_goodbye(self) -> None:
         self._over = True
         for connection in self._connections:
-            connection.send(Header(Kind.BYE))
+            connection.send(Header(Kind.BYE, RETURNS if self._links.returns else 0))
 
     def _tell(self, error: BaseException) -> None:
         flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0

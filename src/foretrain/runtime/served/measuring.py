@@ -14,8 +14,8 @@ from foretrain.network import Cluster
 from foretrain.runtime.address import local_address
 from foretrain.schedule import Cost
 from foretrain.server.bundles import Item, bundle, unbundle
-from foretrain.server.connection import Connection, Links
-from foretrain.server.frames import ABSENT, FAILURES, Header, Kind
+from foretrain.server.connection import Connection, Links, failure
+from foretrain.server.frames import ABSENT, Header, Kind
 from foretrain.server.placement import Declaration, Declared, Placement
 from foretrain.units import COST_SHIFT, NANOSECOND, SECOND
 
@@ -138,8 +138,8 @@ class Probe:
                         if header.step == self._step[part] - 1:
                             self._left[part] = max(0, self._left[part] - size)
                 elif header.kind is Kind.FAIL:
-                    kind = FAILURES[min(header.flag, len(FAILURES) - 1)]
-                    raise kind(bytes(payload).decode(errors="replace"))
+                    raise failure(header, payload)
+        self._links.live()
 
     def _declare(self, connection: Connection) -> None:
         begun = max(self._step)

@@ -23,7 +23,7 @@ from foretrain.errors import PeerLost
 from foretrain.network.serving import MESSAGE
 from foretrain.runtime.served.flights import Flights
 from foretrain.server.bundles import SMALL, Item, bundle
-from foretrain.server.frames import AGAIN, HELD, KEEPS, Header, Kind
+from foretrain.server.frames import AGAIN, CLOSED, HELD, KEEPS, Header, Kind
 from foretrain.server.placement import Declaration, Placement
 from foretrain.tasks import Piece
 
@@ -101,19 +101,21 @@ class _Standing:
         next: the round to say again next, while it is not.
         keeps: whether it keeps more than sums; before it has said so it may.
         saved: rounds of which it needs no push again.
+        closed: whether it will not wait for this worker, were it started anew.
         done: rounds that are complete there.
         lost: in which round it said so of which worker.
         unheard: of each message with pushes of this session that it has not acknowledged the round and what was in it.
         heard: how many it has.
     """
 
-    __slots__ = ("done", "heard", "keeps", "lost", "next", "number", "ready", "saved", "sessions", "unheard")
+    __slots__ = ("closed", "done", "heard", "keeps", "lost", "next", "number", "ready", "saved", "sessions", "unheard")
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.next: int | None = None
         self.ready, self.keeps = False, True
         self.sessions = self.saved = self.done = 0
+        self.closed = False
         self.lost: dict[int, int] = {}
         self.unheard: deque[tuple[int, list[Span]]] = deque()
         self.heard = 0
@@ -228,7 +230,7 @@ class Pushes:
     def committed(self, connection: Connection, header: Header) -> None:
         """The server has completed a round, or saved some."""
         standing = self._standing[connection.shard]
-        standing.saved, standing.done = header.step, header.offset
+        standing.saved, standing.done, standing.closed = header.step, header.offset, bool(header.flag & CLOSED)
         self._catch_up(connection)
 
     def lose(self, connection: Connection, worker: int) -> bool:
@@ -247,8 +249,9 @@ class Pushes:
         return standing.ready and standing.done > self.step
 
     def saved(self, shard: int) -> bool:
-        """Whether none of what was pushed to the server will be needed again, as far as it has said."""
-        return self._standing[shard].saved > self.step
+        """Whether none of what was pushed to the server will be needed again, nor this worker, as far as it says."""
+        standing = self._standing[shard]
+        return standing.closed and standing.saved > self.step
 
     def _first(self, shard: int) -> int:
         """The round from which on a server that was started anew must be told all."""
