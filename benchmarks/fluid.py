@@ -11,19 +11,14 @@ simulator to the end of a first ring; that of numba itself is shown apart.
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from measure import finish, interleaved, options, spread
+from measure import child, finish, interleaved, options, spread
 from rich.console import Console
 from rich.progress import track
 
@@ -104,22 +99,6 @@ def measured(case: Case) -> dict[str, float]:
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
         **network.effort,
     }
-
-
-def child(code: str, **environment: str) -> dict[str, float]:
-    """What a Python process of its own prints last, as JSON."""
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
-    made = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": path} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        raise SystemExit(made.stderr)
-    return json.loads(made.stdout.splitlines()[-1])
 
 
 def alone(case: Case) -> dict[str, float]:

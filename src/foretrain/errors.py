@@ -4,7 +4,7 @@
     ├── ConfigError      an input is wrong: names the field, the value and the remedy (also a ValueError)
     ├── ScheduleError    a schedule or policy breaks a rule: bytes moved twice, never, or before they exist
     ├── StallError       nothing more can happen and the work is not done: lists who waits for what
-    ├── RecordError      a training step cannot be recorded: says what was seen and what is needed
+    ├── RecordError      a script cannot be recorded, or trained: says what was seen and what is needed
     ├── PeerLost         a rank of the job was killed, stopped, left or lost its link: names it and what was under way
     ├── Disagreement     ranks that must agree do not: on the model, the order or the settings
     ├── MissingExtra     an optional package is not installed: names the command that installs it (also an ImportError)
@@ -65,7 +65,7 @@ class StallError(ForetrainError):
 
 
 class RecordError(ForetrainError):
-    """A training step cannot be recorded."""
+    """A training step cannot be recorded, or what a script gives cannot be trained."""
 
 
 class PeerLost(ForetrainError):

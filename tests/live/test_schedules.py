@@ -5,10 +5,14 @@ import pytest
 pytest.importorskip("torch")
 
 from foretrain.errors import ConfigError
+from foretrain.live.choosing import chosen, differences
+from foretrain.live.planning import cluster_of
 from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import deployment
+from foretrain.planning import choose, saved
 from foretrain.schedule.script import of_step
 from foretrain.virtual import simulate as replay
+from foretrain.workload import zoo
 
 # Sending takes about as long as computing.
 WHERE = deployment("star:4@16Gbps,device=A100,collective=nccl")
@@ -129,3 +133,23 @@ def test_what_cannot_be_scheduled_runs_as_it_is_and_says_so(simulated):
 def test_an_unknown_policy_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="unknown"):
         simulate([__file__], WHERE, schedule="bogus")
+
+
+def test_the_planner_chooses_for_the_steps_that_were_watched(simulated):
+    watched = simulated("ddp(bucket=25MiB)")
+    choice = chosen(watched, "A100")
+    assert choice is not None
+    assert not choice.falls_back
+    done = simulated(str(choice.schedule))
+    assert done.forecast.iteration_time < 0.9 * watched.forecast.iteration_time
+    assert chosen(simulated(None), "A100") is None
+
+
+def test_a_plan_that_was_made_for_something_else_is_known(simulated):
+    done = simulated(POLICY)
+    (exchange,) = done.story.schedules
+    plan = exchange.plan
+    place = cluster_of(plan.job.cost, 4)
+    own = saved(choose(plan.workload, place))
+    assert not differences(done, own)
+    assert len(differences(done, saved(choose(zoo("resnet50"), "2x1xV100@1Gbps")))) >= 4

@@ -18,6 +18,7 @@ from foretrain.live.folding import Folding, Group
 from foretrain.live.traffic import NetworkTraffic
 from foretrain.network import cluster
 from foretrain.network.deployment import Deployment
+from foretrain.network.fidelity import Fidelity, Level
 from foretrain.network.fluid import Fluid
 from foretrain.network.nccl import choice_on
 from foretrain.tasks import Chunk
@@ -25,6 +26,7 @@ from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time
 from foretrain.virtual.world import VirtualWorld
 
 SERVERS = "dgx-h100:4,collective=nccl"
+LEVELS: tuple[Level, ...] = ("ideal", "fluid", "packet")
 SMALL = "leaf_spine:2x4@10Gbps,oversubscription=4,collective=ring,step=2us"
 
 
@@ -335,3 +337,45 @@ def test_inputs_that_disagree() -> None:
         ends(place(SERVERS), [], Folding.all_live(64))
     with pytest.raises(ConfigError, match="did you mean 'all_reduce'"):
         ends(place(SERVERS), [Start(0, "allreduce", 1, (0, 1))])
+
+
+def test_exchanges_contend_as_closely_as_asked() -> None:
+    where, half = place(SMALL), 1 << 19
+    starts = [
+        Start(0, "all_reduce", 2 * half, (0, 1, 4, 5)),
+        Start(50 * MICROSECOND, "all_reduce", half, (2, 3, 6, 7)),
+        Start(60 * MICROSECOND, "all_gather", half, (0, 1)),
+    ]
+    found = [ends(where.simulated(Fidelity(level)), starts) for level in LEVELS]
+    ideal, fluid, packet = ([end - start.at for start, end in zip(starts, each, strict=True)] for each in found)
+    assert all(one <= other for one, other in zip(ideal, fluid, strict=True))
+    assert ideal[0] < 0.8 * fluid[0]
+    # A window that begins where queues are marked already is long in getting its share.
+    assert all(one < other < 4 * one for one, other in zip(fluid, packet, strict=True))
+
+
+def test_what_is_too_much_for_the_budget_makes_a_fluid_of_what_it_meets() -> None:
+    where, told = place(SMALL), list[str]()
+    starts = [
+        Start(0, "all_reduce", 1 << 16, (0, 1, 4, 5)),
+        Start(50 * MICROSECOND, "all_reduce", 1 << 22, (2, 3, 6, 7)),
+    ]
+
+    def of(fidelity: Fidelity) -> list[Time]:
+        world = VirtualWorld(Nowhere())
+        simulated = where.simulated(fidelity)
+        return run(world, NetworkTraffic(world, simulated, Folding.all_live(8), told.append), starts)
+
+    fluid, packet = of(Fidelity("fluid")), of(Fidelity("packet"))
+    assert of(Fidelity("auto", budget=1e9)) == packet
+    assert told == []
+    assert of(Fidelity("auto", budget=0)) == fluid
+    assert len(told) == 1
+    assert "such ones are fluids" in told[0]
+    speed = "foretrain.live.closeness.speed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, lambda *_: 1000.0)
+        mixed = of(Fidelity("auto", budget=3.0))
+    # The first is within the budget until the second comes, which is not.
+    assert mixed[1] == fluid[1]
+    assert mixed[0] in (fluid[0], packet[0])

@@ -22,6 +22,7 @@ from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from foretrain.fakecuda.announcement import Announcement
+from foretrain.fakecuda.settings import WATCHED
 from foretrain.fakecuda.updates import Updates
 from foretrain.launch import Compression
 from foretrain.runtime import guards
@@ -34,9 +35,6 @@ from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.streams import HostStreams
 from foretrain.schedule import POLICIES, Spec
 from foretrain.units import MILLISECOND, Time
-
-WATCHED = 2
-"""Steps to watch. The first pays for allocations; in virtual time one more is like any other."""
 
 
 class Announcing:
@@ -114,7 +112,7 @@ class SimulatedAttached(Phased[Machinery]):
         super().__init__(
             model, group, Options(schedule, compression, "coordinator", False, WATCHED, 60.0, 60.0, 0, None, False)
         )
-        self._extension, self._launch = device, launch
+        self._extension, self._launch, self._policy = device, launch, schedule
         self._lane = device.new_stream()
         self._began: torch.cuda.Event | None = None
         self._told = False
@@ -193,11 +191,11 @@ class SimulatedAttached(Phased[Machinery]):
         wire = wire_dtype(self._options.compression)
         gradients = Gradients(parameters, seen.order, wire.itemsize if wire else None)
         device.retag(gradients.flat, device.GRADIENT)
-        self._schedule, self._barrier = self._options.schedule, POLICIES[self._options.schedule.name].barrier
+        self._schedule, self._barrier = self._policy, POLICIES[self._policy.name].barrier
         number = next(self._numbers)
         announcement = Announcement(
             type(self.model).__name__,
-            str(self._options.schedule),
+            str(self._policy),
             tuple(dist.get_process_group_ranks(self._gradient_group)),
             tuple(name for name, _ in self._named),
             tuple(gradients.size(task) for task in range(len(parameters))),

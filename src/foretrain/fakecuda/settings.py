@@ -11,6 +11,8 @@ from foretrain.units import MICROSECOND, Time
 
 LAUNCH: Time = 6 * MICROSECOND
 """What an eager framework's host spends on one kernel; 5 to 10 µs are usual."""
+WATCHED = 2
+"""Steps to watch before a policy schedules. The first pays for allocations; in virtual time more are alike."""
 
 
 @dataclass(frozen=True, slots=True)

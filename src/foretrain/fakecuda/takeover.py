@@ -11,7 +11,8 @@ from typing import cast
 
 from torch.optim import Optimizer
 
-from foretrain.fakecuda.exchanging import WATCHED, SimulatedAttached
+from foretrain.fakecuda.exchanging import SimulatedAttached
+from foretrain.fakecuda.settings import WATCHED
 from foretrain.launch import Settings
 from foretrain.launch.parallel import ScheduledDataParallel
 from foretrain.launch.takeover import Plan, Record, Takeover

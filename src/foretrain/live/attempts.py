@@ -99,7 +99,7 @@ class Attempts:
 
     def _once(self, settings: Settings, folding: Folding) -> Done:
         world = VirtualWorld()
-        traffic = NetworkTraffic(world, self._where, folding)
+        traffic = NetworkTraffic(world, self._where, folding, self._watch.told)
         steps = _Steps(traffic, min(folding.live), self._watch.stepped)
         story = Story(folding.live, self._kept, steps)
         slowdown = overlap_slowdown(settings.measured()[0])

@@ -14,11 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-import numpy as np
-from numpy.typing import NDArray
-
 from foretrain.live.exchanges import Pattern
-from foretrain.network.fluid import Fluid, Running
+from foretrain.network.carrier import Carrier, Running
+from foretrain.network.topology import Topology
 from foretrain.units import Time
 from foretrain.virtual.world import ARRIVAL, TIMER, VirtualWorld
 
@@ -57,13 +55,12 @@ class Contention:
 
     Args:
         world: where time passes.
-        capacity: bytes/s of each link.
-        name: of a link, for errors.
+        topology: the network.
     """
 
-    def __init__(self, world: VirtualWorld, capacity: NDArray[np.float64], name: Callable[[int], str]) -> None:
+    def __init__(self, world: VirtualWorld, topology: Topology) -> None:
         self._world = world
-        self._network = lambda: Fluid(capacity, name=name)
+        self._topology = topology
         self._domains: list[_Domain] = []
         self._root = _Moment()
         self._moments = 0
@@ -85,7 +82,7 @@ class Contention:
                 old.asked += 1  # What it was to be called for is the new one's.
             history = sorted([entry, *(old for domain in met for old in domain.history)], key=attrgetter("sequence"))
             self._forget_some()
-            domain = _Domain(self._root, history, self._network)
+            domain = _Domain(self._root, history, self._topology)
             self._domains.append(domain)
         self._moments += 1
         self._arm(domain)
@@ -97,7 +94,9 @@ class Contention:
     def _arm(self, domain: _Domain) -> None:
         """Has itself called when the next pattern of ``domain`` completes, if nothing else comes before."""
         domain.asked += 1
-        self._world.schedule(domain.next(), ARRIVAL, self._arrive, domain, domain.asked)
+        # What went on as packets and is now a fluid may turn out to have been faster.
+        when = max(domain.next(), self._world.now())
+        self._world.schedule(when, ARRIVAL, self._arrive, domain, domain.asked)
 
     def _arrive(self, domain: _Domain, asked: int) -> None:
         if asked != domain.asked:
@@ -115,15 +114,16 @@ class Contention:
 class _Domain:
     """Patterns that share links, from when the first began until none is under way; see Note [Domains]."""
 
-    def __init__(self, root: _Moment, history: list[_Entry], network: Callable[[], Fluid]) -> None:
+    def __init__(self, root: _Moment, history: list[_Entry], topology: Topology) -> None:
         self.history: list[_Entry] = []
         self.running: dict[int, _Entry] = {}
         self.asked = 0
         self._moment = root
         self._origin = history[0].began
         self._consumed = 0
-        self._network = network
-        self._fluid: Fluid | None = None
+        self._topology = topology
+        self._fidelity = history[0].pattern.fidelity
+        self._carrier: Carrier | None = None
         self._handles: list[Running] = []
         for entry in history:
             self.add(entry)
@@ -140,8 +140,11 @@ class _Domain:
         if entry.done is not None:
             self.running[len(self.history)] = entry
         self.history.append(entry)
-        if self._fluid is not None:
-            self._load(self._fluid, entry)
+        if entry.pattern.fidelity.level != self._fidelity.level == "packet":
+            # What is too large for packets is a fluid, and so is what it meets, from the beginning.
+            self._fidelity, self._carrier = entry.pattern.fidelity, None
+        elif self._carrier is not None:
+            self._load(self._carrier, entry)
 
     def next(self) -> Time:
         """When the next pattern completes if nothing comes."""
@@ -151,9 +154,9 @@ class _Domain:
         if len(self.history) == 1:
             known.append((self.history[0].pattern.alone, (0,)))
         else:
-            fluid = self._simulated()
+            network = self._simulated()
             over = [end for index in self.running if (end := self._handles[index].end) is not None]
-            when = min(over) if over else fluid.next_completion()
+            when = min(over) if over else network.next_completion()
             assert when is not None
             known.append((when, None))
         return self.next()
@@ -168,16 +171,16 @@ class _Domain:
         self._consumed += 1
         return [self.running.pop(index) for index in over]
 
-    def _simulated(self) -> Fluid:
+    def _simulated(self) -> Carrier:
         """The flows of all that began, as they stand after what was last looked at."""
-        if self._fluid is None:
-            self._fluid = self._network()
+        if self._carrier is None:
+            self._carrier, self._handles = self._fidelity.carrier(self._topology), []
             for entry in self.history:
-                self._load(self._fluid, entry)
-        return self._fluid
+                self._load(self._carrier, entry)
+        return self._carrier
 
-    def _load(self, fluid: Fluid, entry: _Entry) -> None:
+    def _load(self, network: Carrier, entry: _Entry) -> None:
         program, when = entry.pattern.program, entry.began - self._origin
         assert program is not None
         shifted = dataclasses.replace(program, release=program.release + when)
-        self._handles.append(fluid.add(shifted, when))
+        self._handles.append(network.add(shifted, when))

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -34,8 +34,10 @@ from numpy.typing import NDArray
 from foretrain.collective import WHOLE, Operation
 from foretrain.collective.nccl.generation import gpu_named
 from foretrain.collective.nccl.way import NETWORK_HOP
+from foretrain.live.closeness import Closeness
 from foretrain.live.layouts import Group, Layout
 from foretrain.network.deployment import Deployment
+from foretrain.network.fidelity import FLUID, Fidelity
 from foretrain.network.fluid import run
 from foretrain.network.nccl import choice_on
 from foretrain.network.program import Paths, Program
@@ -59,12 +61,14 @@ class Pattern:
         program: its flows, and those of the groups that contend with it by symmetry; None if it has only latency.
         links: the links that these use, as bits of an int: link l is bit l.
         carried: bytes on each link, of all groups that act together: the links, and their bytes.
+        fidelity: how closely it is simulated.
     """
 
     alone: Time
     program: Program | None = None
     links: int = 0
     carried: tuple[NDArray[np.int64], NDArray[np.float64]] = (np.zeros(0, np.int64), np.zeros(0))
+    fidelity: Fidelity = FLUID
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,12 +99,15 @@ class Ground:
 
     Args:
         where: topology, collective, routing and GPU; its ranks are the world's, in their order.
+        tell: told what takes long to simulate, a line each.
     """
 
-    def __init__(self, where: Deployment) -> None:
+    def __init__(self, where: Deployment, tell: Callable[[str], None] = lambda line: None) -> None:
         self.where = where
+        self.closeness = Closeness(where, tell)
         self.members = np.asarray(where.members, np.int64)
-        self.capacity = where.capacity
+        # Bundles of sprayed links at every level: patterns are laid once, before their level is known.
+        self.capacity = where.fluid.capacity
         self._router = router(where.topology, where.routing, seed=where.seed)
         known, mine = self._router.topology, where.topology
         names = {node.name: index for index, node in enumerate(known.nodes)}
@@ -206,8 +213,9 @@ def patterned(laid: Laid, ground: Ground, size: float, launch: Time, step: float
         release=np.full(len(unit), float(launch)),
     )
     links, bytes_ = laid.carried
-    alone = math.ceil(_end(program, ground.capacity))
-    return Pattern(alone, program, laid.bits, (links, bytes_ * size))
+    fidelity = ground.closeness.of(program)
+    alone = math.ceil(fidelity.finish(program, ground.where.fluid.network).max(initial=0.0))
+    return Pattern(alone, program, laid.bits, (links, bytes_ * size), fidelity)
 
 
 class Cost(NamedTuple):

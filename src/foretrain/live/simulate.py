@@ -131,7 +131,7 @@ def simulate(
             wall=time.perf_counter() - begin,
         )
     usable = device.memory - settings.reserve
-    return Simulated(forecast, done.story, done.folding, done.traffic, where.network, done.carried, usable)
+    return Simulated(forecast, done.story, done.folding, done.traffic, where.fluid.network, done.carried, usable)
 
 
 def _recorded(settings: Settings, operators: Path, run: Callable[[Settings], Done]) -> Done:

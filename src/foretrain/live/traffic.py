@@ -67,18 +67,21 @@ class NetworkTraffic:
         world: where time passes.
         where: the cluster: topology, ranks, routing and collective, ``"nccl"`` for NCCL's choice at each size.
         folding: which ranks are alike.
+        tell: told what takes long to simulate, a line each.
 
     Raises:
         ConfigError: cluster and folding are not of equally many ranks.
     """
 
-    def __init__(self, world: VirtualWorld, where: Deployment, folding: Alike) -> None:
+    def __init__(
+        self, world: VirtualWorld, where: Deployment, folding: Alike, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
         if folding.world != len(where.members):
             have = len(where.members)
             raise ConfigError("nproc", folding.world, f"is not the cluster's {have} ranks", f"start {have}")
         self._world, self._where, self._folding = world, where, folding
-        self._ground = Ground(where)
-        self._contention = Contention(world, where.capacity, where.network.link_name)
+        self._ground = Ground(where, tell)
+        self._contention = Contention(world, where.fluid.network)
         self._nccl = where.collective == "nccl"
         self._seen: dict[int, tuple[Group, int]] = {}
         self._numbers: dict[Group, int] = {}
@@ -140,7 +143,7 @@ class NetworkTraffic:
         self._looked.clear()
 
     def carried(self) -> NDArray[np.float64]:
-        """Bytes that each link of ``where.network`` has carried or begun to carry, of all ranks; float64 (links,)."""
+        """Bytes that each link of the fluid network has carried or begun to carry, of all ranks; float64 (links,)."""
         total = np.zeros(len(self._where.capacity))
         for pattern, times in self._times.items():
             links, bytes_ = pattern.carried

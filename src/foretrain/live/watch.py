@@ -23,6 +23,7 @@ class Watch:
         stepped: called with each step of each live rank.
         waiting: called about once a second while nothing comes from the ranks, with those that compute on their host,
             and for how many seconds they have.
+        told: called with a line about what takes long to simulate.
         failed: called before an error is raised with what the ranks had warned of, and how often.
     """
 
@@ -32,6 +33,7 @@ class Watch:
     stepped: Callable[[int, Step], None] = lambda rank, step: None
     waiting: Callable[[tuple[int, ...], float], None] = lambda ranks, seconds: None
     failed: Callable[[dict[str, int]], None] = lambda warnings: None
+    told: Callable[[str], None] = lambda line: None
 
 
 @contextmanager

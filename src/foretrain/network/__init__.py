@@ -1,7 +1,7 @@
 """Where gradients travel: simple clusters, jobs deployed on topologies, and the routes a chunk takes.
 
-Only the simple cluster is imported here. What simulates flows (`deployment`, `fluid`, `routing`, `topology_notation`)
-needs numba and is imported where it is used, so that commands that do without it start at once.
+Only the simple cluster is imported here. What simulates flows (`deployment`, `fluid`, `packet`, `routing`,
+`topology_notation`) needs numba and is imported where it is used, so that commands that do without it start at once.
 """
 
 from typing import TYPE_CHECKING, TypeAlias, Union

@@ -1,7 +1,8 @@
 """A job on a topology: which ranks, which collective, which routing. What `Cluster` is for the simple case.
 
-Where `Cluster` has a formula, a deployment asks the fluid simulation how long a collective takes when nothing else is
-sent. Collectives of one job run one after the other, as on one stream of NCCL, so that is all a job alone needs; jobs
+Where `Cluster` has a formula, a deployment asks a simulation how long a collective takes when nothing else is sent: the
+fluid one unless its fidelity says otherwise.
+Collectives of one job run one after the other, as on one stream of NCCL, so that is all a job alone needs; jobs
 that share a network are simulated flow by flow (`foretrain.virtual.together`).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +20,9 @@ from numpy.typing import NDArray
 from foretrain.collective import Operation
 from foretrain.errors import ConfigError
 from foretrain.network.arrangement import Arrangement, arrange, chunks, suited
+from foretrain.network.carrier import Carrier
+from foretrain.network.estimate import decided, packet_hops, parts
+from foretrain.network.fidelity import FLUID, Fidelity
 from foretrain.network.placing import place
 from foretrain.network.program import Program
 from foretrain.network.star import DEFAULT_OVERHEAD
@@ -31,6 +36,10 @@ _WHOLE_ONLY = ("double_tree",)
 """Collectives that do a whole all-reduce and no half of it."""
 _MOST_STEPS = 4_000_000
 """Steps of all transfers of a collective that ``"auto"`` considers: those of a ring of 1,400 ranks, a second's work."""
+_MOST_HOPS = 4_000_000
+"""Packet hops of a collective that is simulated: a second's work; larger ones go on as the last two that were."""
+_CURVE: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather")
+"""What schedules ask the duration of."""
 _LARGE = 1 << 36
 """Bytes from which on only the rate of a collective matters: 64 GiB take seconds on the fastest link there is."""
 
@@ -61,6 +70,8 @@ class Deployment:
         step: software of each step of a collective, ps; ``"nccl"`` has its own.
         seed: of the routing.
         alone: whether a single rank is a job too; it exchanges nothing.
+        fidelity: how closely the network is simulated. What decides, as `cost` and the choices of ``"auto"``, is the
+            fluid simulation's where packets would be: T* is a bound of the fluid.
     """
 
     topology: Topology
@@ -72,6 +83,7 @@ class Deployment:
     step: Time = DEFAULT_STEP
     seed: int = 0
     alone: bool = False
+    fidelity: Fidelity = FLUID
     _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +117,7 @@ class Deployment:
 
     @property
     def network(self) -> Topology:
-        """What the routing knows: the topology, with switches bundled where packets are sprayed."""
+        """What the routing knows: the topology, for rates with switches bundled where packets are sprayed."""
         return self._router().topology
 
     @property
@@ -119,6 +131,8 @@ class Deployment:
 
         κ is the least that any size costs per byte, whole or in two halves, so that no schedule beats the optimum.
         """
+        if self.fidelity.level in ("packet", "auto"):
+            return self.fluid.cost
         if "cost" not in self._memo:
             halves = self._per_byte("reduce_scatter") + self._per_byte("all_gather")
             kappa = math.floor(min(self._per_byte("all_reduce"), halves) * (1 << COST_SHIFT) * (1 - 1e-9))
@@ -132,6 +146,7 @@ class Deployment:
 
         Simulated at powers of two and linear in between: exact where the collective's time is linear, as it is where
         latency or rate decides. ``size`` is that of the gradient, for the halves of an all-reduce as well.
+        Packet by packet, what is large goes on from the two powers before at their rate.
         """
         low = 1 << max(0, size.bit_length() - 1)
         first, second = self._exact(operation, low), self._exact(operation, 2 * low)
@@ -145,6 +160,62 @@ class Deployment:
         """The flows of a collective of ``size`` bytes, by the job's own collective or by another."""
         way = self._way(operation, size) if collective is None else self._plain(operation, collective, size)
         return self._program(way, size, release)
+
+    def carrier(self) -> Carrier:
+        """The network, empty, as its fidelity has it: programs come while time passes."""
+        return self.fidelity.carrier(self.network)
+
+    def simulated(self, fidelity: Fidelity) -> Deployment:
+        """The same, simulated with ``fidelity``."""
+        return self._with(fidelity=fidelity)
+
+    def decided(self, largest: int) -> tuple[Deployment, str]:
+        """The same with ``"auto"`` decided, for collectives of up to ``largest`` bytes; and why, a line."""
+        if self.fidelity.level in ("ideal", "fluid"):
+            return self, f"{self.fidelity.level} level"
+        made = decided(self.fidelity, self.network, [program for _, _, program in self._curve(largest)])
+        return self._with(fidelity=made.fidelity), made.why
+
+    def measure(self, largest: int, progress: Callable[[int, int], None]) -> None:
+        """Simulates now what `duration` would simulate when asked for collectives of up to ``largest`` bytes.
+
+        Args:
+            largest: bytes.
+            progress: told how many packet hops are behind it, of about how many.
+        """
+        if self.fidelity.level != "packet":
+            return
+        curve = self._curve(largest)
+        hops = [packet_hops(program, self.fidelity.transport.payload) for _, _, program in curve]
+        for (operation, size, program), told in zip(curve, parts(hops, progress), strict=True):
+            self._memo[operation, size] = float(self.fidelity.finish(program, self.network, told).max())
+
+    def _curve(self, largest: int) -> list[tuple[Operation, int, Program]]:
+        """What is simulated packet by packet for sizes of up to ``largest`` bytes: operation, size and flows."""
+        sizes = [1 << k for k in range(largest.bit_length() + 1)]
+        found: list[tuple[Operation, int, Program]] = []
+        for operation in _CURVE:
+            simulated = (size for size in sizes if not self._goes_on(operation, size))
+            found.extend((operation, size, self._alone(operation, size)) for size in simulated)
+        return found
+
+    def _goes_on(self, operation: Operation, size: int) -> bool:
+        """Whether a collective is so large that it is not simulated packet by packet, and grows with its size."""
+        if self.fidelity.level == "fluid" or size < 4:
+            return False
+        payload = self.fidelity.transport.payload
+        hops, quarter = (packet_hops(self._alone(operation, each), payload) for each in (size, size // 4))
+        return hops > _MOST_HOPS and 3 * quarter <= hops
+
+    def _alone(self, operation: Operation, size: int) -> Program:
+        return self._program(self._way(operation, size), size, 0)
+
+    @property
+    def fluid(self) -> Deployment:
+        """The same as a fluid, in which sprayed packets cross bundles of links."""
+        if "fluid" not in self._memo:
+            self._memo["fluid"] = self._with(fidelity=FLUID)
+        return self._memo["fluid"]
 
     def carried_by(self, collective: str) -> Deployment:
         """The same with another collective."""
@@ -202,8 +273,16 @@ class Deployment:
         """ps of a collective of ``size`` bytes alone."""
         key = operation, size
         if key not in self._memo:
-            self._memo[key] = self._time(self._way(operation, size), size)
+            self._memo[key] = self._at_level(operation, size)
         return self._memo[key]
+
+    def _at_level(self, operation: Operation, size: int) -> float:
+        if self.fidelity.level == "fluid":
+            return self._time(self._way(operation, size), size)
+        if self.fidelity.level == "packet" and self._goes_on(operation, size):
+            half, quarter = (self._exact(operation, size // part) for part in (2, 4))
+            return half + 2 * (half - quarter)
+        return float(self.fidelity.finish(self._alone(operation, size), self.network).max())
 
     def _time(self, way: _Way, size: int) -> float:
         from foretrain.network.fluid import run
@@ -212,6 +291,8 @@ class Deployment:
 
     def _way(self, operation: Operation, size: int) -> _Way:
         """How ``size`` bytes are exchanged; ``"auto"`` decides once per power of two."""
+        if self.fidelity.level in ("packet", "auto") and self.collective in ("auto", "nccl"):
+            return self.fluid._way(operation, size)
         if self.collective == "nccl":
             return self._nccl(operation, size)
         if self.collective != "auto":
@@ -282,9 +363,12 @@ class Deployment:
 
     def _router(self) -> Any:
         if "router" not in self._memo:
-            from foretrain.network.routing import router
+            from foretrain.network.routing import Scatter, router
 
-            self._memo["router"] = router(self.topology, self.routing, seed=self.seed)
+            if self.routing == "spray" and self.fidelity.level in ("packet", "auto"):
+                self._memo["router"] = Scatter(self.topology, seed=self.seed)
+            else:
+                self._memo["router"] = router(self.topology, self.routing, seed=self.seed)
         return self._memo["router"]
 
     def __str__(self) -> str:
@@ -295,5 +379,5 @@ class Deployment:
         gpus = f" {self.device}" if self.device else ""
         return (
             f"{self.topology.name}, {ranks}{len(self.topology.ranks)}{gpus} ranks @ {rates}, {self.collective},"
-            f" {self.routing}, θ {format_time(self.overhead)}"
+            f" {self.routing}, θ {format_time(self.overhead)}{'' if self.fidelity == FLUID else f', {self.fidelity}'}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +12,10 @@ from numpy.typing import NDArray
 from foretrain.collective import Operation
 from foretrain.collective.nccl.bandwidth import bus_bandwidth
 from foretrain.network.deployment import Deployment
-from foretrain.network.fluid import Fluid
+from foretrain.network.fidelity import FLUID, Fidelity
+from foretrain.network.packet import Outcome
 from foretrain.network.topology import Topology
 from foretrain.units import SECOND, Time
-
-_BINS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +29,10 @@ class Exchange:
         time: ps, without θ.
         least: ps below which no collective can be: what the slowest port must send or receive at the least.
         topology: the network that its routing knows.
-        bins: bytes per link in equal bins of time, (links, bins).
-        bin: the bins' width, ps.
+        carried: bytes that crossed each link, float64 (links,). Packets have headers and are acknowledged; where flows
+            are in nobody's way this may be more than a link can carry.
+        fidelity: how closely it was simulated.
+        outcome: what came of its packets, where they were simulated.
     """
 
     name: str
@@ -40,8 +42,9 @@ class Exchange:
     time: Time
     least: Time
     topology: Topology
-    bins: NDArray[np.float64]
-    bin: Time
+    carried: NDArray[np.float64]
+    fidelity: Fidelity = FLUID
+    outcome: Outcome | None = None
 
     @property
     def bandwidth(self) -> float:
@@ -50,9 +53,9 @@ class Exchange:
 
     @property
     def utilisation(self) -> NDArray[np.float64]:
-        """Of each link over the whole time, 0 to 1."""
+        """Of each link over the whole time, 0 to 1 but for an ideal network."""
         could = self.topology.capacity * (self.time / SECOND)
-        return np.divide(self.bins.sum(axis=1), could, out=np.zeros(len(could)), where=could > 0)
+        return np.divide(self.carried, could, out=np.zeros(len(could)), where=could > 0)
 
     @property
     def busiest(self) -> tuple[str, str, float]:
@@ -64,24 +67,41 @@ class Exchange:
         return source, target, float(used[link])
 
 
-def exchange(place: Deployment, operation: Operation, size: int, collective: str | None = None) -> Exchange:
-    """Simulates one collective of ``size`` bytes on ``place``, by its own collective or another."""
+def exchange(
+    place: Deployment,
+    operation: Operation,
+    size: int,
+    collective: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Exchange:
+    """Simulates one collective of ``size`` bytes on ``place``, by its own collective or another.
+
+    Args:
+        place: where; its fidelity must not be ``"auto"``.
+        operation, size, collective: what, and by which algorithm.
+        progress: told now and then how many packets have come, of how many.
+    """
     name = collective or place.collective_at(size, operation)
-    network = Fluid(place.capacity, bins=_BINS, name=place.network.link_name)
-    handle = network.add(place.program(operation, size, collective=collective))
-    network.advance()
-    assert handle.end is not None
-    bins, width = network.utilisation()
+    program = place.program(operation, size, collective=collective)
+    topology, fidelity, outcome = place.network, place.fidelity, None
+    if fidelity.level == "packet":
+        outcome = fidelity.packets(topology).run(program, progress=progress)
+        finish, carried = outcome.finish.max(), outcome.ports.bytes.sum(axis=1)
+    else:
+        finish = fidelity.finish(program, topology).max()
+        each = np.repeat(program.size * program.steps, np.diff(program.paths.first))
+        carried = np.bincount(program.paths.links, each, topology.links)
     return Exchange(
         name=name,
         operation=operation,
         size=size,
         ranks=place.total_gpus,
-        time=handle.end,
+        time=math.ceil(finish),
         least=_least(place, operation, size),
-        topology=place.network,
-        bins=bins,
-        bin=width,
+        topology=topology,
+        carried=carried.astype(np.float64),
+        fidelity=fidelity,
+        outcome=outcome,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,17 @@ class Router(Protocol):
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:
         """A path for each of the node pairs; the same pair and connection always get the same one."""
+        ...
+
+
+@runtime_checkable
+class Scattering(Router, Protocol):
+    """A router of packets, each of which may take another way."""
+
+    def others(
+        self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]
+    ) -> tuple[Paths, ...]:
+        """More paths for each of the node pairs, besides that of `paths`."""
         ...
 
 
@@ -61,7 +72,9 @@ def place(
     keys = sources.astype(np.int64) * len(router.topology.nodes) + targets
     keys = keys * (int(connections.max(initial=0)) + 1) + connections
     _, once, which = np.unique(keys, return_index=True, return_inverse=True)
-    routed = router.paths(sources[once], targets[once], connections[once])
+    asked = sources[once], targets[once], connections[once]
+    routed = router.paths(*asked)
+    others = router.others(*asked) if isinstance(router, Scattering) else ()
     count = plan.transfers
     delay = np.add.reduceat(np.append(router.topology.latency[routed.links], 0), routed.first[:-1]).astype(np.float64)
     delay[np.diff(routed.first) == 0] = 0.0
@@ -76,6 +89,7 @@ def place(
         first=plan.first,
         after=plan.after,
         lag=plan.lag,
+        others=tuple(paths.gather(which) for paths in others),
     )
 
 

@@ -6,6 +6,7 @@ A flow is a persistent channel over one path that sends ``size`` bytes in each o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,13 @@ class Paths:
         inside = np.arange(first[-1]) - np.repeat(first[:-1], lengths)
         return Paths(first, self.links[np.repeat(self.first[flows], lengths) + inside])
 
+    @classmethod
+    def stacked(cls, several: Sequence[Paths]) -> Paths:
+        """All of them, those of the first before those of the second; there is at least one."""
+        hops = np.cumsum([0, *(len(paths.links) for paths in several)])
+        first = np.concatenate([[0], *(paths.first[1:] + hops[i] for i, paths in enumerate(several))])
+        return cls(first.astype(np.int32), np.concatenate([paths.links for paths in several]))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
@@ -57,6 +65,7 @@ class Program:
         first: int32 (flows + 1,), compressed sparse rows over ``after``.
         after: int32 (dependencies,), a flow waited for.
         lag: int32 (dependencies,), how far it must be ahead.
+        others: more paths of each flow, which its packets take in turn with ``paths``; a fluid knows the one alone.
     """
 
     paths: Paths
@@ -69,6 +78,7 @@ class Program:
     first: NDArray[np.int32]
     after: NDArray[np.int32]
     lag: NDArray[np.int32]
+    others: tuple[Paths, ...] = ()
 
     def __len__(self) -> int:
         return len(self.size)
@@ -87,6 +97,7 @@ class Program:
         first: NDArray[np.int32] | None = None,
         after: NDArray[np.int32] | None = None,
         lag: NDArray[np.int32] | None = None,
+        others: tuple[Paths, ...] = (),
     ) -> Program:
         """A program with defaults: one step each, no latency, no dependencies, all alike. Checked."""
         count = len(paths)
@@ -102,6 +113,7 @@ class Program:
             first=np.zeros(count + 1, np.int32) if first is None else first,
             after=none if after is None else after,
             lag=none if lag is None else lag,
+            others=others,
         )
         made.check()
         return made
@@ -109,6 +121,9 @@ class Program:
     def check(self) -> None:
         """ConfigError, naming the column and the flow, where a value is impossible."""
         count = len(self)
+        for paths in self.others:
+            if len(paths) != count:
+                raise ConfigError("program.others", len(paths), "is not one path per flow", f"give {count}")
         for name in ("steps", "latency", "release", "weight", "priority"):
             if len(getattr(self, name)) != count:
                 raise ConfigError(f"program.{name}", len(getattr(self, name)), "is not one per flow", f"give {count}")
@@ -131,16 +146,17 @@ class Program:
 def joined(programs: list[Program]) -> Program:
     """Programs that run at the same time, independent of each other."""
     starts = np.cumsum([0, *map(len, programs)])
-    hops = np.cumsum([0, *(len(p.paths.links) for p in programs)])
     waits = np.cumsum([0, *(len(p.after) for p in programs)])
 
     def column(name: str) -> NDArray:
         return np.concatenate([getattr(p, name) for p in programs])
 
     return Program(
-        paths=Paths(
-            np.concatenate([[0], *(p.paths.first[1:] + hops[i] for i, p in enumerate(programs))]).astype(np.int32),
-            np.concatenate([p.paths.links for p in programs]),
+        paths=Paths.stacked([p.paths for p in programs]),
+        # Whose flows have fewer ways takes them more often.
+        others=tuple(
+            Paths.stacked([(p.paths, *p.others)[way % (1 + len(p.others))] for p in programs])
+            for way in range(1, 1 + max(len(p.others) for p in programs))
         ),
         first=np.concatenate([[0], *(p.first[1:] + waits[i] for i, p in enumerate(programs))]).astype(np.int32),
         after=np.concatenate([p.after + starts[i] for i, p in enumerate(programs)]).astype(np.int32),

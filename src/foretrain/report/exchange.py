@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretrain.network.exchange import Exchange
+from foretrain.report import packets
 from foretrain.units import format_size, format_time, to_seconds
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def numbers(found: Sequence[Exchange]) -> list[dict[str, Any]]:
             "least": to_seconds(one.least),
             "bus_bandwidth": one.bandwidth,
             "busiest": {"source": one.busiest[0], "target": one.busiest[1], "used": one.busiest[2]},
+            **({} if one.outcome is None else {"packets": packets.numbers(one.outcome)}),
         }
         for one in found
     ]

@@ -70,7 +70,9 @@ class Progress:
         self._told = False
         self._done: dict[int, int] = {}
         self._began = time.perf_counter()
-        self.watch = Watch(self._built, self._repeated, self._folded, self._stepped, self._waits, self._failed)
+        self.watch = Watch(
+            self._built, self._repeated, self._folded, self._stepped, self._waits, self._failed, self._tells
+        )
         self._next_word = _FIRST_WORD
 
     def __enter__(self) -> Progress:
@@ -97,6 +99,9 @@ class Progress:
             self._console.print(f"foretrain: {BANNER}", style="bold")
         for line in lines:
             self._console.print(f"foretrain: {line}")
+
+    def _tells(self, line: str) -> None:
+        self._console.print(f"foretrain: {line}")
 
     def _waits(self, ranks: tuple[int, ...], seconds: float) -> None:
         text = f"waiting for {who(ranks)} to go on, on the host ({seconds:.0f} s)"

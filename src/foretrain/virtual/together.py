@@ -1,4 +1,4 @@
-"""Jobs that share a network: each with its own workload, ranks and schedule, all flows in one fluid simulation."""
+"""Jobs that share a network: each with its own workload, ranks and schedule, all flows in one simulated network."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrain.errors import ConfigError
+from foretrain.network.carrier import Running
 from foretrain.network.deployment import Deployment
-from foretrain.network.fluid import Fluid, Running
 from foretrain.network.program import Program
 from foretrain.schedule import Spec, spec
 from foretrain.schedule import bound as bound_of
@@ -42,8 +42,17 @@ class Tenant:
     offset: Time = 0
 
 
-def together(tenants: Sequence[Tenant], *, steps: int = 4, trace: bool = True) -> tuple[Run, ...]:
+def together(
+    tenants: Sequence[Tenant],
+    *,
+    steps: int = 4,
+    trace: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Run, ...]:
     """Runs all ``tenants`` at once until each has made ``steps`` steps after its warm-up; a run for each.
+
+    The network is simulated as closely as the first tenant's fidelity says. ``progress`` is told how many steps are
+    made, of how many.
 
     The iteration time is the mean over a job's last ``steps`` steps before the slowest job had made its own, since jobs
     that meet in the network need not have a steady state of one step. ``Run.bound`` is of the job alone.
@@ -58,6 +67,10 @@ def together(tenants: Sequence[Tenant], *, steps: int = 4, trace: bool = True) -
     running = [_Running(tenant, network, world, trace) for tenant in tenants]
 
     def stop_when_all_have() -> None:
+        if progress is not None:
+            every = [steps + one.warmup for one in running]
+            made = [min(one.made + one.warmup, most) for one, most in zip(running, every, strict=True)]
+            progress(sum(made), sum(every))
         if all(one.made >= steps for one in running):
             world.stop()
 
@@ -161,27 +174,32 @@ class _Shared:
 
     def __init__(self, world: VirtualWorld, where: Deployment) -> None:
         self._world = world
-        self._fluid = Fluid(where.capacity, name=where.network.link_name)
+        self._carrier = where.carrier()
         self._landed: dict[Running, Callable[[], None]] = {}
         self._asked = 0
 
     def send(self, program: Program, landed: Callable[[], None]) -> None:
         """Starts ``program`` now; calls ``landed`` when all of it has arrived."""
-        self._landed[self._fluid.add(program, self._world.now())] = landed
+        self._pass()  # what arrives at this very moment does so before
+        self._landed[self._carrier.add(program)] = landed
         self._arm()
+
+    def _pass(self) -> None:
+        """Time passes in the network, too; what has arrived by now is told."""
+        for handle in self._carrier.advance(self._world.now()):
+            self._world.schedule(self._world.now(), TIMER, self._landed.pop(handle))
 
     def _arm(self) -> None:
         """Has itself called when the next program completes, if nothing else comes before."""
         self._asked += 1
-        when = self._fluid.next_completion()
+        when = self._carrier.next_completion()
         if when is not None:
             self._world.schedule(when, ARRIVAL, self._arrive, self._asked)
 
     def _arrive(self, asked: int) -> None:
         if asked != self._asked:
             return  # Something came in between, and changed when.
-        for handle in self._fluid.advance(self._world.now()):
-            self._world.schedule(self._world.now(), TIMER, self._landed.pop(handle))
+        self._pass()
         self._arm()
 
 
@@ -214,6 +232,6 @@ def _check(tenants: Sequence[Tenant], steps: int) -> None:
             owner[rank] = index
 
 
-def alone(tenant: Tenant, *, steps: int = 4) -> Run:
+def alone(tenant: Tenant, *, steps: int = 4, progress: Callable[[int, int], None] | None = None) -> Run:
     """The same job with the network to itself, simulated the same way."""
-    return together([tenant], steps=steps, trace=False)[0]
+    return together([tenant], steps=steps, trace=False, progress=progress)[0]

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
+from foretrain.network.carrier import Running
 from foretrain.network.fluid import kernel
 from foretrain.network.fluid import state as c
 from foretrain.network.fluid.loading import compacted, load, release, reserve, unload
@@ -31,31 +31,6 @@ _SLICE = 1 << 14
 """Batches between two looks at signals, so that Ctrl-C is heard."""
 _DEAD = 4096
 """Flows that are over may be this many, and as many as live ones, before the arrays are compacted."""
-
-
-@dataclass(eq=False, slots=True)
-class Running:
-    """A program in the network; the handle that `Fluid.add` returns.
-
-    Attributes:
-        program: what was added.
-        added: when, ps.
-        end: when its last flow ended, ps, rounded up; None while it runs.
-        finish: when each flow ended, float64 ps; NaN until all have.
-        cancelled: whether it was.
-    """
-
-    program: Program
-    added: Time
-    end: Time | None = None
-    cancelled: bool = False
-    finish: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    _first: int = 0
-    _index: int = 0
-
-    @property
-    def _range(self) -> tuple[int, int]:
-        return self._first, self._first + len(self.program)
 
 
 class Fluid:

@@ -12,6 +12,7 @@ from foretrain.network.routing.bundles import bundled, contract, groups
 from foretrain.network.routing.choice import Name, router
 from foretrain.network.routing.ecmp import Ecmp
 from foretrain.network.routing.failure import Policy, reroute
+from foretrain.network.routing.scatter import Scatter
 from foretrain.network.routing.shortest import Shortest
 from foretrain.network.routing.spray import Spray
 from foretrain.network.routing.static import Static
@@ -21,6 +22,7 @@ __all__ = [
     "Ecmp",
     "Name",
     "Policy",
+    "Scatter",
     "Shortest",
     "Spray",
     "Static",

@@ -1,0 +1,156 @@
+"""From a topology and a program to a state of `foretrain.network.packet.state` that nothing has happened in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.network.packet import state as c
+from foretrain.network.packet.network import Network, add_network
+from foretrain.network.packet.parts import Parts
+from foretrain.network.packet.programs import Block, add_program
+from foretrain.network.packet.state import State
+from foretrain.network.packet.switch import Losses, Queues
+from foretrain.network.packet.transports.transport import Transport
+from foretrain.network.program import Paths, Program
+from foretrain.network.topology import Topology
+
+_POOL: Final = 1 << 12
+"""Packets to begin with, at least."""
+_TRACE: Final = 1 << 12
+"""Samples of queues between two looks at them from outside."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A state, and where in it things are.
+
+    Attributes:
+        state: it.
+        network: where ports and nodes are.
+        first_flow: where the rows of flows begin.
+        flows: how many.
+        shortest: ps that the shortest link in use takes.
+    """
+
+    state: State
+    network: Network
+    first_flow: int
+    flows: int
+    shortest: int
+
+    @property
+    def port(self) -> NDArray[np.int64]:
+        """Rows of ports, (links, PORT_COLUMNS)."""
+        return self.state.rows(self.network.first_port, c.PORT_COLUMNS, self.network.topology.links)
+
+    @property
+    def flow(self) -> NDArray[np.int64]:
+        """Rows of flows, (flows, FLOW_COLUMNS)."""
+        return self.state.rows(self.first_flow, c.FLOW_COLUMNS, self.flows)
+
+
+def prepared(
+    topology: Topology,
+    program: Program,
+    others: Sequence[Paths],
+    transport: Transport,
+    queues: tuple[Queues, Queues],
+    losses: Mapping[int, Losses],
+    seed: int,
+    important: Sequence[NDArray[np.bool_]] | None = None,
+    watch: tuple[Sequence[int], int] = ((), 0),
+) -> Prepared:
+    """Everything, checked; see `foretrain.network.packet.simulator.Packets` for the arguments."""
+    watched, every = watch
+    parts = Parts(c.WHEEL_AT + c.WHEEL)
+    network = add_network(parts, topology, transport, queues, losses, watched)
+    block = add_program(parts, network, program, others, important)
+    used = np.concatenate([program.paths.links, *(paths.links for paths in (*program.others, *others))])
+    shortest = int(topology.latency[used].min(initial=2**62))
+    state = _state(parts, network, seed, shortest, watched, every)
+    begin(state, block)
+    need(state, margin(transport, block), max(_POOL, 2 * block.flows))
+    return Prepared(state, network, block.first_flow, block.flows, shortest)
+
+
+def empty(
+    topology: Topology,
+    transport: Transport,
+    queues: tuple[Queues, Queues],
+    losses: Mapping[int, Losses],
+    seed: int,
+) -> Prepared:
+    """A network without flows; windows are no longer than the shortest link takes that is not down."""
+    shortest = int(topology.latency[topology.capacity > 0].min(initial=2**40))
+    parts = Parts(c.WHEEL_AT + c.WHEEL)
+    network = add_network(parts, topology, transport, queues, losses)
+    state = _state(parts, network, seed, shortest)
+    grow(state, _POOL)
+    return Prepared(state, network, len(state.memory), 0, shortest)
+
+
+def begin(state: State, block: Block) -> None:
+    """The flows of ``block`` are those that a kernel loads next."""
+    m = state.memory
+    m[c.FIRST_FLOW], m[c.LAST_FLOW] = block.first_flow, block.first_flow + block.flows * c.FLOW_COLUMNS
+    m[c.UNFINISHED] += block.flows
+
+
+def margin(transport: Transport, block: Block) -> int:
+    """What one event of a host may send: a window of its flow, and of each that waits for that."""
+    return 16 + (transport.most + 4) * (1 + block.heirs)
+
+
+def need(state: State, margin: int, packets: int) -> None:
+    """Has one event of a host find ``margin`` free packets, and there be ``packets`` and as many as two such events
+    need free."""
+    m = state.memory
+    m[c.MARGIN] = max(m[c.MARGIN], margin)
+    short = max(packets, 2 * int(m[c.MARGIN])) - int(m[c.FREES])
+    if short > 0:
+        grow(state, short)
+
+
+def grow(state: State, packets: int = 0) -> None:
+    """Adds ``packets``, or as many as there are."""
+    had = len(state.far)
+    more = packets or had
+    packet = np.zeros((more, c.PACKET_COLUMNS), np.int64)
+    first = len(state.memory)
+    packet[:, c.NEXT] = first + c.PACKET_COLUMNS * np.arange(1, more + 1)
+    packet[-1, c.NEXT] = state.memory[c.FREE]
+    state.memory[c.FREE] = first
+    state.memory[c.FREES] += more
+    state.memory = np.concatenate([state.memory, packet.ravel()])
+    state.far = np.concatenate([state.far, np.zeros(more, np.int64)])
+    state.buffer = np.concatenate([state.buffer, np.zeros(2 * more, np.int64)])
+    # Besides a packet, every port may have an event.
+    state.event = np.concatenate([state.event, np.zeros((more, 3), np.int64)])
+    state.pools = (*state.pools, (first, more))
+
+
+def _state(
+    parts: Parts, network: Network, seed: int, shortest: int, watched: Sequence[int] = (), every: int = 0
+) -> State:
+    """What ``parts`` hold, without packets."""
+    first = c.WHEEL_AT + c.WHEEL
+    m = np.concatenate([np.zeros(first, np.int64), parts.whole()])
+    m[c.WHEEL_AT : first] = -1
+    m[c.SHIFT] = max(0, min(shortest, 2**40).bit_length() - 1)
+    m[c.SEED], m[c.UNTIL] = seed, c.FOREVER
+    m[c.ACTIVE_LIST], m[c.HOST_LIST], m[c.SWITCH_LIST] = network.lists
+    m[c.WATCHED], m[c.LAST_WATCHED] = network.first_watched, network.first_watched + len(watched)
+    m[c.TRACE_EVERY] = max(1, every >> int(m[c.SHIFT])) if len(watched) else 0
+    m[c.OUT] = m[c.FREE] = m[c.ASKING] = m[c.LAST_TRACE] = -1
+    return State(
+        memory=m,
+        far=np.zeros(0, np.int64),
+        buffer=np.zeros(0, np.int64),
+        event=np.zeros((network.topology.links + 1, 3), np.int64),
+        trace=np.zeros((_TRACE if len(watched) else 0, 1 + len(watched)), np.int64),
+    )

@@ -1,0 +1,148 @@
+"""What a host makes: packets that it sends, and events of its own. They wait in the outbox for the kernel."""
+
+from __future__ import annotations
+
+from foretrain.network.packet import state as c
+from foretrain.network.packet.bits import is_set
+from foretrain.network.packet.jit import inside
+from foretrain.network.packet.packets import take_free
+from foretrain.network.packet.queues import chance
+from foretrain.network.packet.transports.pias import demoted
+
+
+@inside
+def post(m, p):
+    """Hands packet ``p`` over."""
+    m[p + c.NEXT] = -1
+    if m[c.OUT] < 0:
+        m[c.OUT] = p
+    else:
+        m[m[c.LAST_OUT] + c.NEXT] = p
+    m[c.LAST_OUT] = p
+
+
+@inside
+def stamp(m):
+    """The place of the next packet among all that hosts send. Only packets of one host are ever compared, and a host
+    acts in the same order in both kernels."""
+    n = m[c.STAMPS]
+    m[c.STAMPS] = n + 1
+    return c.SENT + n
+
+
+@inside
+def next_way(m, f):
+    """Which of its ways the next packet of flow ``f`` takes: in turn, or the next that last met no congestion."""
+    ways, way = m[f + c.FORTHS], 0
+    if ways == 1:
+        return way
+    for _ in range(ways):
+        way = (m[f + c.FLOW_NUMBER] + m[f + c.SPREAD]) % ways
+        m[f + c.SPREAD] += 1
+        if not m[f + c.AVOID] >> (way & 63) & 1:
+            return way
+    m[f + c.AVOID] = 0  # all did: they are as good as each other
+    return way
+
+
+@inside
+def protected(m, x, f, sequence):
+    """Whether packet ``sequence`` is to be marked rather than dropped."""
+    transport = m[f + c.TRANSPORT]
+    if x[transport + c.MARKABLE] > 0.0 or m[f + c.WHOLE]:
+        return True
+    if m[f + c.VITAL] >= 0 and is_set(m, m[f + c.VITAL] + sequence):
+        return True
+    below = x[transport + c.IMPORTANT]
+    return below > 0.0 and chance(m, m[f + c.FLOW_NUMBER], sequence, 4) < below
+
+
+@inside
+def class_of(m, x, f, place):
+    """The class of the packet at ``place`` of a step."""
+    transport = m[f + c.TRANSPORT]
+    of = max(m[f + c.OWN_CLASS], int(x[transport + c.LEAST_CLASS]))
+    return demoted(x, transport, of, place)
+
+
+@inside
+def send_data(m, x, f, sequence, info, time):
+    """Sends packet ``sequence`` of flow ``f``; the bytes that it takes on the wire."""
+    place = sequence % m[f + c.PACKETS]
+    size = m[f + c.FULL] if place + 1 < m[f + c.PACKETS] else m[f + c.LAST_SIZE]
+    m[f + c.SENT_PACKETS] += 1
+    if sequence < m[f + c.TOP]:
+        m[f + c.SENT_AGAIN] += 1
+    else:
+        m[f + c.TOP] = sequence + 1
+    if m[f + c.BEGUN] < 0:
+        m[f + c.BEGUN] = time
+    way = next_way(m, f)
+    p = take_free(m)
+    m[p + c.TIME] = time
+    word = size | class_of(m, x, f, place) << c.CLASS_SHIFT | c.DATA << c.KIND_SHIFT | way << c.ROUTE_SHIFT
+    if protected(m, x, f, sequence):
+        word |= c.ECT
+    m[p + c.WORD] = word
+    m[p + c.WAY] = f << 32 | m[m[f + c.FORTH] + way]
+    m[p + c.SEQUENCE] = sequence
+    m[p + c.INFO] = info
+    m[p + c.STAMP] = time
+    m[p + c.TIE] = stamp(m)
+    post(m, p)
+    return size
+
+
+@inside
+def answer(m, x, p, f, kind, info, time):
+    """Sends data packet ``p`` back as a reply of ``kind``: it repeats when that went, its way, and its mark."""
+    word = m[p + c.WORD] & (c.MARKED | c.ROUTE_MASK << c.ROUTE_SHIFT)
+    size = int(x[m[f + c.TRANSPORT] + c.REPLY_SIZE])
+    m[p + c.TIME] = time
+    m[p + c.WORD] = word | size | kind << c.KIND_SHIFT
+    m[p + c.WAY] = f << 32 | m[f + c.BACK]
+    m[p + c.INFO] = info
+    m[p + c.TIE] = stamp(m)
+    post(m, p)
+
+
+@inside
+def signal(m, f, kind, way, size, sequence, info, time):
+    """Sends a packet of ``kind`` over the path that begins at ``way``, in class 0."""
+    p = take_free(m)
+    m[p + c.TIME] = time
+    m[p + c.WORD] = size | kind << c.KIND_SHIFT
+    m[p + c.WAY] = f << 32 | way
+    m[p + c.SEQUENCE] = sequence
+    m[p + c.INFO] = info
+    m[p + c.STAMP] = time
+    m[p + c.TIE] = stamp(m)
+    post(m, p)
+
+
+@inside
+def remind(m, f, kind, info, time):
+    """An event of ``kind`` for an end of flow ``f``."""
+    p = take_free(m)
+    m[p + c.TIME] = time
+    m[p + c.WORD] = kind << c.KIND_SHIFT
+    m[p + c.WAY] = f << 32
+    m[p + c.INFO] = info
+    m[p + c.TIE] = c.OWN + (m[f + c.FLOW_NUMBER] << 4) + kind
+    post(m, p)
+
+
+@inside
+def release(m):
+    """Has every flow that came last learn when it may begin."""
+    for f in range(m[c.FIRST_FLOW], m[c.LAST_FLOW], c.FLOW_COLUMNS):
+        remind(m, f, c.START, 0, m[f + c.RELEASE])
+
+
+@inside
+def set_alarm(m, f, time):
+    """Flow ``f`` is to be woken at ``time`` unless it moves that. An alarm that comes early looks when it is due."""
+    m[f + c.DUE] = time
+    if m[f + c.ALARM_AT] < 0 or time < m[f + c.ALARM_AT]:
+        m[f + c.ALARM_AT] = time
+        remind(m, f, c.ALARM, 0, time)

@@ -1,0 +1,132 @@
+"""Packets: a pool with a list of those that are free, and their order."""
+
+from __future__ import annotations
+
+from foretrain.network.packet import state as c
+from foretrain.network.packet.jit import inside
+
+
+@inside
+def take_free(m):
+    """A free packet; there is one, since kernels look at FREES before they let a host act."""
+    p = m[c.FREE]
+    m[c.FREE] = m[p + c.NEXT]
+    m[c.FREES] -= 1
+    return p
+
+
+@inside
+def give_back(m, p):
+    """Packet ``p`` is no more."""
+    m[p + c.NEXT] = m[c.FREE]
+    m[c.FREE] = p
+    m[c.FREES] += 1
+
+
+@inside
+def drop(m, p, link, of):
+    """Packet ``p`` goes no further than ``link``; it counts as one of class ``of``."""
+    m[link + c.TALLY + 8 * of + c.DROPPED] += 1
+    m[link + c.TALLY + 8 * of + c.DROPPED_BYTES] += m[p + c.WORD] & c.SIZE_MASK
+    m[c.DROPS] += 1
+    give_back(m, p)
+
+
+@inside
+def before(m, one, other):
+    """Whether packet ``one`` arrives before ``other``."""
+    if m[one + c.TIME] != m[other + c.TIME]:
+        return m[one + c.TIME] < m[other + c.TIME]
+    return m[one + c.TIE] < m[other + c.TIE]
+
+
+@inside
+def in_order(m, first, buffer):
+    """Writes the list that begins with ``first`` into ``buffer`` as it arrives; how many they are.
+
+    Lists are stacks, of some senders whose packets come in order each: read from the end they are nearly sorted, and
+    insertion is fast. Long ones are merged from sorted runs, in the other half of the buffer and back.
+    """
+    n = 0
+    while first >= 0:
+        buffer[n] = first
+        n += 1
+        first = m[first + c.NEXT]
+    for i in range(n >> 1):
+        buffer[i], buffer[n - 1 - i] = buffer[n - 1 - i], buffer[i]
+    run = n if n <= 32 else 16
+    for begin in range(0, n, run):
+        for i in range(begin + 1, min(begin + run, n)):
+            p, at = buffer[i], i
+            while at > begin and before(m, p, buffer[at - 1]):
+                buffer[at] = buffer[at - 1]
+                at -= 1
+            buffer[at] = p
+    half = len(buffer) >> 1
+    source, target = 0, half
+    while run < n:
+        for begin in range(0, n, 2 * run):
+            left, middle, end = begin, min(begin + run, n), min(begin + 2 * run, n)
+            right = middle
+            for at in range(begin, end):
+                if left < middle and (right >= end or not before(m, buffer[source + right], buffer[source + left])):
+                    buffer[target + at] = buffer[source + left]
+                    left += 1
+                else:
+                    buffer[target + at] = buffer[source + right]
+                    right += 1
+        source, target = target, source
+        run *= 2
+    if source:
+        for i in range(n):
+            buffer[i] = buffer[source + i]
+    return n
+
+
+@inside
+def push_far(m, far, p):
+    """Into the heap of what arrives beyond the wheel."""
+    at = m[c.FAR]
+    m[c.FAR] = at + 1
+    time = m[p + c.TIME]
+    while at > 0:
+        above = (at - 1) >> 1
+        if m[far[above] + c.TIME] <= time:
+            break
+        far[at] = far[above]
+        at = above
+    far[at] = p
+
+
+@inside
+def pop_far(m, far):
+    """The first of that heap."""
+    top = far[0]
+    n = m[c.FAR] - 1
+    m[c.FAR] = n
+    p, at = far[n], 0
+    while True:
+        child = 2 * at + 1
+        if child >= n:
+            break
+        if child + 1 < n and m[far[child + 1] + c.TIME] < m[far[child] + c.TIME]:
+            child += 1
+        if m[far[child] + c.TIME] >= m[p + c.TIME]:
+            break
+        far[at] = far[child]
+        at = child
+    far[at] = p
+    return top
+
+
+@inside
+def fly(m, far, p):
+    """Packet ``p`` is on its way to where it arrives."""
+    window = m[p + c.TIME] >> m[c.SHIFT]
+    if window - m[c.NOW] < c.WHEEL:
+        slot = c.WHEEL_AT + (window & (c.WHEEL - 1))
+        m[p + c.NEXT] = m[slot]
+        m[slot] = p
+        m[c.FLYING] += 1
+    else:
+        push_far(m, far, p)

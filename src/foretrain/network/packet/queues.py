@@ -1,0 +1,185 @@
+"""A port: what it lets into its queues, what it sends next, and what its wire loses. Both kernels use it alike."""
+
+from __future__ import annotations
+
+from foretrain.network.packet import state as c
+from foretrain.network.packet.jit import inside
+from foretrain.network.packet.nearest import admit_nearest, pick_nearest
+from foretrain.network.packet.packets import drop, give_back
+from foretrain.network.packet.pauses import leaves, waits
+from foretrain.network.routing.kernels import mix
+
+
+@inside
+def chance(m, which, number, salt):
+    """A uint32 that depends on the seed, on ``which`` port or flow and on the ``number`` of its packet alone."""
+    return mix(mix(mix(m[c.SEED] ^ salt) ^ (which & 0xFFFFFFFF)) ^ (number & 0xFFFFFFFF))
+
+
+@inside
+def marks(m, link, row, of, held):
+    """Whether a packet that finds ``held`` bytes of class ``of`` is told of congestion: RED on what is there now."""
+    low, high = m[row + c.MARK_FROM + of], m[row + c.MARK_TO + of]
+    if held <= low:
+        return False
+    if held > high:
+        return True
+    below = m[row + c.MARK_CHANCE] * ((held - low) / (high - low))
+    return chance(m, m[link + c.NUMBER], m[link + c.SEEN], 1) < below
+
+
+@inside
+def full(m, link, of, size):
+    """Whether class ``of`` of ``link`` has no room for ``size`` bytes more."""
+    row, held = m[link + c.SETTING], m[link + c.BYTES + 3 * of]
+    if held + size > m[row + c.LIMIT + of] or m[link + c.TOTAL] + size > m[row + c.ROOM]:
+        return True
+    if not m[link + c.COUPLED]:
+        return False
+    # Choudhury and Hahne 1998: the more is free, the more one queue may have.
+    free = min(m[row + c.SHARED] - m[m[link + c.NODE] + c.POOL], 1 << 40)
+    return size > free or held + size > m[row + c.SHARE + of] * free >> 8
+
+
+@inside
+def admit(m, p, link):
+    """Puts packet ``p`` into a queue of ``link``, which cannot send it now; or marks, cuts or drops it."""
+    row = m[link + c.SETTING]
+    if m[row + c.NEAREST]:
+        admit_nearest(m, p, link)
+        return
+    word = m[p + c.WORD]
+    size, of = word & c.SIZE_MASK, (word >> c.CLASS_SHIFT) & c.CLASS_MASK
+    held = m[link + c.BYTES + 3 * of]
+    m[link + c.SEEN] += 1
+    data = word >> c.KIND_SHIFT & c.KIND_MASK == c.DATA
+    if full(m, link, of, size) or (data and not word & c.ECT and held > m[row + c.SPARE + of]):
+        cut_to = m[row + c.CUT_TO]
+        if not data or word & c.CUT or cut_to == 0 or full(m, link, 0, cut_to):
+            drop(m, p, link, of)
+            return
+        m[link + c.TALLY + 8 * of + c.CUT_DOWN] += 1
+        m[c.CUTS] += 1
+        word = (word & ~(c.SIZE_MASK | c.CLASS_MASK << c.CLASS_SHIFT)) | cut_to | c.CUT
+        m[p + c.WORD] = word
+        size, of, held = cut_to, 0, m[link + c.BYTES]
+    elif word & c.ECT and marks(m, link, row, of, held):
+        m[p + c.WORD] = word | c.MARKED
+        m[link + c.TALLY + 8 * of + c.MARKS] += 1
+    at = c.HEAD + 3 * of
+    time = m[p + c.TIME]
+    m[p + c.NEXT] = -1
+    if m[link + c.MASK] >> of & 1:
+        m[m[link + at + 1] + c.NEXT] = p
+    else:
+        m[link + at] = p
+        m[link + c.MASK] |= 1 << of
+    m[link + at + 1] = p
+    m[link + at + 2] = held + size
+    m[link + c.TOTAL] += size
+    if held + size > m[link + c.TALLY + 8 * of + c.DEEPEST]:
+        m[link + c.TALLY + 8 * of + c.DEEPEST] = held + size
+    if m[link + c.COUPLED]:
+        waits(m, p, link, of, size, time)
+
+
+@inside
+def turn(m, link, row, mask):
+    """The class of ``mask`` that sends next among those that take turns: deficit round robin (Shreedhar and Varghese
+    1995)."""
+    first = m[row + c.STRICT]
+    of = m[link + c.TURN]
+    while True:
+        if mask >> of & 1:
+            size = m[m[link + c.HEAD + 3 * of] + c.WORD] & c.SIZE_MASK
+            if size <= m[link + c.DEFICIT + of]:
+                m[link + c.DEFICIT + of] -= size
+                m[link + c.TURN] = of
+                return of
+        else:
+            m[link + c.DEFICIT + of] = 0  # who has nothing to send saves nothing up
+        of = of + 1 if of + 1 < c.CLASSES else first
+        m[link + c.DEFICIT + of] += m[row + c.QUANTUM + of]
+
+
+@inside
+def ready(m, link):
+    """The classes of which ``link`` has a packet that it may send."""
+    return m[link + c.MASK] & ~m[link + c.PAUSED]
+
+
+@inside
+def pick(m, link, time):
+    """Takes the packet that ``link`` sends next, at ``time``, out of its queue; it has one that it may send."""
+    mask, row = ready(m, link), m[link + c.SETTING]
+    if m[row + c.NEAREST]:
+        return pick_nearest(m, link)
+    strict = m[row + c.STRICT]
+    if mask & ((1 << strict) - 1) or strict == c.CLASSES:
+        of = 0
+        while not mask >> of & 1:
+            of += 1
+    else:
+        of = turn(m, link, row, mask)
+    at = c.HEAD + 3 * of
+    p = m[link + at]
+    size = m[p + c.WORD] & c.SIZE_MASK
+    m[link + at] = m[p + c.NEXT]
+    m[link + at + 2] -= size
+    m[link + c.TOTAL] -= size
+    if m[p + c.NEXT] < 0:
+        m[link + c.MASK] &= ~(1 << of)
+    if m[link + c.COUPLED]:
+        leaves(m, p, link, of, size, time)
+    return p
+
+
+@inside
+def at_once(m, p, link):
+    """Whether ``link``, which is free and has nothing that it may send, sends packet ``p`` without a look at queues."""
+    return not m[link + c.PAUSED] or not m[link + c.PAUSED] >> (m[p + c.WORD] >> c.CLASS_SHIFT & 7) & 1
+
+
+@inside
+def wake(m, link, time):
+    """A packet came to ``link``, which may have been paused: what it sends next does not go before ``time``. (A packet
+    that is cut changes its class, and that may not be paused.)"""
+    m[link + c.BUSY] = max(m[link + c.BUSY], time)
+
+
+@inside
+def lost(m, link):
+    """Whether the wire loses the packet that goes now."""
+    number = m[link + c.SENT_ON]
+    below = m[link + c.LOSES]
+    if m[link + c.BEGINS] > 0:
+        flips = m[link + c.ENDS] if m[link + c.IN_BURST] else m[link + c.BEGINS]
+        if chance(m, m[link + c.NUMBER], number, 2) < flips:
+            m[link + c.IN_BURST] ^= 1
+        if m[link + c.IN_BURST]:
+            below = m[link + c.LOSES_IN_BURST]
+    return chance(m, m[link + c.NUMBER], number, 3) < below
+
+
+@inside
+def send(m, p, link, start):
+    """``link`` sends packet ``p`` from ``start`` on; whether it arrives."""
+    word = m[p + c.WORD]
+    size, of = word & c.SIZE_MASK, (word >> c.CLASS_SHIFT) & c.CLASS_MASK
+    busy = start + ((size * m[link + c.RATE] + 0x8000) >> 16)
+    m[link + c.BUSY] = busy
+    m[link + c.SENT_ON] += 1
+    m[link + c.TALLY + 8 * of + c.PACKETS_OUT] += 1
+    m[link + c.TALLY + 8 * of + c.BYTES_OUT] += size
+    m[c.HOPS] += 1
+    if word >> c.KIND_SHIFT & c.KIND_MASK == c.DATA:
+        m[c.DATA_HOPS] += 1
+    m[p + c.TIME] = busy + m[link + c.DELAY]
+    m[p + c.WAY] += 1
+    m[p + c.TIE] = link
+    if m[link + c.LOSES] | m[link + c.BEGINS] and lost(m, link):
+        m[link + c.TALLY + 8 * of + c.LOST] += 1
+        m[c.LOSSES] += 1
+        give_back(m, p)
+        return False
+    return True

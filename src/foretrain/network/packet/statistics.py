@@ -1,0 +1,73 @@
+"""What a simulation of packets has counted, by names: of each port and class, and how long flows took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.network.packet import state as c
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ports:
+    """Counts of each port and class, int64 (links, 8).
+
+    Attributes:
+        packets, bytes: that it sent, with headers; what its wire lost among them.
+        drops, dropped_bytes: that found no room, by the class that they were of.
+        marks: packets that were told of congestion.
+        deepest: the most bytes that ever waited.
+        losses: packets that its wire lost.
+        cuts: packets that lost their data for lack of room.
+    """
+
+    packets: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    drops: NDArray[np.int64]
+    dropped_bytes: NDArray[np.int64]
+    marks: NDArray[np.int64]
+    deepest: NDArray[np.int64]
+    losses: NDArray[np.int64]
+    cuts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, counts: NDArray[np.int64]) -> Ports:
+        """From the kernels' counts, (links, classes, columns)."""
+        columns = (
+            c.PACKETS_OUT,
+            c.BYTES_OUT,
+            c.DROPPED,
+            c.DROPPED_BYTES,
+            c.MARKS,
+            c.DEEPEST,
+            c.LOST,
+            c.CUT_DOWN,
+        )
+        return cls(*(counts[:, :, column] for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of times, ps: their mean, quantiles (of n, the ⌈q·n⌉-th smallest), and the largest.
+
+    Attributes:
+        mean, median, p95, p99, p999, largest: 0 where there is nothing.
+    """
+
+    mean: float
+    median: int
+    p95: int
+    p99: int
+    p999: int
+    largest: int
+
+    @classmethod
+    def of(cls, times: NDArray[np.int64]) -> Distribution:
+        """That of ``times``."""
+        if not len(times):
+            return cls(0.0, 0, 0, 0, 0, 0)
+        ordered = np.sort(times)
+        median, p95, p99, p999 = (int(ordered[max(0, -(-q * len(times) // 1000) - 1)]) for q in (500, 950, 990, 999))
+        return cls(float(ordered.mean()), median, p95, p99, p999, int(ordered[-1]))

@@ -1,0 +1,117 @@
+"""TCP NewReno (RFC 5681, 6298, 6582), counted in packets: a window, fast retransmit, partial acknowledgements.
+
+Departures: no handshake; the initial window is a parameter (RFC 6928 has 10); every packet is acknowledged at once; the
+timer's least value is a parameter, as data centres set it far below RFC 6298's second. With DCTCP's gain set, marks
+shrink the window in proportion to their share, see `foretrain.network.packet.transports.dctcp`.
+"""
+
+from __future__ import annotations
+
+from foretrain.network.packet import state as c
+from foretrain.network.packet.bits import record
+from foretrain.network.packet.jit import inside
+from foretrain.network.packet.outgoing import answer, send_data, set_alarm
+from foretrain.network.packet.transports.dctcp import marked
+from foretrain.network.packet.transports.timing import measure, timeout
+
+OPEN, RECOVERING = 0, 1
+
+
+@inside
+def begin(m, x, f):
+    """Flow ``f`` may send for the first time."""
+    way = m[f + c.TRANSPORT]
+    x[f + c.WINDOW] = x[way + c.FIRST_WINDOW]
+    x[f + c.THRESHOLD] = x[way + c.MOST]
+    x[f + c.ALPHA] = 1.0
+    m[f + c.RECOVER] = -1
+
+
+@inside
+def more(m, x, f, time):
+    """Sends what the window allows."""
+    end = m[f + c.FIRST_UNKNOWN] + int(min(x[f + c.WINDOW], x[m[f + c.TRANSPORT] + c.MOST]))
+    end = min(end, m[f + c.ALLOWED] * m[f + c.PACKETS])
+    if m[f + c.NEXT_NEW] >= end:
+        return
+    idle = m[f + c.NEXT_NEW] == m[f + c.FIRST_UNKNOWN]
+    while m[f + c.NEXT_NEW] < end:
+        sequence = m[f + c.NEXT_NEW]
+        m[f + c.NEXT_NEW] = sequence + 1
+        send_data(m, x, f, sequence, 0, time)
+    if idle:
+        set_alarm(m, f, time + timeout(m, x, f))
+
+
+@inside
+def grow(m, x, f, packets):
+    """``packets`` more are acknowledged: slow start below the threshold, one packet a round trip above."""
+    window = x[f + c.WINDOW]
+    if window < x[f + c.THRESHOLD]:
+        window = min(window + packets, max(x[f + c.THRESHOLD], window))
+    else:
+        window += packets / window
+    x[f + c.WINDOW] = min(window, x[m[f + c.TRANSPORT] + c.MOST])
+
+
+@inside
+def came(m, x, p, f, time):
+    """Data packet ``p`` of flow ``f`` has come: it goes back as an acknowledgement; how many steps have come."""
+    record(m, f, p)
+    expected = m[f + c.EXPECTED]
+    answer(m, x, p, f, c.ACK, expected, time)
+    return expected // m[f + c.PACKETS]
+
+
+@inside
+def answered(m, x, p, f, time):
+    """Acknowledgement ``p`` has come: the receiver of flow ``f`` expects what it says."""
+    expected, mark = m[p + c.INFO], m[p + c.WORD] & c.MARKED
+    way = m[f + c.TRANSPORT]
+    fresh = expected - m[f + c.FIRST_UNKNOWN]
+    if x[way + c.GAIN] > 0.0:
+        marked(m, x, f, expected, max(fresh, 0), mark)
+    if fresh > 0:
+        measure(m, x, f, time - m[p + c.STAMP])
+        m[f + c.FIRST_UNKNOWN] = expected
+        m[f + c.NEXT_NEW] = max(m[f + c.NEXT_NEW], expected)
+        m[f + c.BACKOFF] = m[f + c.DUPLICATES] = 0
+        if m[f + c.PHASE] == RECOVERING:
+            if expected > m[f + c.RECOVER]:
+                m[f + c.PHASE] = OPEN
+                x[f + c.WINDOW] = x[f + c.THRESHOLD]
+            else:
+                # A partial acknowledgement: the next is missing, too, and what came has left the network.
+                send_data(m, x, f, expected, 0, time)
+                x[f + c.WINDOW] = max(x[f + c.WINDOW] - fresh + 1.0, 1.0)
+        elif not mark or x[way + c.GAIN] == 0.0:
+            grow(m, x, f, fresh)
+        if expected < m[f + c.NEXT_NEW]:
+            set_alarm(m, f, time + timeout(m, x, f))
+        else:
+            m[f + c.DUE] = -1
+    elif m[f + c.FIRST_UNKNOWN] < m[f + c.NEXT_NEW] and expected == m[f + c.FIRST_UNKNOWN]:
+        m[f + c.DUPLICATES] += 1
+        if m[f + c.PHASE] == RECOVERING:
+            x[f + c.WINDOW] += 1.0
+        elif m[f + c.DUPLICATES] == int(x[way + c.REORDERING]) and expected > m[f + c.RECOVER]:
+            flying = m[f + c.NEXT_NEW] - expected
+            m[f + c.PHASE], m[f + c.RECOVER] = RECOVERING, m[f + c.NEXT_NEW] - 1
+            x[f + c.THRESHOLD] = max(flying / 2.0, 2.0)
+            x[f + c.WINDOW] = x[f + c.THRESHOLD] + x[way + c.REORDERING]
+            send_data(m, x, f, expected, 0, time)
+            set_alarm(m, f, time + timeout(m, x, f))
+    more(m, x, f, time)
+
+
+@inside
+def timed_out(m, x, f, time):
+    """The timer of flow ``f`` has run out: all that is not acknowledged goes again, slowly."""
+    m[f + c.TIMEOUTS] += 1
+    x[f + c.THRESHOLD] = max((m[f + c.NEXT_NEW] - m[f + c.FIRST_UNKNOWN]) / 2.0, 2.0)
+    x[f + c.WINDOW] = 1.0
+    m[f + c.PHASE], m[f + c.DUPLICATES] = OPEN, 0
+    m[f + c.RECOVER] = m[f + c.NEXT_NEW] - 1
+    m[f + c.BACKOFF] += 1
+    m[f + c.NEXT_NEW] = m[f + c.FIRST_UNKNOWN]
+    more(m, x, f, time)

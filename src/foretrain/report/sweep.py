@@ -1,0 +1,253 @@
+"""A sweep: a summary for a terminal, numbers as JSON, and a page with parallel coordinates and the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from foretrain.files import write_atomically
+from foretrain.report.document import Card, document
+from foretrain.report.palette import BLUE, GREY, INK, LINE, SERIES, canvas
+from foretrain.report.parallel import MOST, parallel, written
+from foretrain.scenarios.front import Front, best, front, over_seeds
+from foretrain.scenarios.table import Row, Table
+from foretrain.units import SECOND, format_time
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_SHOWN = 24
+"""Rows of a summary; a file has them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a sweep says.
+
+    Attributes:
+        table: all results.
+        rows: the same over seeds.
+        best: of each workload and cluster.
+        front: of each workload.
+    """
+
+    table: Table
+    rows: tuple[Row, ...]
+    best: tuple[Row, ...]
+    front: Front
+
+
+def findings(table: Table, objectives: Sequence[str] = ()) -> Findings:
+    """What ``table`` says. Raises ConfigError for objectives that it does not have."""
+    rows = over_seeds(table)
+    return Findings(table, tuple(rows), tuple(best(rows)), front(rows, objectives))
+
+
+def to_dict(found: Findings) -> dict[str, Any]:
+    """Plain numbers for JSON: in seconds, bytes and bytes per second, as in the Parquet file."""
+    return {
+        "columns": {column.name: column.about for column in found.table.columns},
+        "rows": list(found.table.rows),
+        "best": list(found.best),
+        "objectives": list(found.front.objectives),
+        "front": {name: list(rows) for name, rows in found.front.rows.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the summary as text."""
+
+    place: str
+    time: str
+    speedup: str
+    gap: str
+    schedule: str
+
+
+def lines(found: Findings) -> list[Line]:
+    """The best of each workload and cluster; where there are many, those that gain most, in the sweep's order."""
+    gaining = sorted(found.best, key=lambda row: -row["speedup"])[:_SHOWN]
+    shown = {row["id"] for row in gaining}
+    return [_line(row) for row in found.best if row["id"] in shown]
+
+
+def _line(row: Row) -> Line:
+    return Line(
+        f"{workload_of(row)} on {row['cluster']}",
+        format_time(row["iteration_time"] * SECOND),
+        f"{row['speedup']:.2f}×",
+        f"{row['gap']:.1%}",
+        row["schedule"],
+    )
+
+
+def workload_of(row: Row) -> str:
+    """The workload with what was asked of it."""
+    parts = [row["workload"], f"batch {row['batch']}", row["precision"]]
+    if row["sequence"]:
+        parts.append(f"{row['sequence']} tokens")
+    return ", ".join(part for part in parts if part)
+
+
+def verdict(found: Findings) -> str:
+    """What was found, in a sentence."""
+    if not found.best:
+        return "No scenario could be simulated"
+    top = max(found.best, key=lambda row: row["speedup"])
+    wins = sum(row["speedup"] >= 1.03 for row in found.best)
+    return (
+        f"On {wins} of {len(found.best)} workloads and clusters a schedule gains 3 % or more; at most "
+        f"{top['speedup']:.2f}×, by {top['policy']} for {top['workload']} on {top['cluster']}"
+    )
+
+
+def reasons(found: Findings) -> str:
+    """What was looked at."""
+    count, failed = len(found.table.rows), len(found.table.failed)
+    parts = [f"{count:,} scenarios"]
+    if any(row["seeds"] > 1 for row in found.rows):
+        parts.append("medians over seeds")
+    if failed:
+        parts.append(f"{failed:,} could not be simulated, first: {found.table.failed[0]['error']}")
+    return "; ".join(parts)
+
+
+def _more(found: Findings) -> str:
+    left = len(found.best) - _SHOWN
+    return f"Those that gain most; {left:,} more are in the file." if left > 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that a terminal shows of a sweep."""
+
+    found: Findings
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = self.found
+        if found.best:
+            yield _best_table(found)
+            yield Text(_more(found), style="dim")
+            for name, rows in found.front.rows.items():
+                yield _front_table(found, name, rows)
+                yield Text("")
+        yield Text(f"{verdict(found)}.", style="bold green" if _good(found) else "bold yellow")
+        yield Text(f"{reasons(found)}.", style="dim")
+
+
+def summary(found: Findings) -> Summary:
+    """For ``rich.print``."""
+    return Summary(found)
+
+
+def _best_table(found: Findings) -> RichTable:
+    made = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    made.add_column("workload and cluster", overflow="fold")
+    for name in ("iteration", "speed-up", "above T*"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("best schedule", overflow="fold")
+    for line in lines(found):
+        made.add_row(line.place, line.time, line.speedup, line.gap, line.schedule)
+    return made
+
+
+def _front_table(found: Findings, name: str, rows: Sequence[Row]) -> RichTable:
+    first, second = found.front.objectives
+    made = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", title_justify="left")
+    made.title = f"Pareto front of {name}" + (f" (the first {_SHOWN} of {len(rows)})" if len(rows) > _SHOWN else "")
+    made.add_column(second, justify="right", no_wrap=True)
+    made.add_column(first, justify="right", no_wrap=True)
+    made.add_column("cluster", overflow="fold")
+    made.add_column("schedule", overflow="fold")
+    for row in rows[:_SHOWN]:
+        texts = (written(found.table.column(one), row[one]) for one in (second, first))
+        made.add_row(*texts, row["cluster"], row["schedule"])
+    return made
+
+
+def _good(found: Findings) -> bool:
+    return any(row["speedup"] >= 1.03 for row in found.best)
+
+
+# The page.
+
+
+def page(found: Findings, path: Path, title: str) -> None:
+    """Writes one self-contained page. MissingExtra without plotly or Jinja2."""
+    names = [one.replace("_", " ") for one in found.front.objectives]
+    thinned = f" Shown are {MOST:,} of {len(found.rows):,}, evenly chosen." if len(found.rows) > MOST else ""
+    write_atomically(
+        path,
+        document(
+            "sweep.html",
+            {"parallel": parallel(found.table.columns, found.rows), "front": _front_figure(found)},
+            title=title,
+            good=_good(found),
+            verdict=verdict(found),
+            reasons=f"{reasons(found)}.",
+            cards=_cards(found),
+            objectives=f"{names[0]} against {names[1]}",
+            rows=lines(found),
+            more=_more(found),
+            thinned=thinned,
+        ),
+    )
+
+
+def _cards(found: Findings) -> list[Card]:
+    if not found.best:
+        return [Card("scenarios", f"{len(found.table.rows):,}", "none could be simulated")]
+    top = max(found.best, key=lambda row: row["speedup"])
+    fast = max(found.best, key=lambda row: row["samples_per_second"])
+    near = sum(row["gap"] <= 0.05 for row in found.best)
+    return [
+        Card("scenarios", f"{len(found.table.rows):,}", f"{len(found.best):,} workloads and clusters"),
+        Card("largest gain", f"{top['speedup']:.2f}×", f"{top['policy']} on {top['cluster']}"),
+        Card("largest throughput", f"{fast['samples_per_second']:,.0f}/s", f"{fast['workload']} on {fast['cluster']}"),
+        Card("near the optimum", f"{near:,}", "workloads and clusters whose best is within 5 % of T*"),
+    ]
+
+
+def _front_figure(found: Findings) -> go.Figure:
+    """All scenarios as points, and a line along the front of each workload."""
+    first, second = found.front.objectives
+    figure = canvas(460, hovermode="closest")
+    rows = found.rows[:: len(found.rows) // MOST + 1]
+    _points(figure, rows, second, first, name="all scenarios", mode="markers", marker={"size": 4, "color": LINE})
+    for index, (name, along) in enumerate(found.front.rows.items()):
+        color = (BLUE, *SERIES)[index % (1 + len(SERIES))]
+        style = {"color": color, "width": 2, "shape": "hv"}
+        _points(figure, along, second, first, name=name, mode="lines+markers", line=style, marker={"size": 8})
+    for update, one in ((figure.update_xaxes, second), (figure.update_yaxes, first)):
+        wide = _wide([row[one] for row in rows if row[one] is not None])
+        update(title_text=_titled(found, one), gridcolor=LINE, type="log" if wide else "linear", color=INK)
+    figure.update_layout(legend={"font": {"color": GREY}})
+    return figure
+
+
+def _points(figure: go.Figure, rows: Iterable[Row], x: str, y: str, **style: Any) -> None:
+    kept = [row for row in rows if row[x] is not None and row[y] is not None]
+    figure.add_scatter(
+        x=[row[x] for row in kept],
+        y=[row[y] for row in kept],
+        customdata=[f"{workload_of(row)} on {row['cluster']}<br>{row['schedule']}" for row in kept],
+        hovertemplate="%{customdata}<br>%{y:.4g} at %{x:.4g}<extra></extra>",
+        **style,
+    )
+
+
+def _wide(values: Sequence[float]) -> bool:
+    return bool(values) and min(values) > 0 and max(values) > 5 * min(values)
+
+
+def _titled(found: Findings, name: str) -> str:
+    units = {"time": "s", "rate": "bytes/s", "size": "bytes"}
+    unit = units.get(found.table.column(name).kind)
+    return name.replace("_", " ") + (f" ({unit})" if unit else "")

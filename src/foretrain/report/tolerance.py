@@ -1,0 +1,198 @@
+"""How much loss a model tolerates: a table for a terminal, and a page with accuracy over p and over rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from foretrain.convergence.tolerance import Level, Profile
+from foretrain.files import write_atomically
+from foretrain.report.document import Card, document
+from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, SERIES, canvas
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table as text.
+
+    Attributes:
+        p: what a hop was to lose.
+        lost: what it lost.
+        accuracy: mean and standard deviation over seeds, at equal rounds.
+        difference: to p = 0 of the same seeds, mean and interval.
+        verdict: whether it is shown to be no worse.
+        rounds: what the trainings took to be as accurate, as a multiple of p = 0; how many did.
+    """
+
+    p: str
+    lost: str
+    accuracy: str
+    difference: str
+    verdict: str
+    rounds: str
+
+
+def rows(found: Profile) -> list[Row]:
+    """A row for every p."""
+    return [_row(found, level) for level in found.levels]
+
+
+def _row(found: Profile, level: Level) -> Row:
+    one, seeds = level.difference, found.settings.seeds
+    caught = seeds - level.reached.count(None)
+    rounds = f"{level.slower:.2f}×" if caught == seeds else f"{caught} of {seeds}"
+    if math.isnan(level.mean):
+        return Row(_percent(level.p), _percent(level.lost), "diverged", "", "no", rounds)
+    accuracy = f"{level.mean:.4f} ± {level.deviation:.4f}"
+    if level.p == 0:
+        return Row(_percent(0), _percent(level.lost), accuracy, "", "", rounds)
+    difference = f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
+    verdict = "yes" if level.not_worse else "no"
+    return Row(_percent(level.p), _percent(level.lost), accuracy, difference, verdict, rounds)
+
+
+def _percent(p: float) -> str:
+    return f"{100 * p:.3g} %"
+
+
+def verdict(found: Profile) -> str:
+    """What was found, in a sentence."""
+    equal, longer = found.tolerable, found.with_more_rounds
+    if equal == 0 and longer == 0:
+        return "No loss is shown to be tolerable"
+    parts = [f"Tolerates {_percent(equal)} of loss a hop at equal rounds" if equal else "None at equal rounds"]
+    if longer > equal:
+        parts.append(f"{_percent(longer)} with up to {found.settings.more:g} times the rounds")
+    return "; ".join(parts)
+
+
+def reasons(found: Profile) -> str:
+    """How it was found."""
+    one = found.settings
+    level = 100 * (1 - 2 * one.alpha)
+    return (
+        f"{one.seeds} seeds, {one.rounds} rounds, {_exchange(found)}. Not worse: the {level:g} % interval of paired "
+        f"differences to p = 0 is above −{one.margin:g} (one-sided t test at {one.alpha:g}), and so are all smaller p"
+    )
+
+
+def _exchange(found: Profile) -> str:
+    way = found.settings.exchange
+    kinds = {"packet": "any packet", "layer": "front layers first", "magnitude": "small magnitudes first"}
+    name = way.way.replace("_", " ")
+    held = ", partial sums held" if way.gap == "held" and way.back == "lossy" and way.way != "parameter_server" else ""
+    return f"{way.ranks} workers, {name}, {way.back} way back{held}, losing {kinds[way.tagging.by]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that a terminal shows of a profile."""
+
+    found: Profile
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield table(self.found)
+        yield Text("")
+        style = "bold green" if self.found.tolerable else "bold yellow"
+        yield Text(f"{verdict(self.found)}.", style=style)
+        yield Text(f"{reasons(self.found)}.", style="dim")
+
+
+def summary(found: Profile) -> Summary:
+    """For ``rich.print``."""
+    return Summary(found)
+
+
+def table(found: Profile) -> Table:
+    """A row for every p."""
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("p", "lost", "accuracy", "difference", "rounds"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("not worse", no_wrap=True)
+    for level, row in zip(found.levels, rows(found), strict=True):
+        style = "bold green" if level.p == found.tolerable and level.p else ""
+        made.add_row(row.p, row.lost, row.accuracy, row.difference, row.rounds, row.verdict, style=style)
+    return made
+
+
+# The page.
+
+
+def page(found: Profile, path: Path) -> None:
+    """Writes one self-contained page. MissingExtra without plotly or Jinja2."""
+    first = found.levels[0]
+    cards = [
+        Card("At equal rounds", _percent(found.tolerable), "lost on each hop, shown to be no worse"),
+        Card("With more rounds", _percent(found.with_more_rounds), f"up to {found.settings.more:g} times as many"),
+        Card("Without losses", f"{first.mean:.4f}", f"± {first.deviation:.4f} over {found.settings.seeds} seeds"),
+        Card("Margin", f"{found.settings.margin:g}", "the difference that does not matter"),
+    ]
+    figures = {"grid": over_p(found), "curves": over_rounds(found)}
+    good = found.tolerable > 0
+    write_atomically(
+        path,
+        document(
+            "tolerance.html",
+            figures,
+            good=good,
+            verdict=verdict(found),
+            reasons=reasons(found) + ".",
+            cards=cards,
+            rows=rows(found),
+            exchange=_exchange(found),
+        ),
+    )
+
+
+def over_p(found: Profile) -> go.Figure:
+    """Differences to p = 0 with their intervals over p, and the margin. Equally spaced, for p = 0 has no logarithm."""
+    levels = [level for level in found.levels[1:] if math.isfinite(level.difference.mean)]
+    figure = canvas(380, hovermode="closest")
+    figure.add_scatter(
+        x=[_percent(level.p) for level in levels],
+        y=[level.difference.mean for level in levels],
+        error_y={
+            "type": "data",
+            "array": [level.difference.high - level.difference.mean for level in levels],
+            "color": GREY,
+        },
+        mode="markers",
+        marker={"size": 9, "color": [BLUE if level.not_worse else ORANGE for level in levels]},
+        customdata=[f"{level.mean:.4f} ± {level.deviation:.4f}" for level in levels],
+        hovertemplate="<b>%{x}</b><br>%{y:+.4f}; accuracy %{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_hline(y=-found.settings.margin, line={"color": INK, "width": 1.2, "dash": "dot"})
+    figure.update_xaxes(title_text="lost on each hop", type="category", gridcolor=LINE)
+    figure.update_yaxes(title_text="difference in accuracy", gridcolor=LINE)
+    return figure
+
+
+def over_rounds(found: Profile) -> go.Figure:
+    """Accuracy over rounds at every p, mean over the seeds that were evaluated then."""
+    figure = canvas(440, hovermode="closest")
+    colors = (INK, *SERIES)
+    for index, level in enumerate(found.levels):
+        shared = sorted(set.intersection(*(set(curve.rounds) for curve in level.curves)))
+        means = [fmean(curve.at(number) for curve in level.curves) for number in shared]
+        figure.add_scatter(
+            x=shared,
+            y=[None if math.isnan(mean) else mean for mean in means],
+            name=_percent(level.p),
+            mode="lines",
+            line={"color": colors[index % len(colors)], "width": 2.5 if index == 0 else 1.6},
+            hovertemplate=f"<b>{_percent(level.p)}</b><br>%{{x}} rounds: %{{y:.4f}}<extra></extra>",
+        )
+    figure.update_xaxes(title_text="rounds", gridcolor=LINE)
+    figure.update_yaxes(title_text="accuracy", gridcolor=LINE)
+    return figure

@@ -1,0 +1,152 @@
+"""Windows find what events find, to the ps, whatever is sent over what; nothing appears or vanishes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.network.packet import Losses, Queues
+from foretrain.network.packet import state as c
+from foretrain.network.packet.transports.paced import Bounded, Dcqcn, Timely
+from foretrain.network.packet.transports.pulled import Ndp
+from foretrain.network.packet.transports.windowed import Dctcp, NewReno, Pfabric, Pias
+from foretrain.network.routing import Ecmp
+from tests.network.packet.flows import HEADER, PAYLOAD, REPLY, WIRE, both, fabric, flows, hosts, waiting
+
+KINDS = (NewReno, Dctcp, Pias, Pfabric, Ndp, Dcqcn, Timely, Bounded)
+
+
+def random_transport(rng):
+    some = {"payload": PAYLOAD, "header": HEADER, "reply": REPLY, "first_window": int(rng.choice([1, 3, 20]))}
+    some["adaptive"] = bool(rng.integers(2))
+    kind = KINDS[int(rng.integers(len(KINDS)))]
+    if kind is Pias:
+        some["demotions"] = (2 * PAYLOAD, 9 * PAYLOAD)
+    elif kind is Pfabric:
+        some["most"] = 20
+    elif kind is Bounded:
+        law, tolerance, important = (rng.choice(each) for each in (["aimd", "timely", "fixed"], [0, 0.1], [0, 0.5, 1]))
+        some |= {"law": str(law), "tolerance": float(tolerance), "important": float(important)}
+    return kind(**some)
+
+
+def random_queues(rng, transport):
+    low = int(rng.integers(0, 8)) * WIRE
+    some = {
+        "limit": int(rng.choice([4, 12, 1000])) * WIRE,
+        "room": int(rng.choice([10, 1000])) * WIRE,
+        "mark_from": low,
+        "mark_to": low + int(rng.choice([0, 10])) * WIRE,
+        "mark_chance": float(rng.choice([0.3, 1.0])),
+        "spare": int(rng.choice([2, 1000])) * WIRE,
+        "strict": int(rng.choice([0, 2, 8])),
+        "quantum": int(rng.choice([500, WIRE])),
+        "cut_to": int(rng.choice([0, 0, REPLY])),
+    }
+    if isinstance(transport, Pfabric) and rng.random() < 0.8:
+        some["nearest"] = True
+    elif rng.random() < 0.5:
+        xoff = int(rng.integers(1, 6)) * WIRE
+        some |= {"xoff": xoff, "xon": int(rng.integers(0, xoff + 1)), "limit": 10**6, "room": 10**7}
+        if rng.random() < 0.5:
+            some |= {"shared": int(rng.integers(20, 60)) * WIRE, "share": float(rng.choice([0.5, 2.0]))}
+    return Queues(**some)
+
+
+def random_case(seed: int):
+    """Everything at once: DAGs with steps on a leaf-spine or a star, small queues, marks, losses, turns, classes."""
+    rng = np.random.default_rng(seed)
+    network = fabric(3, 3, int(rng.integers(1, 4))) if rng.random() < 0.7 else hosts(6)
+    ranks, count = len(network.ranks), int(rng.integers(1, 25))
+    pairs = [tuple(rng.choice(ranks, 2, replace=False)) for _ in range(count)]
+    base = flows(
+        network,
+        pairs,
+        rng.integers(1, 60, count) * rng.choice([1.0, 500.0, 1000.0], count),
+        seed=int(rng.integers(1000)),
+        steps=rng.integers(1, 4, count).astype(np.int32),
+        release=rng.choice([0.0, 0.0, 1e6, 7.3e6], count),
+        priority=rng.integers(0, 4, count).astype(np.int32),
+    )
+    gates = []
+    for flow in range(1, count):
+        others = {int(x) for x in rng.integers(0, flow, rng.integers(0, 2))}
+        gates += [(flow, other, int(rng.choice([0, 1, 2**30]))) for other in others]
+    transport = random_transport(rng)
+    queues = random_queues(rng, transport)
+    losses = {}
+    if rng.random() < 0.5:
+        for link in rng.integers(0, network.links, 4):
+            losses[int(link)] = Losses(0.02) if rng.random() < 0.5 else Losses(0, begins=0.01, ends=0.3, in_burst=0.7)
+    ways = Ecmp(network, seed=5)
+    sources, targets = (network.ranks[np.array(side, np.int64)] for side in zip(*pairs, strict=True))
+    others = [ways.paths(sources, targets, np.full(count, k, np.int32)) for k in range(int(rng.integers(0, 3)))]
+    options = {"transport": transport, "switches": queues, "losses": losses, "seed": seed}
+    return network, waiting(base, gates) if gates else base, others, options
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_windows_find_what_events_find(seed: int) -> None:
+    network, program, others, options = random_case(seed)
+    outcome = both(network, program, others, **options)
+    assert (outcome.finish >= 0).all()
+    assert outcome.under_way == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_what_is_sent_arrives_or_is_lost(seed: int) -> None:
+    network, program, others, options = random_case(seed)
+    outcome = both(network, program, others, **options)
+    first = np.array([program.paths.of(f)[0] for f in range(len(program))])
+    counts = outcome.counts.sum(axis=1)
+    gone = outcome.drops + outcome.losses
+    assert counts[:, c.DROPPED].sum() + counts[:, c.LOST].sum() == gone
+    into_hosts = np.isin(network.target, network.ranks)
+    assert counts[into_hosts, c.PACKETS_OUT].sum() - counts[into_hosts, c.LOST].sum() == outcome.made - gone
+    assert outcome.made >= outcome.sent.sum() + outcome.arrived - outcome.cuts
+    assert counts[:, c.CUT_DOWN].sum() == outcome.cuts
+    assert set(first) <= set(np.flatnonzero(counts[:, c.PACKETS_OUT] + counts[:, c.DROPPED]))
+
+
+@pytest.mark.parametrize("kernel", ["windows", "events"])
+def test_compiled_is_interpreted(kernel: str) -> None:
+    code = (
+        "import numpy as np\n"
+        "from foretrain.network.packet import Packets\n"
+        "from tests.network.packet.test_twins import random_case\n"
+        "for seed in (3, 11, 27):\n"
+        "    network, program, others, options = random_case(seed)\n"
+        f"    outcome = Packets(network, kernel={kernel!r}, **options).run(program, others=others)\n"
+        "    print(outcome.finish.tolist(), outcome.hops, outcome.drops, outcome.losses, int(outcome.counts.sum()))\n"
+    )
+    said = []
+    for disabled in ("0", "1"):
+        made = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"NUMBA_DISABLE_JIT": disabled},
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr
+        said.append(made.stdout)
+    assert said[0] == said[1]
+    assert len(said[0].splitlines()) == 3
+
+
+def test_the_pool_grows_in_mid_window() -> None:
+    network = hosts(3)
+    program = flows(network, [(0, 2), (1, 2)], 6000 * PAYLOAD)
+    transport = NewReno(PAYLOAD, HEADER, REPLY, first_window=6000, most=6000)
+    outcome = both(network, program, transport=transport)
+    assert (outcome.sent == 6000).all()
