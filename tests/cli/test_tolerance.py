@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from foretrain.cli import main  # noqa: E402
+
+SCRIPT = """
+import torch
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 12)
+labels = inputs @ torch.linspace(-1, 1, 12)
+
+class Made:
+    def __init__(self, seed):
+        self.model = torch.nn.Linear(12, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.batches = [(inputs[:32], labels[:32]), (inputs[32:], labels[32:])]
+
+    def loss(self, model, batch):
+        return (model(batch[0])[:, 0] - batch[1]).square().mean()
+
+    def evaluate(self, model):
+        return 1 - self.loss(model, (inputs, labels))
+
+def build(seed): return Made(seed)
+def without_seed(): return Made(0)
+def nothing(seed): pass
+def failing(seed): return undefined_name
+number = 3
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield "train.py:build"
+    torch.set_num_threads(threads)
+
+
+FAST = ("--seeds", "2", "--rounds", "40", "--evaluations", "4", "--grid", "0", "2%", "1")
+
+
+@pytest.mark.parametrize("exchange", ["ps", "ring", "halving-doubling"])
+def test_it_says_what_is_tolerable_and_writes_the_numbers(script, exchange, capsys):
+    main(["tolerance", script, *FAST, "--exchange", exchange, "--back", "reliable", "--json", "t.json"])
+
+    out, err = capsys.readouterr()
+    assert "Tolerates 2 % of loss a hop at equal rounds" in out
+    assert "not worse" in out
+    assert "wrote t.json" in out
+    assert "wrote" not in err
+    found = json.loads(Path("t.json").read_text())
+    assert (found["tolerable"], found["exchange"]) == (
+        0.02,
+        exchange.replace("ps", "parameter_server").replace("-", "_"),
+    )
+    assert [level["p"] for level in found["levels"]] == [0, 0.02, 1]
+    assert len(found["levels"][1]["accuracies"]) == 2
+
+
+def test_a_page(script, capsys):
+    pytest.importorskip("plotly")
+    main(["tolerance", script, *FAST, "--losses", "magnitude", "--html", "t.html"])
+
+    page = Path("t.html").read_text()
+    for words in ("Tolerates 2 %", "small magnitudes first", 'id="curves"', "accuracy"):
+        assert words in page
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train.py",), "names no function"),
+        (("nowhere.py:build",), "'nowhere.py' is no file"),
+        (("train.py:biuld",), "'biuld' is unknown; did you mean 'build'"),
+        (("train.py:number",), "'number' is a int; name a function"),
+        (("train.py:nothing",), "nothing() returned nothing without model, optimizer, batches, loss, evaluate"),
+        (("train.py:without_seed",), "without_seed() must take one argument, the seed"),
+        (("train.py:failing",), "NameError: name 'undefined_name' is not defined"),
+        (("train.py:build", "--grid", "0", "lots"), "grid[1]: 'lots' is no share; write e.g. '3.5%'"),
+        (("train.py:build", "--grid", "1%", "2%"), "does not rise from 0"),
+        (("train.py:build", "--workers", "1"), "workers: 1 exchange nothing"),
+        (("train.py:build", "--workers", "64"), "workers: 64 are more than the samples of a batch, 32"),
+        (("train.py:build", "--seeds", "1"), "seeds: 1 is below 2"),
+        (("train.py:build", "--payload", "2"), "payload: 2 holds no value"),
+        (("train.py:build", "--json", "no/t.json"), "is in a folder that does not exist"),
+    ],
+)
+def test_what_can_be_wrong(arguments, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["tolerance", *arguments])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "convergence/" not in error
