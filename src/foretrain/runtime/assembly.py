@@ -28,7 +28,10 @@ from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.scheduled import Scheduled
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.streams import enqueues, streams
+from foretrain.runtime.tuning import Tuned
 from foretrain.runtime.updates import Updates, narrowed
+from foretrain.schedule import Spec
+from foretrain.tune.objective import Sample
 
 if TYPE_CHECKING:
     from foretrain.runtime.served.remote import Remote
@@ -177,6 +180,7 @@ def assemble(
                     failed=around.failed,
                 )
         begun.callback(exchange.close, "its schedule could not begin")
+        exchange = _tuned(exchange, found)
         scheduled = Scheduled(
             parameters, gradients, seen.fires, seen.passes, exchange, updates, device_streams, sideband.ranks
         )
@@ -233,7 +237,7 @@ def assemble_served(
             remote.adopt if remote else narrowed,
         )
         begun.callback(updates.close)
-        exchange = ServedExchange(
+        served = ServedExchange(
             job,
             found.schedule,
             staging,
@@ -248,11 +252,14 @@ def assemble_served(
             keep=options.trace,
             rules=remote.rules if remote else bytes,
         )
-        begun.callback(exchange.close, "its schedule could not begin")
+        begun.callback(served.close, "its schedule could not begin")
+        exchange: Deciding = served
+        if options.tune:
+            exchange = _tuned(served, found, around.sideband.share)
         passes = remote.passes if remote else seen.passes
         common = (parameters, found.gradients, seen.fires, passes, exchange, updates, device_streams)
         if remote is not None:
-            remote.begin(exchange, found.gradients.views, around.check, seeds=around.sideband.rank == 0)
+            remote.begin(served, found.gradients.views, around.check, seeds=around.sideband.rank == 0)
             # Nobody pushes before the servers know what to update.
             around.sideband.everywhere(True)
             remote.forget()
@@ -260,4 +267,16 @@ def assemble_served(
         else:
             scheduled = Scheduled(*common, ranks)
         begun.pop_all()
-    return Machinery(scheduled, exchange, exchange, updates, remote)
+    return Machinery(scheduled, exchange, served, updates, remote)
+
+
+def _tuned(exchange: Deciding, found: Plan, share: Callable[[bytes], bytes] | None = None) -> Deciding:
+    """``exchange`` with the search for its knobs, where there is one here or on the rank that ``share`` asks."""
+    if found.tuner is None and share is None:
+        return exchange
+
+    def keep(spec: Spec, sample: Sample) -> None:
+        if found.saved is not None:
+            found.saved.keep(spec, sample)
+
+    return Tuned(exchange, found.tuner, share, keep)

@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -33,10 +34,15 @@ from foretrain.runtime.pulse import Pulse
 from foretrain.runtime.replayer import Replayer
 from foretrain.runtime.sideband import Sideband
 from foretrain.runtime.trace import Trace
+from foretrain.runtime.tuning import Tuned
 from foretrain.schedule import POLICIES, Cost, Spec, spec
 from foretrain.timeline import Timeline
+from foretrain.tune.online import Tuner
 from foretrain.units import Time
 from foretrain.workload.step import Workload
+
+if TYPE_CHECKING:
+    from foretrain.server.connection import Links
 
 logger = logging.getLogger("foretrain")
 
@@ -65,6 +71,7 @@ class Attached(Phased[Machinery]):
         self._cluster: Cluster | None = None
         self._job, self._epoch = "", 0
         """What servers call this job, and how many declarations they had from it."""
+        self._links: Links | None = None
         self._until = math.inf
         """When waiting for the other ranks ends, of the monotonic clock."""
         self._past_steps = 0
@@ -112,6 +119,11 @@ class Attached(Phased[Machinery]):
     def steps(self) -> int:
         """Scheduled rounds begun."""
         return self._machinery.scheduled.rounds if self._machinery else self._past_steps
+
+    @property
+    def tuner(self) -> Tuner | None:
+        """What searches for knobs, and has tried: of rank 0, with ``tune``; None elsewhere."""
+        return exchange.tuner if self._machinery and isinstance(exchange := self._machinery.exchange, Tuned) else None
 
     @property
     def log(self) -> tuple[Decision, ...]:
@@ -198,6 +210,8 @@ class Attached(Phased[Machinery]):
             raise ConfigError("consistency", self._options.consistency, what, "unfreeze and add_param_group() before")
         self.gather()
         self._take_back()
+        if self._links is not None:
+            self._links.returns = True
         super()._restart()
 
     def _part(self) -> None:
@@ -275,10 +289,11 @@ class Attached(Phased[Machinery]):
         from foretrain.server.connection import Links
 
         options = self._options
-        links = Links(options.servers, setup.secret_for_servers(self._sideband), self.rank)
+        secret = setup.secret_for_servers(self._sideband)
+        self._job = self._job or self._sideband.share(secrets.token_hex(8).encode()).decode()
+        self._links = links = Links(options.servers, secret, self._job, self.rank)
         try:
             links.establish(options.timeout)
-            self._job = self._job or self._sideband.share(secrets.token_hex(8).encode()).decode()
 
             def measure() -> tuple[Cost, Cluster]:
                 probe = Probe(links, self.ranks, self._job, self._epoch, options.timeout)

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from foretrain.errors import ConfigError, unknown
+from foretrain.planning import SavedPlan, Wanted, wanted
 from foretrain.runtime.attached import Attached
 from foretrain.runtime.compression import wire_dtype
 from foretrain.runtime.optimizers import check
 from foretrain.runtime.options import Agreement, Means, Options, Place
-from foretrain.schedule import Spec, spec
 from foretrain.server.consistency import consistency as read_consistency
 from foretrain.units import parse_time, to_seconds
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("foretrain")
 def attach(
     model: nn.Module,
     optimizer: optim.Optimizer | Sequence[optim.Optimizer],
-    schedule: str | Spec = "bytescheduler",
+    schedule: str | os.PathLike[str] | Wanted = "bytescheduler",
     group: dist.ProcessGroup | None = None,
     *,
     compression: str | None = None,
@@ -39,6 +39,7 @@ def attach(
     updates: Place | None = None,
     consistency: str = "bsp",
     elastic: bool = False,
+    tune: bool = False,
     agreement: Agreement = "coordinator",
     broadcast_buffers: bool = True,
     warmup: int = 3,
@@ -57,6 +58,9 @@ def attach(
         model: on one device; not wrapped in DistributedDataParallel or FSDP.
         optimizer: one, or several, of its parameters.
         schedule: a policy of `foretrain.schedule`; knobs that it leaves open are set by simulating what was observed.
+            ``"auto"``: the one that is forecast to be best on what was observed, or plain DDP's where nothing is to be
+            won. The path of a plan file (``foretrain tune`` writes one): what it says, its compression included; where
+            it was made for something else rank 0 warns.
         group: None is the default group. Collectives run on groups of their own.
         compression: None, "fp16" or "bf16": what is sent, with error feedback.
         engine: "all_reduce" among the ranks, or "ps": over a parameter server, see ``foretrain server``. Each rank then
@@ -70,6 +74,9 @@ def attach(
             run optimizers on the servers.
         elastic: with "ps", and servers started with ``--elastic``: whether this rank goes on without others that are
             lost once steps are scheduled. The process group is not used from then on: buffers stay each rank's own.
+        tune: whether knobs that ``schedule`` leaves open are searched on as the job runs: those that the simulator
+            promises most of are tried, what turns out worse is taken back at once, and what is found is kept for the
+            next run. See `Attached.tuner`.
         agreement: "coordinator" orders what is ready on all ranks; "replay" repeats one fixed order, without messages.
         broadcast_buffers: whether buffers are rank 0's before each forward pass with gradients enabled. An evaluation
             never communicates; see `Attached.share_buffers`.
@@ -94,7 +101,12 @@ def attach(
         raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
     if not isinstance(check_every, int) or isinstance(check_every, bool) or check_every < 0:
         raise ConfigError("check_every", check_every, "is not a number of steps", "write e.g. 50, or 0 for never")
-    for field, flag in (("broadcast_buffers", broadcast_buffers), ("trace", trace), ("elastic", elastic)):
+    for field, flag in (
+        ("broadcast_buffers", broadcast_buffers),
+        ("trace", trace),
+        ("elastic", elastic),
+        ("tune", tune),
+    ):
         if not isinstance(flag, bool):
             raise ConfigError(field, flag, "is neither True nor False", "write one of them")
     if engine not in get_args(Means):
@@ -110,8 +122,11 @@ def attach(
         from foretrain.runtime.served.remote import refuse
 
         refuse(optimizers, model)
+    asked = wanted(schedule)
+    if isinstance(asked, SavedPlan):
+        compression = compression or asked.compression
     options = Options(
-        spec(schedule),
+        asked,
         compression,
         agreement,
         broadcast_buffers,
@@ -126,11 +141,26 @@ def attach(
         place,
         consistency,
         elastic,
+        tune,
     )
+    _check_tuning(options)
     wire_dtype(compression)
     if options.apart and broadcast_buffers and dist.get_rank(group) == 0 and any(True for _ in model.buffers()):
         logger.warning("under %s each rank's buffers stay its own; share_buffers() makes them rank 0's", consistency)
     return Attached(model, optimizers, group, options)
+
+
+def _check_tuning(options: Options) -> None:
+    """ConfigError where knobs cannot be searched as the job runs."""
+    if not options.tune:
+        return
+    if options.agreement == "replay":
+        raise ConfigError("tune", True, "has nothing to change where a fixed order is replayed", "leave it out")
+    if options.apart or options.elastic:
+        what = (
+            f"measures what all ranks do together, which {'elastic' if options.elastic else options.consistency} ends"
+        )
+        raise ConfigError("tune", True, what, "write consistency='bsp', and leave elastic out")
 
 
 def _place(engine: Means, updates: Place | None, text: str) -> Place:

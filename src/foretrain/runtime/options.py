@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from foretrain.schedule import Spec
+from foretrain.planning import Wanted
 from foretrain.server.consistency import consistency
 
 Agreement = Literal["coordinator", "replay"]
@@ -19,7 +19,7 @@ Means = Literal["all_reduce", "ps"]
 class Options(msgspec.Struct, frozen=True):
     """`attach`'s arguments, checked."""
 
-    schedule: Spec
+    schedule: Wanted
     compression: str | None
     agreement: Agreement
     broadcast_buffers: bool
@@ -34,6 +34,7 @@ class Options(msgspec.Struct, frozen=True):
     updates: Place = "workers"
     consistency: str = "bsp"
     elastic: bool = False
+    tune: bool = False
 
     @property
     def apart(self) -> bool:

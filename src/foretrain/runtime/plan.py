@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
 from foretrain.network import Cluster
+from foretrain.planning import Auto, SavedPlan, Wanted, choose
+from foretrain.planning.saved import fingerprint
 from foretrain.runtime.compression import wire_dtype
 from foretrain.runtime.exchange import pack_spec, unpack_spec
 from foretrain.runtime.gradients import Gradients
@@ -17,9 +20,19 @@ from foretrain.runtime.sideband import Sideband
 from foretrain.schedule import POLICIES, Bound, Cost, Job, Spec, bound
 from foretrain.tasks import Chunk
 from foretrain.tune import tune
+from foretrain.tune.online import Tuner
+from foretrain.tune.saved import Saved, folder
+from foretrain.tune.virtual import Virtual
 from foretrain.units import COST_SHIFT, SECOND
 from foretrain.virtual import simulate
 from foretrain.workload.step import Workload
+
+logger = logging.getLogger("foretrain.auto")
+"""Of what the planner has to say."""
+
+
+_GPU_MEMORY = 500e9
+"""Bytes/s that a GPU streams through its memory, for what compression would cost: most have more."""
 
 
 class Plan(NamedTuple):
@@ -34,6 +47,8 @@ class Plan(NamedTuple):
         job: the scheduler's view of both.
         schedule: the policy, with all its knobs.
         bound: T* of the workload there; None for a single rank.
+        tuner: searches for knobs as the job runs: on rank 0, where that is asked for.
+        saved: where it keeps what it finds.
     """
 
     seen: Observed
@@ -44,6 +59,8 @@ class Plan(NamedTuple):
     job: Job
     schedule: Spec
     bound: Bound | None
+    tuner: Tuner | None = None
+    saved: Saved | None = None
 
 
 def plan(
@@ -78,10 +95,19 @@ def plan(
         cluster = cluster_of(cost, sideband.ranks) if sideband.ranks > 1 else None
     job = Job.of(workload, cost)
     # Rank 0's choice: floating point need not agree to the last digit on different machines.
-    text = pack_spec(choose_knobs(options.schedule, workload, cluster)) if sideband.rank == 0 else b""
+    memory = _GPU_MEMORY if parameters[0].device.type == "cuda" else None
+    tuner, saved, text = None, None, b""
+    if sideband.rank == 0:
+        if isinstance(options.schedule, SavedPlan):
+            warn_of_differences(options.schedule, workload, cluster, options)
+        schedule = decide(options.schedule, workload, cluster, seen.crowding / 1000, memory)
+        if options.tune and cluster is not None and cluster.cost.per_byte:
+            tuner, saved = tuner_of(options.schedule, schedule, workload, cluster)
+            schedule = tuner.spec
+        text = pack_spec(schedule)
     schedule = unpack_spec(sideband.share(text))
     optimum = bound(workload, job) if cluster is not None else None
-    return Plan(seen, gradients, workload, cost, cluster, job, schedule, optimum)
+    return Plan(seen, gradients, workload, cost, cluster, job, schedule, optimum, tuner, saved)
 
 
 def slowest(sideband: Sideband, seen: Observed) -> Observed:
@@ -117,12 +143,65 @@ def cluster_of(cost: Cost, ranks: int) -> Cluster:
     return Cluster(workers=ranks, up=rate, down=rate, latency=one_way, overhead=cost.overhead, floor=cost.floor)
 
 
+def decide(
+    wanted: Wanted,
+    workload: Workload,
+    cluster: Cluster | None,
+    crowding: float = 0.0,
+    memory: float | None = None,
+) -> Spec:
+    """The policy with its knobs that ``wanted`` asks for: on rank 0, in a moment. Says what the planner has chosen.
+
+    Args:
+        wanted: a policy, whose open knobs are searched; or what leaves it to the planner.
+        workload: observed.
+        cluster: measured; None for a single rank.
+        crowding: how busy the cores are, from 0 to 1.
+        memory: bytes/s of the device's memory; None on a CPU.
+    """
+    if isinstance(wanted, SavedPlan):
+        return wanted.schedule
+    if not isinstance(wanted, Auto):
+        return choose_knobs(wanted, workload, cluster)
+    if cluster is None or cluster.cost.per_byte == 0:
+        logger.info("auto: plain DDP: there is nobody to exchange gradients with, or it costs nothing")
+        return Spec("ddp")
+    choice = choose(workload, cluster, careful=True, crowding=crowding, memory=memory)
+    for line in choice.lines:
+        logger.info("%s", line)
+    return choice.schedule
+
+
+def warn_of_differences(saved: SavedPlan, workload: Workload, cluster: Cluster | None, options: Options) -> None:
+    """A warning where ``saved`` was made for something else."""
+    if cluster is None:
+        found = ["one rank alone exchanges nothing"]
+    else:
+        here = fingerprint(workload, cluster, cluster.cost, cluster.workers)
+        found = list(saved.differences(here, options.engine == "ps", options.compression))
+    if found:
+        logger.warning("the plan was made for something else: %s; foretrain tune makes another", "; ".join(found))
+
+
 def choose_knobs(wanted: Spec, workload: Workload, cluster: Cluster | None) -> Spec:
     """``wanted`` with every knob that it leaves open at its best in the simulator: on rank 0, in a moment."""
     free = [knob for knob in POLICIES[wanted.name].knobs if knob.name not in wanted.knobs]
     if cluster is None or not free or cluster.cost.per_byte == 0:
         return wanted
     return tune(workload, cluster, wanted, careful=True)
+
+
+def tuner_of(wanted: Wanted, chosen: Spec, workload: Workload, cluster: Cluster) -> tuple[Tuner, Saved]:
+    """A search for the knobs that ``wanted`` leaves open, which begins with what was found before, or is ``chosen``.
+
+    Knobs that a planner chose are as open as those that nobody named.
+    """
+    plan = wanted if isinstance(wanted, Spec) else Spec(chosen.name)
+    saved = Saved(folder(), workload, cluster, plan)
+    known = saved.load()
+    virtual = Virtual(workload, cluster, plan, earlier=known is not None)
+    proposer = virtual.informed(known[0] if known else chosen, careful=True)
+    return Tuner(proposer, virtual.again, known=known[1] if known else None), saved
 
 
 def replayed_order(schedule: Spec, workload: Workload, cost: Cost, ranks: int) -> list[Chunk]:

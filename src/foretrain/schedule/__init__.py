@@ -3,6 +3,6 @@
 from foretrain.schedule.bounds import Bound, bound
 from foretrain.schedule.job import Cost, Job
 from foretrain.schedule.knob import Knob
-from foretrain.schedule.policies import IDEAL, POLICIES, Scheduled, Spec, spec
+from foretrain.schedule.policies import AUTO, IDEAL, POLICIES, Scheduled, Spec, spec
 
-__all__ = ["IDEAL", "POLICIES", "Bound", "Cost", "Job", "Knob", "Scheduled", "Spec", "bound", "spec"]
+__all__ = ["AUTO", "IDEAL", "POLICIES", "Bound", "Cost", "Job", "Knob", "Scheduled", "Spec", "bound", "spec"]

@@ -20,6 +20,7 @@ class Knob:
         high: largest value allowed.
         kind: bytes, picoseconds or a plain factor; says how it is written and read.
         tunable: False for what describes a mechanism rather than a trade-off.
+        noisy: True for what is worth a search where times vary, in a running job, and changes nothing in the simulator.
         grid: values worth trying, where a geometric search makes no sense.
     """
 
@@ -29,6 +30,7 @@ class Knob:
     high: float
     kind: Literal["size", "time", "factor", "count"] = "size"
     tunable: bool = True
+    noisy: bool = False
     grid: tuple[float, ...] = ()
 
     def check(self, value: float) -> float:

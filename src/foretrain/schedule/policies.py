@@ -57,6 +57,9 @@ POLICIES: Mapping[str, type[Scheduled]] = {
 IDEAL = "largest_tail_first"
 """The one that is there to compare with: it wins nothing that the others could not have."""
 
+AUTO = "auto"
+"""Written where a schedule may be: the planner shall choose (`foretrain.planning`). It is no policy itself."""
+
 _SPEC = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
@@ -109,6 +112,9 @@ def spec(text: str | Spec) -> Spec:
             "schedule", text, "is not a schedule", "write e.g. 'bytescheduler(partition=1MB, credit=4MB)'"
         )
     name = match[1].lower().replace("-", "_")
+    if name == AUTO:
+        remedy = "name a policy, or choose one: foretrain.choose(workload, cluster).schedule"
+        raise ConfigError("schedule", text, "is no policy, but the wish that one be chosen", remedy)
     if name not in POLICIES:
         raise unknown("schedule", match[1], POLICIES)
     known = {knob.name: knob for knob in POLICIES[name].knobs}

@@ -1,5 +1,5 @@
 """Knobs at their best: search against the simulator."""
 
-from foretrain.tune.search import tune
+from foretrain.tune.search import forecaster, start, tune
 
-__all__ = ["tune"]
+__all__ = ["forecaster", "start", "tune"]

@@ -1,0 +1,110 @@
+"""The knobs of a policy as points: how far two settings are from each other, and which are worth a try."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from foretrain.schedule import POLICIES, Knob, Spec
+from foretrain.workload.step import Workload
+
+SMALLEST = 16_000
+"""Bytes: below it an operation costs more than its data on every link of 1 Gb/s or more."""
+_SHORTEST, _LONGEST = 100_000_000, 100_000_000_000
+"""ps: cycles of fusion that are worth a try."""
+_STEP = math.log(2)
+"""What one place in a grid is worth: a factor of 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The free knobs of ``plan``: those that it does not set.
+
+    Attributes:
+        plan: a policy and the knobs that are kept.
+        free: the others that are tunable.
+        largest: bytes of the largest tensor.
+        total: bytes of all.
+    """
+
+    plan: Spec
+    free: tuple[Knob, ...]
+    largest: int
+    total: int
+
+    @classmethod
+    def of(cls, plan: Spec, workload: Workload, *, running: bool = False) -> Space:
+        """The space for ``workload``; of a ``running`` job also what only noise gives a meaning."""
+        known = POLICIES[plan.name].knobs
+        free = tuple(k for k in known if (k.tunable or (running and k.noisy)) and k.name not in plan.knobs)
+        sizes = [gradient.size for gradient in workload.gradients]
+        return cls(plan, free, max(sizes), sum(sizes))
+
+    def limits(self, knob: Knob) -> tuple[float, float]:
+        """The least and the most of ``knob`` that makes a difference."""
+        if knob.kind == "size":
+            # A partition larger than the largest tensor, or anything larger than all of them, changes nothing.
+            most = self.largest if knob.name in ("partition", "slice") else self.total
+            return float(max(SMALLEST, knob.low)), float(min(max(most, 2 * SMALLEST), knob.high))
+        if knob.kind == "time":
+            return float(max(_SHORTEST, knob.low)), float(min(_LONGEST, knob.high))
+        return float(knob.low), float(knob.high)
+
+    def rounded(self, value: float, knob: Knob) -> float:
+        """``value`` with two significant digits, within the limits."""
+        low, high = self.limits(knob)
+        value = max(min(value, high), low)
+        if value > 0:
+            value = round(value, 1 - math.floor(math.log10(value)))
+        return knob.check(min(max(value, knob.low), knob.high))
+
+    def at(self, **values: float) -> Spec:
+        """The policy with these knobs and those that are kept."""
+        return Spec(self.plan.name, {**self.plan.knobs, **values})
+
+    def point(self, spec: Spec) -> tuple[float, ...]:
+        """Where ``spec`` is: natural logarithms of sizes and times, places in grids."""
+        settings = spec.settings
+        return tuple(
+            _STEP * _place(knob, settings[knob.name]) if knob.grid else math.log(max(settings[knob.name], 1e-12))
+            for knob in self.free
+        )
+
+    def random(self, source: random.Random) -> Spec:
+        """A point at random, sizes and times by their logarithms."""
+        values = {}
+        for knob in self.free:
+            if knob.grid:
+                values[knob.name] = source.choice(knob.grid)
+            else:
+                low, high = self.limits(knob)
+                values[knob.name] = self.rounded(math.exp(source.uniform(math.log(low), math.log(high))), knob)
+        return self.at(**values)
+
+    def grid(self, points: int) -> list[Spec]:
+        """All combinations of ``points`` sizes and times each, and of what grids have."""
+        found: list[dict[str, float]] = [{}]
+        for knob in self.free:
+            if knob.grid:
+                values = list(knob.grid)
+            else:
+                low, high = (math.log(limit) for limit in self.limits(knob))
+                steps = [low + (high - low) * k / max(1, points - 1) for k in range(points)]
+                values = sorted({self.rounded(math.exp(step), knob) for step in steps})
+            found = [{**each, knob.name: value} for each in found for value in values]
+        return [self.at(**each) for each in found]
+
+    def neighbours(self, spec: Spec, knob: Knob, stride: float) -> list[Spec]:
+        """``spec`` with ``knob`` ``stride`` times as large, and as small; or a place up and down its grid."""
+        value = spec.settings[knob.name]
+        if knob.grid:
+            here = _place(knob, value)
+            near = [knob.grid[i] for i in (here - 1, here + 1) if 0 <= i < len(knob.grid)]
+        else:
+            near = [self.rounded(value * factor, knob) for factor in (stride, 1 / stride)]
+        return [Spec(spec.name, {**spec.knobs, knob.name: new}) for new in near if new != value]
+
+
+def _place(knob: Knob, value: float) -> int:
+    return min(range(len(knob.grid)), key=lambda i: abs(knob.grid[i] - value))

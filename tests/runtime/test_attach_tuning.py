@@ -1,0 +1,148 @@
+"""attach(tune=True): knobs move on all ranks alike, training stays the same, and what is found is kept."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from foretrain.errors import ConfigError  # noqa: E402
+from foretrain.runtime import attach  # noqa: E402
+from foretrain.runtime.setup import SECRET  # noqa: E402
+from foretrain.schedule import POLICIES, Spec  # noqa: E402
+from foretrain.virtual import simulate  # noqa: E402
+from foretrain.workload import zoo  # noqa: E402
+from tests.runtime.models import assert_same, batch, mlp, objective, sgd  # noqa: E402
+from tests.runtime.served.serving import KEY, servers  # noqa: E402
+
+STEPS = 50
+PLANS = ["bytescheduler", "prophet(credit=64KiB)", "fusion"]
+
+
+def in_cache(folder, function, *args):
+    """What ``function`` yields or returns, with results of searches in ``folder``."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ.update({"XDG_CACHE_HOME": folder, SECRET: KEY.hex()})
+    try:
+        return function(*args)
+    finally:
+        del os.environ[SECRET]
+        os.environ.pop("XDG_CACHE_HOME") if before is None else os.environ.update({"XDG_CACHE_HOME": before})
+
+
+def long(side):
+    model = mlp()
+    optimizer = sgd(model)
+    net = side.wrap(model, optimizer)
+    for step in range(STEPS):
+        loss = objective(net(batch(step)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+def cached(side, folder):
+    os.environ.update({"XDG_CACHE_HOME": folder, SECRET: KEY.hex()})
+    try:
+        yield from long(side)
+    finally:
+        del os.environ["XDG_CACHE_HOME"], os.environ[SECRET]
+
+
+@pytest.fixture
+def folder():
+    made = tempfile.mkdtemp()
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_tuned_job_trains_the_same(ranks, plan, folder):
+    assert_same(ranks, cached, folder, schedule=plan, tune=True)
+
+
+@pytest.mark.parametrize("updates", ["workers", "servers"])
+def test_a_tuned_job_over_servers_trains_the_same(ranks, updates, folder):
+    with servers(2, 2) as (addresses, _):
+        assert_same(ranks, cached, folder, engine="ps", servers=addresses, updates=updates, tune=True)
+
+
+def events(folder, steps, **options):
+    """What the tuner of this rank did, and the knobs in force after each step."""
+
+    def run():
+        model = mlp()
+        optimizer = sgd(model)
+        seen = []
+        with attach(model, optimizer, "bytescheduler", tune=True, warmup=1, **options) as attached:
+            for step in range(steps):
+                objective(model(batch(step))).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                attached.synchronize()
+                if attached.schedule is not None:
+                    seen.append(in_full(attached.schedule))
+            told = attached.tuner and [in_full(event.spec) for event in attached.tuner.events]
+        return told, seen
+
+    return in_cache(folder, run)
+
+
+def in_full(plan):
+    return str(Spec(plan.name, plan.settings))
+
+
+def test_rank_0_decides_and_all_follow(ranks, folder):
+    (told, seen), (nothing, followed) = ranks(events, folder, 120)
+    assert nothing is None
+    assert len(set(told)) > 1  # something else was tried
+    assert 1 < len(set(followed)) <= len(set(told))
+    assert set(followed) | set(seen) <= set(told)
+
+
+def test_over_servers_all_ranks_have_the_same_knobs_in_the_same_step(ranks, folder):
+    with servers(1, 2) as (addresses, _):
+        (told, seen), (_, followed) = ranks(events, folder, 120, engine="ps", servers=addresses)
+    assert seen == followed
+    assert 1 < len(set(seen)) <= len(set(told))
+    assert set(seen) <= set(told)
+
+
+def refused(**options):
+    model = mlp()
+    optimizer = sgd(model)
+    with pytest.raises(ConfigError) as caught:
+        attach(model, optimizer, **options)
+    return str(caught.value)
+
+
+def test_where_knobs_cannot_be_searched(ranks):
+    apart = {"engine": "ps", "servers": "127.0.0.1:1"}
+    for text in ranks(refused, tune=True, agreement="replay"):
+        assert "fixed order" in text
+    for text in ranks(refused, tune=True, consistency="async", **apart):
+        assert "bsp" in text
+    for text in ranks(refused, tune=True, elastic=True, **apart):
+        assert "elastic" in text
+    for text in ranks(refused, tune="yes"):
+        assert "neither True nor False" in text
+
+
+TUNABLE = [(name, knob) for name, policy in POLICIES.items() for knob in policy.knobs if knob.tunable]
+WORK = zoo("resnet50", device="V100")
+
+
+@pytest.mark.parametrize(("name", "knob"), TUNABLE, ids=lambda each: getattr(each, "name", each))
+def test_each_knob_changes_what_is_sent_or_when(name, knob):
+    """ByteScheduler's own tuner wrote its partition size to a field that nobody reads."""
+    values = knob.grid[:: len(knob.grid) - 1] if knob.grid else (max(knob.low, knob.default / 64), knob.default * 8)
+    logs = []
+    for value in values:
+        run = simulate(
+            WORK, "8xV100@10Gbps", Spec(name, {knob.name: knob.check(int(value) if not knob.grid else value)})
+        )
+        logs.append([(decision.chunk, decision.time) for decision in run.log])
+    assert logs[0] != logs[1]

@@ -1,0 +1,62 @@
+"""What was found is kept."""
+
+import dataclasses
+
+import pytest
+
+from foretrain.network import cluster
+from foretrain.schedule import spec
+from foretrain.tune.objective import Sample
+from foretrain.tune.saved import Saved, folder
+from foretrain.workload import zoo
+
+WORK = zoo("vgg16", device="V100")
+PLACE = cluster("8xV100@10Gbps")
+PLAN = spec("bytescheduler")
+FOUND, SAMPLE = spec("bytescheduler(partition=2MB, credit=8MB, fuse=4)"), Sample(0.7, 0.01, 8)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    saved = Saved(tmp_path / "tuned", WORK, PLACE, PLAN)
+    assert saved.load() is None
+    saved.keep(FOUND, SAMPLE)
+    return saved
+
+
+def test_the_same_job_begins_with_it(kept, tmp_path):
+    found, sample = Saved(tmp_path / "tuned", WORK, PLACE.scaled(1.2), PLAN).load()
+    assert found.settings == FOUND.settings
+    assert sample == SAMPLE
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (zoo("resnet50", device="V100"), PLACE, PLAN),
+        (WORK, PLACE.scaled(2), PLAN),
+        (WORK, dataclasses.replace(PLACE, workers=4), PLAN),
+        (WORK, cluster("8xV100@10Gbps,ps=4"), PLAN),
+        (WORK, PLACE, spec("prophet")),
+        (WORK, PLACE, spec("bytescheduler(credit=1MB)")),
+    ],
+    ids=["model", "rate", "ranks", "servers", "policy", "knobs"],
+)
+def test_another_job_does_not(kept, tmp_path, other):
+    assert Saved(tmp_path / "tuned", *other).load() is None
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"format": 1}', b"\xff", b'{"format": 2}'])
+def test_what_does_not_read_is_as_good_as_nothing(kept, text):
+    kept.path.write_bytes(text)
+    assert kept.load() is None
+
+
+def test_a_folder_that_cannot_be_is_no_error(tmp_path):
+    (tmp_path / "file").touch()
+    Saved(tmp_path / "file" / "tuned", WORK, PLACE, PLAN).keep(FOUND, SAMPLE)
+
+
+def test_where(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert folder() == tmp_path / "foretrain" / "tuned"
