@@ -45,11 +45,17 @@ bench: $(READY)
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/policies.py --quick
 	$(BIN)/python benchmarks/command.py --quick
+	$(BIN)/python benchmarks/auto.py --quick
+	$(BIN)/python benchmarks/sweep.py --quick
+	$(BIN)/python benchmarks/tune.py --quick
 	$(BIN)/python benchmarks/paper/bytescheduler.py --quick
 	$(BIN)/python benchmarks/paper/prophet.py --quick
 	$(BIN)/python benchmarks/paper/eflops.py --quick
+	$(BIN)/python benchmarks/paper/dlcp.py --quick
 	$(BIN)/python benchmarks/collectives.py --quick
 	$(BIN)/python benchmarks/fluid.py --quick
+	$(BIN)/python benchmarks/packet.py --quick
+	$(BIN)/python benchmarks/time_to_accuracy.py --quick
 	$(BIN)/python benchmarks/lab.py --quick
 	$(BIN)/python benchmarks/ps.py --quick
 	$(BIN)/python benchmarks/live.py --quick

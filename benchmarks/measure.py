@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,6 +46,22 @@ def spread(values: list[float]) -> str:
     ordered = sorted(values)
     quarter = len(ordered) // 4
     return f"{median(ordered):.4g} [{ordered[quarter]:.4g}, {ordered[-1 - quarter]:.4g}]"
+
+
+def child(code: str, **environment: str) -> dict[str, float]:
+    """What a Python process of its own prints last, as JSON."""
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise SystemExit(made.stderr)
+    return json.loads(made.stdout.splitlines()[-1])
 
 
 def machine() -> dict[str, str | int]:

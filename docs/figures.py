@@ -24,6 +24,7 @@ from foretrain.cli import main as foretrain  # noqa: E402
 from foretrain.comparison import Comparison, compare  # noqa: E402
 from foretrain.report.lanes import lanes_svg  # noqa: E402
 from foretrain.report.staircase import staircase_svg  # noqa: E402
+from foretrain.scenarios.table import OUTCOMES, PARAMETERS, Column  # noqa: E402
 from foretrain.schedule import POLICIES, Knob  # noqa: E402
 from foretrain.tune import tune  # noqa: E402
 from foretrain.virtual import Run, simulate  # noqa: E402
@@ -103,6 +104,7 @@ def figures() -> Iterator[tuple[str, str]]:
         yield f"{name}.md", f"{knobs_of(name)}\n{MIDDLE}\n{cases_of(name, comparisons)}"
     yield "cases.md", overview(comparisons)
     yield from gains()
+    yield "sweep-columns.md", columns()
     for name, command in COMMANDS.items():
         yield f"{name}.txt", output(command)
 
@@ -138,6 +140,15 @@ def knobs_of(name: str) -> str:
         f"| `{k.name}` | {k.write(k.default)} | {k.write(k.low)} | {k.write(k.high)} | {'yes' if k.tunable else 'no'} |"
         for k in knobs
     ]
+    return "\n".join(rows) + "\n"
+
+
+def columns() -> str:
+    """A table of the columns of a sweep's Parquet file, straight from where they are declared."""
+    axes = Column("axis_NAME", "number", "value of an axis of the clusters, in its unit; text where it is none")
+    knobs = Column("knob_NAME", "number", "knob of the schedule as it ran, defaults included; null where it has none")
+    rows = ["| column | holds | meaning |", "|---|---|---|"]
+    rows += [f"| `{one.name}` | {one.kind} | {one.about} |" for one in (*PARAMETERS, axes, *OUTCOMES, knobs)]
     return "\n".join(rows) + "\n"
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from foretrain.comparison import Comparison, compare, sweep
     from foretrain.errors import ConfigError, ForetrainError
     from foretrain.network import Cluster
+    from foretrain.planning import Recommendation, choose
     from foretrain.runtime import Attached, attach
     from foretrain.schedule import Bound, Spec
     from foretrain.timeline import Timeline
@@ -38,12 +39,14 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "ForetrainError",
+    "Recommendation",
     "Run",
     "Spec",
     "Timeline",
     "Workload",
     "attach",
     "bound",
+    "choose",
     "cluster",
     "compare",
     "simulate",
@@ -58,12 +61,14 @@ _HOMES = {
     "Comparison": "comparison",
     "ConfigError": "errors",
     "ForetrainError": "errors",
+    "Recommendation": "planning",
     "Run": "virtual",
     "Spec": "schedule",
     "Timeline": "timeline",
     "Workload": "workload",
     "attach": "runtime",
     "bound": "virtual",
+    "choose": "planning",
     "compare": "comparison",
     "simulate": "virtual",
     "sweep": "comparison",

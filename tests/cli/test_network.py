@@ -44,6 +44,33 @@ def test_collective_ranks_what_suits_and_paints_the_network(tmp_path, capsys):
     assert html.read_text().lower().startswith("<!doctype html>")
 
 
+def test_packets_say_what_they_went_through(tmp_path, capsys):
+    numbers, details = tmp_path / "a.json", tmp_path / "details"
+    main(
+        "collective leaf_spine:2x2@10Gbps,routing=spray --size 100kB --collectives ring --network packet "
+        f"--losses 1%,leaf0:spine1=10%x4 --json {numbers} --details {details}".split()
+    )
+    shown = capsys.readouterr()
+    assert "packet level" in shown.err
+    for words in ("99 %", "again", "deepest", "queues.csv"):
+        assert words in shown.out
+    found = json.loads(numbers.read_text())[0]["packets"]
+    assert found["losses"] > 0
+    assert found["repeated"] > 0
+    assert found["completion"]["median"] <= found["completion"]["largest"]
+    flows, ports, queues = (
+        [line.split(",") for line in (details / name).read_text().splitlines()]
+        for name in ("flows.csv", "ports.csv", "queues.csv")
+    )
+    # The second simulation is the first.
+    assert sum(int(row[-2]) for row in flows[1:]) == found["repeated"]
+    assert sum(int(row[ports[0].index("losses")]) for row in ports[1:]) == found["losses"]
+    assert max(int(row[ports[0].index("deepest")]) for row in ports[1:]) == found["deepest"]
+    assert 1 < len(queues[0]) <= 17
+    assert 100 < len(queues) < 3000
+    assert 0 < max(int(cell) for row in queues[1:] for cell in row[1:]) <= 8 * found["deepest"]
+
+
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
 def test_every_operation_has_something_that_suits(operation, tmp_path, capsys):
     numbers = tmp_path / "a.json"
@@ -75,6 +102,11 @@ def test_a_topology_stands_wherever_a_cluster_does(command, capsys):
         (f"share {NETWORK} alexnet@0-1 alexnet@1-2", "is a rank that job 0 has"),
         ("bound alexnet --cluster bigraf:4x2@10Gbps", "did you mean 'bigraph'"),
         ("bound alexnet --cluster star:4", "say how fast a host's link is"),
+        ("collective star:2@10Gbps --details a", "are of packets"),
+        ("collective star:2@10Gbps --losses 1%", "says nothing to a network that is simulated as fluid"),
+        ("collective star:2@10Gbps --network packet --losses much", "does not read"),
+        ("collective star:2@10Gbps --network packet --losses 200%", "is no probability"),
+        ("collective star:2@10Gbps --network packet --losses host0:nowhere=1%", "'nowhere'"),
     ],
 )
 def test_what_is_wrong_is_said(command, message, capsys):
@@ -82,3 +114,58 @@ def test_what_is_wrong_is_said(command, message, capsys):
         main(command.split())
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("level", ["ideal", "packet", "auto"])
+def test_collective_at_every_fidelity(level, capsys):
+    main(["collective", "star:4@10Gbps", "--size", "1MB", "--collectives", "ring", "--network", level])
+    shown = capsys.readouterr()
+    assert "ring" in shown.out
+    assert ("packet hops, about" in shown.err) == (level != "ideal")
+    assert ("auto takes the packet level" in shown.err) == (level == "auto")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare alexnet --cluster star:2@10Gbps --schedules ddp --no-tune",
+        "schedule alexnet --cluster star:2@10Gbps",
+        "grid alexnet star:2@10Gbps --schedules fifo --no-tune",
+    ],
+)
+def test_schedules_over_packets_take_longer(command, capsys):
+    main(command.split())
+    fluid = capsys.readouterr()
+    main([*command.split(), "--network", "packet", "--transport", "newreno(payload=4096B)", "--queues", "limit=1MB"])
+    packets = capsys.readouterr()
+    assert "packet hops" not in fluid.err
+    assert "packet level: " in packets.err
+    assert packets.out != fluid.out
+
+
+def test_jobs_share_packets(capsys):
+    jobs = ["alexnet@0-1+4-5", "alexnet@2-3+6-7:fifo", "--steps", "1"]
+    main(["share", "leaf_spine:2x4@10Gbps,collective=ring", *jobs, "--network", "auto", "--budget", "0s"])
+    assert "auto takes the fluid level: packets would be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ("--transport dctcp", "says nothing to a network that is simulated as fluid"),
+        ("--network ideal --queues limit=1MB", "says nothing to a network that is simulated as ideal"),
+        ("--network packet --budget 1s", "is only of --network auto"),
+        ("--network packet --transport tcp", "transport"),
+    ],
+)
+def test_options_of_packets_need_packets(options, match, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["collective", "star:4@10Gbps", *options.split()])
+    assert left.value.code == 2
+    assert match in capsys.readouterr().err
+
+
+def test_a_simple_cluster_has_no_packets(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "alexnet", "--cluster", "4x1xV100@10Gbps", "--network", "packet"])
+    assert "name a topology" in capsys.readouterr().err

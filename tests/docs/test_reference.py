@@ -12,8 +12,8 @@ from foretrain.schedule import POLICIES
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
-COMMANDS = ["compare", "grid", "share", "collective", "bound", "record", "schedule", "run", "catalog"]
-COMMANDS += ["simulate", "calibrate", "server"]
+COMMANDS = ["compare", "tune", "plan", "grid", "share", "collective", "bound", "record", "schedule", "run", "catalog"]
+COMMANDS += ["simulate", "calibrate", "tolerance", "server", "sweep"]
 LAB = [f"lab {name}" for name in ("up", "rate", "exec", "status", "down", "compare")]
 TOPOLOGY = ["topology show", "topology list"]
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from foretrain.workload import Workload
 
 
+PREPARING = "preparing the network (on first use its simulator is compiled, which takes some 10 s)"
+"""Why it takes so long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A workload on a cluster.
@@ -46,7 +50,7 @@ class Scenario:
         from foretrain.network.notation import DEFAULT_DEVICE
         from foretrain.workload import load, zoo
 
-        with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
+        with patience(PREPARING):
             place = cluster(self.cluster)
         if self.workload.endswith(".toml") or Path(self.workload).is_file():
             for field in ("batch", "precision", "throughput"):
@@ -88,6 +92,17 @@ def check_writable(**paths: Path | None) -> None:
             raise ConfigError(field, str(path), "is in a folder that does not exist", "make the folder first")
         if path.is_dir():
             raise ConfigError(field, str(path), "is a folder", "name a file")
+
+
+def asked(schedule: str | None, plan: Path | None) -> str | None:
+    """The schedule that two options name, one of which may be given; a plan file by its whole path."""
+    if plan is None:
+        return str(Path(schedule).resolve()) if schedule and schedule.endswith(".toml") else schedule
+    if schedule is not None:
+        raise ConfigError("plan", str(plan), f"contradicts --schedule {schedule}", "give one of them")
+    if plan.suffix != ".toml":
+        raise ConfigError("plan", str(plan), "does not end in .toml", "give a file that foretrain tune wrote")
+    return str(plan.resolve())
 
 
 def split(text: str) -> list[str]:

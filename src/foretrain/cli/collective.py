@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import check_writable, patience
+from foretrain.cli.arguments import PREPARING, check_writable, patience
+from foretrain.cli.fidelity import Closely, progress_bar, say
 from foretrain.errors import ConfigError
+
+_USUALLY = Closely()
 
 
 def collective(
@@ -19,6 +23,8 @@ def collective(
     collectives: tuple[str, ...] = (),
     html: Path | None = None,
     json: Path | None = None,
+    details: Path | None = None,
+    closely: tyro.conf.OmitArgPrefixes[Closely] = _USUALLY,
 ) -> None:
     """One collective alone on a network, by every algorithm that suits it: time, bus bandwidth, the busiest link.
 
@@ -29,13 +35,18 @@ def collective(
         collectives: which algorithms; all that suit when none is named.
         html: write a page of the network, painted with how much of each link the fastest of them uses.
         json: write the numbers.
+        details: with --network packet, a folder for flows.csv, ports.csv and queues.csv of the fastest: how long each
+            flow took; what each port and class sent, marked, dropped and lost; how much waited, over time.
+        closely: how closely the network is simulated.
     """
     from rich.console import Console
 
     from foretrain.files import write_atomically
     from foretrain.network.arrangement import suited
     from foretrain.network.deployment_notation import deployment
+    from foretrain.network.estimate import decided, packet_hops, parts
     from foretrain.network.exchange import exchange
+    from foretrain.report import packets
     from foretrain.report.exchange import numbers, table
     from foretrain.report.topology import page
     from foretrain.units import parse_size
@@ -44,17 +55,35 @@ def collective(
     data = parse_size(size, "size")
     if data < 1:
         raise ConfigError("size", size, "is nothing to exchange", "write e.g. 100MB")
-    with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
-        place = deployment(network)
+    fidelity = closely.read()
+    with patience(PREPARING):
+        place = deployment(network).simulated(fidelity)
         names = collectives or tuple(suited(operation, place.topology, place.members))
-        found = sorted((exchange(place, operation, data, name) for name in names), key=lambda one: one.time)
+        programs = [place.program(operation, data, collective=name) for name in names]
+        made = decided(fidelity, place.network, programs)
+    if fidelity.level in ("packet", "auto"):
+        say(made.why)
+    if details and made.fidelity.level != "packet":
+        raise ConfigError("details", str(details), "are of packets", "add --network packet, or leave it out")
+    place = place.simulated(made.fidelity)
+    hops = [packet_hops(program, fidelity.transport.payload) for program in programs]
+    waits = nullcontext() if fidelity.level in ("packet", "auto") else patience(PREPARING)
+    with waits, progress_bar(str(made.fidelity)) as bar:
+        told = zip(names, parts(hops, bar), strict=True)
+        found = sorted((exchange(place, operation, data, *each) for each in told), key=lambda one: one.time)
     console = Console(highlight=False)
     console.print(table(found))
+    if made.fidelity.level == "packet":
+        console.print(packets.table(found))
     if html:
         page(found[0].topology, html, found[0].utilisation)
     if json:
         import msgspec
 
         write_atomically(json, msgspec.json.format(msgspec.json.encode(numbers(found)), indent=2))
-    for path in filter(None, (html, json)):
-        console.print(f"wrote {path}", markup=False)
+    written = []
+    if details:
+        with progress_bar("details") as bar:
+            written = packets.write(found[0], place, details, bar)
+    for path in filter(None, (html, json, *written)):
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)

@@ -9,6 +9,9 @@ from pathlib import Path
 import tyro
 
 from foretrain.cli.arguments import Scenario, check_writable, split
+from foretrain.cli.fidelity import Closely, placed
+
+_USUALLY = Closely()
 
 
 def compare(
@@ -21,18 +24,21 @@ def compare(
     html: Path | None = None,
     trace: Path | None = None,
     json: Path | None = None,
+    closely: tyro.conf.OmitArgPrefixes[Closely] = _USUALLY,
 ) -> None:
     """Every schedule on one workload: time, speed-up, distance to the optimum, and whether it is worth it.
 
     Args:
         scenario: the workload and the cluster.
-        schedules: which, e.g. ddp "bytescheduler(partition=1MB)"; all when none is named.
+        schedules: which, e.g. ddp "bytescheduler(partition=1MB)"; auto, what the planner chooses; or a plan file;
+            all policies when none is named.
         tune: search each schedule's free knobs for their best.
         sweep: repeat over a range, e.g. rate=1Gbps:100Gbps; also latency, overhead, workers.
         points: how many points the sweep has.
         html: write an interactive page.
         trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
         json: write the numbers.
+        closely: how closely the network of a topology is simulated.
     """
     from rich.console import Console
 
@@ -43,6 +49,7 @@ def compare(
 
     check_writable(html=html, trace=trace, json=json)
     workload, place = scenario.read()
+    place = placed(place, workload.size, closely)
     names = tuple(name for text in schedules for name in split(text)) or ALL_SCHEDULES
     keep = html is not None or trace is not None
     with progress_bar("comparing") as progress:
@@ -54,7 +61,7 @@ def compare(
     console = Console(highlight=False)
     console.print(summary(table))
     for path in _write(table, html, trace, json):
-        console.print(f"wrote {path}", markup=False)
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def _write(table: object, html: Path | None, trace: Path | None, json: Path | None) -> Iterator[Path]:

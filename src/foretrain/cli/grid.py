@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import tyro
 
 from foretrain.cli.arguments import Scenario, check_writable, split
 from foretrain.cli.compare import progress_bar
+from foretrain.cli.fidelity import Closely, placed
+
+if TYPE_CHECKING:
+    from foretrain.network.deployment import Deployment
+
+_USUALLY = Closely()
 
 
 def grid(
@@ -22,6 +28,7 @@ def grid(
     batch: int | None = None,
     html: Path | None = None,
     json: Path | None = None,
+    closely: tyro.conf.OmitArgPrefixes[Closely] = _USUALLY,
 ) -> None:
     """Schedules × collectives × topologies on one workload: which combination is fastest, and by how much.
 
@@ -35,6 +42,7 @@ def grid(
         batch: samples per GPU; models of the zoo only.
         html: write a page with a heat map.
         json: write the numbers.
+        closely: how closely networks are simulated; a simple cluster has a formula.
     """
     from rich.console import Console
 
@@ -47,7 +55,12 @@ def grid(
     # All cells train the same step, on the GPU of the first cluster.
     work, _ = Scenario(workload, cluster, batch=batch).read()
     with progress_bar("simulating") as progress:
-        made = grid_of(work, (cluster, *more), collectives, names, tuned=tune, progress=progress)
+
+        def simulated(place: Deployment) -> Deployment:
+            return cast("Deployment", placed(place, work.size, closely, shown=False))
+
+        clusters = (cluster, *more)
+        made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
     console = Console(highlight=False)
     console.print(table(made))
     if html:
@@ -57,4 +70,4 @@ def grid(
 
         write_atomically(json, msgspec.json.format(msgspec.json.encode(made.to_dict()), indent=2))
     for path in filter(None, (html, json)):
-        console.print(f"wrote {path}", markup=False)
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)

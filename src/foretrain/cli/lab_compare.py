@@ -90,7 +90,7 @@ def compare(
     console = Console(highlight=False)
     console.print(lab_summary(result))
     for path in _write(result, html, trace, json):
-        console.print(f"wrote {path}", markup=False)
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def _write(result: LabResult, html: Path | None, trace: Path | None, json: Path | None) -> Iterator[Path]:

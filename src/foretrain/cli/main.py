@@ -19,6 +19,7 @@ from foretrain.cli.catalog import catalog
 from foretrain.cli.collective import collective
 from foretrain.cli.compare import compare
 from foretrain.cli.grid import grid
+from foretrain.cli.plan import plan
 from foretrain.cli.readers import ReaderGone
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command
@@ -27,6 +28,9 @@ from foretrain.cli.server import server
 from foretrain.cli.share import share
 from foretrain.cli.simulate import run_command as simulate_command
 from foretrain.cli.simulate import simulate
+from foretrain.cli.sweep import sweep
+from foretrain.cli.tolerance import tolerance
+from foretrain.cli.tune import tune
 from foretrain.errors import ForetrainError
 
 _DESCRIPTION = "Forecast and speed up distributed DNN training."
@@ -41,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app = SubcommandApp()
     for command in (
         compare,
+        tune,
+        plan,
         grid,
+        sweep,
         share,
         collective,
         bound,
@@ -50,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         server,
         simulate,
         calibrate,
+        tolerance,
         schedule,
         catalog,
     ):

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tyro
 
+from foretrain.cli.arguments import asked
 from foretrain.errors import ConfigError
 from foretrain.launch import Compression, Place, Settings
 from foretrain.launch.servers import check_every
@@ -28,7 +29,9 @@ class Options:
     model that cannot be taken over trains with PyTorch's own, and rank 0 says why. The exit status is the script's.
 
     Attributes:
-        schedule: a policy with its knobs, e.g. "bytescheduler(partition=1MB)"; foretrain catalog lists them.
+        schedule: a policy with its knobs, e.g. "bytescheduler(partition=1MB)"; foretrain catalog lists them. Or auto:
+            the best on what is measured, or plain DDP's where nothing is to be won.
+        plan: a plan file that foretrain tune wrote, instead of a schedule.
         nproc: processes on this node, or auto, cpu or gpu; torchrun's --nproc-per-node.
         compression: what gradients are sent as, whatever the script asks for.
         timeout: how long a rank may be silent before the others give it up.
@@ -45,10 +48,12 @@ class Options:
         consistency: "bsp": a step is that of all ranks. "async": each rank's gradients are an update of their own, on
             the servers. "ssp(3)": the same, but nobody goes more than 3 steps ahead of the slowest.
         elastic: this node's ranks go on without other nodes that are lost; needs foretrain server --elastic.
+        tune: search on, as the job runs, for the knobs that the schedule leaves open; the next run begins with them.
         module: the script is a module's name, as with python -m.
     """
 
-    schedule: str = Settings().schedule
+    schedule: str | None = None
+    plan: Path | None = None
     nproc: str | None = None
     compression: Compression | None = None
     timeout: str = "60s"
@@ -61,6 +66,7 @@ class Options:
     updates: Place | None = None
     consistency: str = "bsp"
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    tune: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
@@ -106,13 +112,14 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
 
     processes = ["--nproc-per-node", options.nproc] if options.nproc else []
     settings = Settings(
-        options.schedule,
+        asked(options.schedule, options.plan) or Settings().schedule,
         options.compression,
         timeout,
         patience,
         updates=options.updates,
         consistency=options.consistency,
         elastic=options.elastic,
+        tune=options.tune,
     )
     status = launch(
         script,

@@ -18,7 +18,7 @@ _fresh = count()
 
 
 @contextmanager
-def loaded(target: str) -> Iterator[Callable[[], object]]:
+def loaded(target: str) -> Iterator[Callable[..., object]]:
     """The function that ``target``, such as ``train.py:setup``, names; usable inside the block.
 
     The script runs under a fresh module name, so what stands under ``if __name__ == "__main__"`` does not. Inside the
@@ -56,12 +56,12 @@ def _split(target: str) -> tuple[Path, str]:
     return path, name
 
 
-def _function(names: dict[str, object], name: str) -> Callable[[], object]:
+def _function(names: dict[str, object], name: str) -> Callable[..., object]:
     found = names.get(name)
     if found is None:
         raise unknown("target", name, (key for key, value in names.items() if callable(value) and key[0] != "_"))
     if not callable(found):
-        raise ConfigError("target", name, f"is a {type(found).__name__}", "name a function without arguments")
+        raise ConfigError("target", name, f"is a {type(found).__name__}", "name a function")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,11 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from foretrain.cli.arguments import Scenario, check_writable
+from foretrain.cli.fidelity import Closely, progress_bar, say
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretrain.virtual.together import Tenant
 
+_USUALLY = Closely()
+_WARM = 2
+"""Iterations before those that are measured, as most policies need."""
 _JOB = re.compile(r"(?P<workload>[^@]+)@(?P<ranks>[0-9+\- ]+)(?::(?P<schedule>.+))?")
 
 
@@ -25,6 +30,7 @@ def share(
     batch: int | None = None,
     trace: Path | None = None,
     json: Path | None = None,
+    closely: tyro.conf.OmitArgPrefixes[Closely] = _USUALLY,
 ) -> None:
     """Jobs that share a network, flow by flow: how much each loses to the others.
 
@@ -35,6 +41,7 @@ def share(
         batch: samples per GPU of models of the zoo.
         trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
         json: write the numbers.
+        closely: how closely the network is simulated.
     """
     import msgspec
     from rich.console import Console
@@ -47,13 +54,16 @@ def share(
 
     check_writable(trace=trace, json=json)
     tenants = [_tenant(network, job, batch) for job in jobs]
-    runs = together(tenants, steps=steps, trace=trace is not None)
+    tenants = _simulated(tenants, steps, closely)
+    with progress_bar("together") as progress:
+        runs = together(tenants, steps=steps, trace=trace is not None, progress=progress)
     table = Table(box=None, pad_edge=False)
     for column in ("job", "schedule", "alone", "together", "slowdown", "T* alone"):
         table.add_column(column, justify="left" if column in ("job", "schedule") else "right")
     rows = []
     for job, tenant, run in zip(jobs, tenants, runs, strict=True):
-        single = alone(tenant, steps=steps).iteration_time
+        with progress_bar(f"{job} alone") as progress:
+            single = alone(tenant, steps=steps, progress=progress).iteration_time
         ratio = run.iteration_time / single
         times = (format_time(time) for time in (single, run.iteration_time))
         table.add_row(job, str(run.schedule), *times, f"{ratio:.2f}×", format_time(run.bound.time))
@@ -65,7 +75,22 @@ def share(
     if json:
         write_atomically(json, msgspec.json.format(msgspec.json.encode(rows), indent=2))
     for path in filter(None, (trace, json)):
-        console.print(f"wrote {path}", markup=False)
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def _simulated(tenants: list[Tenant], steps: int, closely: Closely) -> list[Tenant]:
+    """``tenants`` in a network that is simulated so closely; says what that takes."""
+    from foretrain.network.estimate import decided
+
+    fidelity = closely.read()
+    # Each runs twice, together and alone, and what is known to come next is simulated ahead.
+    times = 4 * (steps + _WARM)
+    places = [one.where.simulated(fidelity) for one in tenants]
+    exchanged = [place.program("all_reduce", one.workload.size) for place, one in zip(places, tenants, strict=True)]
+    made = decided(fidelity, places[0].network, exchanged, times)
+    if fidelity.level in ("packet", "auto"):
+        say(made.why)
+    return [dataclasses.replace(one, where=one.where.simulated(made.fidelity)) for one in tenants]
 
 
 def _tenant(network: str, text: str, batch: int | None) -> Tenant:

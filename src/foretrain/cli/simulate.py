@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import check_writable, patience
+from foretrain.cli.arguments import PREPARING, asked, check_writable, patience
+from foretrain.cli.fidelity import Closely
 from foretrain.cli.readers import ReaderGone, while_read
 from foretrain.errors import ConfigError
 from foretrain.units import Time, parse_size, parse_time
 
 if TYPE_CHECKING:
     from foretrain.live.simulate import Simulated
+    from foretrain.planning import Wanted
     from foretrain.report.findings import Findings
+    from foretrain.schedule import Spec
 
 _STEPS_KEPT = 2
 """Steps of which a trace has every kernel: Holistic Trace Analysis leaves out the last."""
@@ -49,7 +52,8 @@ class Options:
         memory: of a GPU, e.g. 120GiB, instead of what its kind has: how much would the script need?
         record_operators: write the operators that the script launches, for foretrain calibrate.
         schedule: have a policy exchange DistributedDataParallel's gradients, e.g. prophet or
-            bytescheduler(partition=4MB).
+            bytescheduler(partition=4MB); or auto, what is best for the first steps.
+        plan: a plan file that foretrain tune wrote, instead of a schedule.
         compare: run with PyTorch's own DistributedDataParallel too, and say what --schedule gains.
         tokens: of one step over all ranks, for tokens/s.
         trace: write every kernel and communication of the last two steps, a file for each live rank, for Perfetto and
@@ -57,6 +61,7 @@ class Options:
         html: write a page that shows all of it.
         json: write the numbers.
         module: the script is a module's name, as with python -m.
+        closely: how closely the network is simulated; auto decides exchange by exchange.
     """
 
     cluster: str = "dgx-h100:1"
@@ -66,6 +71,7 @@ class Options:
     factor: str = "1"
     host: str = "modelled"
     schedule: str | None = None
+    plan: Path | None = None
     compare: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     device: str | None = None
     memory: str | None = None
@@ -75,6 +81,7 @@ class Options:
     html: Path | None = None
     json: Path | None = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
+    closely: tyro.conf.OmitArgPrefixes[Closely] = field(default_factory=Closely)
 
 
 def run_command(arguments: Sequence[str]) -> None:
@@ -106,7 +113,7 @@ def _check(options: Options) -> None:
         raise ConfigError("tokens", options.tokens, "is no number of tokens", "write those of all ranks in one step")
     if options.steps is not None and options.steps < 1:
         raise ConfigError("steps", options.steps, "is no number of steps", "write 1 or more")
-    if options.compare and options.schedule is None:
+    if options.compare and options.schedule is None and options.plan is None:
         raise ConfigError("compare", True, "has nothing to compare with", "name a policy: --schedule prophet --compare")
 
 
@@ -136,28 +143,31 @@ def _start(options: Options, script: Sequence[str]) -> None:
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
     memory = _memory(options)
+    from foretrain.live.choosing import differences
     from foretrain.live.failures import ScriptFailed
     from foretrain.live.out_of_memory import OutOfMemory
     from foretrain.live.place import equipped
     from foretrain.live.simulate import simulate as run
+    from foretrain.planning import SavedPlan, wanted
     from foretrain.report.findings import Findings
     from foretrain.report.simulation import Progress, show, show_comparison
-    from foretrain.schedule import spec
 
-    with patience("preparing the network (on first use its simulator is compiled, which takes some 10 s)"):
+    fidelity = options.closely.read()
+    with patience(PREPARING):
         where, calibration = equipped(options.cluster, options.device)
+        where = where.simulated(fidelity)
     if options.nproc is not None and options.nproc != where.total_gpus:
         remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
 
-    def once(schedule: str | None, kept: int) -> Simulated:
-        with while_read(), Progress(options.steps) as progress:
+    def once(schedule: str | Spec | None, kept: int, steps: int | None = options.steps) -> Simulated:
+        with while_read(), Progress(steps) as progress:
             return run(
                 script,
                 where,
                 module=module,
                 live=live,
-                steps=options.steps,
+                steps=steps,
                 kept=kept,
                 factor=options.factor,
                 host=host,
@@ -168,26 +178,48 @@ def _start(options: Options, script: Sequence[str]) -> None:
                 watch=progress.watch,
             )
 
-    if options.schedule is not None:
-        spec(options.schedule)  # before anything starts
+    named = asked(options.schedule, options.plan)
+    schedule = None if named is None else wanted(named)  # before anything starts
     try:
+        policy = None if schedule is None else _policy(schedule, once, where.device)
         stock = None
         if options.compare:
             sys.stderr.write("foretrain: first with PyTorch's own DistributedDataParallel\n")
             stock = once(None, 0)
-            sys.stderr.write(f"foretrain: now with {options.schedule}\n")
-        done = once(options.schedule, _STEPS_KEPT if options.trace or options.html else 0)
+            sys.stderr.write(f"foretrain: now with {policy}\n")
+        done = once(policy, _STEPS_KEPT if options.trace or options.html else 0)
     except (ScriptFailed, OutOfMemory) as failed:
         if failed.status == 128 + signal.SIGPIPE:
             raise ReaderGone from None
         sys.stderr.write(f"foretrain: {failed}\n")
         sys.exit(failed.status)
+    if isinstance(schedule, SavedPlan) and (others := differences(done, schedule)):
+        sys.stderr.write(f"foretrain: the plan was made for something else: {'; '.join(others)}\n")
     found = Findings(done, options.tokens)
     show(found)
     if stock is not None:
         show_comparison(stock, done)
     for path in _write(found, stock, options):
         sys.stderr.write(f"wrote {path}\n")
+
+
+def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
+    """The policy that ``schedule`` asks for; what the planner chooses for a few steps that it watches."""
+    from foretrain.live.choosing import STEPS, chosen
+    from foretrain.planning import Auto, SavedPlan
+    from foretrain.schedule import Spec
+
+    if isinstance(schedule, SavedPlan):
+        return schedule.schedule
+    if not isinstance(schedule, Auto):
+        return schedule
+    sys.stderr.write(f"foretrain: first {STEPS} steps, to choose a schedule for\n")
+    choice = chosen(once(Spec("ddp"), 0, STEPS), device)
+    if choice is None:
+        sys.stderr.write("foretrain: auto: plain DDP: no model exchanges gradients by a policy\n")
+        return Spec("ddp")
+    sys.stderr.write("".join(f"foretrain: {line}\n" for line in choice.lines))
+    return choice.schedule
 
 
 def _write(found: Findings, stock: Simulated | None, options: Options) -> Iterator[Path]:

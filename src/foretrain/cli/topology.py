@@ -51,7 +51,7 @@ def show(
     if save:
         save_topology(made, save)
     for path in filter(None, (html, json, save)):
-        console.print(f"wrote {path}")
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def list_() -> None:

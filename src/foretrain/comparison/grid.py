@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, Place, cluster
-from foretrain.schedule import Spec, spec
+from foretrain.planning import Wanted, resolved, said, wanted
+from foretrain.schedule import Spec
 from foretrain.tune import tune
 from foretrain.units import Time, to_seconds
 from foretrain.virtual import Run, simulate
 from foretrain.workload.step import Workload
+
+if TYPE_CHECKING:
+    from foretrain.network.deployment import Deployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,11 @@ def grid(
     workload: Workload,
     clusters: Sequence[str],
     collectives: Sequence[str] = ("auto",),
-    schedules: Sequence[str | Spec] = ("ddp", "bytescheduler"),
+    schedules: Sequence[str | Wanted] = ("ddp", "bytescheduler"),
     *,
     tuned: bool = True,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    simulated: Callable[[Deployment], Deployment] = lambda place: place,
 ) -> Grid:
     """Simulates every schedule with every collective on every topology.
 
@@ -99,6 +104,7 @@ def grid(
         schedules: policies or their notation.
         tuned: whether free knobs are searched for their best in every cell.
         progress: told what comes next.
+        simulated: gives each topology with its collective the fidelity that it is simulated with.
 
     Raises:
         ConfigError: something is empty or unknown, or nothing suits anything.
@@ -106,29 +112,37 @@ def grid(
     for name, given in (("clusters", clusters), ("collectives", collectives), ("schedules", schedules)):
         if not given:
             raise ConfigError(name, list(given), "is empty", "name at least one")
-    plans = [spec(schedule) for schedule in schedules]
+    plans = [wanted(schedule) for schedule in schedules]
     places = [(text, cluster(text)) for text in clusters]
     todo = [(text, place, name) for text, place in places for name in _names(place, collectives)]
     cells = []
     for done, (text, place, name) in enumerate(todo):
         progress(f"{text} {name}".strip(), done, len(todo))
-        cells.append(_cell(workload, text, place, name, plans, tuned))
+        cells.append(_cell(workload, text, place, name, plans, tuned, simulated))
     progress("done", len(todo), len(todo))
     if not any(cell.runs for cell in cells):
         raise ConfigError("collectives", list(collectives), f"suit no topology: {cells[0].why_not}", "try 'auto'")
-    return Grid(workload, tuple(str(plan) for plan in plans), tuple(cells))
+    return Grid(workload, tuple(said(plan) for plan in plans), tuple(cells))
 
 
 def _names(place: Place, collectives: Sequence[str]) -> Sequence[str]:
     return ("",) if isinstance(place, Cluster) else collectives
 
 
-def _cell(workload: Workload, text: str, place: Place, name: str, plans: Sequence[Spec], tuned: bool) -> Cell:
+def _cell(
+    workload: Workload,
+    text: str,
+    place: Place,
+    name: str,
+    plans: Sequence[Wanted],
+    tuned: bool,
+    simulated: Callable[[Deployment], Deployment],
+) -> Cell:
     if isinstance(place, Cluster):
         carried, exchange = place.exchange, place.cost.time(workload.size)
     else:
         try:
-            place = place.carried_by(name)
+            place = simulated(place.carried_by(name))
         except ConfigError as error:
             if error.problem == "is unknown":
                 raise
@@ -136,6 +150,6 @@ def _cell(workload: Workload, text: str, place: Place, name: str, plans: Sequenc
         carried, exchange = place.collective_at(workload.size), place.duration("all_reduce", workload.size)
     runs = []
     for plan in plans:
-        best = tune(workload, place, plan) if tuned else plan
+        best = tune(workload, place, plan) if tuned and isinstance(plan, Spec) else resolved(plan, workload, place)
         runs.append(simulate(workload, place, best, trace=False))
     return Cell(text, name, carried, exchange, tuple(runs))

@@ -11,7 +11,8 @@ from typing import Any
 
 from foretrain.errors import ConfigError, unknown
 from foretrain.network import Cluster, Place, cluster
-from foretrain.schedule import Spec, spec
+from foretrain.planning import Wanted, resolved, said, wanted
+from foretrain.schedule import Spec
 from foretrain.tune import tune
 from foretrain.units import Time, exact_time, format_rate, parse_rate, parse_time, to_seconds
 from foretrain.virtual import simulate
@@ -59,7 +60,7 @@ class Sweep:
 def sweep(
     workload: Workload,
     where: str | Place,
-    schedules: str | Sequence[str | Spec],
+    schedules: str | Sequence[str | Wanted],
     along: str,
     *,
     points: int = 9,
@@ -72,7 +73,7 @@ def sweep(
     """
     place = cluster(where)
     parameter, values = _range(along, points)
-    plans = {str(plan): plan for plan in map(spec, [schedules] if isinstance(schedules, str) else schedules)}
+    plans = {said(plan): plan for plan in map(wanted, [schedules] if isinstance(schedules, str) else schedules)}
     if not plans:
         raise ConfigError("schedules", schedules, "is empty", "name at least one")
     times: dict[str, list[Time]] = {name: [] for name in plans}
@@ -82,7 +83,10 @@ def sweep(
         at = _changed(place, parameter, value)
         optimum.append(bound(workload, at).time)
         for name, plan in plans.items():
-            best = tune(workload, at, plan, evaluations=24) if tuned else plan
+            if tuned and isinstance(plan, Spec):
+                best = tune(workload, at, plan, evaluations=24)
+            else:
+                best = resolved(plan, workload, at)
             times[name].append(simulate(workload, at, best, trace=False).iteration_time)
     progress("done", len(values), len(values))
     rows = {name: tuple(column) for name, column in times.items()}

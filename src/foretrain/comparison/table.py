@@ -11,7 +11,8 @@ from foretrain.comparison.advice import Advice, advise, fastest
 from foretrain.comparison.sweeps import Sweep
 from foretrain.errors import ConfigError
 from foretrain.network import Place, cluster
-from foretrain.schedule import POLICIES, Bound, Spec, spec
+from foretrain.planning import Wanted, resolved, wanted
+from foretrain.schedule import POLICIES, Bound, Spec
 from foretrain.tune import tune
 from foretrain.units import to_seconds
 from foretrain.virtual import Run, simulate
@@ -84,7 +85,7 @@ class Comparison:
 def compare(
     workload: Workload,
     where: str | Place,
-    schedules: str | Sequence[str | Spec] = ALL_SCHEDULES,
+    schedules: str | Sequence[str | Wanted] = ALL_SCHEDULES,
     *,
     tuned: bool = True,
     trace: bool = True,
@@ -95,19 +96,20 @@ def compare(
     Args:
         workload: one worker's step.
         where: a cluster or its notation.
-        schedules: policies or their notation; knobs that one sets are kept.
+        schedules: policies or their notation, whose knobs are kept where they are set; ``"auto"``, what the planner
+            chooses; plan files.
         tuned: whether the other knobs are searched for their best; the baseline's bucket always is, to be fair.
         trace: whether to keep timelines.
         progress: told what comes next.
     """
     place = cluster(where)
-    plans = [spec(schedule) for schedule in ([schedules] if isinstance(schedules, str) else schedules)]
+    plans = [wanted(schedule) for schedule in ([schedules] if isinstance(schedules, str) else schedules)]
     if not plans:
         raise ConfigError("schedules", schedules, "is empty", f"name some of: {', '.join(POLICIES)}")
     runs = []
     for done, plan in enumerate(plans):
-        progress(plan.name, done, len(plans) + 1)
-        best = tune(workload, place, plan) if tuned else plan
+        progress(str(plan).partition("(")[0], done, len(plans) + 1)
+        best = tune(workload, place, plan) if tuned and isinstance(plan, Spec) else resolved(plan, workload, place)
         runs.append(simulate(workload, place, best, trace=trace))
     progress("ddp", len(plans), len(plans) + 1)
     baseline = simulate(workload, place, tune(workload, place, "ddp"), trace=False)

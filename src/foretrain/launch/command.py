@@ -18,7 +18,6 @@ from typing import NoReturn
 from foretrain.errors import ConfigError
 from foretrain.launch import Settings
 from foretrain.launch.servers import Servers, Wanted
-from foretrain.schedule.policies import spec
 from foretrain.server import EVERY
 from foretrain.server.consistency import consistency
 from foretrain.workload.torch_version import require_torch
@@ -60,7 +59,9 @@ def launch(
         ConfigError: before anything is started, for whatever can be known to be wrong by then.
         PeerLost: servers have died more often than they are started again; all ranks have stopped.
     """
-    spec(settings.schedule)
+    from foretrain.planning import wanted as read_schedule  # it simulates: too much for who only asks for --help
+
+    read_schedule(settings.schedule)
     apart = consistency(settings.consistency).apart
     if servers is None and (apart or settings.updates == "servers"):
         field, value = ("consistency", settings.consistency) if apart else ("updates", settings.updates)
@@ -72,6 +73,9 @@ def launch(
     if snapshots is not None and not updating:
         remedy = "write --servers K --updates servers, too, or give it to each `foretrain server`"
         raise ConfigError("snapshot-dir", str(snapshots), "is of no use to what this command starts", remedy)
+    if settings.tune and (apart or settings.elastic):
+        remedy = "write neither --elastic nor another --consistency than bsp"
+        raise ConfigError("tune", True, "measures what all ranks do together", remedy)
     _check_script(script, module)
     settings = dataclasses.replace(settings, served=servers is not None)
     # Servers that somebody else has started have their secret from there.
