@@ -12,7 +12,9 @@ knobs that are taken for the best stay within 2 % of it. A sample is the median 
 count. Plain Bayesian optimisation is optuna's Gaussian processes, 15 samples, 10 of them at random (as ByteScheduler
 does); neither it nor random search knows the simulator. *after a step*: iterations until the knobs that are taken for
 the best are within 2 % for good, after the link has lost half of its bandwidth.
---quick: VGG-16 and GPT-2 at 10 Gb/s, one draw, a coarser grid.
+*auto*: the planner's choice against the best of all policies, searched one by one (benchmarks/auto.py has more).
+*lab*: real jobs on hosts that are network namespaces (needs root): how far above the best of a grid the search ends.
+--quick: VGG-16 and GPT-2 at 10 Gb/s, one draw, a coarser grid; one short job in the lab.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 from typing import Any, NamedTuple
 
+import auto
 from measure import finish, options
 from rich.console import Console
 from rich.progress import track
@@ -175,17 +178,14 @@ def stepped(job: Job, tuner: Tuner, space: Space, case: Case) -> int:
     return reached(path, best) - 1
 
 
-def main() -> None:
-    """Prints a row a case, what the targets are about, and the RESULT line."""
-    arguments = options(__doc__ or "")
-    console = Console(highlight=False, width=120)
-    console.print(__doc__)
-    models, rates, seeds, points = MODELS, RATES, SEEDS, 6
-    if arguments.quick:
-        models, rates, seeds, points = ("vgg16", "gpt2"), ("10Gbps",), (0,), 4
-    cases = [Case(m, r, e, s, points) for m in models for r in rates for e in EXCHANGES for s in seeds]
-    with ProcessPoolExecutor(2) as pool:
-        rows = list(track(pool.map(measured, cases), total=len(cases), description="jobs", console=console))
+def planned_cell(cell: tuple[str, str, bool]) -> dict[str, Any]:
+    """What ``auto`` chooses in a cell of benchmarks/auto.py; the last of ``cell``: against fewer policies."""
+    model, where, few = cell
+    return auto.planned(model, where, auto.QUICK if few else auto.ALL, 16 if few else 60)
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    """A row for each of the simulated jobs."""
     table = Table("job", "warm", "bayesian", "random", "ends above the best", "defaults", "lost", "after a step")
     for row in rows:
         table.add_row(
@@ -197,6 +197,46 @@ def main() -> None:
             f"{row['step']} iterations",
         )
     console.print(table)
+
+
+def in_the_lab(quick: bool, console: Console) -> list[dict[str, Any]]:
+    """A row for each of the real jobs; none where there can be no lab."""
+    from tune_lab import lab_full, lab_quick, searched_on_line
+
+    from foretrain.errors import ForetrainError
+
+    rows = []
+    for job in lab_quick() if quick else lab_full():
+        try:
+            rows.append(searched_on_line(job))
+        except ForetrainError as error:
+            console.print(f"no lab here: {error}", markup=False)
+            break
+        row = rows[-1]
+        console.print(
+            f"lab, {job.model} {job.rate} {job.engine}: ends {row['end']:.1%} above the best of {row['settings']}; "
+            f"lost {row['lost']:.1%} in {job.searched} iterations, {row['samples']} samples; "
+            f"within 2 % {row['close_after']} iterations after {'the step' if job.slow else 'the start'}"
+        )
+    return rows
+
+
+def main() -> None:
+    """Prints a row a case, what the targets are about, and the RESULT line."""
+    arguments = options(__doc__ or "")
+    console = Console(highlight=False, width=120)
+    console.print(__doc__)
+    models, rates, seeds, points = MODELS, RATES, SEEDS, 6
+    if arguments.quick:
+        models, rates, seeds, points = ("vgg16", "gpt2"), ("10Gbps",), (0,), 4
+    cases = [Case(m, r, e, s, points) for m in models for r in rates for e in EXCHANGES for s in seeds]
+    engines = auto.ENGINES[:1] if arguments.quick else auto.ENGINES
+    cells = [(m, f"4x1xV100@{r}{e}", arguments.quick) for m in models for r in rates for e in engines]
+    with ProcessPoolExecutor(2) as pool:
+        rows = list(track(pool.map(measured, cases), total=len(cases), description="jobs", console=console))
+        plans = list(track(pool.map(planned_cell, cells), total=len(cells), description="plans", console=console))
+    show(rows, console)
+    real = in_the_lab(arguments.quick, console)
     values = {
         "warm_samples_median": median(row["warm"] for row in rows),
         "warm_samples_max": max(row["warm"] for row in rows),
@@ -204,9 +244,12 @@ def main() -> None:
         "random_samples_median": median(row["random"] for row in rows),
         "lost_share": max(row["lost"] for row in rows),
         "worse_than_defaults": sum(row["warm end"] > row["defaults"] + 1e-3 for row in rows),
+        "step_iterations_median": median(row["step"] for row in rows),
         "step_iterations_max": max(row["step"] for row in rows),
+        **auto.judged(plans),
+        **({"lab_end_max": max(row["end"] for row in real)} if real else {}),
     }
-    finish(arguments, "tune", values, rows)
+    finish(arguments, "tune", values, {"simulated": rows, "auto": plans, "lab": real}, seed=0)
 
 
 if __name__ == "__main__":

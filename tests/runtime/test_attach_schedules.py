@@ -204,6 +204,30 @@ def test_a_knob_changes_what_is_sent_from_one_step_to_the_next(ranks, callers):
     assert {schedule for rank in seen for schedule in rank.schedules} == {"p3(slice=2KiB)"}
 
 
+def set_two():
+    """The knobs in force after two were set before the same step, and after one more later on."""
+    model = mlp()
+    optimizer = sgd(model)
+    told = []
+    with attach(model, optimizer, SMALL, warmup=1) as attached:
+        for step in range(9):
+            asked = {3: [("partition", "3KiB"), ("credit", "5KiB")], 6: [("partition", 2048)]}
+            for knob, value in asked.get(step, []):
+                attached.set(knob, value)
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            attached.synchronize()
+            told.append(dict(attached.schedule.settings) if attached.schedule else {})
+    return [(one.get("partition"), one.get("credit")) for one in told]
+
+
+def test_knobs_that_are_set_together_are_in_force_together(ranks):
+    for told in ranks(set_two):
+        assert told[4] == (3072, 5120)
+        assert told[-1] == (2048, 5120)
+
+
 def refused_knobs(agreement):
     model = mlp()
     optimizer = sgd(model)

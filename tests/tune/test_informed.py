@@ -82,3 +82,20 @@ def test_random_search_and_bayesian_optimisation_find_the_same():
         assert len(tried) in (13, 40)
         assert truth(proposer.best) == min(map(truth, tried))
         assert truth(proposer.best) < 1.03
+
+
+def test_what_was_learnt_before_a_change_is_believed_for_the_most_part():
+    """The forecast is wrong in the same way on a link that is twice as slow: then one sample is enough."""
+    forecast, truth = valley(2e6, 2e7), valley(4e5, 4e6)
+    before = informed(forecast, most=20)
+    search(before, truth, 0.002)
+    after = Informed(
+        SPACE, lambda one: 2 * forecast(one), [(one, 2 * forecast(one)) for one in SPACE.grid(4)], learnt=before.learnt
+    )
+    new = informed(forecast)
+    assert truth(after.ask()) <= 1.002 * truth(before.best)
+    assert truth(after.ask()) < truth(new.ask()) - 0.01
+    assert {each.age for each in after.learnt} == {1}
+    search(after, lambda one: 3 * truth(one), 0.002)
+    assert {each.age for each in after.learnt} == {0, 1}
+    assert truth(after.best) <= 1.005 * truth(before.best)

@@ -110,6 +110,34 @@ def test_drift_in_the_middle_of_a_search_is_not_taken_for_the_knobs():
     assert asked == [A]
 
 
+@pytest.mark.parametrize("factor", [0.7, 1.5])
+def test_a_large_change_is_told_after_four_iterations(factor):
+    asked = []
+    tuner = Tuner(Listed(A), lambda *told: asked.append(told) or Listed(C), window=12, settle=1, first=0)
+    run(tuner, lambda one, k: 1.0 if k < 40 else factor, 44)
+    assert [(one, before.time, now.time) for one, before, now in asked] == [(A, 1.0, factor)]
+
+
+def test_where_the_link_has_changed_it_is_measured_anew():
+    asked = []
+    tuner = Tuner(Listed(A, B), lambda *told: asked.append(told) or Listed(C), window=6, settle=1, first=0)
+    run(tuner, lambda one, k: {A: 1.0, B: 1.1}[one], 30)
+    assert tuner.relinked(2.0) is None
+    path = run(tuner, lambda one, k: {A: 1.1, C: 0.9}[one], 20)
+    assert path[:5] == [A, A, A, A, C]
+    assert [(one, before.time, now.time) for one, before, now in asked] == [(A, 1.0, 1.1)]
+    assert [event.what for event in tuner.events][2:5] == [What.HOLD, What.LOOK, What.AGAIN]
+
+
+def test_a_link_that_changes_during_the_first_sample_begins_it_again():
+    proposer = Listed(A, B)
+    tuner = Tuner(proposer, window=6, settle=1, first=0)
+    run(tuner, lambda one, k: 1.0, 4)
+    assert tuner.relinked(2.0) is None
+    run(tuner, lambda one, k: 2.0, 6)
+    assert [(one, sample.time) for one, sample in proposer.told] == [(A, 2.0)]
+
+
 def test_noise_is_no_drift():
     source = random.Random(0)
     tuner = Tuner(Listed(A, B), lambda *_: Listed(A), first=0)

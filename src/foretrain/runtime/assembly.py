@@ -31,6 +31,7 @@ from foretrain.runtime.streams import enqueues, streams
 from foretrain.runtime.tuning import Tuned
 from foretrain.runtime.updates import Updates, narrowed
 from foretrain.schedule import Spec
+from foretrain.schedule.gauge import Gauge
 from foretrain.tune.objective import Sample
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def assemble(
     options, sideband = around.options, around.sideband
     gradients, job, schedule, seen = found.gradients, found.job, found.schedule, found.seen
     device_streams = streams(around.device, len(parameters))
+    gauge = _gauge(found)
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
     # Until all of it stands: what has begun ends if the rest cannot begin.
@@ -167,6 +169,7 @@ def assemble(
                     check_every=options.check_every,
                     failed=around.failed,
                     origin=around.origin,
+                    gauge=gauge,
                 )
             else:
                 exchange = Follower(
@@ -180,7 +183,7 @@ def assemble(
                     failed=around.failed,
                 )
         begun.callback(exchange.close, "its schedule could not begin")
-        exchange = _tuned(exchange, found)
+        exchange = _tuned(exchange, found, gauge)
         scheduled = Scheduled(
             parameters, gradients, seen.fires, seen.passes, exchange, updates, device_streams, sideband.ranks
         )
@@ -215,6 +218,7 @@ def assemble_served(
 
     options, job, seen, ranks = around.options, found.job, found.seen, around.sideband.ranks
     device_streams = streams(around.device, len(parameters))
+    gauge = _gauge(found)
     with ExitStack() as begun:
         begun.callback(links.close)
         staging = Staging(
@@ -251,11 +255,12 @@ def assemble_served(
             origin=around.origin,
             keep=options.trace,
             rules=remote.rules if remote else bytes,
+            gauge=gauge,
         )
         begun.callback(served.close, "its schedule could not begin")
         exchange: Deciding = served
         if options.tune:
-            exchange = _tuned(served, found, around.sideband.share)
+            exchange = _tuned(served, found, gauge, around.sideband.share)
         passes = remote.passes if remote else seen.passes
         common = (parameters, found.gradients, seen.fires, passes, exchange, updates, device_streams)
         if remote is not None:
@@ -270,7 +275,14 @@ def assemble_served(
     return Machinery(scheduled, exchange, served, updates, remote)
 
 
-def _tuned(exchange: Deciding, found: Plan, share: Callable[[bytes], bytes] | None = None) -> Deciding:
+def _gauge(found: Plan) -> Gauge | None:
+    """Listens on the rank that searches for knobs."""
+    return None if found.tuner is None else Gauge(found.job.cost)
+
+
+def _tuned(
+    exchange: Deciding, found: Plan, gauge: Gauge | None, share: Callable[[bytes], bytes] | None = None
+) -> Deciding:
     """``exchange`` with the search for its knobs, where there is one here or on the rank that ``share`` asks."""
     if found.tuner is None and share is None:
         return exchange
@@ -279,4 +291,4 @@ def _tuned(exchange: Deciding, found: Plan, share: Callable[[bytes], bytes] | No
         if found.saved is not None:
             found.saved.keep(spec, sample)
 
-    return Tuned(exchange, found.tuner, share, keep)
+    return Tuned(exchange, found.tuner, share, keep, gauge)

@@ -74,6 +74,7 @@ class Attached(Phased[Machinery]):
         self._links: Links | None = None
         self._until = math.inf
         """When waiting for the other ranks ends, of the monotonic clock."""
+        self._knobs_set: dict[str, float] = {}
         self._past_steps = 0
         self._past_log: tuple[Decision, ...] = ()
         self._past_timeline = Timeline()
@@ -149,14 +150,21 @@ class Attached(Phased[Machinery]):
 
         With a parameter server each rank has an engine of its own, and its call counts for it alone.
 
+        Args:
+            knob: its name.
+            value: as in a schedule's notation (``"2MB"``), or the number: bytes, ps, or what the knob counts.
+
         Raises ConfigError for an unknown knob or value, and where the order is replayed.
         """
         if self.schedule is None:
             raise ConfigError("knob", knob, "cannot change yet", "wait for the first scheduled step")
         if self._machinery is None or isinstance(self._machinery.exchange, Replayer):
             raise ConfigError("knob", knob, "is fixed where the order is replayed", "attach with the coordinator")
-        changed = spec(f"{self.schedule.name}({knob}={value})")
-        self._machinery.exchange.retune(Spec(changed.name, {**self.schedule.settings, **changed.knobs}))
+        name = self.schedule.name
+        changed = spec(f"{name}({knob}={value})") if isinstance(value, str) else Spec(name, {knob: value})
+        # What was set a moment ago is not in force yet.
+        self._knobs_set.update(changed.knobs)
+        self._machinery.exchange.retune(Spec(changed.name, {**self.schedule.settings, **self._knobs_set}))
 
     def close(self) -> None:
         """Applies everything under way and gives model and optimizers back as they were. Idempotent."""
@@ -332,6 +340,7 @@ class Attached(Phased[Machinery]):
     def _adopt(self, found: Plan) -> Plan:
         self.workload, self.cost, self._cluster = found.workload, found.cost, found.cluster
         self._schedule, self._bound = found.schedule, found.bound
+        self._knobs_set.clear()
         self._barrier = POLICIES[found.schedule.name].barrier
         return found
 

@@ -29,6 +29,7 @@ from foretrain.runtime.exchange import (
 from foretrain.runtime.link import Link, LinkError
 from foretrain.runtime.timers import Timers
 from foretrain.schedule import Job, Spec
+from foretrain.schedule.gauge import Gauge
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
 
@@ -53,6 +54,7 @@ class Leader:
         check_every: steps between two comparisons of the hashes of all orders; 0 never.
         failed: told once what ended the job.
         origin: ns of the monotonic clock that count as 0.
+        gauge: listens to the policy, where somebody wants to know when the link changes.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class Leader:
         check_every: int,
         failed: Callable[[BaseException], None],
         origin: int,
+        gauge: Gauge | None = None,
     ) -> None:
+        self._gauge = gauge
         self._job, self._carrier, self._links, self._failed = job, carrier, dict(links), failed
         self._silence, self._patience, self._check_every = silence, patience, check_every
         self.spec = spec
@@ -277,7 +281,9 @@ class Leader:
                 self._lose(rank, str(error))
 
     def _make_engine(self) -> Engine:
-        return Engine(self.spec.build(self._job), self, self._job.tasks, self._landed, self._log)
+        policy = self.spec.build(self._job)
+        watched = policy if self._gauge is None else self._gauge.watch(policy)
+        return Engine(watched, self, self._job.tasks, self._landed, self._log)
 
     def _ready_at(self, rank: int, task: int, used: bool) -> None:
         step = self._step_of[rank]

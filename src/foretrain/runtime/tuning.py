@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from foretrain.engine import Decision
 from foretrain.runtime.exchange import Deciding, pack_spec, unpack_spec
 from foretrain.schedule import Spec
+from foretrain.schedule.gauge import Gauge
 from foretrain.tune.objective import Sample
 from foretrain.tune.online import Tuner
 
@@ -29,6 +30,7 @@ class Tuned:
         tuner: of rank 0; None on the others.
         share: gives rank 0's bytes to all ranks, where each has an engine of its own; None where rank 0's is the only.
         held: told which knobs are kept and what an iteration takes with them, when a search has ended.
+        gauge: tells when the link has changed.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class Tuned:
         tuner: Tuner | None,
         share: Callable[[bytes], bytes] | None = None,
         held: Callable[[Spec, Sample], None] = lambda spec, sample: None,
+        gauge: Gauge | None = None,
     ) -> None:
         self._exchange, self._share, self._held = exchange, share, held
+        self._gauge = gauge
         self.tuner = tuner
         self._began: float | None = None
         self._wanted: Spec | None = tuner.spec if tuner is not None else None
@@ -77,7 +81,8 @@ class Tuned:
         began, self._began = self._began, now
         if began is None or (self._share is not None and self._wanted is not None):
             return  # what it decided is not in force yet
-        wanted = tuner.iterated(now - began)
+        slower = self._gauge.taken() if self._gauge is not None else None
+        wanted = tuner.iterated(now - began) if slower is None else tuner.relinked(slower)
         if wanted is not None and self._share is None:
             self._exchange.retune(wanted)
         else:

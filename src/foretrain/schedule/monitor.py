@@ -40,6 +40,10 @@ class Monitor:
         window: measurements kept.
         span: how long one measurement must last at least, by the model; by default 128 times the smallest operation.
 
+    Attributes:
+        usual: the median slowness that was adopted.
+        free_at: when the link should be free again.
+
     # Note [Several pipes]
     Where chunks cross several pipes, one behind a smaller one arrives late though the link was not slow: it had to
     leave the pipe before first. Only those behind one at least as large are measured.
@@ -59,7 +63,7 @@ class Monitor:
         self._arrived: Time = -1
         self._drained: Time = -1
         self._slowness = 1.0
-        self._usual = 1.0
+        self.usual = 1.0
         self.free_at: Time = 0
         self._last = 0
         # How much later than they were due chunks leave the link, by all that is known.
@@ -111,12 +115,16 @@ class Monitor:
         """Adopts what was measured."""
         if self._recent:
             self._slowness = quantile(self._recent, 1 - self._share)
-            self._usual = quantile(self._recent, 0.5)
+            self.usual = quantile(self._recent, 0.5)
+
+    @property
+    def judges(self) -> bool:
+        """Whether enough was measured to tell a lasting change."""
+        return len(self._recent) >= self._judged
 
     def drifted(self, tolerance: float) -> bool:
         """Whether the link is lastingly another: the latest measurements' median is off by more than ``tolerance``."""
-        latest = self._latest()
-        return len(latest) == self._judged and abs(quantile(latest, 0.5) / self._usual - 1) > tolerance
+        return self.judges and abs(quantile(self._latest(), 0.5) / self.usual - 1) > tolerance
 
     def forget(self, tolerance: float) -> None:
         """Keeps only what was measured since the link is as it is now: what differs less from the latest median."""

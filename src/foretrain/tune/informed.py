@@ -3,7 +3,8 @@
     log time = log forecast + what the machine is faster or slower at in all + what it is here + noise
 
 The third is a Gaussian process over knobs: where one setting took 4 % more than forecast, so will its neighbours, and
-those far away are as uncertain as before. A forecast is seldom right about the time, but often about which knobs are
+those far away are as uncertain as before. What was learnt of it before the link changed is believed for the most part.
+A forecast is seldom right about the time, but often about which knobs are
 good; so the first sample is near the best, and few more correct it.
 
 The literature's tuners (ByteScheduler, SOSP 2019, 5.3) begin with ten points at random.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,8 @@ _WRONG = 0.03
 """Standard deviation of what a forecast is wrong by from one setting to another, far away."""
 _NEAR = math.log(4)
 """The factor between two sizes whose forecasts are wrong alike: e-folding of the correlation, squared exponential."""
+_LASTING = 0.9
+"""Of what a forecast is wrong by: how alike it is before and after the link has changed."""
 _LEVEL = 1.0
 """Standard deviation of what it is wrong by in all, as a logarithm: next to nothing is assumed."""
 _QUIET = 0.004
@@ -38,6 +42,22 @@ _MOST = 12
 _STRIDE = 2.0
 
 
+class Learnt(NamedTuple):
+    """What a sample said of a forecast.
+
+    Attributes:
+        spec: the setting.
+        off: the logarithm of how many times as long as forecast it took.
+        error: standard error of that.
+        age: changes of the link since.
+    """
+
+    spec: Spec
+    off: float
+    error: float
+    age: int = 0
+
+
 class Informed:
     """Proposes by expected improvement over the setting that is best by all that is known.
 
@@ -45,7 +65,8 @@ class Informed:
         space: the free knobs.
         forecast: of any setting; told of each once.
         known: settings whose forecasts are known already: those a search has tried.
-        start: runs first; the best of the ``known`` where None.
+        start: runs first; the best by all that is known where None.
+        learnt: before the link changed, when ``forecast`` was another.
         most: samples.
         worth: expected improvement, as a share of the time, below which nothing is tried any more.
     """
@@ -56,6 +77,7 @@ class Informed:
         forecast: Forecast,
         known: Iterable[tuple[Spec, float]],
         start: Spec | None = None,
+        learnt: Iterable[Learnt] = (),
         *,
         most: int = _MOST,
         worth: float = _WORTH,
@@ -71,8 +93,11 @@ class Informed:
         self._add(default)
         if start is not None:
             self._add(start)
-        self._start = start or self._specs[int(np.argmin(self._logs))]
         self._told: list[tuple[int, Sample]] = []
+        self._learnt = [each._replace(age=each.age + 1) for each in learnt]
+        for each in self._learnt:
+            self._add(each.spec)
+        self._start = start or self._specs[int(np.argmin(self._believed()[0]))]
         self._best = self._pool[str(self._start)]
         self._widen(self._best)
 
@@ -80,6 +105,11 @@ class Informed:
     def best(self) -> Spec:
         """Of those that were tried, the one with the lowest expected time; the start before any was."""
         return self._specs[self._best]
+
+    @property
+    def learnt(self) -> list[Learnt]:
+        """What all samples have said so far."""
+        return [*self._learnt, *(self._lesson(place, sample) for place, sample in self._told)]
 
     def ask(self) -> Spec | None:
         """What promises most to be better than the best; the start at first."""
@@ -116,18 +146,27 @@ class Informed:
             for near in self._space.neighbours(self._specs[place], knob, _STRIDE):
                 self._add(near)
 
+    def _lesson(self, place: int, sample: Sample) -> Learnt:
+        error = max(sample.error / sample.time, _QUIET)
+        return Learnt(self._specs[place], math.log(sample.time) - self._logs[place], error)
+
     def _believed(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Expected logarithms of the times of all of the pool, and their covariance."""
         points = np.array(self._points).reshape(len(self._specs), -1)
-        prior = _LEVEL**2 + _WRONG**2 * _alike(points, points)
-        tried = np.array([place for place, _ in self._told])
-        forecast = np.array(self._logs)
-        residual = np.array([math.log(sample.time) for _, sample in self._told]) - forecast[tried]
-        errors = np.array([max(sample.error / sample.time, _QUIET) for _, sample in self._told])
-        cross = prior[:, tried]
-        weights = np.linalg.solve(cross[tried] + np.diag(errors**2), cross.T).T.astype(np.float64)
+        alike = _WRONG**2 * _alike(points, points)
+        prior, forecast = _LEVEL**2 + alike, np.array(self._logs)
+        lessons = self.learnt
+        if not lessons:
+            return forecast, prior
+        tried = [self._pool[str(each.spec)] for each in lessons]
+        ages = np.array([each.age for each in lessons])
         # A constant prior mean would shrink the level towards the forecast's; beside `_LEVEL` it does so by nothing.
-        return forecast + weights @ residual, prior - weights @ cross.T
+        cross = alike[:, tried] * _LASTING**ages + _LEVEL**2 * (ages == 0)
+        apart = np.abs(ages[:, None] - ages)
+        between = alike[np.ix_(tried, tried)] * _LASTING**apart + _LEVEL**2 * (apart == 0)
+        noise = np.diag([each.error**2 for each in lessons])
+        weights = np.linalg.solve(between + noise, cross.T).T.astype(np.float64)
+        return forecast + weights @ np.array([each.off for each in lessons]), prior - weights @ cross.T
 
     def _gains(self) -> NDArray[np.float64]:
         """How much less than the best each of the pool is expected to take, where it takes less: a share."""

@@ -1,7 +1,7 @@
 """The tuner of a running job: told what iterations take, it says which knobs come next.
 
     begin ──▶ try ──▶ settle, measure a window ──▶ tell ──▶ ask ──▶ try … ──▶ hold the best ──▶ drift: begin again
-               └── much worse than the best: back to it at once
+               └── much worse than the best: back to it at once             link changed ──▶ look: begin again
 
 It has no clock and no threads, so that it is the same over a simulator and over a real job. What it tries is a
 `Proposer`'s business.
@@ -22,12 +22,17 @@ from foretrain.tune.proposing import Proposer
 logger = logging.getLogger("foretrain")
 
 
+_SOON = 4
+"""Iterations in a row that tell a large change before a window is full."""
+
+
 class What(Enum):
     """What a tuner did."""
 
     TRY = "tries"
     BACK = "goes back to"
     HOLD = "keeps"
+    LOOK = "measures anew"
     AGAIN = "begins again with"
 
 
@@ -118,8 +123,23 @@ class Tuner:
             self._try()
         elif self._state is What.BACK:
             self._went_back()
+        elif self._state is What.LOOK:
+            self._look()
         else:
             self._hold()
+        return self.spec if self.spec != before else None
+
+    def relinked(self, slower: float) -> Spec | None:
+        """The link takes ``slower`` times as long as it did; as `iterated`, for the iteration that has just ended.
+
+        How long iterations take now decides what becomes of it: a link that is half as fast may be no matter.
+        """
+        self._iteration += 1
+        logger.info("the link takes %.2f times as long as it did", slower)
+        before = self.spec
+        self._times.clear()
+        if self._best is not None:
+            self._move(What.LOOK, self._proposer.best)
         return self.spec if self.spec != before else None
 
     # ── trying ──
@@ -167,8 +187,17 @@ class Tuner:
 
     # ── holding ──
 
+    def _look(self) -> None:
+        if len(self._times) == _SOON and self._best is not None:
+            self._restart(self._best)
+
     def _hold(self) -> None:
         """The first window of its own is what later ones are held against."""
+        if self._best is not None and self._far_off(self._best):
+            while len(self._times) > _SOON:
+                self._times.popleft()
+            self._restart(self._best)
+            return
         if len(self._times) < self._window:
             return
         sample = robust(self._times)
@@ -179,6 +208,12 @@ class Tuner:
         off = abs(sample.time - self._best.time)
         if off > max(self._drift * self._best.time, 5 * (sample.error + self._best.error)):
             self._restart(self._best)
+
+    def _far_off(self, usual: Sample) -> bool:
+        """The latest iterations, one as the other, take much longer than is ``usual``, or much less."""
+        latest = list(self._times)[-_SOON:]
+        slow, fast = self._guard * usual.time, usual.time / self._guard
+        return len(latest) == _SOON and (min(latest) > slow or max(latest) < fast)
 
     def _restart(self, known: Sample) -> None:
         now = robust(self._times)

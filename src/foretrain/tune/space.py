@@ -11,6 +11,8 @@ from foretrain.workload.step import Workload
 
 SMALLEST = 16_000
 """Bytes: below it an operation costs more than its data on every link of 1 Gb/s or more."""
+_MOST_PARTS = 4096
+"""Of all tensors: more cost their operations' start, tens of µs each, more than they can win."""
 _SHORTEST, _LONGEST = 100_000_000, 100_000_000_000
 """ps: cycles of fusion that are worth a try."""
 _STEP = math.log(2)
@@ -46,7 +48,8 @@ class Space:
         if knob.kind == "size":
             # A partition larger than the largest tensor, or anything larger than all of them, changes nothing.
             most = self.largest if knob.name in ("partition", "slice") else self.total
-            return float(max(SMALLEST, knob.low)), float(min(max(most, 2 * SMALLEST), knob.high))
+            least = max(SMALLEST, self.total // _MOST_PARTS, knob.low)
+            return float(least), float(min(max(most, 2 * least), knob.high))
         if knob.kind == "time":
             return float(max(_SHORTEST, knob.low)), float(min(_LONGEST, knob.high))
         return float(knob.low), float(knob.high)

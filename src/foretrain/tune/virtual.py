@@ -30,6 +30,7 @@ class Virtual:
     def __init__(self, workload: Workload, place: Place, plan: Spec, *, earlier: bool = False) -> None:
         self._workload, self.place, self._plan, self._earlier = workload, place, plan, earlier
         self._times: dict[str, float] = {}
+        self._latest: Informed | None = None
 
     def forecast(self, spec: Spec) -> float:
         """Seconds of an iteration."""
@@ -39,12 +40,15 @@ class Virtual:
         return self._times[key]
 
     def informed(self, start: Spec | None = None, *, evaluations: int = 60, careful: bool = False) -> Informed:
-        """A proposer that begins with ``start``, or with the best forecast."""
+        """A proposer that begins with ``start``, or with the best by what is forecast and was learnt."""
         found = explore(self._workload, self.place, self._plan, evaluations=evaluations, careful=careful)
         known = [(spec, to_seconds(time)) for spec, time in found.times]
         self._times.update((str(spec), time) for spec, time in known)
         space = Space.of(self._plan, self._workload, running=True)
-        return Informed(space, self.forecast, known, start or found.best)
+        learnt = self._latest.learnt if self._latest is not None else ()
+        start = start or (None if learnt else found.best)
+        self._latest = Informed(space, self.forecast, known, start, learnt)
+        return self._latest
 
     def again(self, spec: Spec, before: Sample, now: Sample) -> Informed:
         """A proposer for what the job has become: the link is as fast as makes ``spec`` take what it takes now.

@@ -30,6 +30,7 @@ from foretrain.runtime.served.staging import Staging
 from foretrain.runtime.streams import HostStreams
 from foretrain.runtime.timers import Timers
 from foretrain.schedule import Job, Spec
+from foretrain.schedule.gauge import Gauge
 from foretrain.server.bundles import unbundle
 from foretrain.server.connection import Connection, Links, failure
 from foretrain.server.frames import FAILURES, RETURNS, Header, Kind
@@ -72,6 +73,7 @@ class ServedExchange:
         origin: ns of the monotonic clock that count as 0.
         keep: whether to keep a `Record` of every chunk.
         rules: the hyperparameters as they are now, where optimizers run on the servers.
+        gauge: listens to the policy, where somebody wants to know when the link changes.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class ServedExchange:
         origin: int,
         keep: bool = False,
         rules: Callable[[], bytes] = bytes,
+        gauge: Gauge | None = None,
     ) -> None:
+        self._gauge = gauge
         self._job, self._staging, self._streams = job, staging, streams
         self._links, self._connections = links, links.connections
         self._updated = staging.declaration.optimized is not None
@@ -367,7 +371,9 @@ class ServedExchange:
             self._release(task, used)
 
     def _make_engine(self) -> Engine:
-        return Engine(self.spec.build(self._job), self, self._job.tasks, None, self._log)
+        policy = self.spec.build(self._job)
+        watched = policy if self._gauge is None else self._gauge.watch(policy)
+        return Engine(watched, self, self._job.tasks, None, self._log)
 
     # ── losses and ends ──
 
