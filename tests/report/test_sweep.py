@@ -77,7 +77,7 @@ def test_the_command_writes_what_duckdb_reads(tmp_path: Path, capsys: pytest.Cap
     file.write_text(SWEEP)
     outputs = [f"--{kind}={tmp_path / f'x.{kind}'}" for kind in ("html", "json")]
     main(["sweep", str(file), "--dry-run"])
-    assert not (tmp_path / "s.parquet").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["s.toml"]
     main(["sweep", str(file), "--jobs=1", "--out", str(tmp_path / "s.parquet"), *outputs])
     main(["sweep", str(file), "--dry-run"])
 

@@ -168,6 +168,16 @@ def test_wrong_options_are_named(options, words, tmp_path: Path):
         run(expand(parse(SMALL)).scenarios.values(), journal, **options)
 
 
+def test_a_command_that_cannot_begin_does_not_say_that_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "s.toml"
+    file.write_text(SMALL)
+    with pytest.raises(SystemExit):
+        main(["sweep", str(file), "--jobs", "0"])
+    said = capsys.readouterr().err
+    assert "write 1 or more" in said
+    assert "goes on" not in said
+
+
 @pytest.mark.parametrize(
     ("missing", "backend", "words"),
     [

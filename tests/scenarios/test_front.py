@@ -69,6 +69,7 @@ def test_seeds_become_their_median():
     assert len(rows) == 3 * 2 * 3
     assert {row["seeds"] for row in rows} == {3}
     assert [row["iteration_time"] for row in rows[:3]] == [4, 5, 6]  # 1 4 7, 2 5 8, 3 6 9
+    assert all(isinstance(row["batch"], int) for row in rows)
 
 
 def test_throughput_is_weighed_against_the_first_cost_that_varies():

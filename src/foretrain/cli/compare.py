@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import tyro
 
 from foretrain.cli.arguments import Scenario, check_writable, split
 from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.progress import progress_bar
 
 _USUALLY = Closely()
 
@@ -84,15 +84,3 @@ def _write(table: object, html: Path | None, trace: Path | None, json: Path | No
     if json:
         write_atomically(json, msgspec.json.format(msgspec.json.encode(table.to_dict()), indent=2))
         yield json
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with an ETA on stderr, gone when done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda what, done, total: bar.update(task, description=f"{title}: {what}", completed=done, total=total)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import tyro
 
 from foretrain.cli.arguments import Scenario, check_writable, split
-from foretrain.cli.compare import progress_bar
 from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment

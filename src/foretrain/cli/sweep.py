@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from foretrain.cli.arguments import check_writable, patience
-from foretrain.errors import ConfigError
+from foretrain.cli.progress import counter
+from foretrain.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from foretrain.report.sweep import Findings
-    from foretrain.scenarios import Expansion, Journal
+    from foretrain.scenarios import Expansion, Journal, Result
+    from foretrain.scenarios.execution import Backend
 
 _READING = "reading clusters (on first use a topology's simulator is compiled, which takes some 10 s)"
 
@@ -47,7 +48,7 @@ def sweep(
         html: write a page with parallel coordinates and the Pareto front.
         json: write the numbers.
     """
-    from foretrain.scenarios import Journal, expand, read, run
+    from foretrain.scenarios import Journal, expand, read
     from foretrain.scenarios.front import check_objectives
     from foretrain.scenarios.table import check_parquet
 
@@ -61,38 +62,45 @@ def sweep(
         except ConfigError as error:
             raise error.at(str(file)) from None
     check_parquet()
-    with Journal(out.with_name(f"{out.name}.journal")) as journal:
-        _say(expansion, journal)
+    folder = out.with_name(f"{out.name}.journal")
+    if dry_run and not folder.exists():
+        _say(expansion, {}, 0)
+        return
+    with Journal(folder) as journal:
+        _say(expansion, journal.found, journal.stale)
         if dry_run:
             return
-        try:
-            with _progress() as progress:
-                run(
-                    expansion.scenarios.values(),
-                    journal,
-                    jobs=jobs,
-                    backend=backend,
-                    address=address,
-                    progress=progress,
-                )
-        except BaseException:
-            done = len(expansion.scenarios.keys() & journal.found.keys())
-            sys.stderr.write(f"foretrain: {done:,} scenarios are done and kept; the same command goes on\n")
-            raise
+        _run(expansion, journal, jobs, backend, address)
         _finish(expansion, journal, declared.objectives, declared.name or file.stem, out, html, json)
 
 
-def _say(expansion: Expansion, journal: Journal) -> None:
+def _run(expansion: Expansion, journal: Journal, jobs: int | None, backend: Backend, address: str | None) -> None:
+    """Simulates what is missing; says what is kept if that ends early."""
+    from foretrain.scenarios import run
+
+    todo = expansion.scenarios.values()
+    try:
+        with counter("sweeping", "scenarios") as progress:
+            run(todo, journal, jobs=jobs, backend=backend, address=address, progress=progress)
+    except (ConfigError, MissingExtra):
+        raise  # the same command would end the same way
+    except BaseException:
+        done = len(expansion.scenarios.keys() & journal.found.keys())
+        sys.stderr.write(f"foretrain: {done:,} scenarios are done and kept; the same command goes on\n")
+        raise
+
+
+def _say(expansion: Expansion, found: Mapping[str, Result], stale: int) -> None:
     """What there is to do, on stderr."""
     parts = [f"{len(expansion.scenarios):,} scenarios"]
     if expansion.excluded:
         parts.append(f"{expansion.excluded:,} excluded")
     if expansion.repeated:
         parts.append(f"{expansion.repeated:,} the same as others")
-    if done := len(expansion.scenarios.keys() & journal.found.keys()):
+    if done := len(expansion.scenarios.keys() & found.keys()):
         parts.append(f"{done:,} done before")
-    if journal.stale:
-        parts.append(f"{journal.stale:,} of another version of foretrain not used")
+    if stale:
+        parts.append(f"{stale:,} of another version of foretrain not used")
     sys.stderr.write(f"foretrain: {', '.join(parts)}\n")
 
 
@@ -133,16 +141,3 @@ def _write(found: Findings, title: str, html: Path | None, json: Path | None) ->
 
         write_atomically(json, msgspec.json.format(msgspec.json.encode(to_dict(found)), indent=2))
         yield json
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar with an ETA on stderr, gone when done; of what is left to do, since only that takes time."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("sweeping"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # Results come in batches, so that an estimate from the last few would jump.
-    with Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=60) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

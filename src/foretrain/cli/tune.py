@@ -8,8 +8,8 @@ from typing import Literal
 import tyro
 
 from foretrain.cli.arguments import Scenario, check_writable
-from foretrain.cli.compare import progress_bar
 from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.progress import progress_bar
 
 _USUALLY = Closely()
 

@@ -21,7 +21,7 @@ _KEY = ("workload", "batch", "sequence", "precision", "device", "cluster")
 
 def over_seeds(table: Table) -> list[Row]:
     """A row for each scenario but for its seed: numbers are medians, ``seeds`` says of how many."""
-    numbers = [column.name for column in table.columns if column.kind not in ("text", "flag") and column.name != "seed"]
+    numbers = [column.name for column in table.columns if column.kind not in ("text", "flag", "count")]
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in table.made:
         groups.setdefault((*(row[name] for name in _KEY), row["asked"], row["tuned"], row["jitter"]), []).append(row)
