@@ -1,6 +1,7 @@
 """The planner against everything that it may choose from. Simulations are deterministic, and so are these numbers."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -16,6 +17,7 @@ from foretrain.tune import tune
 from foretrain.units import SECOND
 from foretrain.virtual import bound, simulate
 from foretrain.workload import zoo
+from tests.scenario import layered
 
 WHERE = "4x1xV100@7Gbps"
 
@@ -76,6 +78,13 @@ def test_where_nothing_is_to_be_won_it_is_plain_ddp(workload):
     assert choice.schedule.name == "ddp"
     assert choice.gain == 0
     assert choice.lines[0].startswith("auto: plain DDP")
+
+
+def test_where_operations_cost_more_than_what_they_carry_it_says_that_nothing_else_is_faster():
+    small = layered([10**9] * 8, [10**9] * 8, [1000] * 8)
+    choice = choose(small, "2 workers @ 5Gbps,overhead=2ms")
+    assert choice.best is choice.baseline
+    assert re.search(r"of [1-9]\d* others that were simulated none is faster", choice.lines[1])
 
 
 def test_a_gain_that_is_less_than_its_uncertainty_is_no_gain():

@@ -60,6 +60,7 @@ def test_a_recorded_step_computes_in_proportion_to_its_batch():
         ("rate", ("has no value", "rate=25Gbps")),
         ("rate=fast", ("rate", "'fast' is not a rate")),
         ("hosts=0", ("hosts", "hosts=8")),
+        ("batch=1000000", ("batch", "from 1 to 999999")),
         ("compression=fp8", ("compression", "bf16")),
         ("topology=nowhere:3", ("what-if",)),
     ],

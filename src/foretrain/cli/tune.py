@@ -10,6 +10,7 @@ import tyro
 from foretrain.cli.arguments import Scenario, check_writable
 from foretrain.cli.fidelity import Closely, placed
 from foretrain.cli.progress import progress_bar
+from foretrain.errors import ConfigError
 
 _USUALLY = Closely()
 
@@ -33,13 +34,14 @@ def tune(
     """
     from rich.console import Console
 
-    from foretrain.errors import ConfigError
     from foretrain.planning import choose, save, saved
     from foretrain.planning.engines import engine_of
     from foretrain.planning.engines import engines as all_engines
     from foretrain.report.planning import candidates
 
     check_writable(out=out)
+    if out.suffix != ".toml":
+        raise ConfigError("out", str(out), "is no name of a plan file", "let it end in .toml")
     workload, place = scenario.read()
     places = all_engines(placed(place, workload.size, closely))
     if engines:

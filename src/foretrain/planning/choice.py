@@ -206,6 +206,8 @@ def _why(choice: Recommendation) -> str:
     skipped = sum(one.time is None for one in choice.candidates)
     ruled_out = f"bounds rule {skipped} of {len(choice.candidates)} candidates out"
     parts = [ratio, f"no schedule can gain more than {max(0.0, limit - 1):.1%}", *[ruled_out] * (skipped > 0)]
+    if choice.best is choice.baseline and (tried := len(choice.candidates) - skipped - 1):
+        parts.append(f"of {tried} others that were simulated none is faster")
     if choice.compressing is not None:
         half = choice.compressing
         took = f"{format_time(_time(half))}, a gain of {choice.gain_of(half):.1%}"

@@ -191,6 +191,6 @@ def _with_hosts(place: Place, hosts: int) -> Place:
 
 
 def _count(key: str, value: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
-        raise ConfigError(key, value, "is not a whole number above 0", f"write e.g. '{key}=8'")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,5}", value):
+        raise ConfigError(key, value, "is not a whole number from 1 to 999999", f"write e.g. '{key}=8'")
     return int(value)

@@ -9,6 +9,7 @@ from foretrain.files import write_atomically
 from foretrain.planning.choice import Recommendation
 from foretrain.planning.engines import describe
 from foretrain.planning.what_if import WhatIfs
+from foretrain.report.columns import foldable, plain_table
 from foretrain.report.document import Card, document
 from foretrain.report.palette import BLUE, GREY, canvas
 from foretrain.report.table import format_rate_of_samples
@@ -16,72 +17,88 @@ from foretrain.units import format_time
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from rich.console import Group
     from rich.table import Table
 
+_LABEL = 16
+"""What a change has at least, so that ``compression=fp16`` is not broken; the rest still fits into 80 columns."""
 
-def candidates(choice: Recommendation) -> Table:
+
+def candidates(choice: Recommendation) -> Group:
     """Every candidate, the fastest first: time, gain over DDP at its best, T/T*; then those skipped, and why."""
-    from rich.table import Table
+    from rich.console import Group
     from rich.text import Text
 
+    timed = [one for one in choice.candidates if one.time is not None]
     compresses = any(one.compression for one in choice.candidates)
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    made.add_column("schedule", overflow="fold")
-    for name in ("engine", *["sent as"] * compresses):
+    made = plain_table()
+    for name in ("schedule", "engine", *["sent as"] * compresses):
         made.add_column(name, overflow="fold")
     for name in ("iteration", "gain", "T/T*"):
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("", overflow="fold")
-    skipped: dict[tuple[str, ...], list[str]] = {}
-    for one in choice.candidates:
-        where = [describe(one.place), *[one.compression or "it is"] * compresses]
-        row = [str(one.schedule), *where]
+    made.add_column("", no_wrap=True)
+    for one in timed:
+        assert one.time is not None
+        assert one.gap is not None
         marks = ["chosen"] * (one is choice.chosen) + ["baseline"] * (one is choice.baseline)
-        if one.time is None or one.gap is None:
-            skipped.setdefault((*where, "–", "–", "–", one.why_not), []).append(one.schedule.name)
-            continue
+        sent = [one.compression or "it is"] * compresses
         numbers = [format_time(one.time), f"{choice.gain_of(one):+.1%}", f"{one.gap + 1:.3f}"]
-        made.add_row(*map(Text, [*row, *numbers, ", ".join(marks)]), style="bold" if one is choice.chosen else "")
-    for cells, names in skipped.items():
-        made.add_row(*map(Text, [", ".join(names), *cells]), style="dim")
-    return made
+        cells = [foldable(str(one.schedule)), describe(one.place), *sent, *numbers, ", ".join(marks)]
+        made.add_row(*map(Text, cells), style="bold" if one is choice.chosen else "")
+    return Group(made, *(Text(line, style="dim") for line in _skipped(choice)))
+
+
+def _skipped(choice: Recommendation) -> list[str]:
+    """Who was not simulated, and why: a line for each engine, compression and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in choice.candidates:
+        if one.time is None:
+            sent = f" in {one.compression}" if one.compression else ""
+            found.setdefault((f"{describe(one.place)}{sent}", one.why_not), []).append(one.schedule.name)
+    return [f"{', '.join(names)} by {where} {why_not}" for (where, why_not), names in found.items()]
 
 
 def what_ifs(found: WhatIfs) -> Table:
-    """A row for each case."""
-    from rich.table import Table
+    """A row for each case; GPUs and engines where they differ. Knobs are in the page and in the numbers."""
     from rich.text import Text
 
-    unit = found.cases[0].workload.unit
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    made.add_column("what if", overflow="fold")
-    for name in ("iteration", f"{unit}/s", "× now", "gain over DDP"):
-        made.add_column(name, justify="right", no_wrap=True)
-    for name in ("best schedule", "engine"):
-        made.add_column(name, overflow="fold")
-    for row in rows(found):
-        made.add_row(*map(Text, row[:-1]), style="bold green" if row[-1] else "")
+    told = rows(found)
+    differ = [name for name in ("GPUs", "engine") if len({row[name] for row in told}) > 1]
+    numbers = [*["GPUs"] * ("GPUs" in differ), "iteration", "rate", "× now", "over DDP"]
+    made = plain_table()
+    made.add_column("what if", overflow="fold", min_width=min(_LABEL, max(len(row["what if"]) for row in told)))
+    for name in numbers:
+        title = f"{found.cases[0].workload.unit}/s" if name == "rate" else name
+        made.add_column(title, justify="right", no_wrap=True)
+    made.add_column("best schedule", overflow="fold")
+    for case, row in zip(found.cases, told, strict=True):
+        best = case.choice.schedule.name + (f" by {row['engine']}" if "engine" in differ else "")
+        cells = [row["what if"], *(row[name] for name in numbers), best]
+        made.add_row(*map(Text, cells), style="bold green" if case is found.most else "")
     return made
 
 
-def rows(found: WhatIfs) -> list[tuple[str, ...]]:
-    """The cells of each case, and last a mark where it helps most."""
+HEADS = ("what if", "GPUs", "iteration", "rate", "× now", "over DDP", "best schedule", "engine")
+"""What `rows` say of each case."""
+
+
+def rows(found: WhatIfs) -> list[dict[str, str]]:
+    """Of each case what `HEADS` name, as text."""
     told = []
     for case in found.cases:
         choice, chosen = case.choice, case.choice.chosen
         sent = f", {chosen.compression}" if chosen.compression else ""
-        told.append(
-            (
-                case.label,
-                format_time(choice.time),
-                format_rate_of_samples(case.throughput),
-                f"{found.factor(case):.2f}×",
-                "nothing to win" if choice.falls_back else f"{choice.gain:.1%} ± {choice.uncertainty:.1%}",
-                str(chosen.schedule),
-                f"{describe(chosen.place)}{sent}",
-                "helps most" if case is found.most else "",
-            )
+        cells = (
+            case.label,
+            f"{case.place.total_gpus:,}",
+            format_time(choice.time),
+            format_rate_of_samples(case.throughput),
+            f"{found.factor(case):.2f}×",
+            "–" if choice.falls_back else f"{choice.gain:.1%} ± {choice.uncertainty:.1%}",
+            str(chosen.schedule),
+            f"{describe(chosen.place)}{sent}",
         )
+        told.append(dict(zip(HEADS, cells, strict=True)))
     return told
 
 
@@ -109,6 +126,7 @@ def page(found: WhatIfs, path: Path) -> None:
             reasons=" ".join(now.choice.lines).replace("auto: ", ""),
             cards=cards,
             rows=rows(found),
+            most=most and most.label,
         ),
     )
 

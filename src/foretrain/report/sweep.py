@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from foretrain.files import write_atomically
+from foretrain.report.columns import foldable, plain_table
 from foretrain.report.document import Card, document
 from foretrain.report.palette import BLUE, GREY, INK, LINE, SERIES, canvas
 from foretrain.report.parallel import MOST, parallel, written
@@ -148,27 +149,28 @@ def summary(found: Findings) -> Summary:
 
 
 def _best_table(found: Findings) -> RichTable:
-    made = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    made = plain_table()
     made.add_column("workload and cluster", overflow="fold")
     for name in ("iteration", "speed-up", "above T*"):
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("best schedule", overflow="fold")
     for line in lines(found):
-        made.add_row(line.place, line.time, line.speedup, line.gap, line.schedule)
+        made.add_row(line.place, line.time, line.speedup, line.gap, foldable(line.schedule))
     return made
 
 
 def _front_table(found: Findings, name: str, rows: Sequence[Row]) -> RichTable:
     first, second = found.front.objectives
-    made = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", title_justify="left")
+    made = plain_table()
+    made.title_justify = "left"
     made.title = f"Pareto front of {name}" + (f" (the first {_SHOWN} of {len(rows)})" if len(rows) > _SHOWN else "")
-    made.add_column(second, justify="right", no_wrap=True)
-    made.add_column(first, justify="right", no_wrap=True)
-    made.add_column("cluster", overflow="fold")
-    made.add_column("schedule", overflow="fold")
+    for objective in (second, first):
+        made.add_column(objective, justify="right", no_wrap=True)
+    for title in ("cluster", "schedule"):
+        made.add_column(title, overflow="fold")
     for row in rows[:_SHOWN]:
         texts = (written(found.table.column(one), row[one]) for one in (second, first))
-        made.add_row(*texts, row["cluster"], row["schedule"])
+        made.add_row(*texts, row["cluster"], foldable(row["schedule"]))
     return made
 
 
