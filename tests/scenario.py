@@ -18,6 +18,7 @@ from foretrain.units import COST_SHIFT, Time
 from foretrain.virtual import VirtualWorld
 from foretrain.virtual.replay import Replay
 from foretrain.virtual.simulation import carrier_on, job_on
+from foretrain.virtual.world import Carrier
 from foretrain.workload import Gradient, Layer, Workload
 
 EXACT = Cluster(workers=2, up=1e12, down=1e12, latency=0, overhead=0)
@@ -139,14 +140,18 @@ class Watched:
 
 
 def replay(
-    workload: Workload, place: Cluster, build: Callable[[Job], Scheduled] | Spec, steps: int = 2
+    workload: Workload,
+    place: Cluster,
+    build: Callable[[Job], Scheduled] | Spec,
+    steps: int = 2,
+    over: Callable[[Carrier], Carrier] = lambda carrier: carrier,
 ) -> tuple[Watched, Replay, Timeline]:
-    """Runs a policy, watched."""
+    """Runs a policy, watched, ``over`` what makes another of the network."""
     job = job_on(workload, place)
     policy = Watched(build.build(job) if isinstance(build, Spec) else build(job))
     timeline = Timeline()
     carrier = carrier_on(place, job, lambda task: run.landed(task), timeline)
-    world, served = VirtualWorld(carrier), place.exchange != "all_reduce"
+    world, served = VirtualWorld(over(carrier)), place.exchange != "all_reduce"
     run = Replay(workload, job, policy, world, steps, timeline, served=served)
     run.begin()
     world.run()

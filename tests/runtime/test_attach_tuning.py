@@ -11,9 +11,7 @@ torch = pytest.importorskip("torch")
 from foretrain.errors import ConfigError  # noqa: E402
 from foretrain.runtime import attach  # noqa: E402
 from foretrain.runtime.setup import SECRET  # noqa: E402
-from foretrain.schedule import POLICIES, Spec  # noqa: E402
-from foretrain.virtual import simulate  # noqa: E402
-from foretrain.workload import zoo  # noqa: E402
+from foretrain.schedule import Spec  # noqa: E402
 from tests.runtime.models import assert_same, batch, mlp, objective, sgd  # noqa: E402
 from tests.runtime.served.serving import KEY, servers  # noqa: E402
 
@@ -129,20 +127,3 @@ def test_where_knobs_cannot_be_searched(ranks):
         assert "elastic" in text
     for text in ranks(refused, tune="yes"):
         assert "neither True nor False" in text
-
-
-TUNABLE = [(name, knob) for name, policy in POLICIES.items() for knob in policy.knobs if knob.tunable]
-WORK = zoo("resnet50", device="V100")
-
-
-@pytest.mark.parametrize(("name", "knob"), TUNABLE, ids=lambda each: getattr(each, "name", each))
-def test_each_knob_changes_what_is_sent_or_when(name, knob):
-    """ByteScheduler's own tuner wrote its partition size to a field that nobody reads."""
-    values = knob.grid[:: len(knob.grid) - 1] if knob.grid else (max(knob.low, knob.default / 64), knob.default * 8)
-    logs = []
-    for value in values:
-        run = simulate(
-            WORK, "8xV100@10Gbps", Spec(name, {knob.name: knob.check(int(value) if not knob.grid else value)})
-        )
-        logs.append([(decision.chunk, decision.time) for decision in run.log])
-    assert logs[0] != logs[1]
