@@ -8,10 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+
 from foretrain.errors import ConfigError  # noqa: E402
+from foretrain.network import cluster  # noqa: E402
 from foretrain.runtime import attach  # noqa: E402
+from foretrain.runtime.plan import search_of  # noqa: E402
 from foretrain.runtime.setup import SECRET  # noqa: E402
 from foretrain.schedule import Spec  # noqa: E402
+from foretrain.workload import zoo  # noqa: E402
+from tests.planning.plans import plan_of  # noqa: E402
 from tests.runtime.models import assert_same, batch, mlp, objective, sgd  # noqa: E402
 from tests.runtime.served.serving import KEY, servers  # noqa: E402
 
@@ -107,6 +113,49 @@ def test_over_servers_all_ranks_have_the_same_knobs_in_the_same_step(ranks, fold
     assert seen == followed
     assert 1 < len(set(seen)) <= len(set(told))
     assert set(seen) <= set(told)
+
+
+def by_hand(folder, addresses):
+    """Rank 1 sets a knob: which it has then, and which at the end."""
+
+    def run():
+        model = mlp()
+        optimizer = sgd(model)
+        found = None
+        options = {"engine": "ps", "servers": addresses, "tune": True, "warmup": 1}
+        with attach(model, optimizer, "bytescheduler", **options) as attached:
+            for step in range(100):
+                objective(model(batch(step))).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                attached.synchronize()
+                if step == 4 and dist.get_rank() == 1:
+                    attached.set("partition", "3KiB")
+                found = attached.schedule
+        return found.settings["partition"]
+
+    return in_cache(folder, run)
+
+
+def test_over_servers_a_rank_keeps_what_was_set_by_hand(ranks, folder):
+    with servers(1, 2) as (addresses, _):
+        first, second = ranks(by_hand, folder, addresses)
+    assert second == 3 << 10 != first
+
+
+def test_where_no_knob_is_open_it_says_so_and_trains(ranks, folder):
+    said = assert_same(ranks, cached, folder, schedule="p3(slice=1KiB)", tune=True, said="")
+    assert any("p3(slice=1KiB) leaves no knob open" in word for word in said[0].said)
+
+
+def test_a_search_keeps_how_a_plan_file_has_the_policy_work(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = plan_of("prophet(partition=2MB, ahead=0.0)")
+    tuner, _ = search_of(plan, plan.schedule, zoo("alexnet"), cluster("4x1xV100@10Gbps"))
+    while tuner.searching:
+        assert tuner.spec.knobs["ahead"] == 0
+        tuner.iterated(1.0)
+    assert len({str(event.spec) for event in tuner.events}) > 1
 
 
 def refused(**options):

@@ -15,7 +15,6 @@ from typing import get_args
 from foretrain.launch import Compression, Place, Settings
 from foretrain.launch.death import end_with_parent
 from foretrain.main_script import run_as_main, told_as_its_own
-from foretrain.schedule import AUTO
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,19 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.elastic,
         options.tune,
     )
-    if options.schedule == AUTO:
-        show_choice()
+    show_log()
     sys.excepthook = told_as_its_own
     end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
     with Takeover(settings):
         run_as_main(options.script[0], options.script[1:], module=options.module)
 
 
-def show_choice() -> None:
-    """What the planner has to say goes to stderr, whatever the script does with its logs."""
+def show_log() -> None:
+    """What the planner and the tuner say, and warnings, go to stderr, whatever the script does with its logs."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("foretrain: %(message)s"))
-    logger = logging.getLogger("foretrain.auto")
+    logger = logging.getLogger("foretrain")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -22,6 +22,7 @@ from foretrain.tasks import Chunk
 from foretrain.tune import tune
 from foretrain.tune.online import Tuner
 from foretrain.tune.saved import Saved, folder
+from foretrain.tune.space import Space
 from foretrain.tune.virtual import Virtual
 from foretrain.units import COST_SHIFT, SECOND
 from foretrain.virtual import simulate
@@ -102,8 +103,8 @@ def plan(
             warn_of_differences(options.schedule, workload, cluster, options)
         schedule = decide(options.schedule, workload, cluster, seen.crowding / 1000, memory)
         if options.tune and cluster is not None and cluster.cost.per_byte:
-            tuner, saved = tuner_of(options.schedule, schedule, workload, cluster)
-            schedule = tuner.spec
+            tuner, saved = search_of(options.schedule, schedule, workload, cluster)
+            schedule = tuner.spec if tuner else schedule
         text = pack_spec(schedule)
     schedule = unpack_spec(sideband.share(text))
     optimum = bound(workload, job) if cluster is not None else None
@@ -191,17 +192,26 @@ def choose_knobs(wanted: Spec, workload: Workload, cluster: Cluster | None) -> S
     return tune(workload, cluster, wanted, careful=True)
 
 
-def tuner_of(wanted: Wanted, chosen: Spec, workload: Workload, cluster: Cluster) -> tuple[Tuner, Saved]:
+def search_of(wanted: Wanted, chosen: Spec, workload: Workload, cluster: Cluster) -> tuple[Tuner | None, Saved | None]:
     """A search for the knobs that ``wanted`` leaves open, which begins with what was found before, or is ``chosen``.
 
-    Knobs that a planner chose are as open as those that nobody named.
+    Knobs that a planner chose are as open as those that nobody named. Nothing, with a warning, where none is open.
     """
-    plan = wanted if isinstance(wanted, Spec) else Spec(chosen.name)
+    plan = wanted if isinstance(wanted, Spec) else Spec(chosen.name, _mechanism(chosen))
+    if not Space.of(plan, workload, running=True).free:
+        logger.warning("tune: %s leaves no knob open, so that nothing is searched", plan)
+        return None, None
     saved = Saved(folder(), workload, cluster, plan)
     known = saved.load()
     virtual = Virtual(workload, cluster, plan, earlier=known is not None)
     proposer = virtual.informed(known[0] if known else chosen, careful=True)
     return Tuner(proposer, virtual.again, known=known[1] if known else None), saved
+
+
+def _mechanism(chosen: Spec) -> dict[str, float]:
+    """The knobs of ``chosen`` that no search moves."""
+    fixed = {knob.name for knob in POLICIES[chosen.name].knobs if not (knob.tunable or knob.noisy)}
+    return {name: value for name, value in chosen.knobs.items() if name in fixed}
 
 
 def replayed_order(schedule: Spec, workload: Workload, cost: Cost, ranks: int) -> list[Chunk]:

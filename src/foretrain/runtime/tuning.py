@@ -97,7 +97,7 @@ class Tuned:
     def _ask(self, share: Callable[[bytes], bytes]) -> None:
         wanted, self._wanted = (None if self._stopped else self._wanted), None
         text = share(b"" if wanted is None else pack_spec(wanted))
-        if text:
+        if text and not self._stopped:  # whose knobs were set by hand keeps them
             self._exchange.retune(unpack_spec(text))
 
     def ready(self, task: int, used: bool) -> None:
