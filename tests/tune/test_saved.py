@@ -52,6 +52,28 @@ def test_what_does_not_read_is_as_good_as_nothing(kept, text):
     assert kept.load() is None
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"time":0.7', '"time":0'),
+        ('"time":0.7', '"time":-1'),
+        ('"error":0.01', '"error":-1'),
+        ('"rate":1250000000.0', '"rate":1e-320'),
+        ('"rate":1250000000.0', '"rate":-1'),
+        ("bytescheduler(", "auto("),
+        ("partition=2MB", "partition=1B"),
+        ('"iterations":8', '"iterations":' + "[" * 100_000),
+        ('"iterations":8', '"iterations":8,"x":' + "[" * 100_000 + "]" * 100_000),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_what_makes_no_sense_is_as_good_as_nothing(kept, old, new):
+    text = kept.path.read_text()
+    assert old in text
+    kept.path.write_text(text.replace(old, new))
+    assert kept.load() is None
+
+
 def test_a_folder_that_cannot_be_is_no_error(tmp_path):
     (tmp_path / "file").touch()
     Saved(tmp_path / "file" / "tuned", WORK, PLACE, PLAN).keep(FOUND, SAMPLE)

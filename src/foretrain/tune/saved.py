@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from foretrain.tune.objective import Sample
 from foretrain.workload.step import Workload
 
 _FORMAT = 1
-_ALIKE = math.log(1.25)
+_ALIKE = 1.25
 """By which factor a link's bandwidth may differ and be the same link."""
 
 
@@ -57,10 +56,10 @@ class Saved:
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
             found = spec(kept.schedule)
-        except (OSError, msgspec.MsgspecError, ConfigError):
+        except (OSError, msgspec.MsgspecError, RecursionError, ConfigError):
             return None
-        same = kept.format == _FORMAT and found.name == self._name and kept.rate > 0
-        if not same or abs(math.log(kept.rate / self._rate)) > _ALIKE:
+        ours = kept.format == _FORMAT and found.name == self._name and kept.time > 0 and kept.error >= 0
+        if not ours or not self._rate / _ALIKE <= kept.rate <= self._rate * _ALIKE:
             return None
         return found, Sample(kept.time, kept.error, kept.iterations)
 
