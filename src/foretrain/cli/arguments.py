@@ -94,6 +94,13 @@ def check_writable(**paths: Path | None) -> None:
             raise ConfigError(field, str(path), "is a folder", "name a file")
 
 
+def check_apart(source: str | Path, **paths: Path | None) -> None:
+    """ConfigError for an output that would replace the file that is read."""
+    for field, path in paths.items():
+        if path is not None and path.resolve() == Path(source).resolve():
+            raise ConfigError(field, str(path), "is the file that is read", "name another")
+
+
 def asked(schedule: str | None, plan: Path | None) -> str | None:
     """The schedule that two options name, one of which may be given; a plan file by its whole path."""
     if plan is None:

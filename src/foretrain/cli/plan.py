@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_writable
+from foretrain.cli.arguments import Scenario, check_apart, check_writable
 from foretrain.cli.fidelity import Closely, placed
 from foretrain.cli.progress import progress_bar
 
@@ -41,6 +41,7 @@ def plan(
     from foretrain.workload import Workload
 
     check_writable(html=html, json=json)
+    check_apart(scenario.workload, html=html, json=json)
     workload, place = scenario.read()
     place = placed(place, workload.size, closely)
 

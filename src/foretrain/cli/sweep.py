@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import check_writable, patience
+from foretrain.cli.arguments import check_apart, check_writable, patience
 from foretrain.cli.progress import counter
 from foretrain.errors import ConfigError, MissingExtra
 
@@ -54,6 +54,7 @@ def sweep(
 
     out = file.with_suffix(".parquet") if out is None else out
     check_writable(out=out, html=html, json=json)
+    check_apart(file, out=out, html=html, json=json)
     declared = read(file)
     check_objectives(declared.objectives)
     with patience(_READING):

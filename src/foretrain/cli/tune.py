@@ -7,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_writable
+from foretrain.cli.arguments import Scenario, check_apart, check_writable
 from foretrain.cli.fidelity import Closely, placed
 from foretrain.cli.progress import progress_bar
 from foretrain.errors import ConfigError
@@ -40,6 +40,7 @@ def tune(
     from foretrain.report.planning import candidates
 
     check_writable(out=out)
+    check_apart(scenario.workload, out=out)
     if out.suffix != ".toml":
         raise ConfigError("out", str(out), "is no name of a plan file", "let it end in .toml")
     workload, place = scenario.read()
