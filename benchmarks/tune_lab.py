@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from foretrain.lab import Lab
@@ -40,9 +40,9 @@ class Job(NamedTuple):
     size: float = 0.2
     searched: int = 200
     slow: int = 100
-    settings: int = 4
-    rounds: int = 4
-    iterations: int = 12
+    settings: int = 3
+    rounds: int = 3
+    iterations: int = 8
 
 
 def lab_quick() -> list[Job]:
@@ -98,13 +98,18 @@ def _judged(job: Job, lines: list[dict[str, Any]]) -> dict[str, Any]:
         "defaults": times[_defaults()] / best - 1 if _defaults() in times else None,
         "samples": max(line["samples"] for line in path[: job.searched]),
         "close_after": far[-1] + 1 if far else 0,
-        "lost": sum(line["seconds"] for line in path[: job.searched])
-        / (job.searched * median(line["seconds"] for line in path[job.searched // 2 : job.searched]))
-        - 1,
+        "lost": _usual(path[: job.searched]) / _usual(path[job.searched // 2 : job.searched]) - 1,
         "kept": end,
         "path": path,
         "compared": compared,
     }
+
+
+def _usual(lines: list[dict[str, Any]]) -> float:
+    """The mean without a tenth at both ends: what a neighbour takes is not lost by the search."""
+    times = sorted(line["seconds"] for line in lines)
+    cut = len(times) // 10
+    return fmean(times[cut : len(times) - cut])
 
 
 def _defaults() -> str:

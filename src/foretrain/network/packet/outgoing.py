@@ -46,10 +46,10 @@ def next_way(m, f):
 
 
 @inside
-def protected(m, x, f, sequence):
-    """Whether packet ``sequence`` is to be marked rather than dropped."""
+def protected(m, x, f, sequence, again):
+    """Whether packet ``sequence``, which has gone before where ``again``, is to be marked rather than dropped."""
     transport = m[f + c.TRANSPORT]
-    if x[transport + c.MARKABLE] > 0.0 or m[f + c.WHOLE]:
+    if x[transport + c.MARKABLE] > 0.0 or m[f + c.WHOLE] or (again and x[transport + c.INSISTENT] > 0.0):
         return True
     if m[f + c.VITAL] >= 0 and is_set(m, m[f + c.VITAL] + sequence):
         return True
@@ -71,7 +71,8 @@ def send_data(m, x, f, sequence, info, time):
     place = sequence % m[f + c.PACKETS]
     size = m[f + c.FULL] if place + 1 < m[f + c.PACKETS] else m[f + c.LAST_SIZE]
     m[f + c.SENT_PACKETS] += 1
-    if sequence < m[f + c.TOP]:
+    again = sequence < m[f + c.TOP]
+    if again:
         m[f + c.SENT_AGAIN] += 1
     else:
         m[f + c.TOP] = sequence + 1
@@ -81,7 +82,7 @@ def send_data(m, x, f, sequence, info, time):
     p = take_free(m)
     m[p + c.TIME] = time
     word = size | class_of(m, x, f, place) << c.CLASS_SHIFT | c.DATA << c.KIND_SHIFT | way << c.ROUTE_SHIFT
-    if protected(m, x, f, sequence):
+    if protected(m, x, f, sequence, again):
         word |= c.ECT
     m[p + c.WORD] = word
     m[p + c.WAY] = f << 32 | m[m[f + c.FORTH] + way]

@@ -218,14 +218,15 @@ who waits."""
 # ── Columns of a transport's parameters, float64 ──
 FIRST_WINDOW, MOST, LEAST_TIMEOUT, MOST_TIMEOUT, REORDERING, GAIN, REPLY_SIZE, DEMOTIONS = range(8)
 DEMOTED_FROM = 8
-MARKABLE, ADAPTIVE, LEAST_CLASS, IMPORTANT, MOST_TRIES, LAW, TOLERATED = range(17, 24)
-LAWS = 24
+MARKABLE, ADAPTIVE, LEAST_CLASS, IMPORTANT, MOST_TRIES, LAW, TOLERATED, INSISTENT = range(17, 25)
+LAWS = 25
 PARAMETER_COLUMNS = 40
 """FIRST_WINDOW, MOST: packets. *_TIMEOUT: ps. REORDERING: duplicates that mean a loss. GAIN: of α. REPLY_SIZE: bytes
 on the wire. DEMOTIONS: how often a step's packets go down a class (PIAS); DEMOTED_FROM: from which
 packet of the step on, ascending (7). MARKABLE: whether data is ECT. ADAPTIVE: whether ways that met congestion
 are avoided. LEAST_CLASS: of data. IMPORTANT: 2^-32 of packets that are protected. MOST_TRIES: probes in a row.
-TOLERATED: the share that may be lost. LAW: what sets the rate; LAWS: its parameters, see its file."""
+TOLERATED: the share that may be lost. INSISTENT: whether what goes again is protected. LAW: what sets the rate; LAWS:
+its parameters, see its file."""
 
 WINDOWED, NEAREST_FIRST, PULLED, IN_ORDER, BOUNDED, SILENT = range(6)
 """Flavours: see `foretrain.network.packet.transports.dispatch`. SILENT: of what was cancelled."""

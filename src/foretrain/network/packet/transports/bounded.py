@@ -5,7 +5,7 @@
                                  ◀──────  STOP as soon as enough have come, and whatever comes later is of no use
     nothing for a while: PROBE   ──────▶
                                  ◀──────  STOP, or MAP: what is missing
-    that goes again, and so on
+    of that goes again what is needed, and so on
 
 Each step is a message of its own, and what is missing when it ends stays so: zeros, to its receiver. STOP may end a
 step in the middle. Signals may be lost like everything: the next probe repeats them.
@@ -30,8 +30,8 @@ from foretrain.network.packet.transports.timing import measure
 
 HEADER = c.LAWS + 11
 """Parameter: bytes of a packet that are no data."""
-PATIENCE = 8
-"""Least times that deviations of the round trip delay a probe by at most (ours)."""
+PATIENCE, LONGEST = 8, 20
+"""Least times that deviations of the round trip, and it in all, delay a probe by at most (ours)."""
 
 
 @inside
@@ -56,11 +56,12 @@ def gone(m, f):
 def wait(m, x, f, time):
     """The timer begins again. Where the first open step has packets to send, one more than the window allows does no
     harm and tells that the way is free: the least time. Else it is for a probe: a round trip with its deviations, but
-    not so much of them that one packet that queued for long delays the end; doubled for each probe in a row."""
+    not so much of them that packets that queued for long, behind other classes perhaps, delay the end; doubled for each
+    probe in a row."""
     way = m[f + c.TRANSPORT]
     least = x[way + c.LEAST_TIMEOUT]
     if gone(m, f):
-        trip = x[f + c.SMOOTHED] + min(4.0 * x[f + c.VARIATION], PATIENCE * least)
+        trip = min(x[f + c.SMOOTHED] + min(4.0 * x[f + c.VARIATION], PATIENCE * least), LONGEST * least)
         least = min(max(least, trip) * (1 << min(m[f + c.TRIES], 20)), x[way + c.MOST_TIMEOUT])
     set_alarm(m, f, time + int(least))
 
@@ -164,10 +165,19 @@ def probed(m, x, p, f, time):
             else:
                 put(m, m[f + c.KNOWN] + k)
                 missing += 1
-        m[row + c.MISSING] = missing
+        m[row + c.MISSING] = min(missing, wanted(m, x, f, row))
         size = min(int(x[m[f + c.TRANSPORT] + c.REPLY_SIZE]) + (packets >> 3), m[f + c.FULL])
         signal(m, f, c.MAP, m[f + c.BACK], size, which, m[p + c.INFO], time)
     give_back(m, p)
+
+
+@inside
+def wanted(m, x, f, row):
+    """How many packets the step at ``row`` needs yet, where these are sure to come; the last one may be a short one."""
+    if x[m[f + c.TRANSPORT] + c.INSISTENT] == 0.0:
+        return m[f + c.PACKETS]
+    full = m[f + c.FULL] - int(x[m[f + c.TRANSPORT] + HEADER])
+    return (m[f + c.NEED] - m[row + c.GOT]) // full + 2
 
 
 @inside

@@ -142,6 +142,8 @@ class Bounded(Transport):
         g: of the moving average of marks (``"aimd"``).
         low, high, step, trip: of ``"timely"``, see there.
         most_tries: probes in a row without an answer after which a flow gives up.
+        insistent: whether what goes again is important, too, and no more of it goes than is still needed. The papers do
+            not say; what may be dropped again and again makes a small ``tolerance`` slower than none.
     """
 
     least_timeout: Time = 100 * MICROSECOND
@@ -154,6 +156,7 @@ class Bounded(Transport):
     step: float = 1.25e8
     trip: Time = 20 * MICROSECOND
     most_tries: int = 16
+    insistent: bool = True
 
     def _check(self) -> None:
         Transport._check(self)
@@ -185,4 +188,5 @@ class Bounded(Transport):
             found[c.LAWS] = self.g
         found[c.IMPORTANT], found[c.MOST_TRIES] = self.important * 2**32, self.most_tries
         found[c.LAWS + 11], found[c.TOLERATED] = self.header, self.tolerance
+        found[c.INSISTENT] = self.insistent
         return found
