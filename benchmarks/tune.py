@@ -8,7 +8,7 @@ Jobs are simulated: what they take is certain, so that "within 2 % of the best" 
     noise: 3 % of each iteration, and of one in fifty the double time
 
 The best is that of an exhaustive grid, or of what was tried where that is better. *reached*: samples after which the
-knobs that are taken for the best stay within 2 % of it. A sample is the median of 12 iterations, after 2 that do not
+knobs that are taken for the best stay within 2 % of it. A sample is the median of 20 iterations, after 2 that do not
 count. Plain Bayesian optimisation is optuna's Gaussian processes, 15 samples, 10 of them at random (as ByteScheduler
 does); neither it nor random search knows the simulator. *after a step*: iterations until the knobs that are taken for
 the best are within 2 % for good, after the link has lost half of its bandwidth.
@@ -151,7 +151,7 @@ def measured(case: Case) -> dict[str, Any]:
     for name, way in ways.items():
         told[name] = Told(way())
         tuners[name] = tuner = Tuner(told[name], virtual.again if name == "warm" else None)
-        iterations = ITERATIONS if name != "random" else 12 * RANDOM
+        iterations = ITERATIONS if name == "warm" else 22 * (RANDOM if name == "random" else PUBLISHED) + 8
         paths[name] = trained(job, tuner, iterations, random.Random(case.seed))
     tried = [job.time(one) for each in told.values() for one in each.bests]
     best = min([*map(job.time, space.grid(case.points)), *tried])

@@ -10,12 +10,13 @@ places, one iteration with batch 32 on V100. Completion times: four jobs, one of
 own that is released as backward computation releases it; those of pushes count; gains are means over models. Ports: 800
 packets, equal parts for each class where there are eight; K of 65 (DCTCP) and of a bandwidth-delay product, 41 (DLCP);
 hosts mark what would wait for 50 µs. DCTCP's least timeout is 200 µs; in variants 10 ms, and 1 s as RFC 6298 has it,
-over ports of 100 packets. pFabric: windows of 61 packets, ports of 82. DLCP: p = 10 %, half of the packets important,
-chosen at random, front layers in high classes, its AIMD; messages that may lose no full packet are important. Steps
-with a parameter server: one switch, 100 Gb/s; fifo sends whole tensors or messages of 4 MB, whichever is better, DLCP
-messages of 4 MB, P3 and ByteScheduler what the project's policies decide at each worker; for models of more than 200 MB
-P3's slices are of 1 MB. Rings: the same four jobs, DistributedDataParallel's buckets of 25 MiB one after the other, as
-NCCL reduces them, and the optimizer waits for all; each hop may lose p/7.
+over ports of 100 packets. pFabric: windows of 61 packets, ports of 82. DLCP: p = 10 %, front layers in high classes,
+its AIMD; all packets of back layers are important, half of the others, chosen at random (in rings half of all), and
+those of messages that may lose no full packet. Steps with a parameter server: one switch, 100 Gb/s; fifo sends whole
+tensors or messages of 4 MB, whichever is better, DLCP messages of 4 MB, P3 and ByteScheduler what the project's
+policies decide at each worker; for models of more than 200 MB P3's slices are of 1 MB. Rings: the same four jobs,
+DistributedDataParallel's buckets of 25 MiB one after the other, as NCCL reduces them, and the optimizer waits for all;
+each hop may lose p/7.
 
 --quick: one job of ResNet-50 each. --jobs 4 fills the network. --plots DIR writes all figures.
 """

@@ -40,12 +40,14 @@ class Way:
         queues: of switches.
         hosts: of hosts.
         classes: of packets, by the layer that a tensor is of.
+        back: whether all packets of the layers that are needed last are important.
     """
 
     transport: Transport
     queues: Queues
     hosts: Queues = HELD
     classes: int = 1
+    back: bool = False
 
     def on(self, where: Topology, losses: Mapping[int, Losses] | None = None) -> Packets:
         """A network of packets that go this way."""
@@ -54,11 +56,14 @@ class Way:
         )
 
 
-def bounded(tolerance: float = 0.1, mark: int = PRODUCT, important: float = 0.5, classes: int = CLASSES) -> Way:
-    """DLCP as assumed: above K what is important is marked and what is not is dropped. Classes share the buffer
-    equally, since what waits in the last ones would else leave no room for the first."""
+def bounded(
+    tolerance: float = 0.1, mark: int = PRODUCT, important: float = 0.5, classes: int = CLASSES, *, back: bool = True
+) -> Way:
+    """DLCP as assumed: above K what is important is marked and what is not is dropped. Back layers are protected, and
+    ``important`` of the front. Classes share the buffer equally, since what waits in the last ones would else leave no
+    room for the first."""
     queues = Queues(limit=BUFFER // classes, mark_from=mark, mark_to=mark, spare=mark)
-    return Way(Bounded(tolerance=tolerance, important=important), queues, classes=classes)
+    return Way(Bounded(tolerance=tolerance, important=important), queues, classes=classes, back=back)
 
 
 def dctcp(buffer: int = BUFFER, **knobs: Time) -> Way:

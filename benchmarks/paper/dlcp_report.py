@@ -172,10 +172,12 @@ def ring_part(quick: bool, copies: int) -> Part:
 def variants_part(quick: bool, _: int) -> Part:
     """What is changed one by one, with ResNet-50."""
     cases: dict[str, tuple[Way, float]] = {
-        "classes, half droppable": (DLCP, 0.0),
-        "classes, all droppable": (bounded(important=0.0), 0.0),
+        "classes, half of the front droppable": (DLCP, 0.0),
+        "classes, all of the front droppable": (bounded(important=0.0), 0.0),
+        "classes, half droppable": (bounded(back=False), 0.0),
+        "classes, all droppable": (bounded(important=0.0, back=False), 0.0),
         "classes, all protected": (bounded(important=1.0), 0.0),
-        "one class, half droppable": (bounded(classes=1), 0.0),
+        "one class, half of the front droppable": (bounded(classes=1), 0.0),
     }
     tolerances, marks, chances = (0.0, 0.01, 0.05, 0.1, 0.2), (16, 41, 65, 100), (1e-4, 1e-3, 1e-2)
     if quick:

@@ -106,6 +106,14 @@ def exchange(
     )
 
 
+def important(work: Workload, program: Program, way: Way) -> list[NDArray[np.bool_]]:
+    """Of each flow which packets are important besides those that its transport chooses: all of the back layers, as
+    the paper protects them, none of the front."""
+    back = np.array([2 * each.layer >= len(work.layers) for each in work.gradients])
+    packets = np.ceil(program.size / way.transport.payload).astype(int) * program.steps
+    return [np.full(n, back[f % len(back)]) for f, n in enumerate(packets)]
+
+
 def exchanged(
     works: Sequence[Workload],
     way: Way,
@@ -121,7 +129,8 @@ def exchanged(
     programs = [exchange(work, fabric(), at, way.classes) for work, at in zip(works, nodes, strict=True)]
     whole = joined(programs)
     losses = {_from_spine(whole): Losses(grey)} if grey else {}
-    outcome = way.on(fabric(), losses).run(whole, progress=progress)
+    vital = [bits for work, program in zip(works, programs, strict=True) for bits in important(work, program, way)]
+    outcome = way.on(fabric(), losses).run(whole, progress=progress, important=vital if way.back else None)
     first = np.cumsum([0, *map(len, programs)])
     return [_found(work, outcome, slice(*first[k : k + 2])) for k, work in enumerate(works)]
 
@@ -136,7 +145,8 @@ def on_testbed(work: Workload, way: Way, partition: int = WHOLE) -> float:
     """One job at one switch: ms from one backward pass to the next."""
     nodes = testbed().ranks[: WORKERS + 1]
     program = exchange(work, testbed(), nodes, way.classes, partition)
-    finish = way.on(testbed()).run(program).finish.reshape(2, WORKERS, -1)
+    vital = important(work, program, way) if way.back else None
+    finish = way.on(testbed()).run(program, important=vital).finish.reshape(2, WORKERS, -1)
     return step(work, finish[1]) / 1e9
 
 

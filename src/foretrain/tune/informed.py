@@ -39,7 +39,8 @@ _QUIET = 0.004
 _WORTH = 0.002
 """An expected improvement that is not worth another sample."""
 _MOST = 12
-_STRIDE = 2.0
+_STRIDES = (2.0, 8.0)
+"""Next to the best, and so far away that a forecast may be wrong in another way."""
 
 
 class Learnt(NamedTuple):
@@ -141,10 +142,11 @@ class Informed:
         return self._pool.setdefault(str(spec), self._pool[key])
 
     def _widen(self, place: int) -> None:
-        """What is next to the best may be tried, too."""
+        """What is around the best may be tried, too."""
         for knob in self._space.free:
-            for near in self._space.neighbours(self._specs[place], knob, _STRIDE):
-                self._add(near)
+            for stride in _STRIDES:
+                for near in self._space.neighbours(self._specs[place], knob, stride):
+                    self._add(near)
 
     def _lesson(self, place: int, sample: Sample) -> Learnt:
         error = max(sample.error / sample.time, _QUIET)

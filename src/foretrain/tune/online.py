@@ -79,7 +79,7 @@ class Tuner:
         again: Callable[[Spec, Sample, Sample], Proposer] | None = None,
         *,
         known: Sample | None = None,
-        window: int = 12,
+        window: int = 20,
         settle: int = 2,
         first: int = 8,
         guard: float = 1.2,
