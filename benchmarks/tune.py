@@ -51,6 +51,8 @@ POLICY = "bytescheduler"
 ITERATIONS = 300
 NOISE, SLOW = 0.03, 0.02
 CLOSE = 1.02
+SAMPLE = 22
+"""Iterations, with those that do not count."""
 RANDOM = 40
 
 
@@ -151,7 +153,7 @@ def measured(case: Case) -> dict[str, Any]:
     for name, way in ways.items():
         told[name] = Told(way())
         tuners[name] = tuner = Tuner(told[name], virtual.again if name == "warm" else None)
-        iterations = ITERATIONS if name == "warm" else 22 * (RANDOM if name == "random" else PUBLISHED) + 8
+        iterations = ITERATIONS if name == "warm" else SAMPLE * (RANDOM + 1)
         paths[name] = trained(job, tuner, iterations, random.Random(case.seed))
     tried = [job.time(one) for each in told.values() for one in each.bests]
     best = min([*map(job.time, space.grid(case.points)), *tried])

@@ -52,7 +52,7 @@ def lab_quick() -> list[Job]:
 
 def lab_full() -> list[Job]:
     """Both engines."""
-    return [Job(model, engine) for model in ("resnet50", "vgg16") for engine in ("all_reduce", "ps")]
+    return [Job("resnet50", "all_reduce"), Job("resnet50", "ps", size=0.1, settings=2, iterations=6)]
 
 
 def searched_on_line(job: Job) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def training_part(quick: bool, _: int) -> Part:
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=CONSOLE, transient=True
     ) as bar:
-        task = bar.add_task("steps", total=len(models) * (4 if quick else 5))
+        task = bar.add_task("steps", total=len(models) * (4 if quick else 6))
         for model in models:
             this = work(model)
             cases: dict[str, Callable[[], float]] = {
@@ -113,10 +113,12 @@ def training_part(quick: bool, _: int) -> Part:
                 "p3": lambda this=this: scheduled(this, "p3" if this.size < LARGE else "p3(slice=1MB)", DCTCP),
                 "bytescheduler": lambda this=this: scheduled(this, "bytescheduler", DCTCP),
                 "dlcp": lambda this=this: on_testbed(this, DLCP, PARTITION),
-                "bytescheduler, Linux TCP": lambda this=this: scheduled(this, "bytescheduler", LINUX),
             }
+            if not quick:
+                cases["half of all droppable"] = lambda this=this: on_testbed(this, bounded(back=False), PARTITION)
+                cases["bytescheduler, Linux TCP"] = lambda this=this: scheduled(this, "bytescheduler", LINUX)
             found = {}
-            for name, case in list(cases.items())[: 4 if quick else 5]:
+            for name, case in cases.items():
                 bar.update(task, description=f"{model}, {name}")
                 found[name] = case()
                 bar.advance(task)
