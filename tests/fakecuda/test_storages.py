@@ -11,8 +11,7 @@ def test_saved_tensors_load_with_the_values_they_have(tmp_path: Path) -> None:
     simulated(
         tmp_path,
         """
-        import tempfile
-        path = os.path.join(tempfile.mkdtemp(), "saved")
+        path = os.path.join(os.path.dirname(__file__), "saved")
         small, large = torch.arange(5, device="cuda"), torch.empty(1 << 20, device="cuda")
         torch.save({"small": small, "large": large}, path)
         loaded = torch.load(path, map_location="cuda")
@@ -45,7 +44,6 @@ def test_a_represented_world_writes_and_reads_distributed_checkpoints(tmp_path: 
     simulated(
         tmp_path,
         """
-        import tempfile
         import torch.distributed.checkpoint as checkpoint
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
         from torch.distributed.fsdp import fully_shard
@@ -54,13 +52,12 @@ def test_a_represented_world_writes_and_reads_distributed_checkpoints(tmp_path: 
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.randn(4, 64, device="cuda")).sum().backward()
         optimizer.step()
-        path = [tempfile.mkdtemp()]
-        dist.broadcast_object_list(path, 0)
+        path = os.path.join(os.path.dirname(__file__), "checkpoint")
         parameters, moments = get_state_dict(model, optimizer)
         state = {"model": parameters, "optimizer": moments, "step": 7}
-        checkpoint.async_save(state, checkpoint_id=path[0], process_group=dist.new_group(backend="gloo")).result()
+        checkpoint.async_save(state, checkpoint_id=path, process_group=dist.new_group(backend="gloo")).result()
         state["step"] = 0
-        checkpoint.load(state, checkpoint_id=path[0])
+        checkpoint.load(state, checkpoint_id=path)
         assert state["step"] == 7
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         """,
