@@ -12,6 +12,7 @@ import pytest
 from foretrain import __version__
 from foretrain.cli import main
 from foretrain.workload import save, zoo
+from tests.processes import started
 
 
 def foretrain(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -127,7 +128,7 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path):
         "rate=1Gbps:100Gbps", "--points", "99", "--html", str(out),
     ]  # fmt: skip
     shown = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}  # the progress, which tells when it is in the middle
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=shown) as process:
+    with started(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=shown) as process:
         assert process.stderr is not None
         error = b""
         while b"sweeping" not in error:

@@ -11,6 +11,7 @@ import pytest
 
 from foretrain.cli import main
 from foretrain.lab import labs
+from tests.processes import started
 
 
 def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,7 @@ def test_exec_is_the_command(name):
 def test_status_shows_who_lives_inside_and_what_is_amiss(name, capsys):
     main(["lab", "up", "--hosts", "2", "--name", name])
     subprocess.run(["ip", "-n", f"ft-{name}-h1", "link", "set", "dev", "fth1", "mtu", "1500"], check=True)
-    with subprocess.Popen(["ip", "netns", "exec", f"ft-{name}-h0", "sh", "-c", "echo in; read x"],
+    with started(["ip", "netns", "exec", f"ft-{name}-h0", "sh", "-c", "echo in; read x"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # fmt: skip
         assert process.stdout is not None
         process.stdout.readline()
@@ -115,7 +116,7 @@ def test_without_the_tools_it_says_what_to_install(monkeypatch, capsys):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_compare_takes_its_lab_down_when_it_is_told_to_end(name, number, status):
     command = [sys.executable, "-m", "foretrain", "lab", "compare", "resnet50", "--name", name]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while name not in labs():
             assert process.poll() is None

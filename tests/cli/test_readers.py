@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.processes import started
+
 _BLOCK = """
 import time
 from foretrain.cli.readers import ReaderGone, while_read
@@ -21,7 +23,7 @@ except ReaderGone:
 
 
 def test_block_ends_although_it_passes_over_errors_of_its_own_pipes() -> None:
-    with subprocess.Popen([sys.executable, "-c", _BLOCK], stdout=subprocess.PIPE, text=True) as block:
+    with started([sys.executable, "-c", _BLOCK], stdout=subprocess.PIPE, text=True) as block:
         assert block.stdout
         assert block.stdout.readline() == "on\n"
         block.stdout.close()

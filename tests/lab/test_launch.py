@@ -13,6 +13,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, LaunchError, labs, launch, network
+from tests.processes import started
 
 # The package's attribute of this name is the function.
 MODULE = importlib.import_module("foretrain.lab.launch")
@@ -164,7 +165,7 @@ def test_a_stranger_that_holds_the_output_open_does_not_block(lab):
 
 
 def test_what_others_run_in_the_lab_is_let_alone(lab):
-    with subprocess.Popen(lab.command(1, ["sleep", "600"])) as other:
+    with started(lab.command(1, ["sleep", "600"])) as other:
         assert launch(lab, ["true"]) == 0
         assert other.poll() is None
         other.terminate()

@@ -14,6 +14,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, labs, network, processes, remove
+from tests.processes import started
 
 
 def ip(*arguments: str) -> list[dict]:
@@ -142,7 +143,7 @@ peer = socket.create_connection((sys.argv[1], 5999))
 peer.sendall(bytes(range(250)) * {size // 250})
 """
     with Lab.up(name, 3, "1Gbps") as lab:
-        with subprocess.Popen(lab.command(2, [sys.executable, "-c", serve]), stdout=subprocess.PIPE) as server:
+        with started(lab.command(2, [sys.executable, "-c", serve]), stdout=subprocess.PIPE) as server:
             assert server.stdout is not None
             assert server.stdout.readline() == b"ready\n"
             run(*lab.command(0, [sys.executable, "-c", send, lab.hosts[2].address]))
@@ -322,7 +323,7 @@ def test_the_block_tells_who_lives_on(name, caplog):
 
 def test_down_reports_and_with_kill_ends_only_what_lives_inside(name):
     lab = Lab.up(name, 2)
-    with sleeper(lab) as within, subprocess.Popen(["sleep", "600"]) as outside:
+    with started(lab.command(0, ["sleep", "600"])) as within, started(["sleep", "600"]) as outside:
         wait_until_inside(lab, within)
         assert [(p.pid, p.command, p.host) for p in lab.status().hosts[0].processes] == [(within.pid, "sleep 600", 0)]
         assert lab.down(kill=True) == ()
@@ -337,7 +338,7 @@ def test_what_ignores_sigterm_is_killed(name):
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     )
-    with subprocess.Popen(lab.command(1, [sys.executable, "-c", deaf]), stdout=subprocess.PIPE) as process:
+    with started(lab.command(1, [sys.executable, "-c", deaf]), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"deaf\n"
         processes.end(lambda: network.processes(name), patience=0.2)

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.processes import started
 from tests.runtime.ranks import QUIET
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "07_train.py"
@@ -149,7 +150,7 @@ def test_the_exit_status_is_the_scripts_and_a_script_without_a_model_runs_as_it_
 )
 def test_no_process_outlives_the_command(folder, tmp_path, sent, status):
     command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", "--", "endless.py", str(tmp_path)]
-    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as launcher:
+    with started(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as launcher:
         waits(lambda: launcher.poll() is not None or all((tmp_path / rank).exists() for rank in "01"))
         pids = [int((tmp_path / rank).read_text()) for rank in "01"]
         launcher.send_signal(sent)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.launch.test_run import ENDLESS, ENVIRONMENT, TRAIN, torchrun
+from tests.processes import started
 
 SECRET = {"FORETRAIN_SECRET": bytes(range(32)).hex()}
 
@@ -54,17 +54,6 @@ def until(ready: Callable[[], bool], timeout: float = 120.0) -> None:
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def started(command: list[str], folder: Path, **options) -> Iterator[subprocess.Popen]:
-    """A process that ends with the block; where the block fails, at once."""
-    with subprocess.Popen(command, cwd=folder, **({"env": ENVIRONMENT} | options)) as process:
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            raise
 
 
 @pytest.fixture
@@ -114,7 +103,7 @@ def test_a_script_whose_optimizer_runs_on_the_servers(folder, consistency):
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_the_command(folder, end):
     command = foretrain("run", "--nproc", "2", "--servers", "2", "--", "endless.py", str(folder))
-    with started(command, folder, stderr=subprocess.DEVNULL) as process:
+    with started(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
         until(lambda: all((folder / rank).exists() for rank in "01"))
         assert sum("foretrain server" in line for line in running(folder)) == 2
         process.send_signal(end)
@@ -125,7 +114,10 @@ def test_no_server_outlives_the_command(folder, end):
 def test_a_server_that_dies_is_started_again_and_not_for_ever(folder):
     command = foretrain("run", "--nproc", "2", "--servers", "2", "--server-restarts", "1", "--", "endless.py")
     said = folder / "said"
-    with open(said, "w") as errors, started([*command, str(folder)], folder, stderr=errors) as process:
+    with (
+        open(said, "w") as errors,
+        started([*command, str(folder)], cwd=folder, env=ENVIRONMENT, stderr=errors) as process,
+    ):
         until(lambda: all((folder / rank).exists() for rank in "01"))
         first = serving(folder)
         assert len(first) == 2
@@ -147,7 +139,7 @@ def test_a_server_that_dies_is_started_again_and_not_for_ever(folder):
 def test_servers_of_their_own(folder):
     environment = ENVIRONMENT | SECRET
     server = foretrain("server", "--address", "127.0.0.1:0", "--workers", "2")
-    with started(server, folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with started(server, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
             assert line.startswith("server 0 of 1 for 2 workers listens on 127.0.0.1:")

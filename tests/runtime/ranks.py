@@ -198,8 +198,10 @@ class Ranks:
             return Outcome(error=f"died with exit code {code}; it wrote:\n{self.wrote(rank)}")
 
     def wrote(self, rank: int) -> str:
-        """The end of what a rank wrote to its standard output and error."""
-        return self._log(rank).read_text(errors="replace")[-6000:]
+        """The end of what a rank wrote to its standard output and error; nothing before it has begun."""
+        with contextlib.suppress(FileNotFoundError):  # pids are known before ranks open their logs
+            return self._log(rank).read_text(errors="replace")[-6000:]
+        return ""
 
     def _stacks(self, rank: int) -> str:
         """What every thread of a rank is doing."""

@@ -16,6 +16,7 @@ import torch.distributed as dist  # noqa: E402
 
 from foretrain.runtime import attach  # noqa: E402
 from foretrain.runtime.setup import SECRET  # noqa: E402
+from tests.processes import started  # noqa: E402
 from tests.runtime.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
 from tests.runtime.ranks import ROOT  # noqa: E402
 from tests.runtime.served.serving import KEY, servers  # noqa: E402
@@ -73,12 +74,12 @@ def test_every_worker_ends_and_says_whom_it_lost(job, fault):
 def test_every_worker_ends_when_a_server_is_gone(job):
     command = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0", "--workers", str(SIZE)]
     environment = {**os.environ, SECRET: KEY.hex(), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    ranks = job(SIZE)
+    with started(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         address = server.stdout.readline().split()[-1]
-        ranks = job(SIZE)
 
         def kill():
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + 3 * PATIENCE
             while time.monotonic() < deadline:
                 if any("in the middle" in ranks.wrote(rank) for rank in range(len(ranks.pids))):
                     break
