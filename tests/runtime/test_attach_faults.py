@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import MappingProxyType
 
 import pytest
 
@@ -86,11 +87,16 @@ def cut_off(model):
             link._socket.shutdown(socket.SHUT_RDWR)
 
 
+def allowed(fault):
+    """Seconds of silence: only who is stopped, and a server that is gone, is known by it, and the others at once."""
+    return TIMEOUT if fault in (stopped, None) else 3 * PATIENCE
+
+
 def suffering(fault, victim, when, options):
     """Trains; before step ``when`` ``fault`` happens to rank ``victim``."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, **options)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=allowed(fault), **options)
     for step in range(FAR):
         if step == when and dist.get_rank() == victim:
             fault(model)
@@ -220,6 +226,48 @@ def test_a_rank_that_is_only_slow_is_not_lost(job, when):
     assert job(2)(slow_but_alive, 3.0, when) == [MIDDLE + 2] * 2
 
 
+def paused_in_the_middle(steps, options, environment):
+    """Says where it is; whoever hears it stops everybody."""
+    os.environ |= environment
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=1.0, **options):
+        for step in range(steps):
+            print(f"in step {step}.", flush=True)
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+    return step + 1
+
+
+def assert_a_pause_loses_nobody(ranks, when, options, environment=MappingProxyType({}), beside=()):
+    """All of the job, and processes ``beside`` it, stop for longer than a rank may be silent, as if paused."""
+    ranks(dist.is_initialized)  # they have begun
+
+    def pause():
+        deadline = time.monotonic() + PATIENCE
+        while f"in step {when}." not in ranks.wrote(0) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in [*ranks.pids, *beside]:
+                os.kill(pid, number)
+            time.sleep(2)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    try:
+        assert ranks(paused_in_the_middle, 50, options, dict(environment)) == [50] * SIZE
+    finally:
+        thread.join()
+
+
+@pytest.mark.parametrize("when", [0, MIDDLE])
+@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
+def test_nobody_is_lost_when_the_machine_is_paused(job, agreement, when):
+    assert_a_pause_loses_nobody(job(SIZE), when, {"agreement": agreement})
+
+
 def never_steps(patience, agreement):
     """Rank 1 is alive, and does nothing: that ends by ``patience``."""
     model = mlp()
@@ -247,7 +295,7 @@ def ends_early(counts):
     """Ranks make different numbers of steps, and close."""
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT):
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE):
         for step in range(counts[dist.get_rank()]):
             objective(model(batch(step))).backward()
             optimizer.step()
@@ -267,7 +315,7 @@ def accumulates_differently():
     """Rank 1 forgets no_sync: it runs a backward pass more than the others."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
     for step in range(FAR):
         objective(model(batch(step))).backward()
         if dist.get_rank() == 1 and step == MIDDLE:
@@ -288,7 +336,7 @@ def looks_in_between():
     """Rank 0 alone reads gradients between the two passes of each step: it would need the others' there and then."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
     for step in range(FAR):
         objective(model(batch(step))).backward()
         if dist.get_rank() == 0 and step > MIDDLE:
@@ -307,7 +355,7 @@ def issues_otherwise(agreement):
     """Rank 1 has issued something that the others have not: its hash differs from then on."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, check_every=1, agreement=agreement)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE, check_every=1, agreement=agreement)
     for step in range(FAR):
         if step == MIDDLE and dist.get_rank() == 1:
             (carrier,) = (thing for thing in gc.get_objects() if isinstance(thing, Carrier))
@@ -330,7 +378,7 @@ def threads_after_failure():
     model = mlp()
     optimizer = sgd(model)
     before = set(threading.enumerate())
-    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
     try:
         for step in range(FAR):
             if step == MIDDLE and dist.get_rank() == 1:
@@ -355,7 +403,7 @@ def given_up(how):
     module.abort = lambda device, *groups: seen.append((device.type, len(set(groups))))
     model = mlp()
     optimizer = sgd(model)
-    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT)
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
     with contextlib.suppress(ForetrainError, ZeroDivisionError), attached:
         for step in range(2 * MIDDLE):
             if step == MIDDLE and dist.get_rank() == 1:
@@ -395,7 +443,7 @@ if os.path.exists(path):
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     begin = saved["step"]
-with attach(model, optimizer, SMALL, warmup=2, timeout=5):
+with attach(model, optimizer, SMALL, warmup=2, timeout=60):
     for step in range(begin, 14):
         objective(model(batch(step))).backward()
         optimizer.step()

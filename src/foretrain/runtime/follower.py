@@ -14,6 +14,7 @@ from foretrain.runtime.exchange import Kind, pack_ready, ready_word, unpack, unp
 from foretrain.runtime.link import Link, LinkError
 from foretrain.schedule import Spec
 from foretrain.tasks import Task
+from foretrain.vigil import Vigil
 
 
 class Follower:
@@ -113,14 +114,15 @@ class Follower:
             self._failed(error)
 
     def _listen(self) -> None:
+        vigil = Vigil(self._silence)
         heard = said = time.monotonic()
         while not self._closing:
             messages = self._link.receive(self._silence / 8)
-            now = time.monotonic()
+            now = vigil.come_round()
             if messages:
                 heard = now
-            elif now - heard > self._silence:
-                raise PeerLost(self._about(f"has been silent for {now - heard:.1f} s"))
+            elif silent := vigil.too_long(heard):
+                raise PeerLost(self._about(f"has been silent for {silent:.1f} s"))
             if now - said > self._silence / 4:
                 said = now
                 self._send(Kind.ALIVE, 0, 0)

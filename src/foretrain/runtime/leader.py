@@ -32,6 +32,7 @@ from foretrain.schedule import Job, Spec
 from foretrain.schedule.gauge import Gauge
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
+from foretrain.vigil import Vigil
 
 _COMPLETE, _OWN_READY = -1, -2
 """Kinds in the inbox that are no messages: a chunk has completed here, a task is ready here."""
@@ -95,6 +96,7 @@ class Leader:
         self._inbox: deque[tuple[int, Any, Any]] = deque()
         self._sleeping = False
         self._closing = self._over = False
+        self._vigil = Vigil(silence)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self._moved = self._said = time.monotonic()
         self._bell, self._ear = socket.socketpair()
@@ -326,7 +328,7 @@ class Leader:
     # ── losses ──
 
     def _watch(self) -> None:
-        now = time.monotonic()
+        now = self._vigil.come_round()
         if now - self._said > self._silence / 4:
             self._said = now
             for rank, link in list(self._links.items()):
@@ -335,8 +337,8 @@ class Leader:
                 except LinkError as error:
                     self._lose(rank, str(error))
             for rank in self._links:
-                if now - self._heard[rank] > self._silence:
-                    raise PeerLost(self._about(rank, f"has been silent for {now - self._heard[rank]:.1f} s"))
+                if silent := self._vigil.too_long(self._heard[rank]):
+                    raise PeerLost(self._about(rank, f"has been silent for {silent:.1f} s"))
         if (self._to_land or self._opened) and now - self._moved > self._patience:
             raise StallError(f"nothing has moved for {self._patience:g} s; {self._carrier.last()}", self._waits())
         if self._closing and (not self._links or now - self._moved > _FAREWELL):

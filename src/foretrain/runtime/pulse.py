@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from foretrain.errors import PeerLost
 from foretrain.runtime.exchange import Kind, pack_failure, unpack_failure
 from foretrain.runtime.link import Link, LinkError
+from foretrain.vigil import Vigil
 
 
 class Pulse:
@@ -39,6 +40,7 @@ class Pulse:
     ) -> None:
         self._links, self._silence, self._failed, self._doing = dict(links), silence, failed, doing
         self._begun = begun
+        self._vigil = Vigil(silence)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self.left: dict[int, int] = {}
         """The rounds of ranks that have closed their attachment, which is no fault while nobody needs them."""
@@ -131,10 +133,10 @@ class Pulse:
         for rank, rounds in self.left.items():
             if rounds < self._begun():
                 raise self._lost(rank, f"closed its attachment before round {rounds}, which others begin")
-        now = time.monotonic()
+        self._vigil.come_round()
         for rank, heard in self._heard.items():
-            if rank not in self.left and now - heard > self._silence:
-                raise self._lost(rank, f"has been silent for {now - heard:.1f} s")
+            if rank not in self.left and (silent := self._vigil.too_long(heard)):
+                raise self._lost(rank, f"has been silent for {silent:.1f} s")
 
     def miss(self) -> None:
         """Raises PeerLost, on all ranks, for one that has closed its attachment: this one waits for it in vain."""

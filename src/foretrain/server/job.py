@@ -26,6 +26,7 @@ from foretrain.server.placement import Declaration, Placement
 from foretrain.server.sessions import Session
 from foretrain.server.shard import Delivery
 from foretrain.server.snapshots import Keeping, Progress, Snapshots, Stateful
+from foretrain.vigil import Vigil
 
 logger = logging.getLogger("foretrain.server")
 
@@ -133,6 +134,7 @@ class Job:
         self._urgency: list[int] = []
         self.parts: Mode | None = None
         self._keeping: Keeping | None = None
+        self._vigil = Vigil(terms.silence)
         self._said = time.monotonic()
 
     @property
@@ -354,7 +356,7 @@ class Job:
         Raises:
             PeerLost: a worker closed in a round that others are in.
         """
-        now = time.monotonic()
+        now = self._vigil.come_round()
         if now - self._said > min(1.0, self._terms.silence / 4):
             self._said = now
             for peer in self.peers:
@@ -365,8 +367,8 @@ class Job:
         for peer in self.peers:
             if peer.gone is not None and now - peer.gone > _GRACE:
                 self._lose(peer.rank, "its connection is closed")
-            elif now - peer.heard > self._terms.silence:
-                self._lose(peer.rank, f"it has been silent for {now - peer.heard:.1f} s")
+            elif silent := self._vigil.too_long(peer.heard):
+                self._lose(peer.rank, f"it has been silent for {silent:.1f} s")
         self._tell_progress()
         for rank in [rank for rank, until in self._returning.items() if now > until]:
             del self._returning[rank]

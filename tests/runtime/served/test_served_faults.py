@@ -26,6 +26,8 @@ from tests.runtime.test_attach_faults import (  # noqa: E402
     PATIENCE,
     SIZE,
     TIMEOUT,
+    allowed,
+    assert_a_pause_loses_nobody,
     interrupted,
     killed,
     last_line,
@@ -41,7 +43,7 @@ def suffering(fault, victim, addresses):
     os.environ[SECRET] = KEY.hex()
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, engine="ps", servers=addresses)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=allowed(fault), engine="ps", servers=addresses)
     for step in range(FAR):
         if fault is not None and step == MIDDLE and dist.get_rank() == victim:
             fault(model)
@@ -58,7 +60,7 @@ def suffering(fault, victim, addresses):
 def test_every_worker_ends_and_says_whom_it_lost(job, fault):
     victim, ranks = 1, job(SIZE)
     without = {victim} if fault is stopped else set()
-    with servers(2, SIZE, silence=TIMEOUT) as (addresses, made):
+    with servers(2, SIZE, silence=allowed(fault)) as (addresses, made):
         outcomes = ranks.outcomes(
             suffering, fault, victim, addresses, timeout=3 * PATIENCE, grace=PATIENCE, without=without
         )
@@ -93,6 +95,17 @@ def test_every_worker_ends_when_a_server_is_gone(job):
         ranks.exits(PATIENCE, set())
     for outcome in outcomes:
         assert re.search(rf"PeerLost: server 0 at {re.escape(address)} has been silent", outcome.error), outcome.error
+
+
+@pytest.mark.parametrize("when", [0, MIDDLE])
+def test_nobody_is_lost_when_the_machines_are_paused(job, when):
+    command = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0", "--timeout", "1s"]
+    secret = {SECRET: KEY.hex()}
+    environment = os.environ | secret | {"PYTHONPATH": str(ROOT)}
+    with started([*command, "--workers", str(SIZE)], stdout=subprocess.PIPE, text=True, env=environment) as server:
+        options = {"engine": "ps", "servers": server.stdout.readline().split()[-1]}
+        assert_a_pause_loses_nobody(job(SIZE), when, options, secret, [server.pid])
+        server.terminate()
 
 
 def secretless(addresses, key):

@@ -37,6 +37,7 @@ from foretrain.server.frames import FAILURES, RETURNS, Header, Kind
 from foretrain.server.placement import Placement
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
+from foretrain.vigil import Vigil
 
 logger = logging.getLogger("foretrain")
 
@@ -119,6 +120,7 @@ class ServedExchange:
         self._stale = False
         """Whether the engine runs another policy than `spec`."""
         self._inbox: deque[tuple[_Word, Any, Any]] = deque()
+        self._vigil = Vigil(silence)
         self._moved = self._said = time.monotonic()
         self._closing = self._over = False
         self._leaves: float | None = None
@@ -378,16 +380,16 @@ class ServedExchange:
     # ── losses and ends ──
 
     def _watch(self) -> None:
-        now = time.monotonic()
+        now = self._vigil.come_round()
         if now - self._said > min(1.0, self._silence / 4):
             self._said = now
             for connection in self._connections:
                 connection.send(Header(Kind.ALIVE))
         for connection in self._connections:
-            if now - connection.heard > self._silence:
+            if silent := self._vigil.too_long(connection.heard):
                 host, port = connection.address
                 why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
-                raise PeerLost(f"{why} for {now - connection.heard:.1f} s; {self.last()}")
+                raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")
         if self._to_land and now - self._moved > self._patience:
             raise StallError(f"nothing has moved for {self._patience:g} s; {self.last()}", self._engine.waiting())
 
