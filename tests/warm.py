@@ -8,6 +8,7 @@ interpreters of their own.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import signal
@@ -80,6 +81,7 @@ def serve(descriptor: int) -> None:
     for name in _IMPORTED:
         with suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()  # else a process that ends collects, and so copies, all of it
     while True:
         try:
             function, arguments, folder, environment, files = channel.recv()

@@ -66,11 +66,15 @@ if __name__ == "__main__":
 """
 
 FAILING = """
-import os, sys
+import os, sys, time
+from pathlib import Path
 sys.stdout.write(f"{__name__} {sys.argv[1:]}\\n")
 if os.environ["RANK"] == "1":
+    while not Path("written").exists():
+        time.sleep(0.01)
     sys.exit(7)
-import time; time.sleep(100)
+Path("written").touch()
+time.sleep(100)
 """
 
 ENDLESS = """

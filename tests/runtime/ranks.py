@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -222,6 +223,7 @@ def raise_ranks(descriptor: int) -> None:
     # torch before the first fork; torch._dynamo because the first optimizer imports it, which takes as long again.
     for module in ("torch._dynamo", "torch.distributed", "torch.nn.parallel", "pytest", "tests.runtime.models"):
         importlib.import_module(module)
+    gc.freeze()  # else a rank that ends collects, and so copies, all of torch: half a second
     exits: dict[int, int] = {}
     while True:
         try:
