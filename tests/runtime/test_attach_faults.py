@@ -181,6 +181,27 @@ def test_every_rank_ends_although_nobody_coordinates(job, fault, victim):
     assert_named(ends(job, fault, victim, agreement="replay"), victim)
 
 
+def left_before_the_others_come(agreement):
+    """Rank 0 ends, and the others hear of it before they begin the step that they need it in."""
+    model = mlp()
+    optimizer = sgd(model)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE, agreement=agreement)
+    for step in range(FAR):
+        if step == MIDDLE:
+            if dist.get_rank() == 0:
+                raise SystemExit
+            time.sleep(1)
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
+def test_who_left_is_named_although_all_knew_it_before_they_needed_it(job, agreement):
+    outcomes = job(SIZE).outcomes(left_before_the_others_come, agreement, timeout=3 * PATIENCE, grace=PATIENCE)
+    assert_named([outcome.error for outcome in outcomes], 0)
+
+
 # ---------------------------------------------------------------- waiting, and what ends it
 
 

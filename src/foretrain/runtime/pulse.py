@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from foretrain.errors import PeerLost
 from foretrain.runtime.exchange import Kind, pack_failure, unpack_failure
 from foretrain.runtime.link import Link, LinkError
+from foretrain.runtime.waiting import VERDICT
 from foretrain.vigil import Vigil
 
 
@@ -88,7 +89,8 @@ class Pulse:
                     selector.register(link, selectors.EVENT_READ, rank)
                 while not self._stopping:
                     self._say()
-                    for key, _ in selector.select(self._silence / 8):
+                    # Often enough to explain a collective that has failed: who left may be missed only a moment later.
+                    for key, _ in selector.select(min(VERDICT / 2, self._silence / 8)):
                         if key.data is not None and self._hear(key.data):
                             selector.unregister(key.fileobj)
                     self._look()
