@@ -28,9 +28,8 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python examples/demo.py --out out
 
-# Real processes share the cores with other tests': what fails beside them is run again by itself, and both are shown.
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) || $(BIN)/pytest --last-failed --last-failed-no-failures none
+	$(BIN)/pytest -n $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
