@@ -9,7 +9,8 @@ class Vigil:
     """Since when a thread has listened without dozing off.
 
     A process that was stopped or starved, or whose machine was paused, wakes up to find that nobody has said anything
-    for a while: it has not listened, and the others may have slept as long. Silence counts from then on only.
+    for a while: it has not listened, and the others may have slept as long. Silence counts from then on only. A thread
+    that dozes off again and again calls nobody silent; who is gone then shows by a link that broke.
 
     Args:
         allowed: seconds that others may be silent. A thread that listens comes round in far less than a quarter.

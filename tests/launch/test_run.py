@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,8 +116,13 @@ def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """How it ended; it has left no temporary file but a cache of PyTorch's."""
     command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", *words]
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = ENVIRONMENT | {"TMPDIR": scratch}
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        assert not [name for name in os.listdir(scratch) if not name.startswith("torchinductor_")]
+    return ended
 
 
 def test_an_unmodified_script_trains_to_the_same_bits(folder):

@@ -63,30 +63,11 @@ def launch(
 
     read_schedule(settings.schedule)
     apart = consistency(settings.consistency).apart
-    if servers is None and (apart or settings.updates == "servers"):
-        field, value = ("consistency", settings.consistency) if apart else ("updates", settings.updates)
-        raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
-    if apart and settings.updates == "workers":
-        what = "cannot be with optimizers on the workers: each would have other parameters"
-        raise ConfigError("consistency", settings.consistency, what, "leave --updates out")
-    updating = servers is not None and servers.isdigit() and (settings.updates == "servers" or apart)
-    if snapshots is not None and not updating:
-        remedy = "write --servers K --updates servers, too, or give it to each `foretrain server`"
-        raise ConfigError("snapshot-dir", str(snapshots), "is of no use to what this command starts", remedy)
-    if settings.tune and (apart or settings.elastic):
-        remedy = "write neither --elastic nor another --consistency than bsp"
-        raise ConfigError("tune", True, "measures what all ranks do together", remedy)
+    _check_settings(settings, apart, servers, snapshots)
     _check_script(script, module)
     settings = dataclasses.replace(settings, served=servers is not None)
     # Servers that somebody else has started have their secret from there.
     elsewhere = servers is not None and not servers.isdigit()
-    if settings.elastic and not elsewhere:
-        raise ConfigError(
-            "elastic",
-            servers or "no servers",
-            "would end with any rank of this node, as torchrun ends all when one does",
-            "start `foretrain server --elastic`, and on each node `foretrain run --elastic --servers HOST:PORT,...`",
-        )
     secret = None if secret_file is None else read_secret(secret_file)
     require_torch("foretrain run")
     from torch.distributed import run
@@ -117,6 +98,9 @@ def launch(
         beside = own.enter_context(Servers(wanted, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         os.environ[SERVERS] = ",".join(beside.addresses)
     try:
+        if job.log_dir is None and job.redirects == job.tee == "0":
+            # Else torchrun's own, which holds nothing that anybody asked for, stays behind.
+            job.log_dir = own.enter_context(TemporaryDirectory(prefix="foretrain-run-"))
         # With one node and no rendezvous named it takes a free port of its own, as with --standalone.
         run.run(job)
     except ChildFailedError as error:
@@ -132,6 +116,29 @@ def launch(
     finally:
         own.close()
     return 0
+
+
+def _check_settings(settings: Settings, apart: bool, servers: str | None, snapshots: Path | None) -> None:
+    if servers is None and (apart or settings.updates == "servers"):
+        field, value = ("consistency", settings.consistency) if apart else ("updates", settings.updates)
+        raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
+    if apart and settings.updates == "workers":
+        what = "cannot be with optimizers on the workers: each would have other parameters"
+        raise ConfigError("consistency", settings.consistency, what, "leave --updates out")
+    updating = servers is not None and servers.isdigit() and (settings.updates == "servers" or apart)
+    if snapshots is not None and not updating:
+        remedy = "write --servers K --updates servers, too, or give it to each `foretrain server`"
+        raise ConfigError("snapshot-dir", str(snapshots), "is of no use to what this command starts", remedy)
+    if settings.tune and (apart or settings.elastic):
+        remedy = "write neither --elastic nor another --consistency than bsp"
+        raise ConfigError("tune", True, "measures what all ranks do together", remedy)
+    if settings.elastic and (servers is None or servers.isdigit()):
+        raise ConfigError(
+            "elastic",
+            servers or "no servers",
+            "would end with any rank of this node, as torchrun ends all when one does",
+            "start `foretrain server --elastic`, and on each node `foretrain run --elastic --servers HOST:PORT,...`",
+        )
 
 
 def _check_nodes(servers: str, nodes: str) -> None:
