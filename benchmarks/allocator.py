@@ -1,8 +1,8 @@
 """The fake device's allocator: nanoseconds of an allocation with its free in the steady state of a training step.
 
 Against the plain way, the same algorithm over a std::set and a std::unordered_map, without statistics and lock; both
-are in allocator.cpp. PyTorch 2.13's own, over a CUDA runtime that does nothing (tests/fakecuda/oracle), took 4.4 times
-as long as ours on the machine where ours took 95 ns.
+are in allocator.cpp. PyTorch 2.13's own, over a CUDA runtime that does nothing (tests/live/device/oracle), took 4.4
+times as long as ours on the machine where ours took 95 ns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import median
 from measure import finish, options, spread
 
 HERE = Path(__file__).parent
-NATIVE = HERE.parent / "src/foretrain/fakecuda/native"
+NATIVE = HERE.parent / "src/foretrain/live/device/native"
 
 
 def main() -> None:

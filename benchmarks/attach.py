@@ -38,11 +38,11 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from torch.nn.parallel import DistributedDataParallel
 
 import foretrain as ft
-from foretrain.lab.paced import Clock, paced, scaled
-from foretrain.runtime.attaching import Attached
-from foretrain.runtime.leader import Leader
-from foretrain.runtime.optimizers import Attachment
-from foretrain.runtime.scheduled import Scheduled
+from foretrain.comm.coordinator.coordinator import Coordinator
+from foretrain.lab.paced import AcceleratorClock, paced, scaled
+from foretrain.plugins.torch.api import Attached
+from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
+from foretrain.plugins.torch.optimizers import OptimizerHooks
 from foretrain.units import MILLISECOND
 from foretrain.workload import zoo
 
@@ -86,7 +86,7 @@ def loop(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], No
 
 def made(size: float) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model that sleeps, with gradients of ``size`` times those of ResNet-50, and its optimizer."""
-    model = paced(scaled(zoo("resnet50"), STEP, size), Clock())
+    model = paced(scaled(zoo("resnet50"), STEP, size), AcceleratorClock())
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -168,13 +168,13 @@ def show(title: str, found: dict[str, Case]) -> None:
 
 ENTRANCES: tuple[tuple[str, type, str], ...] = (
     ("hooks: a gradient is there", Attached, "_gradient"),
-    ("  of it, copied and divided", Scheduled, "_contribute"),
-    ("  of it, told to the leader", Leader, "ready"),
+    ("  of it, copied and divided", GradientDispatcher, "_contribute"),
+    ("  of it, told to the leader", Coordinator, "ready"),
     ("forward guards: a module is entered", Attached, "_enter"),
     ("forward begins", Attached, "_begin_forward"),
     ("forward ends, waiting included", Attached, "_end_forward"),
-    ("step()", Attachment, "step"),
-    ("zero_grad(): a gradient is dropped", Scheduled, "drop"),
+    ("step()", OptimizerHooks, "step"),
+    ("zero_grad(): a gradient is dropped", GradientDispatcher, "drop"),
 )
 """What is timed: a name for people, and the method. A timer itself costs 0.3 µs a call."""
 THREADS = ("foretrain-leader", "foretrain-completer", "foretrain-updates")

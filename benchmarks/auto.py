@@ -18,13 +18,12 @@ from measure import finish, options
 from rich.console import Console
 from rich.progress import Progress
 
-from foretrain.comparison.table import ALL_SCHEDULES
+from foretrain.experiments.comparison import ALL_SCHEDULES
 from foretrain.network import cluster
-from foretrain.planning import choose
+from foretrain.planner import choose, tune
 from foretrain.schedule import IDEAL
-from foretrain.tune import tune
+from foretrain.simulation import simulate
 from foretrain.units import format_time
-from foretrain.virtual import simulate
 from foretrain.workload import zoo
 
 MODELS = ("resnet50", "vgg16", "bert_base", "gpt2")

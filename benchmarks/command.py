@@ -11,7 +11,7 @@ from statistics import median
 
 from measure import finish, interleaved, options, spread
 
-from foretrain.comparison import compare
+from foretrain.experiments import compare
 from foretrain.workload import zoo
 
 CLUSTER = "4x8xV100@100Gbps"

@@ -36,8 +36,8 @@ from measure import finish, options, spread
 
 from foretrain.device import calibration
 from foretrain.lab import Lab, launch
-from foretrain.lab.calibrate import Fit, fit, nominal
-from foretrain.lab.messages import Sample
+from foretrain.lab.calibration import Fit, fit, nominal
+from foretrain.lab.messages import CalibrationSample
 from foretrain.network import Cluster
 from foretrain.units import parse_rate
 
@@ -137,7 +137,7 @@ def network(lab: Lab, hosts: int, rate: float) -> Network:
     """Measured now."""
     told = next(line for line in lines(lab, str(SCRIPTS / "network.py"), str(hosts), str(rate)) if line.startswith("{"))
     found = json.loads(told)
-    samples = msgspec.convert(found["samples"], tuple[Sample, ...])
+    samples = msgspec.convert(found["samples"], tuple[CalibrationSample, ...])
     overlap = max(1.0, median(one for one, _ in found["overlap_busy"]))
     return Network(fit(samples, nominal(Cluster(hosts, up=rate, down=rate))), overlap, found["samples"])
 

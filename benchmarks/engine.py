@@ -20,7 +20,7 @@ from measure import finish, interleaved, options, spread
 from rich.progress import track
 
 from foretrain.engine import Engine
-from foretrain.schedule import POLICIES, Cost, Job, Spec
+from foretrain.schedule import POLICIES, CostModel, Job, Spec
 from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, StepBegin
 from foretrain.units import Time, per_byte
 from foretrain.workload import Gradient, Layer, Workload
@@ -78,7 +78,7 @@ def job(count: int) -> Job:
     """``count`` equal layers."""
     layers = tuple(Layer(f"layer{i}", 10, 20, 1) for i in range(count))
     gradients = tuple(Gradient(f"layer{i}.weight", SIZE, i, 20 * (count - i)) for i in range(count))
-    return Job.of(Workload("layers", 1, layers, gradients), Cost(50_000_000, per_byte(1.25e9)))
+    return Job.of(Workload("layers", 1, layers, gradients), CostModel(50_000_000, per_byte(1.25e9)))
 
 
 class Case:

@@ -16,7 +16,7 @@ import numpy as np
 from measurements import Measurement
 from scipy.optimize import least_squares
 
-from foretrain.collective.nccl import GPUS, Curve, Generation
+from foretrain.collective.nccl import GPUS, Generation, ProtocolCurve
 from foretrain.collective.nccl.estimate import LL128_PAYLOAD, NVLS_LATENCY
 from foretrain.units import MICROSECOND, SECOND
 
@@ -54,7 +54,7 @@ LARGEST_TAIL = 0.99
 def curves(values: dict[str, float], generation: Generation) -> Generation:
     """The generation with these values; LL, LL128 and Simple share the tail, LL128 and Simple the links."""
 
-    def curve(name: str) -> Curve:
+    def curve(name: str) -> ProtocolCurve:
         own = {key.partition(".")[2]: v for key, v in values.items() if key.startswith(f"{name}.")}
         if name == "ll128":
             own |= {"rate": values["simple.rate"] * LL128_PAYLOAD, "ramp": values["simple.ramp"]}
@@ -65,7 +65,7 @@ def curves(values: dict[str, float], generation: Generation) -> Generation:
         times = {key: round(own.get(key, 0.0) * MICROSECOND) for key in ("launch", "hop", "spread")}
         rate = min(own["rate"], 1.0) * generation.link
         tail = min(own.get("tail", 0.0), LARGEST_TAIL)
-        return Curve(**times, rate=rate, tail=tail, ramp=own.get("ramp", 0.0) * 1e3)
+        return ProtocolCurve(**times, rate=rate, tail=tail, ramp=own.get("ramp", 0.0) * 1e3)
 
     return dataclasses.replace(
         generation,

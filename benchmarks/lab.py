@@ -25,11 +25,11 @@ from rich.console import Console
 from foretrain.errors import ForetrainError
 from foretrain.lab import Lab, launch
 from foretrain.lab.compare import TRANSFORMER, Launch, OnLine, conduct, experiment
-from foretrain.lab.messages import Experiment, Plan, Progress
+from foretrain.lab.messages import Experiment, LabPlan, LabProgress
 from foretrain.lab.result import LabResult
 from foretrain.report.lab import lab_summary
+from foretrain.simulation import bound, simulate
 from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, to_seconds
-from foretrain.virtual import bound, simulate
 
 OURS = "bytescheduler"
 """The schedule whose gain is reported; others are in the JSON."""
@@ -221,9 +221,9 @@ def errors(results: Sequence[LabResult]) -> list[float]:
 def together(cells: Sequence[Cell]) -> list[LabResult]:
     """All ``cells`` in one launch: they share hosts and rate."""
     eta, first = Eta(cells), cells[0]
-    plan = Plan(first.hosts, parse_rate(first.rate), tuple(cell.experiment for cell in cells), calibration=1.0)
+    plan = LabPlan(first.hosts, parse_rate(first.rate), tuple(cell.experiment for cell in cells), calibration=1.0)
 
-    def progress(now: Progress) -> None:
+    def progress(now: LabProgress) -> None:
         eta.show(now.experiment, f"{cells[now.experiment]}: {now.what}", now.done / max(1, now.total))
 
     with lab(first.hosts, first.rate) as on_hosts:
@@ -237,10 +237,10 @@ def one_by_one(
     eta, results, failures = Eta(cells), [], []
     for number, cell in enumerate(cells):
 
-        def progress(now: Progress, number: int = number, cell: Cell = cell) -> None:
+        def progress(now: LabProgress, number: int = number, cell: Cell = cell) -> None:
             eta.show(number, f"{cell}: {now.what}", now.done / max(1, now.total))
 
-        plan = Plan(cell.hosts, parse_rate(cell.rate), (cell.experiment,), calibration=2.0)
+        plan = LabPlan(cell.hosts, parse_rate(cell.rate), (cell.experiment,), calibration=2.0)
         try:
             with lab(cell.hosts, cell.rate) as on_hosts:
                 results += conduct(plan, on_hosts, progress)

@@ -25,10 +25,10 @@ from pathlib import Path
 
 from measure import finish, options, spread
 
-from foretrain.live.attempts import Live
+from foretrain.live.progress import Watch
+from foretrain.live.rank_trace import StepBreakdown
+from foretrain.live.refold import Live
 from foretrain.live.simulate import simulate
-from foretrain.live.story import Step
-from foretrain.live.watch import Watch
 from foretrain.network.deployment_notation import deployment
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def run(cluster: str, arguments: Sequence[str], live: Live = "auto") -> tuple[li
     """CPU seconds and private bytes of each step of all live ranks after the warm-up, and seconds between steps."""
     times: dict[int, list[float]] = {}
 
-    def stepped(rank: int, step: Step) -> None:
+    def stepped(rank: int, step: StepBreakdown) -> None:
         times.setdefault(step.number, []).append(time.perf_counter())
 
     with tempfile.TemporaryFile() as said:

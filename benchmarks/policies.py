@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from foretrain.planner import tune
 from foretrain.schedule import POLICIES
-from foretrain.tune import tune
-from foretrain.virtual import bound, simulate
+from foretrain.simulation import bound, simulate
 from foretrain.workload import zoo
 
 MODELS = ("resnet50", "vgg16", "inception_v3", "bert_large", "gpt2")

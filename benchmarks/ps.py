@@ -28,13 +28,13 @@ from measure import finish, options, spread
 from rich.console import Console
 from rich.table import Table
 
+from foretrain.comm.ps.server.sums import Pushed, add_up
 from foretrain.errors import ForetrainError
 from foretrain.lab import Lab
 from foretrain.lab.compare import conduct, experiment, on, plan_of
-from foretrain.lab.messages import Plan, Progress
-from foretrain.lab.result import LabResult, Measurement
-from foretrain.network.serving import MESSAGE
-from foretrain.server.sums import Pushed, add_up
+from foretrain.lab.messages import LabPlan, LabProgress
+from foretrain.lab.result import CaseResult, LabResult
+from foretrain.network.ps_constants import MESSAGE
 from foretrain.units import SECOND, parse_rate
 
 SCRIPTS = Path(__file__).parent / "ps_scripts"
@@ -85,7 +85,7 @@ class Cell:
     rounds: int = 2
     warmup: int = 2
 
-    def plan(self) -> Plan:
+    def plan(self) -> LabPlan:
         """What the hosts are asked."""
         place = {"hosts": self.setup.hosts, "rate": self.setup.rate, "servers": self.setup.servers}
         how = {"iterations": self.iterations, "rounds": self.rounds, "warmup": self.warmup, "seed": SEED}
@@ -127,7 +127,7 @@ def full() -> list[Cell]:
 
 
 @contextmanager
-def lab(setup: Setup, plan: Plan) -> Iterator[Lab]:
+def lab(setup: Setup, plan: LabPlan) -> Iterator[Lab]:
     """Hosts for ``setup``."""
     with Lab.up("ps", setup.hosts + plan.dedicated, setup.rate) as built:
         yield built
@@ -136,10 +136,10 @@ def lab(setup: Setup, plan: Plan) -> Iterator[Lab]:
 def measured(cell: Cell, calibration: float) -> LabResult:
     """All schedules of a cell, in turns."""
     plan = cell.plan()
-    plan = Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"calibration": calibration})
+    plan = LabPlan(**{name: getattr(plan, name) for name in LabPlan.__slots__} | {"calibration": calibration})
     last = time.monotonic()
 
-    def progress(now: Progress) -> None:
+    def progress(now: LabProgress) -> None:
         nonlocal last
         if time.monotonic() > last + 5:
             last = time.monotonic()
@@ -157,7 +157,7 @@ def pushed(rate: str | None, workers: int, series: int) -> dict[str, Any]:
     speed = parse_rate(rate) if rate else 1.25e9
     setup = Setup(workers, 1 if rate else "colocated", rate or "none")
     told: list[list[dict[str, float]]] = [[] for _ in range(workers)]
-    plan = Plan(workers, speed, (), exchange="ps" if rate else "ps_colocated", servers=1)
+    plan = LabPlan(workers, speed, (), exchange="ps" if rate else "ps_colocated", servers=1)
     with Lab.up("ps", workers + plan.dedicated, rate) as built:
         on(built, plan)(
             [sys.executable, str(SCRIPTS / "push.py"), str(speed), str(series)],
@@ -297,7 +297,7 @@ def show(results: Sequence[tuple[Cell, LabResult]]) -> None:
         Console(width=120, highlight=False).print(table)
 
 
-def _columns(result: LabResult, one: Measurement) -> tuple[str, ...]:
+def _columns(result: LabResult, one: CaseResult) -> tuple[str, ...]:
     return (
         one.case.name,
         spread([time / 1e9 for time in one.times]),

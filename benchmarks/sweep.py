@@ -20,10 +20,10 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 from measure import finish, options
 
+from foretrain.experiments import ResultStore, Scenario, expand, parse, run
+from foretrain.experiments.result_table import table
 from foretrain.network import cluster
-from foretrain.scenarios import Journal, Scenario, expand, parse, run
-from foretrain.scenarios.table import table
-from foretrain.virtual import simulate
+from foretrain.simulation import simulate
 from foretrain.workload import zoo
 
 SWEEP = """
@@ -78,7 +78,7 @@ def timed(todo: tuple[Scenario, ...], jobs: int) -> Timed:
     """Simulates ``todo`` and writes the Parquet file."""
     arrivals: list[tuple[float, int]] = []
     cpu = [_cpu(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal") as journal:
+    with tempfile.TemporaryDirectory() as folder, ResultStore(Path(folder) / "journal") as journal:
         began = time.perf_counter()
         run(todo, journal, jobs=jobs, progress=lambda done, total: arrivals.append((time.perf_counter(), done)))
         table({one.id: one for one in todo}, journal.found).write(Path(folder) / "all.parquet")

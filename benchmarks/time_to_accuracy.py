@@ -25,17 +25,17 @@ from rich.progress import track
 from rich.table import Table
 
 from foretrain.cli.script import loaded
-from foretrain.convergence.replicas import Exchange, Rank
-from foretrain.convergence.rounds import Rounds
-from foretrain.convergence.tagging import Criterion, Tagging
-from foretrain.convergence.time_to_accuracy import time_to_accuracy, timed
-from foretrain.convergence.training import Training
-from foretrain.convergence.trial import build_trial
+from foretrain.loss_tolerance.replicas import LossyExchange, Replica
+from foretrain.loss_tolerance.rounds import NetworkRounds
+from foretrain.loss_tolerance.tagging import Criterion, Tagging
+from foretrain.loss_tolerance.time_to_accuracy import time_to_accuracy, timed
+from foretrain.loss_tolerance.training import Training
+from foretrain.loss_tolerance.trial import build_trial
 from foretrain.network.fabrics.star import star
-from foretrain.network.packet import Losses, Packets, Queues
-from foretrain.network.packet.transports.paced import Bounded
+from foretrain.network.packet import LinkLosses, Packets, Queues
+from foretrain.network.packet.transports.rate_based import Bounded
 from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.windowed import Dctcp
+from foretrain.network.packet.transports.window_based import Dctcp
 from foretrain.network.routing import Ecmp
 from foretrain.units import MICROSECOND, MILLISECOND
 
@@ -91,16 +91,16 @@ class Trained(NamedTuple):
 def trained(build: Callable[[int], object], way: Way, seed: int) -> Trained:
     """Trains ``ROUNDS`` rounds over the network of ``way``."""
     trial = build_trial(build, seed)
-    exchange = Exchange(ranks=WORKERS, tagging=Tagging(way.by))
+    exchange = LossyExchange(ranks=WORKERS, tagging=Tagging(way.by))
 
     def network(number: int) -> Packets:
-        wires = {link: Losses(LOSS) for link in range(ROUTER.topology.links)}
+        wires = {link: LinkLosses(LOSS) for link in range(ROUTER.topology.links)}
         return Packets(
             ROUTER.topology, transport=way.transport, switches=way.switches, losses=wires, seed=1000 * seed + number
         )
 
-    tensors = Rank(trial, trial.model, trial.optimizer).tensors()
-    over = Rounds(exchange, tensors, ROUTER, network, count=DISTINCT)
+    tensors = Replica(trial, trial.model, trial.optimizer).tensors()
+    over = NetworkRounds(exchange, tensors, ROUTER, network, count=DISTINCT)
     training = Training(trial, exchange, losses=over)
     for _ in range(ROUNDS // EVERY):
         training.advance(EVERY)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from foretrain.collective import WHOLE, build
 from foretrain.network.fabrics.fat_tree import fat_tree
-from foretrain.network.placing import place
+from foretrain.network.flow_lowering import place
 from foretrain.network.program import Program, joined
-from foretrain.network.routing import Policy, router
+from foretrain.network.routing import PortableRouter, router
 from foretrain.units import MICROSECOND, SECOND
 
 RATE = 50e9
@@ -44,7 +44,7 @@ class Traffic(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def fabric(hosts: int, seed: int) -> Policy:
+def fabric(hosts: int, seed: int) -> PortableRouter:
     """ECMP on the smallest fat tree of as many hosts."""
     ports = next(k for k in range(4, 1000, 2) if k**3 // 4 >= hosts)
     return router(fat_tree(ports, RATE), "ecmp", seed=seed)

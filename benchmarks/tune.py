@@ -34,13 +34,13 @@ from rich.progress import track
 from rich.table import Table
 
 from foretrain.network import Cluster, cluster
+from foretrain.planner.forecaster import JobForecaster
+from foretrain.planner.knob_space import Space
+from foretrain.planner.online import Tuner
+from foretrain.planner.proposers import PUBLISHED, Bayesian, Proposer, RandomSearch
 from foretrain.schedule import Spec, spec
-from foretrain.tune.online import Tuner
-from foretrain.tune.proposing import PUBLISHED, Bayesian, Proposer, RandomSearch
-from foretrain.tune.space import Space
-from foretrain.tune.virtual import Virtual
+from foretrain.simulation import simulate
 from foretrain.units import to_seconds
-from foretrain.virtual import simulate
 from foretrain.workload import Workload, zoo
 
 MODELS = ("resnet50", "vgg16", "bert_base", "gpt2")
@@ -142,7 +142,7 @@ def measured(case: Case) -> dict[str, Any]:
     job, (work, place) = Job(case), case.forecast()
     plan = spec(POLICY)
     space = Space.of(plan, work)
-    virtual = Virtual(work, place, plan)
+    virtual = JobForecaster(work, place, plan)
     ways: dict[str, Callable[[], Proposer]] = {
         "warm": virtual.informed,
         "bayesian": lambda: Bayesian(space, plan, PUBLISHED, case.seed),

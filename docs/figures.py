@@ -21,13 +21,13 @@ import chart  # noqa: E402
 
 import foretrain as ft  # noqa: E402
 from foretrain.cli import main as foretrain  # noqa: E402
-from foretrain.comparison import Comparison, compare  # noqa: E402
-from foretrain.report.lanes import lanes_svg  # noqa: E402
-from foretrain.report.staircase import staircase_svg  # noqa: E402
-from foretrain.scenarios.table import OUTCOMES, PARAMETERS, Column  # noqa: E402
+from foretrain.experiments import Comparison, compare  # noqa: E402
+from foretrain.experiments.result_table import OUTCOMES, PARAMETERS, Column  # noqa: E402
+from foretrain.planner import tune  # noqa: E402
+from foretrain.report.release_plot import staircase_svg  # noqa: E402
+from foretrain.report.timeline_plot import lanes_svg  # noqa: E402
 from foretrain.schedule import POLICIES, Knob  # noqa: E402
-from foretrain.tune import tune  # noqa: E402
-from foretrain.virtual import Run, simulate  # noqa: E402
+from foretrain.simulation import Run, simulate  # noqa: E402
 from foretrain.workload import Gradient, Layer, Workload  # noqa: E402
 
 FIGURES = HERE / "_figures"

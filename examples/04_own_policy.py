@@ -7,12 +7,12 @@ import foretrain as ft
 from foretrain.network import cluster
 from foretrain.schedule import Job
 from foretrain.schedule.buckets import whole
+from foretrain.simulation import VirtualWorld
+from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.replay import TrainingLoop
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Action, Done, Event, Ready, Start
 from foretrain.units import Time
-from foretrain.virtual import VirtualWorld
-from foretrain.virtual.pipes import Pipes
-from foretrain.virtual.replay import Replay
-from foretrain.virtual.simulation import job_on
 
 
 class SmallestFirst:
@@ -42,7 +42,7 @@ def main() -> None:
     workload, place = ft.workload.zoo("gpt2"), cluster("4x1xV100@10Gbps")
     job = job_on(workload, place)
     world = VirtualWorld(Pipes(place.routes()))
-    replay = Replay(workload, job, SmallestFirst(job), world, steps=3)
+    replay = TrainingLoop(workload, job, SmallestFirst(job), world, steps=3)
     replay.begin()
     world.run()
     replay.raise_if_stalled()

@@ -5,14 +5,14 @@ import time
 
 from foretrain.engine import World
 from foretrain.network import cluster
-from foretrain.runtime import WallWorld
+from foretrain.plugins.torch import WallWorld
 from foretrain.schedule import spec
+from foretrain.simulation import VirtualWorld
+from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.replay import TrainingLoop
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk
 from foretrain.units import to_seconds
-from foretrain.virtual import VirtualWorld
-from foretrain.virtual.pipes import Pipes
-from foretrain.virtual.replay import Replay
-from foretrain.virtual.simulation import job_on
 from foretrain.workload import Gradient, Layer, Workload
 
 MS = 10**9  # picoseconds
@@ -27,12 +27,12 @@ WORKLOAD = Workload(
 JOB = job_on(WORKLOAD, PLACE)
 
 
-def replay(world: World, finished: threading.Event) -> Replay:
+def replay(world: World, finished: threading.Event) -> TrainingLoop:
     policy = spec("bytescheduler(partition=2MB, credit=2MB)").build(JOB)
-    return Replay(WORKLOAD, JOB, policy, world, steps=2, finished=finished.set)
+    return TrainingLoop(WORKLOAD, JOB, policy, world, steps=2, finished=finished.set)
 
 
-def sent(run: Replay) -> list[tuple[int, Chunk]]:
+def sent(run: TrainingLoop) -> list[tuple[int, Chunk]]:
     return [(decision.step, decision.chunk) for decision in run.log]
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from foretrain.engine import Decision
 from foretrain.network import Cluster
-from foretrain.schedule import POLICIES, Job, Scheduled, Spec
+from foretrain.schedule import POLICIES, Job, ScheduledPolicy, Spec
+from foretrain.simulation import VirtualWorld
+from foretrain.simulation.replay import TrainingLoop
+from foretrain.simulation.simulation import carrier_on, job_on
+from foretrain.simulation.world import ChunkCarrier
 from foretrain.tasks import Action, Chunk, Done, Event, Ready, Start
-from foretrain.timeline import Timeline
+from foretrain.trace import Timeline
 from foretrain.units import COST_SHIFT, Time
-from foretrain.virtual import VirtualWorld
-from foretrain.virtual.replay import Replay
-from foretrain.virtual.simulation import carrier_on, job_on
-from foretrain.virtual.world import Carrier
 from foretrain.workload import Gradient, Layer, Workload
 
 EXACT = Cluster(workers=2, up=1e12, down=1e12, latency=0, overhead=0)
@@ -119,7 +119,7 @@ class Seen:
 class Watched:
     """A policy, and everything it saw and did."""
 
-    def __init__(self, policy: Scheduled) -> None:
+    def __init__(self, policy: ScheduledPolicy) -> None:
         self._policy = policy
         self.barrier = policy.barrier
         self.warmup = policy.warmup
@@ -142,17 +142,17 @@ class Watched:
 def replay(
     workload: Workload,
     place: Cluster,
-    build: Callable[[Job], Scheduled] | Spec,
+    build: Callable[[Job], ScheduledPolicy] | Spec,
     steps: int = 2,
-    over: Callable[[Carrier], Carrier] = lambda carrier: carrier,
-) -> tuple[Watched, Replay, Timeline]:
+    over: Callable[[ChunkCarrier], ChunkCarrier] = lambda carrier: carrier,
+) -> tuple[Watched, TrainingLoop, Timeline]:
     """Runs a policy, watched, ``over`` what makes another of the network."""
     job = job_on(workload, place)
     policy = Watched(build.build(job) if isinstance(build, Spec) else build(job))
     timeline = Timeline()
     carrier = carrier_on(place, job, lambda task: run.landed(task), timeline)
     world, served = VirtualWorld(over(carrier)), place.exchange != "all_reduce"
-    run = Replay(workload, job, policy, world, steps, timeline, served=served)
+    run = TrainingLoop(workload, job, policy, world, steps, timeline, served=served)
     run.begin()
     world.run()
     run.raise_if_stalled()

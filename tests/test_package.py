@@ -42,9 +42,9 @@ def test_public_names():
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
-        ("import foretrain", ("foretrain.virtual", "rich", "numpy", "torch")),
-        ("from foretrain.cli import main", ("foretrain.virtual", "plotly", "numpy", "torch")),
-        ("import foretrain.comparison, foretrain.report", ("plotly", "jinja2", "perfetto", "numpy", "torch")),
+        ("import foretrain", ("foretrain.simulation", "rich", "numpy", "torch")),
+        ("from foretrain.cli import main", ("foretrain.simulation", "plotly", "numpy", "torch")),
+        ("import foretrain.experiments, foretrain.report", ("plotly", "jinja2", "perfetto", "numpy", "torch")),
         ("import foretrain.workload", ("torch", "numpy")),
     ],
 )

@@ -8,14 +8,14 @@ from typing import get_args
 import pytest
 
 from foretrain.network import Hop
-from foretrain.runtime import WallWorld
-from foretrain.schedule import Cost, Job, Scheduled, script, spec
+from foretrain.plugins.torch import WallWorld
+from foretrain.schedule import CostModel, Job, ScheduledPolicy, script, spec
+from foretrain.simulation import VirtualWorld
+from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.replay import TrainingLoop
 from foretrain.tasks import Action, Chunk, Event, Op, StepBegin
-from foretrain.timeline import Timeline
+from foretrain.trace import Timeline
 from foretrain.units import MILLISECOND, Time, per_byte
-from foretrain.virtual import VirtualWorld
-from foretrain.virtual.pipes import Pipes
-from foretrain.virtual.replay import Replay
 from foretrain.workload import Gradient, Layer, Workload
 
 # A chunk of 1 kB takes 2 ms. Under each of these schedules any two events are at least 10 ms apart (a test says so), so
@@ -45,17 +45,17 @@ def workload() -> Workload:
 
 
 def job() -> Job:
-    return Job.of(workload(), Cost(0, WIRE.cost))
+    return Job.of(workload(), CostModel(0, WIRE.cost))
 
 
-def chunks(replay: Replay) -> list[tuple[int, Chunk]]:
+def chunks(replay: TrainingLoop) -> list[tuple[int, Chunk]]:
     return [(decision.step, decision.chunk) for decision in replay.log]
 
 
 class Watched:
     """A policy that remembers when it was told something that can change its mind."""
 
-    def __init__(self, policy: Scheduled) -> None:
+    def __init__(self, policy: ScheduledPolicy) -> None:
         self.policy, self.barrier, self.warmup = policy, policy.barrier, policy.warmup
         self.times: list[Time] = []
 
@@ -65,28 +65,28 @@ class Watched:
         return self.policy.handle(event, now)
 
 
-def virtual(schedule: str, timeline: Timeline | None = None) -> tuple[Replay, Watched]:
+def virtual(schedule: str, timeline: Timeline | None = None) -> tuple[TrainingLoop, Watched]:
     work = job()
     routes = dict.fromkeys(get_args(Op), (WIRE,))
     world = VirtualWorld(Pipes(routes, timeline, lambda chunk: (work.tasks[chunk.pieces[0].task].name, 0)))
     policy = Watched(spec(schedule).build(work))
-    replay = Replay(workload(), work, policy, world, STEPS, timeline)
+    replay = TrainingLoop(workload(), work, policy, world, STEPS, timeline)
     replay.begin()
     world.run()
     replay.raise_if_stalled()
     return replay, policy
 
 
-def wall(policy_of: Callable[[Job], Scheduled]) -> Replay:
+def wall(policy_of: Callable[[Job], ScheduledPolicy]) -> TrainingLoop:
     finished, work = threading.Event(), job()
     with WallWorld(WIRE) as world:
-        replay = Replay(workload(), work, policy_of(work), world, STEPS, finished=finished.set)
+        replay = TrainingLoop(workload(), work, policy_of(work), world, STEPS, finished=finished.set)
         world.call_at(0, replay.begin)
         world.run_until(finished, timeout=60)
     return replay
 
 
-def decided(policy_of: Callable[[Job], Scheduled], expected: list[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
+def decided(policy_of: Callable[[Job], ScheduledPolicy], expected: list[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
     """What was decided on the wall clock. A machine that stalls for 10 ms may change a decision, but not five times."""
     found = chunks(wall(policy_of))
     for _ in range(4):

@@ -25,13 +25,13 @@ from pathlib import Path
 _IMPORTED = (
     *("torch._dynamo.trace_rules", "torch.distributed.fsdp", "torch.distributed.pipelining"),
     *("torch.distributed.tensor.parallel", "foretrain.cli", "foretrain.live.simulate", "foretrain.live.failures"),
-    *("foretrain.live.place", "foretrain.network.routing.kernels", "foretrain.fakecuda.rank"),
-    *("foretrain.fakecuda.zygote", "tests.live.forked", "tests.examples.torchrun"),
+    *("foretrain.live.cluster_spec", "foretrain.network.routing.kernels", "foretrain.live.device.rank"),
+    *("foretrain.live.device.fork_server", "tests.live.forked", "tests.examples.torchrun"),
 )
 _ROOT = Path(__file__).parents[1]
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-"""What has to be there before an interpreter starts, as `foretrain.live.ranks` sees to for zygotes; and no line that a
-test looks for is broken."""
+"""What has to be there before an interpreter starts, as `foretrain.live.rank_processes` sees to for zygotes; and no
+line that a test looks for is broken."""
 
 Function = Callable[[Sequence[str]], None]
 

@@ -14,7 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from foretrain.lab.calibrate import calibrate
+from foretrain.lab.calibration import calibrate
 
 TURNS, SHARE = 5, 0.4
 SIZE = 1 << 20

@@ -50,7 +50,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import foretrain as ft
 from foretrain.lab.transformer import batches, transformer
-from foretrain.runtime.streams import CudaStreams
+from foretrain.plugins.torch.streams import CudaStreams
 from foretrain.schedule import Job
 
 JOBS = (("nccl", 1), ("gloo", 2))

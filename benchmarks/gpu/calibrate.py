@@ -32,12 +32,12 @@ from torch.nn import functional
 from foretrain.device import OperatorModel, calibration, preset_names
 from foretrain.device.aten import work
 from foretrain.device.calibration import Calibration
-from foretrain.device.measuring import Session
-from foretrain.device.measuring.calibrating import calibrated
-from foretrain.device.measuring.host import Recorder
 from foretrain.device.presets import preset_of_product
 from foretrain.device.tensors import contiguous
 from foretrain.errors import ConfigError
+from foretrain.operator_benchmark import MeasuringSession
+from foretrain.operator_benchmark.calibrating import calibrated
+from foretrain.operator_benchmark.host import Recorder
 
 STEPS = 15
 
@@ -113,7 +113,7 @@ def step_sum(device: torch.device, quick: bool) -> dict[str, Any]:
     with Recorder() as recorder:
         step()
     different = tuple({call.key: call for call in recorder.calls}.values())
-    found = Session(device, 5 if quick else STEPS).calls(different)
+    found = MeasuringSession(device, 5 if quick else STEPS).calls(different)
     times = {one.call.key: one.time / 1e12 for one in found.calls}
     total = sum(times.get(call.key, 0.0) for call in recorder.calls)
     for call, reason in found.failed:

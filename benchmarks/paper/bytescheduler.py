@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from measure import finish, options
 
 from foretrain.network import Cluster
-from foretrain.tune import tune
-from foretrain.virtual import bound, simulate
+from foretrain.planner import tune
+from foretrain.simulation import bound, simulate
 from foretrain.workload import Workload, zoo
 
 # (model, GPUs): samples/s without and with ByteScheduler, read off the paper's charts (MXNet PS RDMA). Tokens for the

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network.fabrics.leaf_spine import leaf_spine
-from foretrain.network.packet import Losses, Packets, Queues
-from foretrain.network.packet.transports.paced import Bounded
+from foretrain.network.packet import LinkLosses, Packets, Queues
+from foretrain.network.packet.transports.rate_based import Bounded
 from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.windowed import Dctcp, NewReno, Pfabric
+from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pfabric
 from foretrain.network.program import Paths
 from foretrain.network.routing import Ecmp
-from foretrain.network.topology import Topology
-from foretrain.network.topology_notation import topology
+from foretrain.network.topology.graph import Topology
+from foretrain.network.topology.notation import topology
 from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time
 
 RATE, LATENCY = 12.5e9, 500_000
@@ -49,7 +49,7 @@ class Way:
     classes: int = 1
     back: bool = False
 
-    def on(self, where: Topology, losses: Mapping[int, Losses] | None = None) -> Packets:
+    def on(self, where: Topology, losses: Mapping[int, LinkLosses] | None = None) -> Packets:
         """A network of packets that go this way."""
         return Packets(
             where, transport=self.transport, switches=self.queues, hosts=self.hosts, losses=losses, seed=SEED

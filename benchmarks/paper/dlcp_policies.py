@@ -16,15 +16,15 @@ import numpy as np
 from dlcp_network import LATENCY, WORKERS, Way, testbed
 from dlcp_server import paths
 
-from foretrain.network.carrier import Running
-from foretrain.network.packet.online import Online
+from foretrain.network.network_simulator import ProgramHandle
+from foretrain.network.packet.online_simulator import Online
 from foretrain.network.program import Paths, Program
-from foretrain.network.serving import WINDOW
+from foretrain.network.ps_constants import WINDOW
 from foretrain.schedule import Job, spec
-from foretrain.schedule.job import Cost
+from foretrain.schedule.job import CostModel
+from foretrain.simulation.replay import TrainingLoop
+from foretrain.simulation.world import ARRIVAL, LOOK, TIMER, VirtualWorld
 from foretrain.tasks import Chunk, Piece
-from foretrain.virtual.replay import Replay
-from foretrain.virtual.world import ARRIVAL, LOOK, TIMER, VirtualWorld
 from foretrain.workload import Workload
 
 ACKNOWLEDGED = 2 * LATENCY
@@ -33,14 +33,14 @@ ACKNOWLEDGED = 2 * LATENCY
 
 def scheduled(work: Workload, schedule: str, way: Way) -> float:
     """One job on the testbed under a policy, in its notation: ms from one backward pass to the next."""
-    job = Job.of(work, Cost(overhead=0, per_byte=0))
+    job = Job.of(work, CostModel(overhead=0, per_byte=0))
     world = VirtualWorld()
     wires = _Wires(way.on(testbed()).online(), world)
     forth, back = paths(testbed(), testbed().ranks[: WORKERS + 1], 1)
     server = _Server(job, wires, back)
     for k in range(WORKERS):
         policy, worker = spec(schedule).build(job), _Worker(server, forth.gather(np.array([k])))
-        server.workers.append(Replay(work, job, policy, worker, 1, served=True))
+        server.workers.append(TrainingLoop(work, job, policy, worker, 1, served=True))
     for worker in server.workers:
         worker.begin()
     world.run()
@@ -54,7 +54,7 @@ class _Wires:
 
     def __init__(self, online: Online, world: VirtualWorld) -> None:
         self.world, self._online = world, online
-        self._landed: dict[Running, Callable[[], None]] = {}
+        self._landed: dict[ProgramHandle, Callable[[], None]] = {}
         self._asked, self._asking = 0, False
 
     def send(self, path: Paths, size: int, landed: Callable[[], None]) -> None:
@@ -103,10 +103,10 @@ class _Worker:
 
 class _Server:
     """Sums what all have pushed, and answers each worker, the most urgent first; as much is under way as
-    `foretrain.network.serving` says."""
+    `foretrain.network.ps_constants` says."""
 
     def __init__(self, job: Job, wires: _Wires, ways: Paths) -> None:
-        self.wires, self.workers = wires, list[Replay]()
+        self.wires, self.workers = wires, list[TrainingLoop]()
         self._tasks, self._ways = job.tasks, [ways.gather(np.array([k])) for k in range(WORKERS)]
         self._came: dict[tuple[int, int], int] = {}
         self._queues: list[list[tuple[int, int, Piece]]] = [[] for _ in range(WORKERS)]

@@ -10,10 +10,10 @@ from dlcp_network import SEED, WORKERS, Way, fabric, places, testbed
 from numpy.typing import NDArray
 
 from foretrain.collective.plan import WHOLE
-from foretrain.network.packet import Losses, Outcome
+from foretrain.network.packet import LinkLosses, Outcome
 from foretrain.network.program import Paths, Program, joined
 from foretrain.network.routing import Ecmp
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.workload import Workload
 
 
@@ -128,7 +128,7 @@ def exchanged(
     nodes = places(len(works), WORKERS + 1)
     programs = [exchange(work, fabric(), at, way.classes) for work, at in zip(works, nodes, strict=True)]
     whole = joined(programs)
-    losses = {_from_spine(whole): Losses(grey)} if grey else {}
+    losses = {_from_spine(whole): LinkLosses(grey)} if grey else {}
     vital = [bits for work, program in zip(works, programs, strict=True) for bits in important(work, program, way)]
     outcome = way.on(fabric(), losses).run(whole, progress=progress, important=vital if way.back else None)
     first = np.cumsum([0, *map(len, programs)])

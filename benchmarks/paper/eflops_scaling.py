@@ -20,12 +20,12 @@ from foretrain.network.fabrics.bigraph import bigraph
 from foretrain.network.fabrics.leaf_spine import leaf_spine
 from foretrain.network.route import Hop
 from foretrain.network.servers.eflops import eflops_baseline
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.schedule import Job, bound, spec
+from foretrain.simulation import VirtualWorld
+from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.replay import TrainingLoop
 from foretrain.units import Time
-from foretrain.virtual import VirtualWorld
-from foretrain.virtual.pipes import Pipes
-from foretrain.virtual.replay import Replay
 from foretrain.workload import Workload, zoo
 
 RATE = 12.5e9
@@ -131,7 +131,7 @@ def _period(workload: Workload, job: Job, schedule: str) -> Time:
     policy = spec(schedule).build(job)
     wire = Hop("wire", job.cost.per_byte, job.cost.overhead)
     world = VirtualWorld(Pipes({"all_reduce": (wire,)}))
-    replay = Replay(workload, job, policy, world, policy.warmup + 2)
+    replay = TrainingLoop(workload, job, policy, world, policy.warmup + 2)
     replay.begin()
     world.run()
     replay.raise_if_stalled()

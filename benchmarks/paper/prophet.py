@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from measure import finish, options
 
+from foretrain.planner import tune
 from foretrain.schedule import Spec
 from foretrain.schedule.blocks import blocks
-from foretrain.tune import tune
-from foretrain.virtual import bound, simulate
+from foretrain.simulation import bound, simulate
 from foretrain.workload import zoo
 
 MODELS = ("resnet50", "resnet152", "inception_v3", "vgg19")

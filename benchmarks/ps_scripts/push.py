@@ -15,11 +15,11 @@ import sys
 import time
 from pathlib import Path
 
-from foretrain.lab.serving import PIDS
+from foretrain.comm.ps.client.connection import Links
+from foretrain.comm.ps.client.probing import PushProbe
+from foretrain.comm.ps.frames import FrameKind, Header
+from foretrain.lab.servers import PIDS
 from foretrain.launch.command import SECRET, SERVERS
-from foretrain.runtime.served.measuring import Probe
-from foretrain.server.connection import Links
-from foretrain.server.frames import Header, Kind
 
 SIZE = 1 << 20
 JOB = "throughput"
@@ -42,7 +42,7 @@ def main() -> None:
     secret = bytes.fromhex(os.environ[SECRET])
     links = Links([(host, int(port)) for host, _, port in places], secret, JOB, rank)
     links.establish(30)
-    probe = Probe(links, workers, JOB, 0, patience=60)
+    probe = PushProbe(links, workers, JOB, 0, patience=60)
     probe.series(SIZE, 4 * DEPTH, DEPTH)
     count = max(LEAST, round(SECONDS * rate / (workers * SIZE)))
     servers = [int(pid) for pid in os.environ[PIDS].split(",")] if not rank else []
@@ -54,7 +54,7 @@ def main() -> None:
         told["servers"] = (sum(map(busy, servers)) - before) / took
         print(json.dumps(told), flush=True)
     for connection in links.connections:
-        connection.send(Header(Kind.BYE))
+        connection.send(Header(FrameKind.BYE))
     links.close(2)
 
 

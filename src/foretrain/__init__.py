@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrain import network as cluster
     from foretrain import workload
-    from foretrain.comparison import Comparison, compare, sweep
     from foretrain.errors import ConfigError, ForetrainError
+    from foretrain.experiments import Comparison, compare, sweep
     from foretrain.network import Cluster
-    from foretrain.planning import Recommendation, choose
-    from foretrain.runtime import Attached, attach
+    from foretrain.planner import Recommendation, choose
+    from foretrain.plugins.torch import Attached, attach
     from foretrain.schedule import Bound, Spec
-    from foretrain.timeline import Timeline
-    from foretrain.virtual import Run, bound, simulate
+    from foretrain.simulation import Run, bound, simulate
+    from foretrain.trace import Timeline
     from foretrain.workload import Workload
 
 __version__ = "0.1.0"
@@ -55,23 +55,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Attached": "runtime",
+    "Attached": "plugins.torch",
     "Bound": "schedule",
     "Cluster": "network",
-    "Comparison": "comparison",
+    "Comparison": "experiments",
     "ConfigError": "errors",
     "ForetrainError": "errors",
-    "Recommendation": "planning",
-    "Run": "virtual",
+    "Recommendation": "planner",
+    "Run": "simulation",
     "Spec": "schedule",
-    "Timeline": "timeline",
+    "Timeline": "trace",
     "Workload": "workload",
-    "attach": "runtime",
-    "bound": "virtual",
-    "choose": "planning",
-    "compare": "comparison",
-    "simulate": "virtual",
-    "sweep": "comparison",
+    "attach": "plugins.torch",
+    "bound": "simulation",
+    "choose": "planner",
+    "compare": "experiments",
+    "simulate": "simulation",
+    "sweep": "experiments",
 }
 _MODULES = {"cluster": "network", "workload": "workload"}
 

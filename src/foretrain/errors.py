@@ -11,12 +11,13 @@
     │
     │   and where they are raised:
     ├── PlanError        a collective does not do what it promises (`foretrain.collective.verification`)
-    ├── BuildError       the simulated GPU does not compile: has what the compiler said (`foretrain.fakecuda.build`)
-    ├── ScriptFailed     a PeerLost: a simulated rank's script failed (`foretrain.live.failures`)
-    ├── Malformed        a message to a parameter server that does not read or belong (`foretrain.server.frames`)
-    ├── LinkError        a connection between ranks cannot be made or is over (`foretrain.runtime.link`)
-    ├── OutOfMemory      a simulated GPU's memory is not enough: names rank and use (`foretrain.live.out_of_memory`)
-    └── LabError         a lab cannot be built, found or used: says what to type instead (`foretrain.lab`)
+    ├── BuildError       the simulated GPU does not compile: has what the compiler said
+    (`foretrain.live.device.native_build`) ├── ScriptFailed     a PeerLost: a simulated rank's script failed
+    (`foretrain.live.failures`) ├── Malformed        a message to a parameter server that does not read or belong
+    (`foretrain.comm.ps.frames`) ├── LinkError        a connection between ranks cannot be made or is over
+    (`foretrain.comm.coordinator.link`) ├── OutOfMemory      a simulated GPU's memory is not enough: names rank and use
+    (`foretrain.live.out_of_memory`) └── LabError         a lab cannot be built, found or used: says what to type
+    instead (`foretrain.lab`)
         └── LaunchError  a rank in a lab failed, or the ranks took too long: has what it wrote last (`foretrain.lab`)
 
 A message says what was wrong, the value, and what to do. `ConfigError.at` adds the outer part of a field's path on

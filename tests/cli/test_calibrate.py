@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foretrain.device import calibration, calls
-from foretrain.device.calls import Call
+from foretrain.device.calls import OperatorCall
 from foretrain.device.tensors import contiguous
 
 SCRIPT = """
@@ -58,9 +58,9 @@ def test_a_quick_calibration_describes_the_cpu(cpu):
 
 
 def test_operators_are_added_to_a_file_and_measured_anew(cpu, tmp_path):
-    one, other = (Call("aten::relu", (contiguous((size,), "float32"),)) for size in (16, 32))
+    one, other = (OperatorCall("aten::relu", (contiguous((size,), "float32"),)) for size in (16, 32))
     told, out = tmp_path / "operators.json", tmp_path / "out.json"
-    calls.dump([one, other, Call("aten::no_such", ())], told)
+    calls.dump([one, other, OperatorCall("aten::no_such", ())], told)
     shown = foretrain("calibrate", "--device", "cpu", "--quick", "--operators", told, "--merge", cpu, "--out", out)
     assert "1 could not be repeated here, and will be modelled:\n  no_such(): " in shown
     before, after = calibration.load(cpu), calibration.load(out)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from foretrain.cli import main
-from foretrain.planning import load, save
+from foretrain.planner import load, save
 from foretrain.workload import save as save_workload
 from foretrain.workload import zoo
-from tests.planning.plans import plan_of
+from tests.planner.plans import plan_of
 
 HERE = ("--cluster", "4x1xV100@7Gbps")
 

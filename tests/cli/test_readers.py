@@ -7,7 +7,7 @@ from tests.processes import started
 
 _BLOCK = """
 import time
-from foretrain.cli.readers import ReaderGone, while_read
+from foretrain.cli.broken_pipe import ReaderGone, while_read
 
 try:
     with while_read():
@@ -31,6 +31,6 @@ def test_block_ends_although_it_passes_over_errors_of_its_own_pipes() -> None:
 
 
 def test_block_that_is_read_goes_on() -> None:
-    text = "from foretrain.cli.readers import while_read\nwith while_read():\n    print('all of it')\n"
+    text = "from foretrain.cli.broken_pipe import while_read\nwith while_read():\n    print('all of it')\n"
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert ended.stdout == "all of it\n"

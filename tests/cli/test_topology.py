@@ -7,7 +7,7 @@ import pytest
 
 from foretrain.cli import main
 from foretrain.network.servers import SERVERS
-from foretrain.network.topology_notation import FABRICS
+from foretrain.network.topology.notation import FABRICS
 
 
 def test_show_prints_and_writes_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

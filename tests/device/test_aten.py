@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.device import movement, products
+from foretrain.device import matmul, memory_ops
 from foretrain.device.aten import Meta, contiguous, work
-from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown
+from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown
 
 
 def tensor(*shape: int, dtype: str = "bfloat16", device: str = "cuda:0") -> Meta:
@@ -94,7 +94,7 @@ def test_convolutions():
     assert (found.flops, found.winograd) == (flops // 4, False)
     depthwise = ((1, 1), (1, 1), (1, 1), False, (0, 0), 16)
     found = work("aten::convolution", (source, tensor(16, 1, 3, 3), None, *depthwise), (source,))
-    assert found == Memory(2 * (2 * 2 * 16 * 64 + 16 * 9))
+    assert found == MemoryWork(2 * (2 * 2 * 16 * 64 + 16 * 9))
 
 
 def test_a_transposed_convolution_computes_as_much_as_the_one_it_reverses():
@@ -116,19 +116,19 @@ def test_gradients_of_convolutions_as_masked(mask, products_done):
     assert found.flops == products_done * one
     assert found == work("aten::convolution_backward_overrideable", (gradient, source, weight, *CONVOLUTION, mask), ())
     only_bias = (gradient, source, weight, (32,), *CONVOLUTION, (False, False, True))
-    assert work("aten::convolution_backward", only_bias, ()) == Memory(2 * 2 * 32 * 64)
+    assert work("aten::convolution_backward", only_bias, ()) == MemoryWork(2 * 2 * 32 * 64)
 
 
 def test_elementwise_reads_and_writes_and_broadcasts_once():
     big = tensor(64, 128)
-    assert work("aten::add.Tensor", (big, big, 1), (big,)) == Memory(3 * 64 * 128 * 2)
-    assert work("aten::add_.Tensor", (big, big, 1), (big,)) == Memory(3 * 64 * 128 * 2)
-    assert work("aten::add.out", (big, big, 1, big), (big,)) == Memory(3 * 64 * 128 * 2)
+    assert work("aten::add.Tensor", (big, big, 1), (big,)) == MemoryWork(3 * 64 * 128 * 2)
+    assert work("aten::add_.Tensor", (big, big, 1), (big,)) == MemoryWork(3 * 64 * 128 * 2)
+    assert work("aten::add.out", (big, big, 1, big), (big,)) == MemoryWork(3 * 64 * 128 * 2)
     expanded = Meta((64, 128), (0, 1), "bfloat16")
-    assert work("aten::mul.Tensor", (big, expanded), (big,)) == Memory((2 * 64 * 128 + 128) * 2)
-    assert work("aten::fill_.Scalar", (big, 0), (big,)) == Memory(64 * 128 * 2)
-    assert work("aten::cat", ((big, big), 0), (tensor(128, 128),)) == Memory(4 * 64 * 128 * 2)
-    assert work("aten::sum", (big, None), (tensor(),)) == Memory(64 * 128 * 2 + 2)
+    assert work("aten::mul.Tensor", (big, expanded), (big,)) == MemoryWork((2 * 64 * 128 + 128) * 2)
+    assert work("aten::fill_.Scalar", (big, 0), (big,)) == MemoryWork(64 * 128 * 2)
+    assert work("aten::cat", ((big, big), 0), (tensor(128, 128),)) == MemoryWork(4 * 64 * 128 * 2)
+    assert work("aten::sum", (big, None), (tensor(),)) == MemoryWork(64 * 128 * 2 + 2)
 
 
 def test_views_and_allocations_do_nothing():
@@ -146,33 +146,33 @@ def test_views_and_allocations_do_nothing():
         assert work(f"aten::{name}", (big,), (big,)) == Nothing()
     assert work("aten::reshape", (big, (128, 64)), (tensor(128, 64),)) == Nothing()
     turned = Meta((128, 64), (1, 128), "bfloat16")
-    assert work("aten::reshape", (turned, (8192,)), (tensor(8192),)) == Memory(2 * 8192 * 2)
+    assert work("aten::reshape", (turned, (8192,)), (tensor(8192),)) == MemoryWork(2 * 8192 * 2)
 
 
 def test_embeddings_touch_only_their_rows():
     table, indices = tensor(32000, 64), tensor(10, dtype="int64")
     rows = tensor(10, 64)
-    assert work("aten::embedding", (table, indices, -1, False, False), (rows,)) == Memory(80 + 2 * 10 * 64 * 2)
+    assert work("aten::embedding", (table, indices, -1, False, False), (rows,)) == MemoryWork(80 + 2 * 10 * 64 * 2)
     gradient = work("aten::embedding_dense_backward", (rows, indices, 32000, -1, False), (table,))
-    assert isinstance(gradient, Memory)
+    assert isinstance(gradient, MemoryWork)
     assert gradient.moved == 2 * (10 * 64 + 32000 * 64) + 2 * 10 * 64 * 2 + 8 * 80
-    assert work("aten::index_select", (table, 0, indices), (rows,)) == Memory(80 + 2 * 10 * 64 * 2)
-    assert work("aten::index.Tensor", (table, (indices,)), (rows,)) == Memory(80 + 2 * 10 * 64 * 2)
+    assert work("aten::index_select", (table, 0, indices), (rows,)) == MemoryWork(80 + 2 * 10 * 64 * 2)
+    assert work("aten::index.Tensor", (table, (indices,)), (rows,)) == MemoryWork(80 + 2 * 10 * 64 * 2)
 
 
 def test_losses_pick_one_logarithm_a_target():
     logarithms, target = tensor(10, 32000, dtype="float32"), tensor(10, dtype="int64")
     one = tensor(dtype="float32")
-    assert work("aten::nll_loss_forward", (logarithms, target, None, 1, -100), (one, one)) == Memory(80 + 40 + 8)
+    assert work("aten::nll_loss_forward", (logarithms, target, None, 1, -100), (one, one)) == MemoryWork(80 + 40 + 8)
     found = work("aten::nll_loss_backward", (one, logarithms, target, None, 1, -100, one), (logarithms,))
-    assert found == Memory(10 * 32000 * 4 + 80 + 40, 2)
+    assert found == MemoryWork(10 * 32000 * 4 + 80 + 40, 2)
 
 
 def test_long_rows_of_a_softmax_are_read_thrice():
     short, long = tensor(4, 1024), tensor(4, 128256)
-    assert work("aten::_softmax", (short, -1, False), (short,)) == Memory(2 * 4 * 1024 * 2)
-    assert work("aten::_log_softmax", (long, 1, False), (long,)) == Memory(4 * 4 * 128256 * 2)
-    assert work("aten::_softmax_backward_data", (long, long, 1, None), (long,)) == Memory(5 * 4 * 128256 * 2)
+    assert work("aten::_softmax", (short, -1, False), (short,)) == MemoryWork(2 * 4 * 1024 * 2)
+    assert work("aten::_log_softmax", (long, 1, False), (long,)) == MemoryWork(4 * 4 * 128256 * 2)
+    assert work("aten::_softmax_backward_data", (long, long, 1, None), (long,)) == MemoryWork(5 * 4 * 128256 * 2)
 
 
 def test_gradients_of_norms_read_their_inputs_twice():
@@ -180,29 +180,29 @@ def test_gradients_of_norms_read_their_inputs_twice():
     results = (source, weight, weight)
     arguments = (source, source, (64,), stats, stats, weight, weight, (True, True, True))
     once = 2 * (3 * 6400 + 4 * 64) + 2 * 400
-    assert work("aten::native_layer_norm_backward", arguments, results) == Memory(once + 2 * 2 * 6400, 3)
+    assert work("aten::native_layer_norm_backward", arguments, results) == MemoryWork(once + 2 * 2 * 6400, 3)
 
 
 def test_fused_optimizers_stream_their_state():
     weights = tuple(tensor(1000, dtype="float32") for _ in range(3))
     steps = tuple(tensor(dtype="float32") for _ in range(3))
     arguments = (weights, weights, weights, weights, (), steps, 1e-3, 0.9, 0.99, 0.1, 1e-8, False, False, None, None)
-    assert work("aten::_fused_adamw_", arguments, ()) == Memory(7 * 3 * 4000)
+    assert work("aten::_fused_adamw_", arguments, ()) == MemoryWork(7 * 3 * 4000)
     with_scale = (*arguments[:-2], tensor(dtype="float32"), None)
-    assert work("aten::_fused_adamw_", with_scale, ()) == Memory(8 * 3 * 4000)
+    assert work("aten::_fused_adamw_", with_scale, ()) == MemoryWork(8 * 3 * 4000)
     sgd = (weights, weights, (), 0.0, 0.0, 0.1, 0.0, False, False, True, None, None)
-    assert work("aten::_fused_sgd_", sgd, ()) == Memory(3 * 3 * 4000)
+    assert work("aten::_fused_sgd_", sgd, ()) == MemoryWork(3 * 3 * 4000)
 
 
 def test_lists_take_as_many_kernels_as_their_tensors_need():
     few = tuple(tensor(1000) for _ in range(10))
     many = tuple(tensor(10) for _ in range(111))
-    assert work("aten::_foreach_mul_.Scalar", (few, 2.0), ()) == Memory(2 * 10 * 2000)
-    assert work("aten::_foreach_add.List", (few, few, 1), few) == Memory(3 * 10 * 2000)
-    assert work("aten::_foreach_copy_", (few, few, False), ()) == Memory(2 * 10 * 2000)
-    assert work("aten::_foreach_zero_", (few,), ()) == Memory(10 * 2000)
+    assert work("aten::_foreach_mul_.Scalar", (few, 2.0), ()) == MemoryWork(2 * 10 * 2000)
+    assert work("aten::_foreach_add.List", (few, few, 1), few) == MemoryWork(3 * 10 * 2000)
+    assert work("aten::_foreach_copy_", (few, few, False), ()) == MemoryWork(2 * 10 * 2000)
+    assert work("aten::_foreach_zero_", (few,), ()) == MemoryWork(10 * 2000)
     found = work("aten::_foreach_mul_.Scalar", (many, 2.0), ())
-    assert isinstance(found, Memory)
+    assert isinstance(found, MemoryWork)
     assert found.kernels == 2
 
 
@@ -212,7 +212,7 @@ def test_copies_across_the_host_are_none_of_memorys():
     assert work("aten::copy_", (here, host._replace(pinned=True), True), (here,)) == HostCopy(2000, True)
     assert work("aten::_to_copy", (here, None, None, "cpu"), (host,)) == HostCopy(2000)
     wide = tensor(1000, dtype="float32")
-    assert work("aten::copy_", (wide, here, False), (wide,)) == Memory(6000)
+    assert work("aten::copy_", (wide, here, False), (wide,)) == MemoryWork(6000)
     assert work("aten::_local_scalar_dense", (tensor(dtype="float32"),), ()) == HostCopy(4, True)
 
 
@@ -220,7 +220,7 @@ def test_what_nobody_knows_is_unknown_and_says_its_bytes():
     big = tensor(64, 64, dtype="float32")
     assert work("mylib::magic", (big, 3), (big,)) == Unknown(2 * 64 * 64 * 4)
     assert work("aten::ormqr", (big, big), (big,)) == Unknown(3 * 64 * 64 * 4)
-    assert work("aten::a_new_operator", (big,), (big,)) == Memory(2 * 64 * 64 * 4)
+    assert work("aten::a_new_operator", (big,), (big,)) == MemoryWork(2 * 64 * 64 * 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=4))
@@ -228,7 +228,7 @@ def test_bytes_of_a_broadcast_tensor_never_exceed_those_it_shows(dimensions):
     shape = tuple(size for size, _ in dimensions)
     stride = tuple(1 if real else 0 for _, real in dimensions)
     found = work("aten::neg", (Meta(shape, stride, "float32"),), ())
-    assert isinstance(found, Memory)
+    assert isinstance(found, MemoryWork)
     assert found.moved <= 4 * math.prod(shape)
 
 
@@ -281,7 +281,7 @@ def test_arguments_are_where_pytorch_has_them():
         plain = next(schema for schema in known[name] if not schema.overload_name)
         for place, argument in places.items():
             assert plain.arguments[place].name == argument, (name, place)
-    for name, places in products._ATTENTION.items():
+    for name, places in matmul._ATTENTION.items():
         plain = next(schema for schema in known[name] if not schema.overload_name)
         arguments = [argument.name for argument in plain.arguments]
         assert arguments[places.query] == "query", name
@@ -291,4 +291,4 @@ def test_arguments_are_where_pytorch_has_them():
 
 
 def test_every_rule_is_for_an_operator_of_pytorch():
-    assert not (products.RULES.keys() | movement.RULES.keys()) - schemas().keys()
+    assert not (matmul.RULES.keys() | memory_ops.RULES.keys()) - schemas().keys()

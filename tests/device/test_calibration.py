@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.device import calibration
-from foretrain.device.calibration import Calibration, Measurement
-from foretrain.device.work import FORMATS, Attention, Convolution, Gemm, Memory
+from foretrain.device.calibration import Calibration, OperatorTime
+from foretrain.device.work import FORMATS, Attention, Convolution, Gemm, MemoryWork
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND
 
-GEMM = Measurement(Gemm(8192, 4096, 4096), 400 * MICROSECOND, 0.01)
-H100 = Calibration("NVIDIA H100 80GB HBM3", "torch 2.13", (GEMM, Measurement(Memory(10**9), 3 * MICROSECOND)))
+GEMM = OperatorTime(Gemm(8192, 4096, 4096), 400 * MICROSECOND, 0.01)
+H100 = Calibration("NVIDIA H100 80GB HBM3", "torch 2.13", (GEMM, OperatorTime(MemoryWork(10**9), 3 * MICROSECOND)))
 
 works = st.one_of(
     st.builds(Gemm, *[st.integers(1, 10**6)] * 4, st.sampled_from(FORMATS)),
     st.builds(Attention, *[st.integers(1, 10**6)] * 6, st.booleans(), st.sampled_from(FORMATS), st.booleans()),
     st.builds(Convolution, *[st.integers(1, 10**12)] * 2, st.sampled_from(FORMATS), st.booleans()),
-    st.builds(Memory, st.integers(0, 10**12), st.integers(1, 9)),
+    st.builds(MemoryWork, st.integers(0, 10**12), st.integers(1, 9)),
 )
-measurements = st.builds(Measurement, works, st.integers(1, 10**15), st.floats(0, 1))
+measurements = st.builds(OperatorTime, works, st.integers(1, 10**15), st.floats(0, 1))
 
 
 @given(measured=st.lists(measurements, unique_by=lambda found: found.work))
@@ -31,11 +31,11 @@ def test_a_file_gives_back_what_was_written(tmp_path_factory, measured):
 
 
 def test_of_an_operator_measured_twice_the_last_counts():
-    later = Calibration(H100.device, H100.stack, (Measurement(GEMM.work, 500 * MICROSECOND),))
+    later = Calibration(H100.device, H100.stack, (OperatorTime(GEMM.work, 500 * MICROSECOND),))
     merged = calibration.merged([H100, later])
     assert {found.work: found.time for found in merged.measured} == {
         GEMM.work: 500 * MICROSECOND,
-        Memory(10**9): 3 * MICROSECOND,
+        MemoryWork(10**9): 3 * MICROSECOND,
     }
     assert calibration.merged([H100]) == H100
 

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from foretrain.device import OperatorModel, calibration, overlap_slowdown, preset
-from foretrain.device.calibration import Calibration, MeasuredCall, Measurement
-from foretrain.device.calls import Call
+from foretrain.device.calibration import Calibration, MeasuredCall, OperatorTime
+from foretrain.device.calls import OperatorCall
 from foretrain.device.gpu import Arithmetic, Device
 from foretrain.device.tensors import contiguous
-from foretrain.device.work import Gemm, HostCopy, Memory
+from foretrain.device.work import Gemm, HostCopy, MemoryWork
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND
 
@@ -26,7 +26,7 @@ CORE = Device(
     sms=1,
     serial=True,
 )
-CALL = Call("aten::mul", (contiguous((64, 64), "float32"), 0.5))
+CALL = OperatorCall("aten::mul", (contiguous((64, 64), "float32"), 0.5))
 FILE = Calibration("Some Processor", "torch", (), (MeasuredCall(CALL, 3 * MICROSECOND, 0.02),), CORE)
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -46,14 +46,14 @@ def test_a_device_is_described_by_the_file_or_known_by_its_product():
 
 def test_a_measured_call_is_known_whatever_its_numbers():
     model = OperatorModel(preset("H100"), measured=Calibration(H100, "torch", (), FILE.calls))
-    again = Call("aten::mul", (contiguous((64, 64), "float32"), 0.25))
+    again = OperatorCall("aten::mul", (contiguous((64, 64), "float32"), 0.25))
     assert model.measured_call(again) == (3 * MICROSECOND, 0.02, "measured")
-    assert model.measured_call(Call("aten::mul", (contiguous((64, 65), "float32"), 0.5))) is None
+    assert model.measured_call(OperatorCall("aten::mul", (contiguous((64, 65), "float32"), 0.5))) is None
     assert OperatorModel(preset("H100")).measured_call(again) is None
 
 
 def test_where_host_and_device_are_one_an_operator_takes_both_and_nothing_is_copied():
-    gemm = Measurement(Gemm(64, 64, 64, dtype="fp32"), 9 * MICROSECOND, 0.0)
+    gemm = OperatorTime(Gemm(64, 64, 64, dtype="fp32"), 9 * MICROSECOND, 0.0)
     model = OperatorModel(CORE, measured=dataclasses.replace(FILE, measured=(gemm,)))
     found = model.measured_call(CALL)
     assert found is not None
@@ -61,7 +61,7 @@ def test_where_host_and_device_are_one_an_operator_takes_both_and_nothing_is_cop
     assert model.estimate(gemm.work).time == 17 * MICROSECOND
     assert model.estimate(HostCopy(10**9)).time == 0
     apart = OperatorModel(dataclasses.replace(CORE, serial=False))
-    assert model.estimate(Memory(10**9)).time == apart.estimate(Memory(10**9)).time + CORE.launch
+    assert model.estimate(MemoryWork(10**9)).time == apart.estimate(MemoryWork(10**9)).time + CORE.launch
 
 
 def test_of_several_files_the_last_counts_description_included():

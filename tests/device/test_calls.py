@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.device import calls
-from foretrain.device.calls import Call
+from foretrain.device.calls import OperatorCall
 from foretrain.device.tensors import Meta, contiguous
 from foretrain.errors import ConfigError
 
@@ -23,28 +23,31 @@ arguments = st.lists(st.one_of(tensors, plain, st.lists(tensors, max_size=3).map
 
 @given(given_=arguments)
 def test_a_call_is_read_as_it_was_written(given_):
-    call = Call("aten::anything", given_)
+    call = OperatorCall("aten::anything", given_)
     told = json.loads(json.dumps(call.to_json(), allow_nan=False))
-    assert Call.from_json(told["call"], told["arguments"]) == call
+    assert OperatorCall.from_json(told["call"], told["arguments"]) == call
 
 
 def test_a_call_as_people_write_it():
-    call = Call.from_json("aten::addmm", ["float32[512]", "float32[64, 256]", "float32[256, 512]:1,256", 1, 1])
+    call = OperatorCall.from_json("aten::addmm", ["float32[512]", "float32[64, 256]", "float32[256, 512]:1,256", 1, 1])
     assert call.arguments[2] == Meta((256, 512), (1, 256), "float32")
     assert str(call) == "addmm(float32[512], float32[64, 256], float32[256, 512]:1,256, 1, 1)"
-    assert Call.from_json("aten::add_", ["int64[]", "host int64[]", 1]).arguments[1].device == "cpu"
+    assert OperatorCall.from_json("aten::add_", ["int64[]", "host int64[]", 1]).arguments[1].device == "cpu"
 
 
 def test_numbers_that_change_from_step_to_step_make_no_other_call():
     weight = (contiguous((64,)),)
-    assert Call("aten::_foreach_mul_", (weight, 0.9)).key == Call("aten::_foreach_mul_", (weight, 0.81)).key
-    assert Call("aten::sum", (weight[0], (0,))).key != Call("aten::sum", (weight[0], (1,))).key
-    assert Call("aten::mul", (weight[0], 2)).key != Call("aten::mul", (weight[0], 3)).key
+    assert (
+        OperatorCall("aten::_foreach_mul_", (weight, 0.9)).key
+        == OperatorCall("aten::_foreach_mul_", (weight, 0.81)).key
+    )
+    assert OperatorCall("aten::sum", (weight[0], (0,))).key != OperatorCall("aten::sum", (weight[0], (1,))).key
+    assert OperatorCall("aten::mul", (weight[0], 2)).key != OperatorCall("aten::mul", (weight[0], 3)).key
 
 
 def test_a_file_gives_back_each_call_once(tmp_path):
-    one, same = (Call("aten::mul_", (contiguous((8,)), factor)) for factor in (0.5, 0.25))
-    other = Call("aten::relu", (contiguous((8, 8)),))
+    one, same = (OperatorCall("aten::mul_", (contiguous((8,)), factor)) for factor in (0.5, 0.25))
+    other = OperatorCall("aten::relu", (contiguous((8, 8)),))
     calls.dump([one, other, same], tmp_path / "calls.json")
     assert calls.load(tmp_path / "calls.json") == (one, other)
 

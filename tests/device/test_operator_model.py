@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from foretrain import device
 from foretrain.device import table
 from foretrain.device.arithmetic import rate
-from foretrain.device.calibration import Calibration, Measurement
+from foretrain.device.calibration import Calibration, OperatorTime
 from foretrain.device.copies import COPY_LATENCY
-from foretrain.device.model import Estimate, OperatorModel
+from foretrain.device.model import OperatorEstimate, OperatorModel
 from foretrain.device.stack import HOST_LAUNCH, host_launch, overlap_slowdown, stack_factor, stacks
-from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown
+from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, SECOND
 
@@ -84,10 +84,10 @@ def test_every_provenance_appears():
 
 def test_bytes_take_their_time():
     model = MODELS["A100"]
-    assert model.estimate(Memory(0)) == Estimate(3 * MICROSECOND, 0.15, "modelled")
-    second = model.estimate(Memory(int(0.8 * 2039e9), kernels=1)).time
+    assert model.estimate(MemoryWork(0)) == OperatorEstimate(3 * MICROSECOND, 0.15, "modelled")
+    second = model.estimate(MemoryWork(int(0.8 * 2039e9), kernels=1)).time
     assert second == pytest.approx(SECOND, rel=1e-5)
-    assert model.estimate(Memory(0, kernels=5)).time == 15 * MICROSECOND
+    assert model.estimate(MemoryWork(0, kernels=5)).time == 15 * MICROSECOND
     assert model.estimate(Unknown(int(0.8 * 2039e9))).time == second
     assert model.estimate(Nothing()).time == 0
 
@@ -163,13 +163,13 @@ def test_no_attention_is_free_or_faster_than_the_peak(
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
 def test_more_bytes_never_take_less_time(moved, more):
-    for kind in (Memory, Unknown, HostCopy):
+    for kind in (MemoryWork, Unknown, HostCopy):
         assert MODELS["H100"].estimate(kind(moved)).time <= MODELS["H100"].estimate(kind(moved + more)).time
 
 
 def test_the_stacks_factor_scales_operators():
     slow, plain = OperatorModel(device.preset("h100"), factor=1.5), MODELS["H100"]
-    for work in (Gemm(8192, 4096, 4096), Memory(10**8), Attention(1, 32, 8, 4096, 4096, 128), Unknown(5)):
+    for work in (Gemm(8192, 4096, 4096), MemoryWork(10**8), Attention(1, 32, 8, 4096, 4096, 128), Unknown(5)):
         assert slow.estimate(work).time == pytest.approx(1.5 * plain.estimate(work).time)
     with pytest.raises(ConfigError, match="factor: 0 is not a factor above 0"):
         OperatorModel(device.preset("h100"), factor=0)
@@ -177,9 +177,9 @@ def test_the_stacks_factor_scales_operators():
 
 def test_the_users_measurements_come_first():
     gpu, work = device.preset("h100"), Gemm(8192, 4096, 4096)
-    calibration = Calibration(gpu.product, "torch", (Measurement(work, 7 * MICROSECOND, 0.1),))
+    calibration = Calibration(gpu.product, "torch", (OperatorTime(work, 7 * MICROSECOND, 0.1),))
     model = OperatorModel(gpu, factor=2.0, measured=calibration)
-    assert model.estimate(work) == Estimate(7 * MICROSECOND, 0.1, "measured")
+    assert model.estimate(work) == OperatorEstimate(7 * MICROSECOND, 0.1, "measured")
     with pytest.raises(ConfigError, match="device: 'NVIDIA H100 80GB HBM3' was measured, not A100"):
         OperatorModel(device.preset("a100"), measured=calibration)
 

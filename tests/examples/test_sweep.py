@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from foretrain.scenarios import Sweep, expand, parse, read
+from foretrain.experiments import SweepFile, expand, parse, read
 from tests.examples.torchrun import ROOT
 
 PAGE = (ROOT / "docs" / "sweep.md").read_text(encoding="utf-8")
@@ -16,7 +16,7 @@ def test_the_example_has_as_many_scenarios_as_it_says():
     assert f"# {len(expand(read(path)).scenarios)} scenarios" in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", Sweep.__struct_fields__)
+@pytest.mark.parametrize("name", SweepFile.__struct_fields__)
 def test_every_key_is_described(name):
     assert f"| `{name}` |" in PAGE
 

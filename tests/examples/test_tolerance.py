@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from foretrain.convergence.replicas import Exchange  # noqa: E402
-from foretrain.convergence.training import Training  # noqa: E402
-from foretrain.convergence.trial import build_trial  # noqa: E402
+from foretrain.loss_tolerance.replicas import LossyExchange  # noqa: E402
+from foretrain.loss_tolerance.training import Training  # noqa: E402
+from foretrain.loss_tolerance.trial import build_trial  # noqa: E402
 from tests.examples.torchrun import ROOT  # noqa: E402
 
 EXAMPLES = sorted((ROOT / "examples" / "tolerance").glob("*.py"))
@@ -21,7 +21,7 @@ def accuracies(name, rounds, p):
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    training = Training(build_trial(module.build, 0), Exchange(ranks=2), p)
+    training = Training(build_trial(module.build, 0), LossyExchange(ranks=2), p)
     found = [training.advance(count) for count in rounds]
     torch.set_num_threads(before)
     return found

@@ -15,37 +15,37 @@ import pytest
 from rich.console import Console
 
 from foretrain.errors import ConfigError, ForetrainError
-from foretrain.lab.calibrate import fit, nominal
+from foretrain.lab.calibration import fit, nominal
 from foretrain.lab.compare import OnLine, attached, conduct, experiment, share
-from foretrain.lab.losses import losses
+from foretrain.lab.gap_breakdown import losses
 from foretrain.lab.messages import (
-    Calibrated,
-    Case,
+    CalibrationReport,
+    CalibrationSample,
+    CaseRefused,
+    CaseTrace,
     Experiment,
-    Plan,
-    Progress,
-    Recorded,
-    Refused,
-    Sample,
-    Timed,
-    Traced,
+    LabCase,
+    LabPlan,
+    LabProgress,
+    RoundTimes,
+    WorkloadReport,
 )
 from foretrain.lab.result import LabResult
 from foretrain.lab.transformer import batches, transformer
 from foretrain.network import Cluster
 from foretrain.report.lab import lab_summary, lab_trace, render
-from foretrain.timeline import Span
+from foretrain.simulation import bound, simulate
+from foretrain.trace import Span
 from foretrain.units import MILLISECOND, SECOND
-from foretrain.virtual import bound, simulate
 from foretrain.workload import zoo
 
 RATE = 125e6
 
 
-def samples(overhead: int, per_byte: float, noise: float = 0.0, seed: int = 0) -> list[Sample]:
+def samples(overhead: int, per_byte: float, noise: float = 0.0, seed: int = 0) -> list[CalibrationSample]:
     rng = random.Random(seed)
     return [
-        Sample(
+        CalibrationSample(
             1 << power, depth, round((overhead * (3 - depth) + per_byte * (1 << power)) * (1 + noise * rng.random()))
         )
         for power in range(14, 25, 2)
@@ -55,7 +55,7 @@ def samples(overhead: int, per_byte: float, noise: float = 0.0, seed: int = 0) -
 
 def test_a_fit_finds_the_line_whatever_one_sample_says():
     found = samples(300_000_000, 8000)
-    found[5] = Sample(found[5].size, 2, found[5].time * 3)
+    found[5] = CalibrationSample(found[5].size, 2, found[5].time * 3)
     line = fit(found)
     assert line.overhead == pytest.approx(300_000_000, rel=1e-3)
     assert line.per_byte == pytest.approx(8000, rel=1e-3)
@@ -67,7 +67,7 @@ def test_a_fit_finds_the_line_whatever_one_sample_says():
 
 def test_small_operations_that_cost_alike_are_a_floor_and_no_overhead():
     sizes = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-    line = fit(Sample(size, 2, max(700_000_000, 1000 + 8000 * size)) for size in sizes)
+    line = fit(CalibrationSample(size, 2, max(700_000_000, 1000 + 8000 * size)) for size in sizes)
     assert (line.floor, line.per_byte) == (700_000_000, 8000)
     assert line.overhead == pytest.approx(1000)
     assert line.on(Cluster(2)).cost.time(4) == 700_000_000
@@ -76,12 +76,16 @@ def test_small_operations_that_cost_alike_are_a_floor_and_no_overhead():
 def test_no_sample_makes_a_link_faster_than_it_is():
     limit = nominal(Cluster(2, up=RATE, down=RATE))
     line = fit(
-        [Sample(1 << 20, 2, round(0.9 * limit * (1 << 20))), Sample(1 << 22, 2, round(limit * (1 << 22)))], limit
+        [
+            CalibrationSample(1 << 20, 2, round(0.9 * limit * (1 << 20))),
+            CalibrationSample(1 << 22, 2, round(limit * (1 << 22))),
+        ],
+        limit,
     )
     assert line.per_byte == limit
     assert line.overhead >= 0
     with pytest.raises(ConfigError, match="too few"):
-        fit([Sample(1 << 20, 1, 5)])
+        fit([CalibrationSample(1 << 20, 1, 5)])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -107,8 +111,8 @@ def test_cases_are_named_and_planned():
     assert "DDP 100MiB" in names
     assert "DDP fp16 hook" in names
     assert names[-2:] == ["bytescheduler(partition=1MB)+fp16", "prophet"]
-    assert str(Case("ddp", 5 << 20).plan) == "ddp(bucket=5MiB, first=5MiB)"
-    assert str(Case("ddp").plan) == "ddp"
+    assert str(LabCase("ddp", 5 << 20).plan) == "ddp(bucket=5MiB, first=5MiB)"
+    assert str(LabCase("ddp").plan) == "ddp"
     assert attached("p3+bf16").compression == "bf16"
 
 
@@ -144,37 +148,37 @@ def answers(one: Experiment) -> list[object]:
     span = Span("wire", "communication", "fc.weight", 2, 205 * MILLISECOND, 208 * MILLISECOND, 1000)
     gpu = Span("gpu", "backward", "fc", 2, 200 * MILLISECOND, 205 * MILLISECOND)
     last = len(one.cases) - 1
-    said: list[object] = [Calibrated(tuple(samples(200_000_000, 8000))), Recorded(0, one.workload)]
+    said: list[object] = [CalibrationReport(tuple(samples(200_000_000, 8000))), WorkloadReport(0, one.workload)]
     for index, case in enumerate(one.cases[:-1]):
         place = Cluster(2, up=RATE, down=RATE, overhead=100_000_000) if case.kind == "attach" else None
         schedule = f"{case.schedule}" if case.kind == "attach" else ""
         for turn in range(2):
             times = tuple((100 - 10 * index + turn + k) * MILLISECOND for k in range(3))
-            said.append(Timed(0, index, times, schedule, place))
-        said.append(Traced(0, index, tuple(k * 100 * MILLISECOND for k in range(4)), (gpu, span)))
-    return [*said, Refused(0, last, "prophet needs a steadier job")]
+            said.append(RoundTimes(0, index, times, schedule, place))
+        said.append(CaseTrace(0, index, tuple(k * 100 * MILLISECOND for k in range(4)), (gpu, span)))
+    return [*said, CaseRefused(0, last, "prophet needs a steadier job")]
 
 
 @pytest.fixture(scope="module")
 def result() -> LabResult:
     cases = ("bytescheduler(partition=1MB, credit=2MB)", "bytescheduler+fp16", "prophet")
     one = experiment("alexnet", hosts=2, rate="1Gbps", schedules=cases, buckets=(None, 1 << 20), half_hook=False)
-    seen: list[Progress] = []
+    seen: list[LabProgress] = []
 
     def launch(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
-        plan = msgspec.json.decode(Path(command[-1]).read_bytes(), type=Plan)
-        assert plan == Plan(2, RATE, (one,))
+        plan = msgspec.json.decode(Path(command[-1]).read_bytes(), type=LabPlan)
+        assert plan == LabPlan(2, RATE, (one,))
         assert timeout > 60
         assert environment["OMP_NUM_THREADS"] == "1"
         on_line(0, "a warning of somebody")
-        on_line(0, msgspec.json.encode(Progress(0, "round 1/3, DDP", 3, 9)).decode())
+        on_line(0, msgspec.json.encode(LabProgress(0, "round 1/3, DDP", 3, 9)).decode())
         on_line(1, "no progress")
         lines = b"".join(msgspec.json.encode(message) + b"\n" for message in answers(one))
         Path(command[-1]).with_suffix(".jsonl").write_bytes(lines)
         return 0
 
-    (found,) = conduct(Plan(2, RATE, (one,)), launch, seen.append)
-    assert seen == [Progress(0, "round 1/3, DDP", 3, 9)]
+    (found,) = conduct(LabPlan(2, RATE, (one,)), launch, seen.append)
+    assert seen == [LabProgress(0, "round 1/3, DDP", 3, 9)]
     return found
 
 
@@ -265,7 +269,7 @@ def test_workers_that_fail_are_quoted():
 
     one = experiment("alexnet", hosts=2, rate="1Gbps")
     with pytest.raises(ForetrainError, match=r"status 3.*\n.*rank 1: RuntimeError: out of cheese"):
-        conduct(Plan(2, RATE, (one,)), launch)
+        conduct(LabPlan(2, RATE, (one,)), launch)
 
 
 # The workers themselves, as processes on the loopback.
@@ -309,8 +313,8 @@ def test_workers_measure_and_trace_every_case():
     from foretrain.lab.paced import scaled
 
     one = dataclasses.replace(one, workload=scaled(small, 20 * MILLISECOND), warmup=1, cases=one.cases[-3:])
-    seen: list[Progress] = []
-    (found,) = conduct(Plan(2, 1.25e9, (one,), calibration=0.2), on_loopback, seen.append)
+    seen: list[LabProgress] = []
+    (found,) = conduct(LabPlan(2, 1.25e9, (one,), calibration=0.2), on_loopback, seen.append)
     assert [len(measurement.rounds) for measurement in found.measured] == [2, 2, 2]
     assert [len(measurement.times) for measurement in found.measured] == [4, 4, 4]
     assert found.workload.size == small.size

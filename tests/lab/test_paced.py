@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foretrain.errors import ConfigError
-from foretrain.lab.paced import Clock, paced, scaled, stretches
+from foretrain.lab.paced import AcceleratorClock, paced, scaled, stretches
 from foretrain.units import MICROSECOND, MILLISECOND
 from foretrain.workload import Gradient, Layer, Workload, zoo
 from tests.scenario import layered, random_workload
@@ -29,11 +29,11 @@ class Host:
     def busy(self, duration: int) -> None:
         self.time += duration
 
-    def clock(self, **options) -> Clock:
-        return Clock(now=self.now, sleep=self.sleep, **options)
+    def clock(self, **options) -> AcceleratorClock:
+        return AcceleratorClock(now=self.now, sleep=self.sleep, **options)
 
 
-def run(model: torch.nn.Module, clock: Clock) -> tuple[int, int, dict[str, int]]:
+def run(model: torch.nn.Module, clock: AcceleratorClock) -> tuple[int, int, dict[str, int]]:
     """When the forward pass began and the backward pass began, and when each parameter's gradient came."""
     released: dict[str, int] = {}
 

@@ -11,12 +11,12 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, labs, launch, network
-from foretrain.lab.calibrate import fit, nominal
+from foretrain.lab.calibration import fit, nominal
 from foretrain.lab.compare import conduct, experiment, on, plan_of
-from foretrain.lab.messages import Sample
+from foretrain.lab.messages import CalibrationSample
 from foretrain.lab.result import PLAIN
-from foretrain.lab.serving import serving
-from foretrain.lab.traffic import Traffic
+from foretrain.lab.servers import serving
+from foretrain.lab.traffic import LinkTraffic
 from foretrain.network import Cluster
 from foretrain.report.lab import render, verdict
 from foretrain.units import MICROSECOND, MILLISECOND
@@ -74,8 +74,8 @@ def test_a_fit_is_the_cluster_on_which_a_round_costs_it(servers):
     links = plan_of(hosts=3, rate="1Gbps", servers=servers).links
     per_byte, overhead, latency = 1.25 * nominal(links), 300 * MICROSECOND, 800 * MICROSECOND
 
-    def sample(size: int, depth: int) -> Sample:
-        return Sample(size, depth, round(overhead + per_byte * size + (latency if depth == 1 else 0)))
+    def sample(size: int, depth: int) -> CalibrationSample:
+        return CalibrationSample(size, depth, round(overhead + per_byte * size + (latency if depth == 1 else 0)))
 
     found = fit([sample(1 << 12, 1), *(sample(1 << power, 4) for power in range(12, 21, 2))], nominal(links)).on(links)
     assert found.exchange == links.exchange
@@ -144,7 +144,7 @@ def test_bytes_are_counted_per_host_and_direction(lab):
             assert sender.stdout is not None
             assert sender.stdout.readline().strip() == "connected"
             began = time.perf_counter()
-            traffic = Traffic([sender.pid, receiver.pid], 1e6)
+            traffic = LinkTraffic([sender.pid, receiver.pid], 1e6)
             sender.stdin.write("go\n")
             sender.stdin.flush()
             assert receiver.stdout.readline().strip() == "1000000"
@@ -212,7 +212,7 @@ def test_a_server_that_cannot_start_is_quoted(lab):
 SCRIPT = """
 import sys
 from foretrain.lab import Lab, launch
-from foretrain.lab.serving import serving
+from foretrain.lab.servers import serving
 
 with Lab.up(sys.argv[1], 2) as lab, serving(lab, [0, 1], 2) as served:
     print(*served.pids, flush=True)

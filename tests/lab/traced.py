@@ -21,15 +21,15 @@ import torch
 import torch.distributed as dist
 
 import foretrain as ft
-from foretrain.lab.paced import Clock, paced, scaled
-from foretrain.runtime.attached import Attached
+from foretrain.lab.paced import AcceleratorClock, paced, scaled
+from foretrain.plugins.torch.attached import Attached
 from foretrain.schedule import Job
 from foretrain.workload import zoo
 
 
 def train(run: dict[str, Any]) -> Iterator[dict[str, Any]]:
     workload = scaled(zoo(run["model"], precision="fp32"), run["compute"], run["size"])
-    model = paced(workload, Clock(seed=2 * run["seed"] + dist.get_rank(), jitter=run["jitter"]))
+    model = paced(workload, AcceleratorClock(seed=2 * run["seed"] + dist.get_rank(), jitter=run["jitter"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     given = torch.zeros(1)
     with ft.attach(model, optimizer, run["schedule"], engine="ps", warmup=2, trace=True) as attached:

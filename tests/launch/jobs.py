@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import distributed
 
-from foretrain.launch import Settings
-from foretrain.launch.takeover import Takeover
+from foretrain.launch import LaunchSettings
+from foretrain.launch.ddp_patch import DdpPatch
 from tests.launch import standin
 
 STEPS = 8
@@ -36,16 +36,16 @@ class Told:
     events: list[list[str]] = field(default_factory=list)
 
 
-def both(script: Callable[[], nn.Module], settings: Settings, refuse: str | None = None) -> tuple[Told, Told]:
+def both(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str | None = None) -> tuple[Told, Told]:
     """The same script under PyTorch alone, and taken over."""
     return alone(script), taken(script, settings, refuse)
 
 
-def both_really(script: Callable[[], nn.Module], settings: Settings) -> tuple[Told, Told]:
+def both_really(script: Callable[[], nn.Module], settings: LaunchSettings) -> tuple[Told, Told]:
     """The same without a stand-in."""
     stock, told = alone(script), Told()
     torch.manual_seed(dist.get_rank())
-    with contextlib.redirect_stderr(io.StringIO()) as said, Takeover(settings):
+    with contextlib.redirect_stderr(io.StringIO()) as said, DdpPatch(settings):
         told.parameters = _values(script())
     told.said = said.getvalue()
     return stock, told
@@ -56,10 +56,10 @@ def alone(script: Callable[[], nn.Module]) -> Told:
     return Told(_values(script()))
 
 
-def taken(script: Callable[[], nn.Module], settings: Settings, refuse: str | None = None) -> Told:
+def taken(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str | None = None) -> Told:
     told = Told()
     torch.manual_seed(dist.get_rank())
-    with standin.instead(refuse) as all_made, contextlib.redirect_stderr(io.StringIO()) as said, Takeover(settings):
+    with standin.instead(refuse) as all_made, contextlib.redirect_stderr(io.StringIO()) as said, DdpPatch(settings):
         model = script()
         told.parameters = _values(model)
     assert nn.parallel.DistributedDataParallel is distributed.DistributedDataParallel is STOCK
@@ -409,7 +409,7 @@ def untrained() -> nn.Module:
 def dropped() -> tuple[str, list[str]]:
     """A script that raises after it was taken over."""
     said, raises = io.StringIO(), contextlib.suppress(ZeroDivisionError)
-    with standin.instead() as made, contextlib.redirect_stderr(said), raises, Takeover(Settings()):
+    with standin.instead() as made, contextlib.redirect_stderr(said), raises, DdpPatch(LaunchSettings()):
         trained(wrapped())
         print(1 // 0)
     return said.getvalue(), made[0].events
@@ -418,7 +418,7 @@ def dropped() -> tuple[str, list[str]]:
 def collected() -> list[int]:
     """How many models had ended when the next one was made; on rank 1 each is held by a cycle."""
     ended = []
-    with standin.instead() as made, contextlib.redirect_stderr(io.StringIO()), Takeover(Settings()):
+    with standin.instead() as made, contextlib.redirect_stderr(io.StringIO()), DdpPatch(LaunchSettings()):
         gc.disable()
         try:
             for _ in range(3):
@@ -439,7 +439,7 @@ def destroying() -> tuple[list[str], list[list[str]]]:
     with standin.instead() as made, contextlib.redirect_stderr(io.StringIO()):
         dist.destroy_process_group = lambda group=None: calls.append(list(made[0].events))
         try:
-            with Takeover(Settings()):
+            with DdpPatch(LaunchSettings()):
                 trained(wrapped())
                 before = list(made[0].events)
                 dist.destroy_process_group()

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch.distributed as dist
 
 from foretrain.errors import ConfigError
-from foretrain.runtime import attaching
+from foretrain.plugins.torch import api
 from foretrain.schedule.policies import spec
 
 
@@ -68,9 +68,9 @@ class Standin:
 @contextmanager
 def instead(refuse: str | None = None) -> Iterator[list[Standin]]:
     """Inside, `attach` makes these and appends them to the list; ``refuse`` makes it refuse every model with that."""
-    real, attaching.attach = attaching.attach, Standin  # pyright: ignore
+    real, api.attach = api.attach, Standin  # pyright: ignore
     Standin.made, Standin.refuse = [], refuse
     try:
         yield Standin.made
     finally:
-        attaching.attach = real
+        api.attach = real

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import errors
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from foretrain.cli import main
-from foretrain.launch import Settings, command, worker
+from foretrain.launch import LaunchSettings, command, worker
 
 WORKER = "foretrain.launch.worker"
 
@@ -46,7 +46,7 @@ def test_what_is_whose(started):
     assert job.training_script_args == [*ours, *theirs]
 
     heard = worker.parser().parse_args(job.training_script_args)
-    assert Settings(heard.schedule, heard.compression, heard.timeout, heard.patience) == Settings(
+    assert LaunchSettings(heard.schedule, heard.compression, heard.timeout, heard.patience) == LaunchSettings(
         "p3(slice=1MB)", "fp16", 5.0, 60.0
     )
     assert (heard.module, heard.script) == (False, theirs)

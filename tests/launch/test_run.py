@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.plugins.torch.ranks import QUIET
 from tests.processes import started
-from tests.runtime.ranks import QUIET
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "07_train.py"
 ENVIRONMENT = {**os.environ, **QUIET}

@@ -14,15 +14,15 @@ from typing import Any
 def simulate(arguments: Sequence[str]) -> None:
     """The command; it ends as ``python -m foretrain simulate`` does."""
     from foretrain.cli import main
-    from foretrain.live import ranks
+    from foretrain.live import rank_processes
 
-    ranks.subprocess = SimpleNamespace(Popen=_Zygote, TimeoutExpired=subprocess.TimeoutExpired)
+    rank_processes.subprocess = SimpleNamespace(Popen=_Zygote, TimeoutExpired=subprocess.TimeoutExpired)
     sys.argv = ["foretrain", "simulate", *arguments]
     main()
 
 
 class _Zygote:
-    """What `foretrain.live.ranks` asks of the process of a zygote."""
+    """What `foretrain.live.rank_processes` asks of the process of a zygote."""
 
     def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any) -> None:
         self.returncode: int | None = None
@@ -48,7 +48,7 @@ def _live(descriptor: int, kept: Sequence[int], environment: Mapping[str, str]) 
         os.environ.update(environment)
         for finalizer in list(weakref.finalize._registry):  # pyright: ignore
             finalizer.detach()  # else ranks, which end as interpreters do, would remove the command's folders
-        from foretrain.fakecuda.zygote import main
+        from foretrain.live.device.fork_server import main
 
         main(descriptor)
         status = 0

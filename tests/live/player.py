@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import NamedTuple
 
-from foretrain.live.conductor import Conductor, conduct
-from foretrain.live.folding import Folding
-from foretrain.live.story import Story
-from foretrain.live.wire import (
+from foretrain.live.event_log import (
     ANSWER,
     ASK,
     BEGIN,
@@ -38,9 +35,12 @@ from foretrain.live.wire import (
     WAIT,
     frames,
 )
-from foretrain.schedule import Cost
+from foretrain.live.executor import Executor, conduct
+from foretrain.live.folding import Folding
+from foretrain.live.rank_trace import SimulationTrace
+from foretrain.schedule import CostModel
+from foretrain.simulation.world import ARRIVAL, VirtualWorld
 from foretrain.units import per_byte
-from foretrain.virtual.world import ARRIVAL, VirtualWorld
 
 PER_BYTE = per_byte(1e9)
 """Of an all-reduce as policies see it: 1 byte a nanosecond."""
@@ -205,14 +205,14 @@ class Constant:
         pass
 
     def cost(self, group):
-        return Cost(self.overhead(), PER_BYTE)
+        return CostModel(self.overhead(), PER_BYTE)
 
     def overhead(self):
         return 7
 
 
 class Played(NamedTuple):
-    story: Story
+    story: SimulationTrace
     ranks: dict[int, Rank]
     log: list
 
@@ -245,7 +245,7 @@ def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0, steps=None
     ]
     for thread in threads:
         thread.start()
-    story = Story(folding.live, kept)
+    story = SimulationTrace(folding.live, kept)
     try:
         conduct(
             {rank: ours for rank, (ours, _) in pairs.items()},
@@ -271,14 +271,14 @@ def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=0):
     world = VirtualWorld()
     traffic = Constant(world, duration)
     ranks = {number: Rank(number) for number in folding.live}
-    story = Story(folding.live, kept)
+    story = SimulationTrace(folding.live, kept)
     asking = set()
 
     def reply(number, data):
         asking.discard(number)
         ranks[number].hear(data)
 
-    conductor = Conductor(world, traffic, folding, reply, slowdown=slowdown, story=story)
+    conductor = Executor(world, traffic, folding, reply, slowdown=slowdown, story=story)
     playing = {n: _whole(program, ranks[n]) for n, program in zip(ranks, programs, strict=True)}
     while playing:
         ready = sorted(set(playing) - asking)

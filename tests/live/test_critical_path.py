@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.live.critical_path import Piece, critical_path, title
-from foretrain.live.story import Activity
-from foretrain.live.wire import NAME, STREAM
+from foretrain.live.critical_path import PathSegment, critical_path, title
+from foretrain.live.event_log import NAME, STREAM
+from foretrain.live.rank_trace import Activity
 from tests.live.player import play
 
 
@@ -26,9 +26,9 @@ def test_a_kernel_after_a_communication_after_a_kernel():
 
     path = path_of(program, program, duration=350)
     assert path.pieces == (
-        Piece(0, "kernel", "gemm", 0, 60),
-        Piece(0, "communication", "all_reduce of 2 ranks", 60, 410),
-        Piece(0, "kernel", "gemm", 410, 420),
+        PathSegment(0, "kernel", "gemm", 0, 60),
+        PathSegment(0, "communication", "all_reduce of 2 ranks", 60, 410),
+        PathSegment(0, "kernel", "gemm", 410, 420),
     )
     assert path.shares() == {"all_reduce of 2 ranks": 350 / 420, "gemm": 70 / 420}
     assert path.kinds() == {"communication": 350 / 420, "kernel": 70 / 420}

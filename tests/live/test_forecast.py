@@ -3,8 +3,8 @@
 import json
 
 from foretrain.device import preset
+from foretrain.live.event_log import COST, STREAM
 from foretrain.live.forecast import Forecast, forecast_of
-from foretrain.live.wire import COST, STREAM
 from foretrain.units import MILLISECOND
 from tests.live.player import play
 

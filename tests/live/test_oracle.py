@@ -4,7 +4,7 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.live.wire import DEVICE, ELAPSED
+from foretrain.live.event_log import DEVICE, ELAPSED
 from tests.live.player import play, shuffled
 
 TOOK = 23

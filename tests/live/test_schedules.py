@@ -5,13 +5,13 @@ import pytest
 pytest.importorskip("torch")
 
 from foretrain.errors import ConfigError
-from foretrain.live.choosing import chosen, differences
-from foretrain.live.planning import cluster_of
+from foretrain.live.auto_schedule import chosen, differences
+from foretrain.live.schedule_plan import cluster_of
 from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import deployment
-from foretrain.planning import choose, saved
+from foretrain.planner import choose, saved
 from foretrain.schedule.script import of_step
-from foretrain.virtual import simulate as replay
+from foretrain.simulation import simulate as replay
 from foretrain.workload import zoo
 
 # Sending takes about as long as computing.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.live.wire import DEVICE, ELAPSED, EVENT, QUERY_EVENT, QUERY_STREAM, STREAM
+from foretrain.live.event_log import DEVICE, ELAPSED, EVENT, QUERY_EVENT, QUERY_STREAM, STREAM
 from tests.live.player import play
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
-from foretrain.network.arrangement import arrange, ranks_per_server, suited
+from foretrain.network.collective_benchmark import exchange
+from foretrain.network.collective_placement import arrange, ranks_per_server, suited
 from foretrain.network.deployment import Deployment
-from foretrain.network.exchange import exchange
 from foretrain.network.nccl import choice_on
-from foretrain.network.shape import as_bigraph
-from foretrain.network.topology_notation import topology
+from foretrain.network.topology.detection import as_bigraph
+from foretrain.network.topology.notation import topology
+from foretrain.simulation import simulate
 from foretrain.units import COST_SHIFT, MICROSECOND, SECOND
-from foretrain.virtual import simulate
 from foretrain.workload import zoo
 
 RATE = 12.5e9

@@ -18,7 +18,7 @@ from foretrain.network.fabrics.rail import rail
 from foretrain.network.fabrics.star import star
 from foretrain.network.fabrics.torus import torus
 from foretrain.network.servers import NVSwitch, PCIeTree, preset
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from tests.network.ways import graph, names, shortest
 
 RATE = 1.25e9

@@ -8,18 +8,18 @@ import pytest
 from foretrain.collective import build
 from foretrain.errors import ConfigError, StallError
 from foretrain.network import ideal
+from foretrain.network.collective_benchmark import exchange
 from foretrain.network.deployment import Deployment
-from foretrain.network.estimate import Estimate, decided, estimate, packet_hops, parts
-from foretrain.network.exchange import exchange
+from foretrain.network.estimate import PacketEstimate, decided, estimate, packet_hops, parts
 from foretrain.network.fidelity import FLUID, Fidelity
+from foretrain.network.flow_lowering import place
 from foretrain.network.ideal import Ideal
-from foretrain.network.packet import Losses, Queues
+from foretrain.network.packet import LinkLosses, Queues
 from foretrain.network.packet.notation import TRANSPORTS, losses, queues, transport
-from foretrain.network.packet.transports.paced import Bounded, Dcqcn
-from foretrain.network.packet.transports.windowed import Dctcp, NewReno, Pias
-from foretrain.network.placing import place
+from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn
+from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pias
 from foretrain.network.routing import Ecmp
-from foretrain.network.topology_notation import topology
+from foretrain.network.topology.notation import topology
 from foretrain.units import MICROSECOND
 from tests.network.packet.flows import LATENCY, RATE, fabric, flows, hosts, waiting
 
@@ -137,8 +137,8 @@ def test_auto_takes_packets_within_the_budget():
     ],
 )
 def test_estimates_are_said(hops, seconds, said):
-    assert str(Estimate(hops, hops / seconds)) == said
-    assert Estimate(0, 1.0).seconds == 0
+    assert str(PacketEstimate(hops, hops / seconds)) == said
+    assert PacketEstimate(0, 1.0).seconds == 0
     assert estimate(PACKET, *(lambda pair: (pair[0], [pair[1]]))(incast(2, 1000))).speed > 1000
 
 
@@ -243,9 +243,9 @@ def test_losses_as_text_are_of_wires():
     some = network.between("leaf0", "spine1").tolist()
     found = Fidelity("packet", losses=losses("0.1%, leaf0:spine1=1%x8"))._lossy(network)
     assert len(found) == network.links
-    assert found[some[0]] == Losses.bursts(0.01, 8)
-    assert all(what == Losses(0.001) for link, what in found.items() if link not in some)
-    assert losses("*=0.5") == losses("50%") == (("*", Losses(0.5)),)
+    assert found[some[0]] == LinkLosses.bursts(0.01, 8)
+    assert all(what == LinkLosses(0.001) for link, what in found.items() if link not in some)
+    assert losses("*=0.5") == losses("50%") == (("*", LinkLosses(0.5)),)
     for wrong in ("leaf0=1%", "a:=1%", "1%x", "=1%%"):
         with pytest.raises(ConfigError, match="does not read"):
             losses(wrong)

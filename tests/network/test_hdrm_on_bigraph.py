@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from foretrain.collective import build, hdrm_mapping
+from foretrain.network.flow_lowering import place
 from foretrain.network.fluid import Fluid
-from foretrain.network.placing import place
 from foretrain.network.routing import router
-from foretrain.network.topology_notation import topology
+from foretrain.network.topology.notation import topology
 from foretrain.units import SECOND
 
 

@@ -3,7 +3,7 @@
 import networkx as nx
 import numpy as np
 
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 
 
 def graph(topology: Topology) -> nx.DiGraph:

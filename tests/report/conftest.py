@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from foretrain.comparison import Comparison, compare, sweep
 from foretrain.device import preset
+from foretrain.experiments import Comparison, compare, sweep
+from foretrain.live.event_log import COST, MEMORY, NAME, STREAM, WARNING
 from foretrain.live.forecast import forecast_of
+from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.simulate import Simulated
-from foretrain.live.traffic import NetworkTraffic
-from foretrain.live.wire import COST, MEMORY, NAME, STREAM, WARNING
 from foretrain.network.deployment_notation import deployment
+from foretrain.simulation.world import VirtualWorld
 from foretrain.units import MILLISECOND
-from foretrain.virtual.world import VirtualWorld
 from foretrain.workload import zoo
 from tests.live.player import folding_of, play
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from foretrain.device import preset
-from foretrain.live.story import Story
-from foretrain.live.wire import ANNOTATION, NAME, STREAM
+from foretrain.live.event_log import ANNOTATION, NAME, STREAM
+from foretrain.live.rank_trace import SimulationTrace
 from foretrain.report.kineto import trace_paths, write_trace
 from foretrain.units import MICROSECOND, MILLISECOND
 from tests.live.player import play
@@ -173,7 +173,7 @@ def test_kernels_of_a_stream_follow_each_other_and_names_of_files(tmp_path):
 
 
 def test_a_story_without_activities_is_a_file_without_kernels(tmp_path):
-    (path,) = write_trace(Story([0]), tmp_path / "t.json")
+    (path,) = write_trace(SimulationTrace([0]), tmp_path / "t.json")
     assert not spans(read(path), "kernel")
 
 

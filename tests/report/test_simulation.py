@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.report import simulation
-from foretrain.report.findings import Findings, share, step_time
+from foretrain.report.findings import SimulationFindings, share, step_time
 from foretrain.report.simulation_json import numbers
 from foretrain.report.simulation_page import page, render
 from foretrain.report.simulation_timeline import Bar, thin
@@ -14,7 +14,7 @@ from foretrain.units import MILLISECOND
 
 
 def test_what_follows_from_a_simulation(done):
-    found = Findings(done, tokens=9000)
+    found = SimulationFindings(done, tokens=9000)
     (rank,) = found.forecast.ranks
     assert found.forecast.iteration_time == 9 * MILLISECOND
     assert step_time(rank) == 9 * MILLISECOND
@@ -29,14 +29,14 @@ def test_what_follows_from_a_simulation(done):
     assert found.path.shares() == {"aten::mm": 6 / 9, "all_reduce of 8 ranks": 3 / 9}
     assert found.loads[0].busiest == pytest.approx(0.25)
     assert sum(load.carried for load in found.loads) == pytest.approx(done.carried.sum())
-    assert Findings(done).tokens_rate is None
+    assert SimulationFindings(done).tokens_rate is None
 
 
 def test_operators_are_what_the_ranks_told_where_they_did(unkept):
-    assert Findings(unkept).operators == ()
+    assert SimulationFindings(unkept).operators == ()
     first = dataclasses.replace(unkept.forecast.first, by_name={"aten::mm": 30, "aten::add": 10})
     told = dataclasses.replace(unkept, forecast=dataclasses.replace(unkept.forecast, ranks=(first,)))
-    assert [(one.name, one.time, one.share) for one in Findings(told).operators] == [
+    assert [(one.name, one.time, one.share) for one in SimulationFindings(told).operators] == [
         ("aten::mm", 30, 0.75),
         ("aten::add", 10, 0.25),
     ]
@@ -44,7 +44,7 @@ def test_operators_are_what_the_ranks_told_where_they_did(unkept):
 
 def test_the_tables_fit_a_narrow_terminal(done, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    simulation.show(Findings(done, tokens=9000))
+    simulation.show(SimulationFindings(done, tokens=9000))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "9.00 ms ± 224 us (95 %)" in text
@@ -64,7 +64,7 @@ def test_a_time_of_nothing_is_0():
 
 
 def test_the_numbers_hold_all_that_is_shown(done, unkept):
-    found = json.loads(json.dumps(numbers(Findings(done, tokens=9000))))
+    found = json.loads(json.dumps(numbers(SimulationFindings(done, tokens=9000))))
     assert found["iteration_time"] == 0.009
     assert found["tokens_per_second_per_gpu"] == pytest.approx(125_000)
     assert found["critical_path"]["shares"] == {"aten::mm": 6 / 9, "all_reduce of 8 ranks": 3 / 9}
@@ -79,11 +79,11 @@ def test_the_numbers_hold_all_that_is_shown(done, unkept):
     }
     assert max(link["busiest"] for link in found["links"]) == pytest.approx(0.25)
     assert found["folding"] == ["8 ranks in 1 class", "rank 0 stands for 0-7 (8)"]
-    assert numbers(Findings(unkept))["critical_path"] is None
+    assert numbers(SimulationFindings(unkept))["critical_path"] is None
 
 
 def test_the_page_is_one_file_that_says_what_is_not_real(done, tmp_path):
-    found = Findings(done, tokens=9000)
+    found = SimulationFindings(done, tokens=9000)
     page(found, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
     assert "Values are not real" in text
@@ -98,7 +98,7 @@ def test_the_page_is_one_file_that_says_what_is_not_real(done, tmp_path):
 
 
 def test_without_activities_the_page_has_no_timeline(unkept):
-    text = render(Findings(unkept))
+    text = render(SimulationFindings(unkept))
     assert 'id="timeline"' not in text
     assert "No activities were kept" in text
 

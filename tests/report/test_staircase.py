@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import pytest
 
 from foretrain.errors import MissingExtra
-from foretrain.report.staircase import staircase, staircase_svg, steps, ticks
+from foretrain.report.release_plot import staircase, staircase_svg, steps, ticks
 from foretrain.units import MILLISECOND
 from foretrain.workload.step import Gradient, Layer, Workload
 

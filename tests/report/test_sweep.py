@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from foretrain.cli import main
-from foretrain.report.parallel import parallel
+from foretrain.experiments import ResultStore, expand, parse, run
+from foretrain.experiments.result_table import OUTCOMES, PARAMETERS, table
+from foretrain.report.parallel_coordinates import parallel
 from foretrain.report.sweep import findings, lines, page, to_dict, verdict
-from foretrain.scenarios import Journal, expand, parse, run
-from foretrain.scenarios.table import OUTCOMES, PARAMETERS, table
 
 SWEEP = """
 name = "a <small> one"
@@ -27,7 +27,7 @@ COUNT = 2 * 4 * 8
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory):
     expansion = expand(parse(SWEEP))
-    with Journal(tmp_path_factory.mktemp("sweep") / "journal") as journal:
+    with ResultStore(tmp_path_factory.mktemp("sweep") / "journal") as journal:
         run(expansion.scenarios.values(), journal, jobs=1)
         return table(expansion.scenarios, journal.found)
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from foretrain.comparison import Comparison, compare
+from foretrain.experiments import Comparison, compare
 from foretrain.report import summary
 from foretrain.report.table import labels, ranking, rows
 from foretrain.units import format_time

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from foretrain.errors import ConfigError
-from foretrain.network.topology import Topology
-from foretrain.network.topology_notation import topology
-from foretrain.report.cables import DOWN, SHARED, SLOW, faults, link_kinds, link_states
-from foretrain.report.fabric import fabric
-from foretrain.report.inside import different_servers, inside
+from foretrain.network.topology.graph import Topology
+from foretrain.network.topology.notation import topology
+from foretrain.report.fabric_plot import fabric
+from foretrain.report.link_summary import DOWN, SHARED, SLOW, faults, link_kinds, link_states
+from foretrain.report.server_plot import different_servers, inside
 from foretrain.report.topology import numbers, render, summary
-from foretrain.report.wiring import Wires
+from foretrain.report.topology_layout import Wires
 
 TEXTS = [
     "star:3@1Gbps",

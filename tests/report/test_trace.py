@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.comparison import Comparison
 from foretrain.errors import ConfigError
+from foretrain.experiments import Comparison
 from foretrain.report import write_trace
 from foretrain.report.trace import tracks
-from foretrain.virtual import simulate
+from foretrain.simulation import simulate
 from foretrain.workload import zoo
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from foretrain.network import Cluster
+from foretrain.simulation import bound
+from foretrain.simulation.simulation import job_on
 from foretrain.units import COST_SHIFT, MILLISECOND
-from foretrain.virtual import bound
-from foretrain.virtual.simulation import job_on
 from foretrain.workload import Gradient, Layer, Workload
 from tests.scenario import EXACT, layered, one_machine, random_cluster, random_layered, random_workload, workloads
 

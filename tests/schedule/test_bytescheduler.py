@@ -6,9 +6,9 @@ import random
 import pytest
 
 from foretrain.schedule import Spec
+from foretrain.simulation import simulate
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk, Done, Ready
-from foretrain.virtual import simulate
-from foretrain.virtual.simulation import job_on
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_spec, random_workload, replay
 
 WINDOWS = ("bytescheduler", "largest_tail_first", "p3")

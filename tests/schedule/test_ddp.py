@@ -7,9 +7,9 @@ import pytest
 from foretrain.network import Cluster
 from foretrain.schedule import Spec
 from foretrain.schedule.buckets import Buckets, by_size
+from foretrain.simulation import simulate
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Ready, StepBegin, Task
-from foretrain.virtual import simulate
-from foretrain.virtual.simulation import job_on
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_workload, replay
 
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from foretrain.schedule import Spec
 from foretrain.schedule.buckets import by_size
+from foretrain.simulation import simulate
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Done
-from foretrain.virtual import simulate
-from foretrain.virtual.simulation import job_on
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_spec, random_workload, replay
 
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from foretrain.schedule import Spec
+from foretrain.simulation import simulate
 from foretrain.tasks import Ready, Start
 from foretrain.units import MICROSECOND
-from foretrain.virtual import simulate
 from foretrain.workload import Gradient, Layer, Workload
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_workload, replay
 

@@ -3,13 +3,13 @@
 import pytest
 
 from foretrain.engine import Engine
-from foretrain.schedule import Cost, Job, spec
-from foretrain.schedule.gauge import Gauge
+from foretrain.schedule import CostModel, Job, spec
+from foretrain.schedule.link_drift import Gauge
 from foretrain.tasks import Ready, StepBegin
 from foretrain.units import COST_SHIFT, MILLISECOND
 from foretrain.workload import Gradient, Layer, Workload
 
-COST = Cost(overhead=0, per_byte=1000 << COST_SHIFT)  # 1 GB/s
+COST = CostModel(overhead=0, per_byte=1000 << COST_SHIFT)  # 1 GB/s
 SCHEDULED = "bytescheduler(partition=1MB,credit=4MB)"
 
 

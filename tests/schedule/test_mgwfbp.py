@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from foretrain.schedule import Cost
+from foretrain.schedule import CostModel
 from foretrain.schedule.mgwfbp import merge
-from foretrain.virtual import simulate
-from foretrain.virtual.simulation import job_on
+from foretrain.simulation import simulate
+from foretrain.simulation.simulation import job_on
 from tests.scenario import EXACT, by_step, random_cluster, random_workload
 
 BYTE = 1 << 32
@@ -59,7 +59,7 @@ def models(seed, number):
     for _ in range(number):
         count = rng.randint(1, 12)
         releases = sorted(rng.randint(0, 300) for _ in range(count))
-        yield releases, [rng.randint(1, 80) for _ in range(count)], Cost(rng.choice((0, 1, 20, 100)), BYTE)
+        yield releases, [rng.randint(1, 80) for _ in range(count)], CostModel(rng.choice((0, 1, 20, 100)), BYTE)
 
 
 def test_it_is_algorithm_1():
@@ -80,7 +80,7 @@ def test_it_is_algorithm_1():
     ],
 )
 def test_by_hand(releases, sizes, overhead, expected):
-    assert [len(group) for group in merge(releases, sizes, Cost(overhead, BYTE))] == expected
+    assert [len(group) for group in merge(releases, sizes, CostModel(overhead, BYTE))] == expected
 
 
 def finish(groups, releases, sizes, cost):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.schedule import Cost
+from foretrain.schedule import CostModel
 from foretrain.schedule.monitor import Monitor, quantile
 
 BYTE = 1 << 32
@@ -42,8 +42,8 @@ class Link:
 
 
 def pair(share=0.1, window=8, latency=0, overhead=10, span=0):
-    monitor = Monitor(Cost(overhead, BYTE, latency), share, window, span)
-    return monitor, Link(Cost(overhead, BYTE, latency), monitor)
+    monitor = Monitor(CostModel(overhead, BYTE, latency), share, window, span)
+    return monitor, Link(CostModel(overhead, BYTE, latency), monitor)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_link_half_as_fast_is_adopted_when_told_to():
 def test_what_fits_is_the_most_that_drains_in_time():
     rng = random.Random(1)
     for _ in range(300):
-        cost = Cost(rng.choice((0, 10, 1000)), rng.randint(1, 10 * BYTE))
+        cost = CostModel(rng.choice((0, 10, 1000)), rng.randint(1, 10 * BYTE))
         monitor = Monitor(cost, 0.1)
         room = cost.overhead + rng.randint(1, 10**6)
         size = monitor.fits(room)
@@ -226,7 +226,7 @@ def test_free_at_is_when_the_link_has_drained():
 
 def test_behind_a_smaller_chunk_nothing_is_measured_where_there_are_several_pipes():
     """On two pipes of one picosecond a byte each, 900 bytes behind 100 arrive 1700 after them, 100 behind 900 100."""
-    cost = Cost(0, BYTE, 0, elsewhere=BYTE)
+    cost = CostModel(0, BYTE, 0, elsewhere=BYTE)
     monitor = Monitor(cost, 0.1, window=2)
     for size in (100, 900, 100):
         monitor.start(0, size)
@@ -240,7 +240,7 @@ def test_jitter_of_single_chunks_averages_out_before_a_quantile_is_taken():
     """Chunks delivered late and early in turn: the link is as fast as it was."""
     promised = {}
     for span in (0, 1000):
-        monitor = Monitor(Cost(10, BYTE), 0.1, 64, span)
+        monitor = Monitor(CostModel(10, BYTE), 0.1, 64, span)
         now = 0
         for _ in range(100):
             for _ in range(20):

@@ -4,8 +4,8 @@ import dataclasses
 import random
 
 from foretrain.schedule import Spec
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk, Done, Ready
-from foretrain.virtual.simulation import job_on
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_spec, random_workload, replay
 
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from foretrain.schedule import Cost, Spec
+from foretrain.schedule import CostModel, Spec
 from foretrain.schedule.pace import fuse
+from foretrain.simulation import simulate
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk, Ready
-from foretrain.virtual import simulate
-from foretrain.virtual.simulation import job_on
 from tests.scenario import EXACT, layered, random_cluster, random_layered, random_spec, random_workload, replay
 
 BYTE = 1 << 32
@@ -51,7 +51,7 @@ def test_it_is_within_a_thousandth_of_the_best_grouping():
     rng = random.Random(1)
     for _ in range(600):
         releases, sizes, tails, overhead, partition = problem = random_problem(rng, 8)
-        groups = fuse(releases, sizes, tails, Cost(overhead, BYTE), partition)
+        groups = fuse(releases, sizes, tails, CostModel(overhead, BYTE), partition)
         best = min(predicted(one, *problem) for one in groupings(len(sizes)))
         assert predicted(groups, *problem) <= best + max(1, best // 1000 + 1)
 
@@ -60,7 +60,7 @@ def test_it_never_predicts_worse_than_unfused():
     rng = random.Random(2)
     for _ in range(1500):
         releases, sizes, tails, overhead, partition = problem = random_problem(rng, 40)
-        groups = fuse(releases, sizes, tails, Cost(overhead, BYTE), partition)
+        groups = fuse(releases, sizes, tails, CostModel(overhead, BYTE), partition)
         assert [i for group in groups for i in group] == list(range(len(sizes)))
         assert predicted(groups, *problem) <= predicted([[i] for i in range(len(sizes))], *problem)
 
@@ -69,18 +69,20 @@ def test_without_a_cost_per_operation_nothing_is_fused():
     rng = random.Random(3)
     for _ in range(300):
         releases, sizes, tails, _, partition = random_problem(rng, 12)
-        assert fuse(releases, sizes, tails, Cost(0, BYTE), partition) == [range(i, i + 1) for i in range(len(sizes))]
+        assert fuse(releases, sizes, tails, CostModel(0, BYTE), partition) == [
+            range(i, i + 1) for i in range(len(sizes))
+        ]
 
 
 def test_tiny_tensors_share_an_operation():
     # All released together: 8 operations of θ = 1000 or one.
-    groups = fuse([10] * 8, [1] * 8, [8 - i for i in range(8)], Cost(1000, BYTE), 100)
+    groups = fuse([10] * 8, [1] * 8, [8 - i for i in range(8)], CostModel(1000, BYTE), 100)
     assert groups == [range(8)]
 
 
 @pytest.mark.parametrize("size", [1, 10**15])
 def test_it_ends_however_small_or_large_the_numbers(size):
-    groups = fuse([0, 0, 0], [size] * 3, [2, 1, 0], Cost(size, BYTE), 1 << 34)
+    groups = fuse([0, 0, 0], [size] * 3, [2, 1, 0], CostModel(size, BYTE), 1 << 34)
     assert [i for group in groups for i in group] == [0, 1, 2]
 
 

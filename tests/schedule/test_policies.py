@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from foretrain.errors import StallError
 from foretrain.schedule import POLICIES, Spec
-from foretrain.virtual import simulate
-from foretrain.virtual.simulation import job_on
+from foretrain.simulation import simulate
+from foretrain.simulation.simulation import job_on
 from tests.scenario import (
     EXACT,
     by_step,

@@ -8,12 +8,12 @@ import pytest
 
 from foretrain.engine import Engine
 from foretrain.network import Cluster, cluster
-from foretrain.schedule import Cost, Job, Spec
+from foretrain.schedule import CostModel, Job, Spec
 from foretrain.schedule.blocks import blocks
+from foretrain.simulation import VirtualWorld, simulate
+from foretrain.simulation.simulation import job_on
+from foretrain.simulation.world import ARRIVAL
 from foretrain.tasks import Done, Ready, StepBegin
-from foretrain.virtual import VirtualWorld, simulate
-from foretrain.virtual.simulation import job_on
-from foretrain.virtual.world import ARRIVAL
 from foretrain.workload import Gradient, Layer, Workload
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_spec, random_workload, replay
 
@@ -247,7 +247,7 @@ class Trainer:
     """Backward passes only, with gradients and a link that may change from step to step."""
 
     def __init__(self, workload, plan, overhead=0):
-        self.job = Job.of(workload, Cost(overhead, BYTE))
+        self.job = Job.of(workload, CostModel(overhead, BYTE))
         self.policy = plan.build(self.job)
         self.link = Link(self.job.cost)
         self.world = VirtualWorld(self.link)

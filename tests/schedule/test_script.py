@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from foretrain.engine import Engine
 from foretrain.errors import ScheduleError
 from foretrain.schedule import POLICIES, script
+from foretrain.simulation import VirtualWorld, simulate
+from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk, Piece, Ready, StepBegin, Task
-from foretrain.virtual import VirtualWorld, simulate
-from foretrain.virtual.pipes import Pipes
-from foretrain.virtual.simulation import job_on
 from foretrain.workload import zoo
 from tests.scenario import replay as replayed
 

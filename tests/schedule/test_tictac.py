@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 from foretrain.schedule.tictac import chain, tac, tic
-from foretrain.virtual import simulate
-from foretrain.virtual.simulation import job_on
+from foretrain.simulation import simulate
+from foretrain.simulation.simulation import job_on
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_workload
 
 INFINITY = float("inf")

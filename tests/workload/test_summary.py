@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import RecordError
-from foretrain.workload.anatomy import Anatomy
-from foretrain.workload.observation import Entry, observe
+from foretrain.workload.model_parts import Anatomy
+from foretrain.workload.step_log import HookEvent, observe
 from foretrain.workload.summary import share, summarize
 
 TWO = Anatomy(
@@ -15,7 +15,7 @@ TWO = Anatomy(
 
 
 def log(*entries):
-    return [Entry(*(entry if len(entry) == 3 else (entry[0], 0, entry[1]))) for entry in entries]
+    return [HookEvent(*(entry if len(entry) == 3 else (entry[0], 0, entry[1]))) for entry in entries]
 
 
 def step(scale=1):

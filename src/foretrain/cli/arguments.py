@@ -26,7 +26,7 @@ PREPARING = "preparing the network (on first use its simulator is compiled, whic
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class WorkloadOnCluster:
     """A workload on a cluster.
 
     Attributes:

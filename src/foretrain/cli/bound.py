@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tyro
 
-from foretrain.cli.arguments import Scenario
+from foretrain.cli.arguments import WorkloadOnCluster
 
 
-def bound(scenario: tyro.conf.OmitArgPrefixes[Scenario]) -> None:
+def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster]) -> None:
     """The optimum T* that no schedule can beat, and what makes it so."""
     from rich.console import Console
 
+    from foretrain.simulation import bound as bound_of
     from foretrain.units import format_time
-    from foretrain.virtual import bound as bound_of
 
     workload, place = scenario.read()
     found = bound_of(workload, place)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from foretrain.device.calibration import Calibration
-    from foretrain.device.measuring.calibrating import Told
+    from foretrain.operator_benchmark.calibrating import Told
 
 
 def calibrate(
@@ -42,7 +42,7 @@ def calibrate(
         processes: that compute at once while the CPU is measured, as the ranks of one machine do.
     """
     from foretrain.device import calibration, calls
-    from foretrain.device.measuring.calibrating import calibrated, check_mergeable
+    from foretrain.operator_benchmark.calibrating import calibrated, check_mergeable
 
     out = out or merge or Path("calibration.json")
     check_writable(out=out)

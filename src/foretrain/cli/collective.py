@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from foretrain.cli.arguments import PREPARING, check_writable, patience
-from foretrain.cli.fidelity import Closely, progress_bar, say
+from foretrain.cli.network_options import Closely, progress_bar, say
 from foretrain.errors import ConfigError
 
 _USUALLY = Closely()
@@ -42,12 +42,12 @@ def collective(
     from rich.console import Console
 
     from foretrain.files import write_atomically
-    from foretrain.network.arrangement import suited
+    from foretrain.network.collective_benchmark import exchange
+    from foretrain.network.collective_placement import suited
     from foretrain.network.deployment_notation import deployment
     from foretrain.network.estimate import decided, packet_hops, parts
-    from foretrain.network.exchange import exchange
     from foretrain.report import packets
-    from foretrain.report.exchange import numbers, table
+    from foretrain.report.collective_table import numbers, table
     from foretrain.report.topology import page
     from foretrain.units import parse_size
 

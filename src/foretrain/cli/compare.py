@@ -7,15 +7,15 @@ from pathlib import Path
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_writable, split
-from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.arguments import WorkloadOnCluster, check_writable, split
+from foretrain.cli.network_options import Closely, placed
 from foretrain.cli.progress import progress_bar
 
 _USUALLY = Closely()
 
 
 def compare(
-    scenario: tyro.conf.OmitArgPrefixes[Scenario],
+    scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
     schedules: tuple[str, ...] = (),
     tune: bool = True,
@@ -42,9 +42,9 @@ def compare(
     """
     from rich.console import Console
 
-    from foretrain.comparison import compare as compare_all
-    from foretrain.comparison import sweep as sweep_all
-    from foretrain.comparison.table import ALL_SCHEDULES
+    from foretrain.experiments import compare as compare_all
+    from foretrain.experiments import sweep as sweep_all
+    from foretrain.experiments.comparison import ALL_SCHEDULES
     from foretrain.report.table import summary
 
     check_writable(html=html, trace=trace, json=json)
@@ -67,7 +67,7 @@ def compare(
 def _write(table: object, html: Path | None, trace: Path | None, json: Path | None) -> Iterator[Path]:
     import msgspec
 
-    from foretrain.comparison import Comparison
+    from foretrain.experiments import Comparison
     from foretrain.files import write_atomically
 
     assert isinstance(table, Comparison)

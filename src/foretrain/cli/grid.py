@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_writable, split
-from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.arguments import WorkloadOnCluster, check_writable, split
+from foretrain.cli.network_options import Closely, placed
 from foretrain.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def grid(
     """
     from rich.console import Console
 
-    from foretrain.comparison.grid import grid as grid_of
+    from foretrain.experiments.grid import grid as grid_of
     from foretrain.files import write_atomically
     from foretrain.report.grid import page, table
 
     check_writable(html=html, json=json)
     names = tuple(name for text in schedules for name in split(text))
     # All cells train the same step, on the GPU of the first cluster.
-    work, _ = Scenario(workload, cluster, batch=batch).read()
+    work, _ = WorkloadOnCluster(workload, cluster, batch=batch).read()
     with progress_bar("simulating") as progress:
 
         def simulated(place: Deployment) -> Deployment:

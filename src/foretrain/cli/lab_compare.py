@@ -12,7 +12,7 @@ import tyro
 from foretrain.cli.arguments import check_writable, split
 
 if TYPE_CHECKING:
-    from foretrain.lab.messages import Progress
+    from foretrain.lab.messages import LabProgress
     from foretrain.lab.result import LabResult
 
 
@@ -111,7 +111,7 @@ def _write(result: LabResult, html: Path | None, trace: Path | None, json: Path 
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
+def _bar() -> Iterator[Callable[[LabProgress], None]]:
     """A bar with an ETA on stderr, gone when done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

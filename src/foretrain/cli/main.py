@@ -14,13 +14,13 @@ from tyro.extras import SubcommandApp
 from foretrain import __version__
 from foretrain.cli import lab, topology
 from foretrain.cli.bound import bound
+from foretrain.cli.broken_pipe import ReaderGone
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.catalog import catalog
 from foretrain.cli.collective import collective
 from foretrain.cli.compare import compare
 from foretrain.cli.grid import grid
 from foretrain.cli.plan import plan
-from foretrain.cli.readers import ReaderGone
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command
 from foretrain.cli.schedule import schedule

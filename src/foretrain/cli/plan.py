@@ -6,15 +6,15 @@ from pathlib import Path
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_apart, check_writable
-from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.arguments import WorkloadOnCluster, check_apart, check_writable
+from foretrain.cli.network_options import Closely, placed
 from foretrain.cli.progress import progress_bar
 
 _USUALLY = Closely()
 
 
 def plan(
-    scenario: tyro.conf.OmitArgPrefixes[Scenario],
+    scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
     what_if: tuple[str, ...] = (),
     html: Path | None = None,
@@ -35,8 +35,8 @@ def plan(
 
     from rich.console import Console
 
-    from foretrain.planning.what_if import scaled, usual
-    from foretrain.planning.what_if import what_if as compare_all
+    from foretrain.planner.what_if import scaled, usual
+    from foretrain.planner.what_if import what_if as compare_all
     from foretrain.report.planning import page, what_ifs
     from foretrain.workload import Workload
 

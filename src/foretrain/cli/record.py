@@ -17,9 +17,9 @@ from foretrain.cli.arguments import check_writable
 from foretrain.cli.script import loaded
 from foretrain.errors import ConfigError, MissingExtra, RecordError
 from foretrain.schedule.blocks import blocks
+from foretrain.torch_version import require_torch
 from foretrain.units import format_size, format_time
 from foretrain.workload.step import Gradient, Layer, Workload
-from foretrain.workload.torch_version import require_torch
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +129,7 @@ def _check_outputs(out: Path, plot: Path | None) -> None:
 
 def _draw(workload: Workload, plot: Path) -> None:
     from foretrain.files import write_atomically
-    from foretrain.report.staircase import staircase, staircase_svg
+    from foretrain.report.release_plot import staircase, staircase_svg
 
     if plot.suffix == ".svg":
         write_atomically(plot, staircase_svg(workload))

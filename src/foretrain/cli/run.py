@@ -11,17 +11,17 @@ from typing import Annotated
 import tyro
 
 from foretrain.cli.arguments import asked
+from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
-from foretrain.launch import Compression, Place, Settings
-from foretrain.launch.servers import check_every
-from foretrain.server import EVERY
+from foretrain.launch import Compression, LaunchSettings, Place
+from foretrain.launch.server_supervisor import check_every
 from foretrain.units import SECOND, parse_time
 
 _EXAMPLE = "foretrain run --nproc 2 -- train.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunOptions:
     """Run an unmodified DistributedDataParallel script by a schedule: foretrain run --nproc 2 -- train.py ARGUMENTS
 
     Starts the script through torchrun with a scheduled DistributedDataParallel in the place of PyTorch's. Every other
@@ -70,7 +70,7 @@ class Options:
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
-def run(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+def run(options: tyro.conf.OmitArgPrefixes[RunOptions]) -> None:
     """Run an unmodified DistributedDataParallel script by a schedule."""
     _start(options, (), ())
 
@@ -86,7 +86,7 @@ def run_command(arguments: Sequence[str]) -> None:
         own, script = own[:cut], own[cut + 1 :]
     elif not {"-h", "--help"}.intersection(own):
         raise ConfigError("command line", " ".join(own), "has no '--' before the script", f"write e.g. {_EXAMPLE}")
-    options, torchrun = tyro.cli(Options, args=own, prog="foretrain run", return_unknown_args=True)
+    options, torchrun = tyro.cli(RunOptions, args=own, prog="foretrain run", return_unknown_args=True)
     _start(options, torchrun, script)
 
 
@@ -98,7 +98,7 @@ def _wait(field: str, text: str) -> float:
     return time / SECOND
 
 
-def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> None:
+def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) -> None:
     module, script = options.module, list(script)
     if script[:1] == ["-m"]:
         module, script = True, script[1:]
@@ -111,8 +111,8 @@ def _start(options: Options, torchrun: Sequence[str], script: Sequence[str]) -> 
     from foretrain.launch.command import launch
 
     processes = ["--nproc-per-node", options.nproc] if options.nproc else []
-    settings = Settings(
-        asked(options.schedule, options.plan) or Settings().schedule,
+    settings = LaunchSettings(
+        asked(options.schedule, options.plan) or LaunchSettings().schedule,
         options.compression,
         timeout,
         patience,

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_writable
-from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.arguments import WorkloadOnCluster, check_writable
+from foretrain.cli.network_options import Closely, placed
 from foretrain.errors import ConfigError
 
 _USUALLY = Closely()
 
 
 def schedule(
-    scenario: tyro.conf.OmitArgPrefixes[Scenario],
+    scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
     schedule: Annotated[str, tyro.conf.arg(aliases=["-s"])] = "bytescheduler",
     out: Path | None = None,
@@ -36,10 +36,10 @@ def schedule(
     import sys
 
     from foretrain.files import write_atomically
-    from foretrain.planning import resolved, wanted
+    from foretrain.planner import requested_schedule, resolved
     from foretrain.schedule.script import Written
+    from foretrain.simulation import simulate
     from foretrain.units import format_time
-    from foretrain.virtual import simulate
 
     check_writable(out=out)
     workload, place = scenario.read()
@@ -50,7 +50,7 @@ def schedule(
         time = format_time(found.iteration_time)
         sys.stdout.write(f"{run}: {time} an iteration, {found.gap:.1%} above the optimum\n")
         return
-    found = simulate(workload, place, resolved(wanted(schedule), workload, place), trace=False)
+    found = simulate(workload, place, resolved(requested_schedule(schedule), workload, place), trace=False)
     text = f"# {found.schedule} for {workload.name} on {place}\n{found.script()}"
     if out:
         write_atomically(out, text)

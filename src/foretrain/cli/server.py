@@ -10,11 +10,11 @@ from typing import Annotated
 
 import tyro
 
+from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.launch.command import SECRET, check_secret, read_secret
-from foretrain.launch.death import end_with_parent
-from foretrain.launch.servers import check_every
-from foretrain.server import EVERY
+from foretrain.launch.server_supervisor import check_every
+from foretrain.parent_death import end_with_parent
 from foretrain.units import SECOND, parse_time
 
 
@@ -65,9 +65,9 @@ def server(
     if silence <= 0:
         raise ConfigError("timeout", timeout, "is no time to wait", "write e.g. 60s")
     try:
-        from foretrain.server.job import Terms
-        from foretrain.server.modes import prepare
-        from foretrain.server.service import Service
+        from foretrain.comm.ps.server.job import ServerConfig
+        from foretrain.comm.ps.server.service import Service
+        from foretrain.plugins.torch.ps.server import make_optimizer_shard, prepare
     except ImportError as error:
         raise MissingExtra(error.name or "pyzmq", "ps", "foretrain server") from error
     logging.basicConfig(stream=sys.stderr, format="foretrain server: %(message)s", level=logging.INFO)
@@ -75,7 +75,12 @@ def server(
         end_with_parent()
     if updates:
         prepare()
-    terms = Terms(workers, shard, shards, silence, elastic, snapshots=snapshot_dir, every=snapshot_every)
+    terms = ServerConfig(
+        *(workers, shard, shards, silence, elastic),
+        snapshots=snapshot_dir,
+        every=snapshot_every,
+        optimizer_shard=make_optimizer_shard,
+    )
     with Service(host, bytes.fromhex(secret), terms, int(port)) as service:
         found, number = service.address
         sys.stdout.write(f"server {shard} of {shards} for {workers} workers listens on {found}:{number}\n")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_writable
-from foretrain.cli.fidelity import Closely, progress_bar, say
+from foretrain.cli.arguments import WorkloadOnCluster, check_writable
+from foretrain.cli.network_options import Closely, progress_bar, say
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretrain.virtual.together import Tenant
+    from foretrain.simulation.shared_network import Tenant
 
 _USUALLY = Closely()
 _WARM = 2
@@ -49,8 +49,8 @@ def share(
 
     from foretrain.files import write_atomically
     from foretrain.report.trace import write_trace
+    from foretrain.simulation.shared_network import alone, together
     from foretrain.units import format_time
-    from foretrain.virtual.together import alone, together
 
     check_writable(trace=trace, json=json)
     tenants = [_tenant(network, job, batch) for job in jobs]
@@ -95,12 +95,12 @@ def _simulated(tenants: list[Tenant], steps: int, closely: Closely) -> list[Tena
 
 def _tenant(network: str, text: str, batch: int | None) -> Tenant:
     from foretrain.network import Cluster
-    from foretrain.virtual.together import Tenant
+    from foretrain.simulation.shared_network import Tenant
 
     match = _JOB.fullmatch(text)
     if match is None:
         raise ConfigError("job", text, "is not WORKLOAD@RANKS", "write e.g. resnet50@0-7 or 'vgg16@8-15:prophet'")
-    workload, place = Scenario(match["workload"], f"{network},ranks={match['ranks']}", batch=batch).read()
+    workload, place = WorkloadOnCluster(match["workload"], f"{network},ranks={match['ranks']}", batch=batch).read()
     if isinstance(place, Cluster):
         raise ConfigError("network", network, "has no topology to share", "write e.g. leaf_spine:4x8@25Gbps")
     return Tenant(workload, place, match["schedule"] or "bytescheduler")

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from foretrain.cli.arguments import PREPARING, asked, check_writable, patience
-from foretrain.cli.fidelity import Closely
-from foretrain.cli.readers import ReaderGone, while_read
+from foretrain.cli.broken_pipe import ReaderGone, while_read
+from foretrain.cli.network_options import Closely
 from foretrain.errors import ConfigError
 from foretrain.units import Time, parse_size, parse_time
 
 if TYPE_CHECKING:
     from foretrain.live.simulate import Simulated
-    from foretrain.planning import Wanted
-    from foretrain.report.findings import Findings
+    from foretrain.planner import Wanted
+    from foretrain.report.findings import SimulationFindings
     from foretrain.schedule import Spec
 
 _STEPS_KEPT = 2
@@ -31,7 +31,7 @@ _EXAMPLE = "foretrain simulate --cluster dgx-h100:2 -- train.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulateOptions:
     """Run an unmodified training script on a cluster that is not there: foretrain simulate -- train.py ARGUMENTS
 
     The script runs as torchrun would start it, on simulated GPUs; its clocks show virtual time, so what it prints of
@@ -92,16 +92,16 @@ def run_command(arguments: Sequence[str]) -> None:
         own, script = own[:cut], own[cut + 1 :]
     elif not {"-h", "--help"}.intersection(own):
         raise ConfigError("command line", " ".join(own), "has no '--' before the script", f"write e.g. {_EXAMPLE}")
-    options = tyro.cli(Options, args=own, prog="foretrain simulate")
+    options = tyro.cli(SimulateOptions, args=own, prog="foretrain simulate")
     _start(options, script)
 
 
-def simulate(options: tyro.conf.OmitArgPrefixes[Options]) -> None:
+def simulate(options: tyro.conf.OmitArgPrefixes[SimulateOptions]) -> None:
     """Run an unmodified training script on a cluster that is not there."""
     _start(options, ())
 
 
-def _check(options: Options) -> None:
+def _check(options: SimulateOptions) -> None:
     """Raises ConfigError for what can be known to be wrong before anything starts."""
     check_writable(html=options.html, json=options.json, record_operators=options.record_operators)
     if options.trace is not None and not options.trace.is_dir():
@@ -117,13 +117,13 @@ def _check(options: Options) -> None:
         raise ConfigError("compare", True, "has nothing to compare with", "name a policy: --schedule prophet --compare")
 
 
-def _host(options: Options) -> Time | Literal["measured"] | None:
+def _host(options: SimulateOptions) -> Time | Literal["measured"] | None:
     if options.host == "measured":
         return "measured"
     return None if options.host == "modelled" else parse_time(options.host, "host")
 
 
-def _memory(options: Options) -> int | None:
+def _memory(options: SimulateOptions) -> int | None:
     if options.memory is None:
         return None
     memory = parse_size(options.memory, "memory")
@@ -133,7 +133,7 @@ def _memory(options: Options) -> int | None:
     return memory
 
 
-def _start(options: Options, script: Sequence[str]) -> None:
+def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     module, script = options.module, list(script)
     if script[:1] == ["-m"]:
         module, script = True, script[1:]
@@ -143,14 +143,14 @@ def _start(options: Options, script: Sequence[str]) -> None:
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
     memory = _memory(options)
-    from foretrain.live.choosing import differences
+    from foretrain.live.auto_schedule import differences
+    from foretrain.live.cluster_spec import equipped
     from foretrain.live.failures import ScriptFailed
     from foretrain.live.out_of_memory import OutOfMemory
-    from foretrain.live.place import equipped
     from foretrain.live.simulate import simulate as run
-    from foretrain.planning import SavedPlan, wanted
-    from foretrain.report.findings import Findings
-    from foretrain.report.simulation import Progress, show, show_comparison
+    from foretrain.planner import SavedPlan, requested_schedule
+    from foretrain.report.findings import SimulationFindings
+    from foretrain.report.simulation import SimulationProgress, show, show_comparison
 
     fidelity = options.closely.read()
     with patience(PREPARING):
@@ -161,7 +161,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
 
     def once(schedule: str | Spec | None, kept: int, steps: int | None = options.steps) -> Simulated:
-        with while_read(), Progress(steps) as progress:
+        with while_read(), SimulationProgress(steps) as progress:
             return run(
                 script,
                 where,
@@ -179,7 +179,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
             )
 
     named = asked(options.schedule, options.plan)
-    schedule = None if named is None else wanted(named)  # before anything starts
+    schedule = None if named is None else requested_schedule(named)  # before anything starts
     try:
         policy = None if schedule is None else _policy(schedule, once, where.device)
         stock = None
@@ -195,7 +195,7 @@ def _start(options: Options, script: Sequence[str]) -> None:
         sys.exit(failed.status)
     if isinstance(schedule, SavedPlan) and (others := differences(done, schedule)):
         sys.stderr.write(f"foretrain: the plan was made for something else: {'; '.join(others)}\n")
-    found = Findings(done, options.tokens)
+    found = SimulationFindings(done, options.tokens)
     show(found)
     if stock is not None:
         show_comparison(stock, done)
@@ -205,8 +205,8 @@ def _start(options: Options, script: Sequence[str]) -> None:
 
 def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
     """The policy that ``schedule`` asks for; what the planner chooses for a few steps that it watches."""
-    from foretrain.live.choosing import STEPS, chosen
-    from foretrain.planning import Auto, SavedPlan
+    from foretrain.live.auto_schedule import STEPS, chosen
+    from foretrain.planner import Auto, SavedPlan
     from foretrain.schedule import Spec
 
     if isinstance(schedule, SavedPlan):
@@ -222,7 +222,7 @@ def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], devic
     return choice.schedule
 
 
-def _write(found: Findings, stock: Simulated | None, options: Options) -> Iterator[Path]:
+def _write(found: SimulationFindings, stock: Simulated | None, options: SimulateOptions) -> Iterator[Path]:
     """The files that were asked for."""
     if options.trace:
         from foretrain.report.kineto import write_trace
@@ -238,10 +238,10 @@ def _write(found: Findings, stock: Simulated | None, options: Options) -> Iterat
         import msgspec
 
         from foretrain.files import write_atomically
-        from foretrain.report.findings import Findings
+        from foretrain.report.findings import SimulationFindings
         from foretrain.report.simulation_json import comparison_numbers, numbers
 
-        told = numbers(found) if stock is None else comparison_numbers(Findings(stock, options.tokens), found)
+        told = numbers(found) if stock is None else comparison_numbers(SimulationFindings(stock, options.tokens), found)
         write_atomically(options.json, msgspec.json.format(msgspec.json.encode(told), indent=2))
         yield options.json
     if options.record_operators:

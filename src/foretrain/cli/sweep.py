@@ -14,9 +14,9 @@ from foretrain.cli.progress import counter
 from foretrain.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
-    from foretrain.report.sweep import Findings
-    from foretrain.scenarios import Expansion, Journal, Result
-    from foretrain.scenarios.execution import Backend
+    from foretrain.experiments import Expansion, ResultStore, ScenarioResult
+    from foretrain.experiments.execution import Backend
+    from foretrain.report.sweep import SweepFindings
 
 _READING = "reading clusters (on first use a topology's simulator is compiled, which takes some 10 s)"
 
@@ -48,9 +48,9 @@ def sweep(
         html: write a page with parallel coordinates and the Pareto front.
         json: write the numbers.
     """
-    from foretrain.scenarios import Journal, expand, read
-    from foretrain.scenarios.front import check_objectives
-    from foretrain.scenarios.table import check_parquet
+    from foretrain.experiments import ResultStore, expand, read
+    from foretrain.experiments.pareto import check_objectives
+    from foretrain.experiments.result_table import check_parquet
 
     out = file.with_suffix(".parquet") if out is None else out
     check_writable(out=out, html=html, json=json)
@@ -67,7 +67,7 @@ def sweep(
     if dry_run and not folder.exists():
         _say(expansion, {}, 0)
         return
-    with Journal(folder) as journal:
+    with ResultStore(folder) as journal:
         _say(expansion, journal.found, journal.stale)
         if dry_run:
             return
@@ -75,9 +75,9 @@ def sweep(
         _finish(expansion, journal, declared.objectives, declared.name or file.stem, out, html, json)
 
 
-def _run(expansion: Expansion, journal: Journal, jobs: int | None, backend: Backend, address: str | None) -> None:
+def _run(expansion: Expansion, journal: ResultStore, jobs: int | None, backend: Backend, address: str | None) -> None:
     """Simulates what is missing; says what is kept if that ends early."""
-    from foretrain.scenarios import run
+    from foretrain.experiments import run
 
     todo = expansion.scenarios.values()
     try:
@@ -91,7 +91,7 @@ def _run(expansion: Expansion, journal: Journal, jobs: int | None, backend: Back
         raise
 
 
-def _say(expansion: Expansion, found: Mapping[str, Result], stale: int) -> None:
+def _say(expansion: Expansion, found: Mapping[str, ScenarioResult], stale: int) -> None:
     """What there is to do, on stderr."""
     parts = [f"{len(expansion.scenarios):,} scenarios"]
     if expansion.excluded:
@@ -107,7 +107,7 @@ def _say(expansion: Expansion, found: Mapping[str, Result], stale: int) -> None:
 
 def _finish(
     expansion: Expansion,
-    journal: Journal,
+    journal: ResultStore,
     objectives: list[str],
     title: str,
     out: Path,
@@ -116,8 +116,8 @@ def _finish(
 ) -> None:
     from rich.console import Console
 
+    from foretrain.experiments.result_table import table
     from foretrain.report.sweep import findings, summary
-    from foretrain.scenarios.table import table
 
     made = table(expansion.scenarios, journal.found)
     made.write(out)
@@ -128,7 +128,7 @@ def _finish(
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
-def _write(found: Findings, title: str, html: Path | None, json: Path | None) -> Iterator[Path]:
+def _write(found: SweepFindings, title: str, html: Path | None, json: Path | None) -> Iterator[Path]:
     if html:
         from foretrain.report.sweep import page
 

@@ -14,10 +14,10 @@ import tyro
 from foretrain.cli.arguments import check_writable
 from foretrain.cli.script import loaded
 from foretrain.errors import ConfigError, MissingExtra
-from foretrain.workload.torch_version import require_torch
+from foretrain.torch_version import require_torch
 
 if TYPE_CHECKING:
-    from foretrain.convergence.tolerance import Profile
+    from foretrain.loss_tolerance.tolerance import Profile
 
 _WAYS = {"ps": "parameter_server", "ring": "ring", "halving-doubling": "halving_doubling"}
 
@@ -70,14 +70,14 @@ def tolerance(
     if html and not (find_spec("plotly") and find_spec("jinja2")):
         raise MissingExtra("plotly", "report", "an HTML page")
     require_torch("a tolerance profile")
-    from foretrain.convergence.replicas import Exchange
-    from foretrain.convergence.tagging import Tagging
-    from foretrain.convergence.tolerance import Settings, profile
+    from foretrain.loss_tolerance.replicas import LossyExchange
+    from foretrain.loss_tolerance.tagging import Tagging
+    from foretrain.loss_tolerance.tolerance import ToleranceSettings, profile
     from foretrain.report.tolerance import summary
 
-    way = Exchange(cast(Any, _WAYS[exchange]), workers, back, gap, Tagging(losses), payload)
+    way = LossyExchange(cast(Any, _WAYS[exchange]), workers, back, gap, Tagging(losses), payload)
     shares = tuple(_share(text, f"grid[{index}]") for index, text in enumerate(grid))
-    settings = Settings(way, shares, seeds, rounds, evaluations, more, margin)
+    settings = ToleranceSettings(way, shares, seeds, rounds, evaluations, more, margin)
     with loaded(target) as function:
         name = target.rpartition(":")[2]
         with _bar(name) as progress:

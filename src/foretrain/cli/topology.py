@@ -31,9 +31,9 @@ def show(
 
     from foretrain.cli.arguments import check_writable
     from foretrain.files import write_atomically
-    from foretrain.network.topology_file import check_format
-    from foretrain.network.topology_file import save as save_topology
-    from foretrain.network.topology_notation import topology as read
+    from foretrain.network.topology.file import check_format
+    from foretrain.network.topology.file import save as save_topology
+    from foretrain.network.topology.notation import topology as read
     from foretrain.report.topology import numbers, page, summary
 
     check_writable(html=html, json=json, save=save)
@@ -60,7 +60,7 @@ def list_() -> None:
     from rich.table import Table
 
     from foretrain.network.servers import SERVERS, preset
-    from foretrain.network.topology_notation import FABRICS
+    from foretrain.network.topology.notation import FABRICS
     from foretrain.units import format_rate
 
     fabrics, servers = (Table(box=None, pad_edge=False, title=title, title_justify="left") for title in _TITLES)

@@ -7,8 +7,8 @@ from typing import Literal
 
 import tyro
 
-from foretrain.cli.arguments import Scenario, check_apart, check_writable
-from foretrain.cli.fidelity import Closely, placed
+from foretrain.cli.arguments import WorkloadOnCluster, check_apart, check_writable
+from foretrain.cli.network_options import Closely, placed
 from foretrain.cli.progress import progress_bar
 from foretrain.errors import ConfigError
 
@@ -16,7 +16,7 @@ _USUALLY = Closely()
 
 
 def tune(
-    scenario: tyro.conf.OmitArgPrefixes[Scenario],
+    scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
     allow: tuple[Literal["fp16", "bf16"], ...] = (),
     engines: tuple[Literal["all_reduce", "ps", "ps_colocated"], ...] = (),
@@ -34,9 +34,9 @@ def tune(
     """
     from rich.console import Console
 
-    from foretrain.planning import choose, save, saved
-    from foretrain.planning.engines import engine_of
-    from foretrain.planning.engines import engines as all_engines
+    from foretrain.planner import choose, save, saved
+    from foretrain.planner.backends import engine_of
+    from foretrain.planner.backends import engines as all_engines
     from foretrain.report.planning import candidates
 
     check_writable(out=out)

@@ -27,7 +27,7 @@ from foretrain.collective.plan import Operation, Plan, assembled
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class CirculantRound:
     """The last ``sent`` of ``left`` positions go to the rank that is ``skip`` further on."""
 
     skip: int
@@ -40,7 +40,7 @@ class Circle:
     """``size`` ranks in a circle and the rounds of their reduce-scatter."""
 
     size: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[CirculantRound, ...]
 
 
 def circle(size: int, *, odd: bool = False) -> Circle:
@@ -57,7 +57,7 @@ def circle(size: int, *, odd: bool = False) -> Circle:
                 skip += 1
             else:
                 sent = skip = sent - 1
-        rounds.append(Round(skip, sent, left))
+        rounds.append(CirculantRound(skip, sent, left))
         left -= sent
     return Circle(size, tuple(rounds))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretrain.collective.plan import Plan
-from foretrain.collective.progress import Progress
+from foretrain.collective.progress import PlanProgress
 
 _Step = tuple[int, int]
 
@@ -87,7 +87,7 @@ def check_hazards(plan: Plan) -> str | None:
     Two steps that touch the same block at the same endpoint race if one of them writes, not both add, and neither
     must have ended when the other one starts.
     """
-    clocks, progress = _Clocks(plan), Progress(plan)
+    clocks, progress = _Clocks(plan), PlanProgress(plan)
     memory: dict[tuple[int, int], _Block] = {}
     while not progress.finished:
         ready = progress.ready()

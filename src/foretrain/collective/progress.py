@@ -11,7 +11,7 @@ from foretrain.collective.plan import Plan
 from foretrain.errors import StallError
 
 
-class Progress:
+class PlanProgress:
     """Counts ended steps. ``ended``, int64 (transfers,), is advanced by who owns the progress.
 
     Attributes:
@@ -66,7 +66,7 @@ def rounds(plan: Plan) -> Iterator[NDArray[np.int64]]:
 
     Complexity: one sweep over the dependencies a round.
     """
-    progress = Progress(plan)
+    progress = PlanProgress(plan)
     while not progress.finished:
         ready = progress.ready()
         yield ready

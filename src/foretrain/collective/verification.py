@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from foretrain.collective.hazards import check_hazards
 from foretrain.collective.plan import Plan
-from foretrain.collective.progress import Progress
+from foretrain.collective.progress import PlanProgress
 from foretrain.errors import ForetrainError
 
 
@@ -63,7 +63,7 @@ def play(plan: Plan, *, seed: int = 0) -> NDArray[np.int16]:
 
     A step reads when it starts and writes when it ends, and any subset of what may happen next happens.
     """
-    draw, progress = random.Random(seed), Progress(plan)
+    draw, progress = random.Random(seed), PlanProgress(plan)
     holds = initial(plan)
     under_way: dict[int, tuple[NDArray[np.int64], NDArray[np.int16]]] = {}
     while not progress.finished:

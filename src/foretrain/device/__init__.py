@@ -10,10 +10,10 @@ From an ATen operator to its `Work`: `foretrain.device.aten`. What a user measur
 """
 
 from foretrain.device.gpu import PRECISIONS, Arithmetic, Device, Kind, Precision, element_size
-from foretrain.device.model import Estimate, OperatorModel, Provenance
+from foretrain.device.model import OperatorEstimate, OperatorModel, Provenance
 from foretrain.device.presets import preset, preset_names
 from foretrain.device.stack import HOST_LAUNCH, host_launch, overlap_slowdown, stack_factor, stacks
-from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown, Work
+from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown, Work
 
 __all__ = [
     "HOST_LAUNCH",
@@ -22,12 +22,12 @@ __all__ = [
     "Attention",
     "Convolution",
     "Device",
-    "Estimate",
     "Gemm",
     "HostCopy",
     "Kind",
-    "Memory",
+    "MemoryWork",
     "Nothing",
+    "OperatorEstimate",
     "OperatorModel",
     "Precision",
     "Provenance",

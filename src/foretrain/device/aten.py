@@ -2,17 +2,17 @@
 
     work("aten::mm", (contiguous((8192, 4096)), contiguous((4096, 4096))), (contiguous((8192, 4096)),))
 
-Knows PyTorch 2.13's operators. What computes is in `foretrain.device.products`, what moves bytes in an unusual way in
-`foretrain.device.movement`; other ATen operators read their arguments and write their results. Decompositions of linear
-algebra (`foretrain.device.factorizations`) and operators of other libraries are `Unknown`: the bytes they touch are the
-least they cost.
+Knows PyTorch 2.13's operators. What computes is in `foretrain.device.matmul`, what moves bytes in an unusual way in
+`foretrain.device.memory_ops`; other ATen operators read their arguments and write their results. Decompositions of
+linear algebra (`foretrain.device.factorizations`) and operators of other libraries are `Unknown`: the bytes they touch
+are the least they cost.
 """
 
 from __future__ import annotations
 
-from foretrain.device import factorizations, movement, products
-from foretrain.device.movement import lists, reads_and_writes
-from foretrain.device.products import Values
+from foretrain.device import factorizations, matmul, memory_ops
+from foretrain.device.matmul import Values
+from foretrain.device.memory_ops import lists, reads_and_writes
 from foretrain.device.tensors import Meta, contiguous, tensors_in
 from foretrain.device.work import Nothing, Unknown, Work
 
@@ -81,9 +81,9 @@ def work(operator: str, arguments: Values, results: Values) -> Work:
     return reads_and_writes(arguments, results)
 
 
-def _rule(name: str) -> products.Rule | None:
+def _rule(name: str) -> matmul.Rule | None:
     """That of the operator, or of the product it is the in-place variant of (``addmm_``)."""
-    return products.RULES.get(name) or movement.RULES.get(name) or products.RULES.get(name.removesuffix("_"))
+    return matmul.RULES.get(name) or memory_ops.RULES.get(name) or matmul.RULES.get(name.removesuffix("_"))
 
 
 def _without_output(arguments: Values, results: Values) -> tuple[Values, Values]:

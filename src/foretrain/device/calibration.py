@@ -26,21 +26,31 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from foretrain import errors
-from foretrain.device.calls import Call
+from foretrain.device.calls import OperatorCall
 from foretrain.device.gpu import Arithmetic, Device
 from foretrain.device.presets import preset_of_product
-from foretrain.device.work import FORMATS, Algorithm, Attention, Convolution, Gemm, HostCopy, Memory, Unknown, Work
+from foretrain.device.work import (
+    FORMATS,
+    Algorithm,
+    Attention,
+    Convolution,
+    Gemm,
+    HostCopy,
+    MemoryWork,
+    Unknown,
+    Work,
+)
 from foretrain.errors import ConfigError
 from foretrain.files import write_atomically
 from foretrain.units import Time, exact_rate, exact_size, exact_time, parse_rate, parse_size, parse_time
 
 VERSION: Final = 1
-_OPERATORS = {kind.__name__: kind for kind in (Gemm, Attention, Convolution, Memory, HostCopy, Unknown)}
+_OPERATORS = {kind.__name__: kind for kind in (Gemm, Attention, Convolution, MemoryWork, HostCopy, Unknown)}
 _TEXTS = {"dtype": FORMATS, "algorithm": get_args(Algorithm)}
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class OperatorTime:
     """The time of one operator, and the relative standard deviation of its repetitions."""
 
     work: Work
@@ -52,7 +62,7 @@ class Measurement:
 class MeasuredCall:
     """The same of one operator with just these arguments."""
 
-    call: Call
+    call: OperatorCall
     time: Time
     spread: float = 0.0
 
@@ -72,7 +82,7 @@ class Calibration:
 
     device: str
     stack: str
-    measured: tuple[Measurement, ...] = ()
+    measured: tuple[OperatorTime, ...] = ()
     calls: tuple[MeasuredCall, ...] = ()
     description: Device | None = None
     launch: Time | None = None
@@ -146,7 +156,7 @@ def dump(calibration: Calibration, path: str | os.PathLike[str]) -> None:
     write_atomically(path, f'{json.dumps(head)[:-1]}, "measured": [\n{lines}\n]}}\n')
 
 
-def _entry(found: Measurement) -> dict[str, Any]:
+def _entry(found: OperatorTime) -> dict[str, Any]:
     # No Nothing is ever measured, and all other works are dataclasses.
     attributes = dataclasses.asdict(found.work)
     return (
@@ -243,7 +253,7 @@ def _calibration(content: object) -> Calibration:
     entries = head.get("measured")
     if not isinstance(entries, list):
         raise ConfigError("measured", entries, "is not a list", "write [{...}, ...]")
-    found: dict[Work, Measurement] = {}
+    found: dict[Work, OperatorTime] = {}
     calls: dict[object, MeasuredCall] = {}
     for row, entry in enumerate(entries):
         try:
@@ -259,16 +269,16 @@ def _calibration(content: object) -> Calibration:
     return Calibration(head["device"], head["stack"], tuple(found.values()), tuple(calls.values()), description, launch)
 
 
-def _measurement(entry: object) -> Measurement | MeasuredCall:
+def _measurement(entry: object) -> OperatorTime | MeasuredCall:
     fields = dict(_table(entry, "entry", None))
     if "call" in fields:
         _table(fields, "entry", {"call", "arguments", "time", "spread"})
-        return MeasuredCall(Call.from_json(fields["call"], fields.get("arguments")), *_time(fields))
+        return MeasuredCall(OperatorCall.from_json(fields["call"], fields.get("arguments")), *_time(fields))
     operator = fields.pop("operator", None)
     if operator not in _OPERATORS:
         raise errors.unknown("operator", operator, _OPERATORS)
     time, spread = _time(fields)
-    return Measurement(_work(_OPERATORS[operator], fields), time, spread)
+    return OperatorTime(_work(_OPERATORS[operator], fields), time, spread)
 
 
 def _time(fields: dict[str, Any]) -> tuple[Time, float]:

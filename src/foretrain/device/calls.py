@@ -5,7 +5,7 @@
 A tensor is written as its type and shape, with its strides behind a colon unless it lies row by row, and with ``host``
 before it if it is in the host's memory while the operator runs on a GPU. Lists are lists, an absent argument is null.
 Numbers that are not whole tell how an operator computes, not how long it takes: two calls that differ only in them are
-one (`Call.key`), since a learning rate or Adam's corrections change with every step.
+one (`OperatorCall.key`), since a learning rate or Adam's corrections change with every step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECORD = "record them with 'foretrain simulate --record-operators FILE -- train
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """An operator and what it is called with.
 
     Attributes:
@@ -52,25 +52,25 @@ class Call:
         return {"call": self.operator, "arguments": [_written(argument) for argument in self.arguments]}
 
     @staticmethod
-    def from_json(operator: object, arguments: object) -> Call:
+    def from_json(operator: object, arguments: object) -> OperatorCall:
         """The call of an entry; ConfigError names what is wrong in it."""
         if not isinstance(operator, str) or not operator:
             raise ConfigError("call", operator, "is not an operator", "write e.g. 'aten::mm'")
         if not isinstance(arguments, list):
             raise ConfigError("arguments", arguments, "is not a list", "write e.g. ['float32[64, 64]', 1]")
-        return Call(operator, tuple(_read(argument) for argument in arguments))
+        return OperatorCall(operator, tuple(_read(argument) for argument in arguments))
 
     def __str__(self) -> str:
         return f"{self.operator.removeprefix('aten::')}({', '.join(map(str, self.to_json()['arguments']))})"
 
 
-def dump(calls: Iterable[Call], path: str | os.PathLike[str]) -> None:
+def dump(calls: Iterable[OperatorCall], path: str | os.PathLike[str]) -> None:
     """Writes what `load` reads, one call a line."""
     lines = ",\n".join(f"  {json.dumps(call.to_json())}" for call in calls)
     write_atomically(path, f'{{"version": {VERSION}, "operators": [\n{lines}\n]}}\n')
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Call, ...]:
+def load(path: str | os.PathLike[str]) -> tuple[OperatorCall, ...]:
     """The calls in a file, none twice; ConfigError says what is wrong with the file."""
     name = os.fspath(path)
     try:
@@ -85,12 +85,12 @@ def load(path: str | os.PathLike[str]) -> tuple[Call, ...]:
     if content.get("version") != VERSION:
         problem = f"is of version {content.get('version')}, not {VERSION}"
         raise ConfigError("operators", name, problem, "record them anew with this version of foretrain")
-    calls: dict[object, Call] = {}
+    calls: dict[object, OperatorCall] = {}
     for row, entry in enumerate(entries):
         try:
             if not isinstance(entry, dict):
                 raise ConfigError("entry", entry, "is not an object", "write {...}")
-            call = Call.from_json(entry.get("call"), entry.get("arguments"))
+            call = OperatorCall.from_json(entry.get("call"), entry.get("arguments"))
         except ConfigError as error:
             raise error.at(f"operators[{row}]").at(name) from error
         calls.setdefault(call.key, call)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from foretrain.device.movement import reads_and_writes
+from foretrain.device.memory_ops import reads_and_writes
 from foretrain.device.tensors import Meta, number_format
 from foretrain.device.work import Unknown
 

@@ -16,13 +16,13 @@ from foretrain.device.copies import copy_time
 from foretrain.device.fused_attention import attention_seconds
 from foretrain.device.gpu import ACHIEVED_BANDWIDTH, KERNEL_OVERHEAD
 from foretrain.device.presets import preset
-from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, Memory, Nothing, Unknown
+from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown
 from foretrain.errors import ConfigError
 from foretrain.units import SECOND, Time
 
 if TYPE_CHECKING:
     from foretrain.device.calibration import Calibration
-    from foretrain.device.calls import Call
+    from foretrain.device.calls import OperatorCall
     from foretrain.device.gpu import Device
     from foretrain.device.table import Gemms, Prediction
     from foretrain.device.work import Format, Work
@@ -49,7 +49,7 @@ are a third of the step."""
 ROWWISE_SIGMA = 0.1
 
 
-class Estimate(NamedTuple):
+class OperatorEstimate(NamedTuple):
     """How long an operator takes.
 
     Attributes:
@@ -64,7 +64,7 @@ class Estimate(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """An `Estimate` before the stack's factor."""
+    """An `OperatorEstimate` before the stack's factor."""
 
     seconds: float
     sigma: float
@@ -88,8 +88,8 @@ class OperatorModel:
     tf32: bool = False
     tf32_convolutions: bool = True
     measured: Calibration | None = None
-    _times: dict[Work, Estimate] = field(default_factory=dict, init=False, repr=False)
-    _calls: dict[Any, Estimate] = field(default_factory=dict, init=False, repr=False)
+    _times: dict[Work, OperatorEstimate] = field(default_factory=dict, init=False, repr=False)
+    _calls: dict[Any, OperatorEstimate] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.factor < math.inf:
@@ -97,41 +97,44 @@ class OperatorModel:
         if self.measured is not None:
             self.measured.check(self.device)
             self._times.update(
-                (found.work, self._launched(Estimate(found.time, found.spread or MEASURED_SIGMA, "measured")))
+                (found.work, self._launched(OperatorEstimate(found.time, found.spread or MEASURED_SIGMA, "measured")))
                 for found in self.measured.measured
             )
             self._calls.update(
-                (found.call.key, self._launched(Estimate(found.time, found.spread or MEASURED_SIGMA, "measured")))
+                (
+                    found.call.key,
+                    self._launched(OperatorEstimate(found.time, found.spread or MEASURED_SIGMA, "measured")),
+                )
                 for found in self.measured.calls
             )
 
-    def estimate(self, work: Work) -> Estimate:
+    def estimate(self, work: Work) -> OperatorEstimate:
         """The time of ``work`` on an otherwise idle GPU, without what the host needs to launch it. Remembered."""
         known = self._times.get(work)
         if known is None:
             known = self._times[work] = self._estimate(work)
         return known
 
-    def measured_call(self, call: Call) -> Estimate | None:
+    def measured_call(self, call: OperatorCall) -> OperatorEstimate | None:
         """The time of ``call`` if just that was measured."""
         return self._calls.get(call.key) if self._calls else None
 
-    def _launched(self, found: Estimate) -> Estimate:
+    def _launched(self, found: OperatorEstimate) -> OperatorEstimate:
         """With what the host needs to come to it, where host and device are one."""
         return found._replace(time=found.time + self.device.launch) if self.device.serial else found
 
-    def _estimate(self, work: Work) -> Estimate:
+    def _estimate(self, work: Work) -> OperatorEstimate:
         if isinstance(work, Nothing) or (self.device.serial and isinstance(work, HostCopy)):
-            return Estimate(0, 0.0, "modelled")
+            return OperatorEstimate(0, 0.0, "modelled")
         return self._launched(self._modelled(work))
 
-    def _modelled(self, work: Work) -> Estimate:
+    def _modelled(self, work: Work) -> OperatorEstimate:
         match work:
             case Nothing():
-                return Estimate(0, 0.0, "modelled")
+                return OperatorEstimate(0, 0.0, "modelled")
             case HostCopy():
                 # Not scaled: the link is no part of the software stack.
-                return Estimate(copy_time(self.device, work.moved, work.pinned), COPY_SIGMA, "modelled")
+                return OperatorEstimate(copy_time(self.device, work.moved, work.pinned), COPY_SIGMA, "modelled")
             case Gemm():
                 found = self._gemm(work)
                 if work.rowwise and self.device.capability[0] < 10:
@@ -140,13 +143,13 @@ class OperatorModel:
                 found = Seconds(*attention_seconds(self.device, work))
             case Convolution():
                 found = Seconds(self._convolution(work), CONVOLUTION_SIGMA, "modelled")
-            case Memory():
+            case MemoryWork():
                 found = Seconds(self._streaming(work.moved, work.kernels), MEMORY_SIGMA, "modelled")
             case Unknown():
                 achieved = rate(self.device, work.dtype).arithmetic.peak * work.efficiency
                 least = max(self._streaming(work.moved), work.flops / achieved)
                 found = Seconds(least, UNKNOWN_SIGMA, "unknown")
-        return Estimate(max(1, math.ceil(found.seconds * self.factor * SECOND)), found.sigma, found.provenance)
+        return OperatorEstimate(max(1, math.ceil(found.seconds * self.factor * SECOND)), found.sigma, found.provenance)
 
     def _streaming(self, moved: float, kernels: int = 1) -> float:
         """Seconds of kernels that only move bytes."""

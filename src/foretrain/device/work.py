@@ -101,7 +101,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryWork:
     """Kernels whose time is that of the bytes they read and write, ``moved`` in all ``kernels`` together."""
 
     moved: int
@@ -137,4 +137,4 @@ class Nothing:
     """No kernel at all: a view, an allocation, a question about a shape."""
 
 
-Work: TypeAlias = Gemm | Attention | Convolution | Memory | HostCopy | Unknown | Nothing
+Work: TypeAlias = Gemm | Attention | Convolution | MemoryWork | HostCopy | Unknown | Nothing

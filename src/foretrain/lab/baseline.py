@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from foretrain.lab.messages import Case
-from foretrain.timeline import Span
+from foretrain.lab.messages import LabCase
+from foretrain.trace import Span
 from foretrain.units import Time
 
 
-def ddp(model: nn.Module, case: Case, traced: bool) -> nn.Module:
+def ddp(model: nn.Module, case: LabCase, traced: bool) -> nn.Module:
     """``model`` wrapped as ``case`` says; with ``traced`` in a `TracedDdp`."""
     # Gradients as views of buckets spare DDP a copy; the baseline is meant to be strong.
     kind = TracedDdp if traced else DistributedDataParallel

@@ -14,29 +14,29 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from foretrain.errors import ConfigError, ForetrainError, unknown
-from foretrain.lab.calibrate import fit, nominal
+from foretrain.lab.calibration import fit, nominal
+from foretrain.lab.gap_breakdown import losses
 from foretrain.lab.host import MOST_HOSTS
-from foretrain.lab.losses import losses
 from foretrain.lab.messages import (
-    Calibrated,
-    Case,
+    CalibrationReport,
+    CaseRefused,
+    CaseTrace,
     Experiment,
+    LabCase,
+    LabPlan,
+    LabProgress,
     Message,
-    Plan,
-    Progress,
-    Recorded,
-    Refused,
-    Timed,
-    Traced,
+    RoundTimes,
+    WorkloadReport,
 )
-from foretrain.lab.result import PLAIN, LabResult, Measurement, Trace
+from foretrain.lab.result import PLAIN, CaseResult, LabResult, LabTrace
 from foretrain.network import Cluster
-from foretrain.planning import said, wanted
+from foretrain.planner import requested_schedule, said
 from foretrain.schedule import spec
 from foretrain.schedule.bounds import Bound
-from foretrain.timeline import Timeline
+from foretrain.simulation import bound, simulate
+from foretrain.trace import Timeline
 from foretrain.units import SECOND, Time, parse_rate
-from foretrain.virtual import bound, simulate
 from foretrain.workload import Gradient, Workload, zoo
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _SPARE = 90.0
 
 OnLine = Callable[[int, str], None]
 """Told a rank and a line that it printed."""
-Report = Callable[[Progress], None]
+Report = Callable[[LabProgress], None]
 """Told what is being done now."""
 
 
@@ -90,7 +90,9 @@ def compare(
         return conduct(plan, on(lab, plan), progress)[0]
 
 
-def plan_of(experiments: Sequence[Experiment] = (), *, hosts: int, rate: str, servers: str | int | None = None) -> Plan:
+def plan_of(
+    experiments: Sequence[Experiment] = (), *, hosts: int, rate: str, servers: str | int | None = None
+) -> LabPlan:
     """What ``hosts`` that train are asked.
 
     Args:
@@ -105,21 +107,21 @@ def plan_of(experiments: Sequence[Experiment] = (), *, hosts: int, rate: str, se
         raise ConfigError("hosts", hosts, "have nobody to exchange gradients with", "take at least 2")
     speed, asked = parse_rate(rate, "rate"), tuple(experiments)
     if servers is None:
-        return Plan(hosts, speed, asked)
+        return LabPlan(hosts, speed, asked)
     if servers == "colocated":
-        return Plan(hosts, speed, asked, exchange="ps_colocated", servers=hosts)
+        return LabPlan(hosts, speed, asked, exchange="ps_colocated", servers=hosts)
     if not str(servers).isdecimal() or not int(servers):
         raise ConfigError("servers", servers, "is no number of servers", "write e.g. 2, or colocated")
     if hosts + int(servers) > MOST_HOSTS:
         remedy = f"a lab has at most {MOST_HOSTS}; or write colocated"
         raise ConfigError("servers", servers, f"and {hosts} workers are too many hosts", remedy)
-    return Plan(hosts, speed, asked, exchange="ps", servers=int(servers))
+    return LabPlan(hosts, speed, asked, exchange="ps", servers=int(servers))
 
 
-def on(lab: Lab, plan: Plan) -> Launch:
+def on(lab: Lab, plan: LabPlan) -> Launch:
     """The hosts of ``lab``, with the servers that ``plan`` needs for as long as something runs."""
     from foretrain.lab.launch import launch
-    from foretrain.lab.serving import PIDS, serving
+    from foretrain.lab.servers import PIDS, serving
 
     def on_hosts(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
         if not plan.servers:
@@ -203,8 +205,8 @@ def experiment(
     plain = None if real else zoo(model, precision="fp32")
     bytes_sent = _transformer_size() if plain is None else plain.size * size
     wanted = step_time or round(links.cost.time(round(bytes_sent)) / (ratio or 1.0))
-    cases = [Case("ddp", bucket) for bucket in (BUCKETS if buckets is None and servers is None else buckets or ())]
-    cases += [Case("ddp_fp16")] if half_hook or (half_hook is None and servers is None) else []
+    cases = [LabCase("ddp", bucket) for bucket in (BUCKETS if buckets is None and servers is None else buckets or ())]
+    cases += [LabCase("ddp_fp16")] if half_hook or (half_hook is None and servers is None) else []
     ours = [attached(text) for text in schedules]
     cases += [PLAIN] if servers is not None and PLAIN not in ours else []
     cases += ours
@@ -223,12 +225,12 @@ def experiment(
     )
 
 
-def attached(text: str) -> Case:
+def attached(text: str) -> LabCase:
     """The case that ``text`` spells: a schedule, and ``+fp16`` or ``+bf16`` behind it."""
     plain, plus, compression = text.partition("+")
     if plus and compression.strip() not in ("fp16", "bf16"):
         raise unknown("compression", compression.strip(), ("fp16", "bf16"))
-    return Case("attach", schedule=said(wanted(plain)), compression=compression.strip() or None)
+    return LabCase("attach", schedule=said(requested_schedule(plain)), compression=compression.strip() or None)
 
 
 def share(text: str, field: str) -> float:
@@ -252,7 +254,7 @@ def _transformer_size() -> int:
     return sum(parameter.nbytes for parameter in transformer().parameters())
 
 
-def conduct(plan: Plan, launch: Launch, progress: Report = lambda now: None) -> tuple[LabResult, ...]:
+def conduct(plan: LabPlan, launch: Launch, progress: Report = lambda now: None) -> tuple[LabResult, ...]:
     """Has workers do all of ``plan`` and makes of what they say a result per experiment."""
     other: list[str] = []
 
@@ -280,14 +282,14 @@ def _heard(path: Path) -> list[Message]:
     return [msgspec.json.decode(line, type=Message) for line in path.read_bytes().splitlines()]
 
 
-def _progress(line: str) -> Progress | None:
+def _progress(line: str) -> LabProgress | None:
     try:
-        return msgspec.json.decode(line, type=Progress)
+        return msgspec.json.decode(line, type=LabProgress)
     except msgspec.DecodeError:
         return None
 
 
-def _patience(plan: Plan) -> float:
+def _patience(plan: LabPlan) -> float:
     """Seconds that should be plenty: four times what a barrier would take, for all that is to be run."""
     total = _SPARE
     for one in plan.experiments:
@@ -302,11 +304,11 @@ def _patience(plan: Plan) -> float:
 # From what was heard to a result.
 
 
-def _result(plan: Plan, number: int, heard: Sequence[Message]) -> LabResult:
+def _result(plan: LabPlan, number: int, heard: Sequence[Message]) -> LabResult:
     one = plan.experiments[number]
-    samples = next(message.samples for message in heard if isinstance(message, Calibrated))
+    samples = next(message.samples for message in heard if isinstance(message, CalibrationReport))
     place = fit(samples, nominal(plan.links)).on(plan.links)
-    recorded = [m.workload for m in heard if isinstance(m, Recorded) and m.experiment == number]
+    recorded = [m.workload for m in heard if isinstance(m, WorkloadReport) and m.experiment == number]
     workload = recorded[-1] if recorded else one.workload
     if workload is None:
         raise ForetrainError("nothing recorded the real model, so nothing can be forecast; compare a schedule with it")
@@ -320,23 +322,29 @@ def _result(plan: Plan, number: int, heard: Sequence[Message]) -> LabResult:
 
 
 def _about(message: Message, number: int, case: int) -> bool:
-    return isinstance(message, Timed | Refused | Traced) and message.experiment == number and message.case == case
+    return (
+        isinstance(message, RoundTimes | CaseRefused | CaseTrace)
+        and message.experiment == number
+        and message.case == case
+    )
 
 
-def _measurement(plan: Plan, case: Case, workload: Workload, place: Cluster, heard: Sequence[Message]) -> Measurement:
-    timed = [message for message in heard if isinstance(message, Timed)]
+def _measurement(
+    plan: LabPlan, case: LabCase, workload: Workload, place: Cluster, heard: Sequence[Message]
+) -> CaseResult:
+    timed = [message for message in heard if isinstance(message, RoundTimes)]
     schedule = spec(timed[-1].schedule) if timed and timed[-1].schedule else case.plan
     # What the runtime measures of a server it takes for a dedicated one, and it measures little.
     where = (timed[-1].cluster if timed and not plan.servers else None) or place
-    traces = [message for message in heard if isinstance(message, Traced)]
-    measurement = Measurement(
+    traces = [message for message in heard if isinstance(message, CaseTrace)]
+    measurement = CaseResult(
         case=case,
         schedule=schedule,
         rounds=tuple(message.times for message in timed),
         cluster=where,
         bound=_optimum(plan, case, workload),
-        trace=Trace(traces[-1].begins, Timeline(traces[-1].spans)) if traces else None,
-        problem=next((message.problem for message in heard if isinstance(message, Refused)), ""),
+        trace=LabTrace(traces[-1].begins, Timeline(traces[-1].spans)) if traces else None,
+        problem=next((message.problem for message in heard if isinstance(message, CaseRefused)), ""),
         idle=_mean([message.idle for message in timed if message.idle is not None]),
         links=tuple(
             (fmean(sent), fmean(received))
@@ -356,7 +364,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _sent(case: Case, workload: Workload) -> Workload:
+def _sent(case: LabCase, workload: Workload) -> Workload:
     """``workload`` with as many bytes as the case sends."""
     if case.kind != "ddp_fp16" and case.compression is None:
         return workload
@@ -367,12 +375,12 @@ def _half(gradient: Gradient) -> Gradient:
     return dataclasses.replace(gradient, size=max(1, gradient.size // 2))
 
 
-def _optimum(plan: Plan, case: Case, workload: Workload) -> Bound:
+def _optimum(plan: LabPlan, case: LabCase, workload: Workload) -> Bound:
     """T* of what the case sends, on links as fast as they are called."""
     return bound(_sent(case, workload), plan.links)
 
 
-def _virtual(case: Case, workload: Workload, where: Cluster) -> tuple[Workload, Cluster]:
+def _virtual(case: LabCase, workload: Workload, where: Cluster) -> tuple[Workload, Cluster]:
     """What the case sends, and over what, in the virtual world."""
     if case.kind == "ddp_fp16":
         # Its buckets are cut by the full size and sent in half the bits: the same as links of twice the rate.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.errors import ConfigError
-from foretrain.lab import kernel
+from foretrain.lab import iproute
 from foretrain.lab.processes import Process
 from foretrain.units import SECOND, Time
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class LabHost:
     """A host of a lab: ``interface`` with the IPv4 ``address`` is its only one besides loopback."""
 
     index: int
@@ -49,7 +49,7 @@ class HostStatus:
         faults: what is not as `Lab.up` leaves it; mended by the same ``up`` again.
     """
 
-    host: Host
+    host: LabHost
     rate: float | None
     receive_rate: float | None
     queue: Time | None
@@ -76,13 +76,13 @@ def checked_name(name: str) -> str:
     return name
 
 
-def hosts_of(name: str, count: int) -> tuple[Host, ...]:
+def hosts_of(name: str, count: int) -> tuple[LabHost, ...]:
     """The ``count`` hosts of lab ``name``; ConfigError where they are too many."""
     if not 1 <= count <= MOST_HOSTS:
         raise ConfigError("hosts", count, "is out of range", f"choose 1 to {MOST_HOSTS}")
     # Labs cannot see each other, so two with the same subnet are fine.
     subnet = f"10.77.{zlib.crc32(name.encode()) % 256}"
-    return tuple(Host(i, f"ft-{name}-h{i}", f"fth{i}", f"{subnet}.{i + 1}") for i in range(count))
+    return tuple(LabHost(i, f"ft-{name}-h{i}", f"fth{i}", f"{subnet}.{i + 1}") for i in range(count))
 
 
 def switch_of(name: str) -> str:
@@ -90,7 +90,7 @@ def switch_of(name: str) -> str:
     return f"ft-{name}-sw"
 
 
-def port_of(host: Host) -> str:
+def port_of(host: LabHost) -> str:
     """The other end of its cable, at the switch."""
     return f"ftp{host.index}"
 
@@ -108,7 +108,7 @@ def lab_of(namespace: str) -> str | None:
 
 
 def status_of(
-    host: Host,
+    host: LabHost,
     ports: dict[str, dict[str, Any]],
     port_shapers: dict[str, dict[str, Any]],
     inside: Sequence[Process],
@@ -117,14 +117,14 @@ def status_of(
 
     Args:
         host: whose.
-        ports: interfaces of the switch, as `kernel.links` gives them.
-        port_shapers: theirs, as `kernel.shapers` gives them.
+        ports: interfaces of the switch, as `iproute.links` gives them.
+        port_shapers: theirs, as `iproute.shapers` gives them.
         inside: the processes of the lab.
     """
-    links = kernel.links(host.namespace)
+    links = iproute.links(host.namespace)
     near, far = links[host.interface], ports[port_of(host)]
-    sends, receives = kernel.shapers(host.namespace).get(host.interface), port_shapers.get(port_of(host))
-    routes = kernel.routes(host.namespace, host.interface)
+    sends, receives = iproute.shapers(host.namespace).get(host.interface), port_shapers.get(port_of(host))
+    routes = iproute.routes(host.namespace, host.interface)
     controls = [
         metric["congestion"] for route in routes for metric in route.get("metrics", ()) if "congestion" in metric
     ]
@@ -148,7 +148,7 @@ def _rate(shaper: dict[str, Any] | None) -> float | None:
 
 
 def _faults(
-    host: Host, links: dict[str, dict[str, Any]], far: dict[str, Any], rate: float | None, receive_rate: float | None
+    host: LabHost, links: dict[str, dict[str, Any]], far: dict[str, Any], rate: float | None, receive_rate: float | None
 ) -> Iterator[str]:
     near = links[host.interface]
     for interface in ("lo", host.interface):

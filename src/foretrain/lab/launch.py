@@ -31,8 +31,8 @@ from pathlib import Path
 from types import TracebackType
 
 from foretrain.errors import ConfigError
-from foretrain.lab.host import Host
-from foretrain.lab.kernel import LabError
+from foretrain.lab.host import LabHost
+from foretrain.lab.iproute import LabError
 from foretrain.lab.network import Lab, processes
 from foretrain.lab.processes import Process, end, uninterrupted
 
@@ -127,7 +127,7 @@ def guarded(command: Sequence[str]) -> list[str]:
 class _Rank:
     """A started process, its output, and how it ended (`status`, as in `subprocess.Popen.returncode`)."""
 
-    def __init__(self, index: int, host: Host, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, index: int, host: LabHost, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         self.index, self.host, self.process, self.output = index, host, process, process.stdout
         self.ending = os.pidfd_open(process.pid)
@@ -178,7 +178,7 @@ class _Rank:
 class _Run:
     """The ranks of one launch. One thread: outputs and ends are waited for together."""
 
-    def __init__(self, lab: Lab, hosts: Sequence[Host], on_line: Callable[[int, str], None], secret: str) -> None:
+    def __init__(self, lab: Lab, hosts: Sequence[LabHost], on_line: Callable[[int, str], None], secret: str) -> None:
         self.lab, self.hosts, self.on_line, self.secret = lab, hosts, on_line, secret
         self.ranks: list[_Rank] = []
         self.failed: _Rank | None = None

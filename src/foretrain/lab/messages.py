@@ -9,7 +9,7 @@ import msgspec
 
 from foretrain.network import Cluster, Exchange
 from foretrain.schedule import AUTO, Spec, spec
-from foretrain.timeline import Span
+from foretrain.trace import Span
 from foretrain.units import Time, exact_size
 from foretrain.workload import Workload
 
@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["ddp", "ddp_fp16", "attach"]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LabCase:
     """One way to exchange gradients.
 
     Attributes:
@@ -73,7 +73,7 @@ class Experiment:
     """
 
     name: str
-    cases: tuple[Case, ...]
+    cases: tuple[LabCase, ...]
     workload: Workload | None = None
     iterations: int = 15
     rounds: int = 3
@@ -86,7 +86,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LabPlan:
     """All that the workers of one launch do, one experiment after the other.
 
     Attributes:
@@ -134,7 +134,7 @@ class Plan:
 # What rank 0 says: its progress on standard output, all else in a file; one line of JSON each.
 
 
-class Sample(msgspec.Struct, frozen=True):
+class CalibrationSample(msgspec.Struct, frozen=True):
     """An exchange of ``size`` bytes took ``time`` with ``depth`` of them under way."""
 
     size: int
@@ -142,7 +142,7 @@ class Sample(msgspec.Struct, frozen=True):
     time: Time
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class LabProgress(msgspec.Struct, frozen=True, tag=True):
     """What is being done; ``done`` of ``total`` is in iterations, of one experiment."""
 
     experiment: int
@@ -151,20 +151,20 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     total: int
 
 
-class Calibrated(msgspec.Struct, frozen=True, tag=True):
+class CalibrationReport(msgspec.Struct, frozen=True, tag=True):
     """What all-reduce, or a round through the servers, costs between these hosts."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[CalibrationSample, ...]
 
 
-class Recorded(msgspec.Struct, frozen=True, tag=True):
+class WorkloadReport(msgspec.Struct, frozen=True, tag=True):
     """The workload that the runtime observed on the slowest rank."""
 
     experiment: int
     workload: Workload
 
 
-class Timed(msgspec.Struct, frozen=True, tag=True):
+class RoundTimes(msgspec.Struct, frozen=True, tag=True):
     """One round of one case.
 
     Attributes:
@@ -186,7 +186,7 @@ class Timed(msgspec.Struct, frozen=True, tag=True):
     links: tuple[tuple[float, float], ...] = ()
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class CaseRefused(msgspec.Struct, frozen=True, tag=True):
     """A case that the runtime does not run, and why."""
 
     experiment: int
@@ -194,7 +194,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-class Traced(msgspec.Struct, frozen=True, tag=True):
+class CaseTrace(msgspec.Struct, frozen=True, tag=True):
     """What happened in a few iterations of one case; times from the first of ``begins``."""
 
     experiment: int
@@ -203,4 +203,4 @@ class Traced(msgspec.Struct, frozen=True, tag=True):
     spans: tuple[Span, ...]
 
 
-Message: TypeAlias = Calibrated | Recorded | Timed | Refused | Traced
+Message: TypeAlias = CalibrationReport | WorkloadReport | RoundTimes | CaseRefused | CaseTrace

@@ -28,11 +28,11 @@ from types import TracebackType
 from typing import Literal, TypeAlias
 
 from foretrain.errors import ConfigError
-from foretrain.lab import kernel
+from foretrain.lab import iproute
 from foretrain.lab.host import (
     BRIDGE,
     MTU,
-    Host,
+    LabHost,
     Status,
     checked_name,
     hosts_of,
@@ -42,7 +42,7 @@ from foretrain.lab.host import (
     status_of,
     switch_of,
 )
-from foretrain.lab.kernel import LabError
+from foretrain.lab.iproute import LabError
 from foretrain.lab.processes import Process, end, inside, uninterrupted
 from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, parse_time
 
@@ -101,7 +101,7 @@ class Lab:
         """
         lab = cls(checked_name(name), hosts)
         shape = _Shape.of(rate, queue)
-        kernel.require()
+        iproute.require()
         with _exclusive(name):
             built = False
             try:
@@ -122,7 +122,7 @@ class Lab:
     @classmethod
     def find(cls, name: str = "lab") -> Lab:
         """The lab of that name. LabError when there is none, or when it is only half there."""
-        kernel.require()
+        iproute.require()
         found = _namespaces(checked_name(name))
         if not found:
             known = ", ".join(labs()) or "none"
@@ -140,11 +140,11 @@ class Lab:
     def rate(self, rate: str | float | None, host: int | None = None, *, queue: str | Time = QUEUE) -> None:
         """Shapes the link of ``host``, or of all, anew; both directions. Traffic goes on meanwhile."""
         shape = _Shape.of(rate, queue)
-        kernel.require()
+        iproute.require()
         with _exclusive(self.name):
             _apply(self.hosts if host is None else (self.host(host),), shape)
 
-    def host(self, index: int) -> Host:
+    def host(self, index: int) -> LabHost:
         """One host; ConfigError when the lab has none of that index."""
         if not 0 <= index < len(self.hosts):
             raise ConfigError("host", index, f"is not in lab {self.name!r}", f"choose 0 to {len(self.hosts) - 1}")
@@ -152,12 +152,12 @@ class Lab:
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """The arguments that run ``command`` inside a host."""
-        return [kernel.tool("ip"), "netns", "exec", self.host(host).namespace, *command]
+        return [iproute.tool("ip"), "netns", "exec", self.host(host).namespace, *command]
 
     def status(self) -> Status:
         """What the kernel says now. LabError when the lab is gone or only half there."""
         found = Lab.find(self.name)
-        switch = kernel.links(switch_of(self.name)), kernel.shapers(switch_of(self.name))
+        switch = iproute.links(switch_of(self.name)), iproute.shapers(switch_of(self.name))
         inside = processes(self.name)
         return Status(self.name, tuple(status_of(host, *switch, inside) for host in found.hosts))
 
@@ -177,8 +177,8 @@ class Lab:
 
 def labs() -> tuple[str, ...]:
     """The names of all labs of this machine, whole or not."""
-    kernel.require()
-    return tuple(sorted({name for name in map(lab_of, kernel.namespaces()) if name}))
+    iproute.require()
+    return tuple(sorted({name for name in map(lab_of, iproute.namespaces()) if name}))
 
 
 def remove(name: str = "lab", *, kill: bool = False) -> tuple[Process, ...]:
@@ -189,7 +189,7 @@ def remove(name: str = "lab", *, kill: bool = False) -> tuple[Process, ...]:
         (SIGTERM, after three seconds SIGKILL), and only what survives that is returned.
     """
     checked_name(name)
-    kernel.require()
+    iproute.require()
     with _exclusive(name), uninterrupted():
         alive = processes(name)
         if any(process.pid == os.getpid() for process in alive):
@@ -236,7 +236,7 @@ class _Shape:
 
 
 def _namespaces(name: str) -> list[str]:
-    return [namespace for namespace in kernel.namespaces() if lab_of(namespace) == name]
+    return [namespace for namespace in iproute.namespaces() if lab_of(namespace) == name]
 
 
 def _broken(lab: Lab) -> str | None:
@@ -246,11 +246,11 @@ def _broken(lab: Lab) -> str | None:
     if found != wanted:
         return f"{'missing' if found < wanted else 'unexpected'}: {', '.join(sorted(found ^ wanted))}"
     try:
-        ports = kernel.links(switch_of(lab.name))
+        ports = iproute.links(switch_of(lab.name))
         if BRIDGE not in ports:
             return "the switch has no bridge"
         for host in lab.hosts:
-            near, far = kernel.links(host.namespace).get(host.interface), ports.get(port_of(host))
+            near, far = iproute.links(host.namespace).get(host.interface), ports.get(port_of(host))
             joined = near and far and near.get("link_index") == far["ifindex"] and far["link_index"] == near["ifindex"]
             if not joined:
                 return f"host {host.index} has no cable"
@@ -281,21 +281,23 @@ def _create(lab: Lab) -> None:
         for host in lab.hosts
     ]
     spaces = [f"netns add {namespace}" for namespace in (switch, *(host.namespace for host in lab.hosts))]
-    kernel.run(kernel.tool("ip"), lines=[*spaces, *cables])
-    kernel.run(kernel.tool("ip"), "-n", switch, lines=[f"link add name {BRIDGE} type bridge mcast_snooping 0"])
+    iproute.run(iproute.tool("ip"), lines=[*spaces, *cables])
+    iproute.run(iproute.tool("ip"), "-n", switch, lines=[f"link add name {BRIDGE} type bridge mcast_snooping 0"])
 
 
 def _configure(lab: Lab, congestion: Congestion | None) -> None:
     """Addresses, MTU, routes; every line may be repeated, which mends what has been changed by hand."""
     # Without IPv6 addresses there are no router solicitations, and the counters count what was sent on purpose.
     quiet = "addrgenmode none" if Path("/proc/net/if_inet6").exists() else ""
-    ip = kernel.tool("ip")
+    ip = iproute.tool("ip")
     ports = [f"link set dev {port_of(host)} mtu {MTU} master {BRIDGE} {quiet} up" for host in lab.hosts]
-    kernel.run(ip, "-n", switch_of(lab.name), lines=["link set dev lo up", *ports, f"link set dev {BRIDGE} {quiet} up"])
+    iproute.run(
+        ip, "-n", switch_of(lab.name), lines=["link set dev lo up", *ports, f"link set dev {BRIDGE} {quiet} up"]
+    )
     for host in lab.hosts:
         subnet = host.address.rpartition(".")[0] + ".0/24"
         route = f"route replace {subnet} dev {host.interface} proto kernel scope link src {host.address}"
-        kernel.run(
+        iproute.run(
             ip, "-n", host.namespace,
             lines=[
                 "link set dev lo up",
@@ -306,18 +308,18 @@ def _configure(lab: Lab, congestion: Congestion | None) -> None:
         )  # fmt: skip
 
 
-def _apply(hosts: Sequence[Host], shape: _Shape) -> None:
-    tc = kernel.tool("tc")
+def _apply(hosts: Sequence[LabHost], shape: _Shape) -> None:
+    tc = iproute.tool("tc")
     for host in hosts:
-        kernel.run(tc, "-n", host.namespace, lines=[shape.on(host.interface)])
+        iproute.run(tc, "-n", host.namespace, lines=[shape.on(host.interface)])
     switch = hosts[0].namespace.rpartition("-")[0] + "-sw"
-    kernel.run(tc, "-n", switch, lines=[shape.on(port_of(host)) for host in hosts])
+    iproute.run(tc, "-n", switch, lines=[shape.on(port_of(host)) for host in hosts])
 
 
 def _delete(name: str) -> None:
     if found := _namespaces(name):
         # -force goes on after a failure, so that one that cannot go does not keep the others.
-        kernel.run(kernel.tool("ip"), "-force", lines=[f"netns delete {namespace}" for namespace in found])
+        iproute.run(iproute.tool("ip"), "-force", lines=[f"netns delete {namespace}" for namespace in found])
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.errors import ConfigError
-from foretrain.timeline import Span
+from foretrain.trace import Span
 from foretrain.units import MICROSECOND, Time
 from foretrain.workload import Layer, Workload
 
@@ -37,7 +37,7 @@ _CONSTANT = 1e-3
 """Every element of every gradient."""
 
 
-class Clock:
+class AcceleratorClock:
     """The time line of a virtual accelerator; see Note [The clock of an accelerator]. Belongs to one thread.
 
     Args:
@@ -103,14 +103,14 @@ class Clock:
         self.begins.append(self.time)
 
 
-class Stretch(NamedTuple):
+class BackwardSegment(NamedTuple):
     """Part of one layer's backward pass: ``gradients``, by index, are released at its end."""
 
     duration: Time
     gradients: tuple[int, ...]
 
 
-def stretches(workload: Workload) -> tuple[tuple[Stretch, ...], ...]:
+def stretches(workload: Workload) -> tuple[tuple[BackwardSegment, ...], ...]:
     """The backward pass of every layer of ``workload``, cut where gradients are released; in the order it runs.
 
     A gradient may be released in the backward pass of another layer than the one that uses it first.
@@ -118,7 +118,7 @@ def stretches(workload: Workload) -> tuple[tuple[Stretch, ...], ...]:
     released: dict[Time, list[int]] = {}
     for index, gradient in enumerate(workload.gradients):
         released.setdefault(gradient.release, []).append(index)
-    found: list[tuple[Stretch, ...]] = []
+    found: list[tuple[BackwardSegment, ...]] = []
     begin: Time = 0
     for place, layer in enumerate(reversed(workload.layers)):
         end = begin + layer.backward
@@ -128,7 +128,7 @@ def stretches(workload: Workload) -> tuple[tuple[Stretch, ...], ...]:
         cuts = sorted(cuts)
         found.append(
             tuple(
-                Stretch(cut - before, tuple(released.pop(cut, ())))
+                BackwardSegment(cut - before, tuple(released.pop(cut, ())))
                 for before, cut in zip([begin, *cuts], cuts, strict=False)
             )
         )
@@ -136,7 +136,7 @@ def stretches(workload: Workload) -> tuple[tuple[Stretch, ...], ...]:
     return tuple(reversed(found))
 
 
-def paced(workload: Workload, clock: Clock) -> Paced:
+def paced(workload: Workload, clock: AcceleratorClock) -> Paced:
     """A model that computes as ``workload`` says and has its gradients, one fp32 parameter each, flat.
 
     Input and output are one number: ``paced(workload, clock)(torch.zeros(1)).sum().backward()``. Gradients are
@@ -177,7 +177,7 @@ def scaled(workload: Workload, compute: Time, size: float = 1.0) -> Workload:
 class Paced(nn.Module):
     """The model of `paced`: one child per layer, named after it with ``/`` for ``.``."""
 
-    def __init__(self, workload: Workload, clock: Clock) -> None:
+    def __init__(self, workload: Workload, clock: AcceleratorClock) -> None:
         super().__init__()
         self.clock = clock
         self.workload = workload
@@ -213,7 +213,7 @@ class _PacedLayer(nn.Module):
     parts: list[tuple[Time, list[nn.Parameter]]]
     """Of the backward pass, in forward order, durations and the parameters whose gradients each releases."""
 
-    def __init__(self, layer: Layer, clock: Clock, constant: Tensor) -> None:
+    def __init__(self, layer: Layer, clock: AcceleratorClock, constant: Tensor) -> None:
         super().__init__()
         self.layer = layer
         self._clock = clock
@@ -232,7 +232,7 @@ class _Backward(torch.autograd.Function):
     """Nothing forward; backward sleeps and then releases the gradients of the parameters it was given."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, what: tuple[Clock, str, Time, Tensor], *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, what: tuple[AcceleratorClock, str, Time, Tensor], *parameters: Tensor) -> Tensor:
         """Remembers ``what`` to do."""
         ctx.what = what
         ctx.sizes = [parameter.shape[0] for parameter in parameters]

@@ -1,4 +1,4 @@
-"""What a round through servers costs between these hosts; see `foretrain.lab.calibrate`.
+"""What a round through servers costs between these hosts; see `foretrain.lab.calibration`.
 
 A message of each size is pushed by all workers at once, and its sum comes back, with several under way so that both
 directions of every link are busy.
@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from foretrain.lab.calibrate import nominal
-from foretrain.lab.messages import Sample
+from foretrain.comm.ps.client.connection import Links
+from foretrain.comm.ps.client.probing import PushProbe, depth
+from foretrain.comm.ps.frames import FrameKind, Header
+from foretrain.lab.calibration import nominal
+from foretrain.lab.messages import CalibrationSample
 from foretrain.network import Cluster
-from foretrain.runtime.served.measuring import Probe, depth
-from foretrain.server.connection import Links
-from foretrain.server.frames import Header, Kind
 from foretrain.units import MILLISECOND, NANOSECOND, SECOND
 
 SIZES = tuple(1 << power for power in (12, 14, 16, 18, 20))
@@ -34,7 +34,7 @@ def probe(
     sizes: Sequence[int] = SIZES,
     budget: float = 4.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Sample, ...]:
+) -> tuple[CalibrationSample, ...]:
     """Times rounds through the servers; every worker calls it, and each gets its own times.
 
     Only the smallest is timed alone, too: what it takes longer than one of several is latency.
@@ -53,7 +53,7 @@ def probe(
     share = budget / _TURNS / len(cases)
     try:
         links.establish(patience)
-        rounds = Probe(links, called.workers, job, 0, patience)
+        rounds = PushProbe(links, called.workers, job, 0, patience)
         rounds.series(sizes[-1], _FEW, depth(sizes[-1]))
         for turn in range(_TURNS):
             for place, (size, under_way) in enumerate(cases):
@@ -62,7 +62,7 @@ def probe(
                 found[size, under_way].append(rounds.series(size, count, under_way))
                 progress(turn * len(cases) + place + 1, _TURNS * len(cases))
         for connection in links.connections:
-            connection.send(Header(Kind.BYE))
+            connection.send(Header(FrameKind.BYE))
     finally:
         links.close(_FAREWELL)
-    return tuple(Sample(*case, round(median(times) * NANOSECOND)) for case, times in found.items())
+    return tuple(CalibrationSample(*case, round(median(times) * NANOSECOND)) for case, times in found.items())

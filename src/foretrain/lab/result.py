@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from foretrain.lab.losses import Losses
-from foretrain.lab.messages import Case, Experiment, Sample
+from foretrain.lab.gap_breakdown import GapBreakdown
+from foretrain.lab.messages import CalibrationSample, Experiment, LabCase
 from foretrain.network import Cluster
 from foretrain.schedule import Bound, Spec
 from foretrain.schedule.script import Written
-from foretrain.timeline import Timeline
+from foretrain.simulation import Run
+from foretrain.trace import Timeline
 from foretrain.units import Time, format_rate, format_size, to_seconds
-from foretrain.virtual import Run
 from foretrain.workload import Workload
 
-PLAIN = Case("attach", schedule="fifo")
+PLAIN = LabCase("attach", schedule="fifo")
 """A parameter server as it is without a scheduler: push what is ready, wait for everything."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LabTrace:
     """Some iterations of a real run: when backward passes began, and what happened."""
 
     begins: tuple[Time, ...]
@@ -30,7 +30,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class CaseResult:
     """One case.
 
     Attributes:
@@ -47,14 +47,14 @@ class Measurement:
         links: per host, workers first, the shares of its link's rate that it sent and received; empty if not counted.
     """
 
-    case: Case
+    case: LabCase
     schedule: Spec
     rounds: tuple[tuple[Time, ...], ...]
     cluster: Cluster
     bound: Bound
     forecast: Run | None = None
-    losses: Losses | None = None
-    trace: Trace | None = None
+    losses: GapBreakdown | None = None
+    trace: LabTrace | None = None
     problem: str = ""
     idle: float | None = None
     links: tuple[tuple[float, float], ...] = ()
@@ -127,8 +127,8 @@ class LabResult:
     links: Cluster
     workload: Workload
     cluster: Cluster
-    samples: tuple[Sample, ...]
-    measurements: tuple[Measurement, ...]
+    samples: tuple[CalibrationSample, ...]
+    measurements: tuple[CaseResult, ...]
 
     @property
     def hosts(self) -> int:
@@ -146,7 +146,7 @@ class LabResult:
         return self.links.exchange != "all_reduce"
 
     @property
-    def measured(self) -> tuple[Measurement, ...]:
+    def measured(self) -> tuple[CaseResult, ...]:
         """Those that ran."""
         return tuple(one for one in self.measurements if one.rounds)
 
@@ -156,23 +156,23 @@ class LabResult:
         return self.links.cost.time(self.workload.size) / self.workload.compute
 
     @property
-    def baseline(self) -> Measurement | None:
+    def baseline(self) -> CaseResult | None:
         """Stock DDP at its best bucket, or over servers fifo, what they do by default; None where it did not run."""
         served = self.served
         plain = [one for one in self.measured if (one.case == PLAIN if served else one.case.kind == "ddp")]
         return min(plain, key=lambda one: one.time, default=None)
 
     @property
-    def best(self) -> Measurement | None:
+    def best(self) -> CaseResult | None:
         """The fastest of those that send every bit."""
         exact = [one for one in self.measured if one.case.kind == "attach" and not one.case.compression]
         return min(exact, key=lambda one: one.time, default=None)
 
-    def speedup(self, one: Measurement) -> float:
+    def speedup(self, one: CaseResult) -> float:
         """Over the baseline; 1 without one."""
         return self.baseline.time / one.time if self.baseline else 1.0
 
-    def find(self, start: str) -> Measurement | None:
+    def find(self, start: str) -> CaseResult | None:
         """The first measured case whose name starts with ``start``."""
         return next((one for one in self.measured if one.case.name.startswith(start)), None)
 
@@ -229,7 +229,7 @@ class LabResult:
             "cases": [self._row(one) for one in self.measurements],
         }
 
-    def _row(self, one: Measurement) -> dict[str, Any]:
+    def _row(self, one: CaseResult) -> dict[str, Any]:
         if not one.rounds:
             return {"case": one.case.name, "problem": one.problem}
         low, high = one.spread

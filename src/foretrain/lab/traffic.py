@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-class Traffic:
+class LinkTraffic:
     """Bytes with headers that hosts have sent and received.
 
     Args:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from foretrain.lab.messages import Experiment
-from foretrain.lab.paced import Clock, paced
+from foretrain.lab.paced import AcceleratorClock, paced
 from foretrain.lab.transformer import batches, transformer
-from foretrain.timeline import Span
+from foretrain.trace import Span
 from foretrain.units import Time
 from foretrain.workload import Workload
 
@@ -25,7 +25,7 @@ class Trainable(Protocol):
         clock: notes when backward passes begin.
     """
 
-    clock: Clock
+    clock: AcceleratorClock
 
     @property
     def model(self) -> nn.Module:
@@ -48,7 +48,7 @@ class PacedTraining:
         last = rank == dist.get_world_size() - 1
         slower = experiment.straggler if last else 0.0
         seed = 1000 * experiment.seed + rank
-        self.clock = Clock(slower=slower, jitter=experiment.jitter, seed=seed)
+        self.clock = AcceleratorClock(slower=slower, jitter=experiment.jitter, seed=seed)
         self.model = paced(workload, self.clock)
         self._input = torch.zeros(1)
 
@@ -67,7 +67,7 @@ class RealTraining:
     """The small transformer on this host's CPU."""
 
     def __init__(self, experiment: Experiment, batch: int, rank: int) -> None:
-        self.clock = Clock()
+        self.clock = AcceleratorClock()
         self.model = transformer(experiment.seed)
         self._batches = batches(batch, rank, experiment.seed)
 
@@ -96,7 +96,7 @@ class RealTraining:
 class _Now:
     """What a real model computes now: hooks that note it."""
 
-    def __init__(self, spans: list[Span], clock: Clock) -> None:
+    def __init__(self, spans: list[Span], clock: AcceleratorClock) -> None:
         self._spans = spans
         self._clock = clock
         self._open: tuple[str, Time] | None = None

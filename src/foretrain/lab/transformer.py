@@ -16,7 +16,7 @@ VOCABULARY, WIDTH, HEADS, DEPTH, LENGTH = 1000, 512, 8, 8, 64
 _CERTAIN = 0.9
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer, each behind a norm, beside a residual; (batch, length, width) both ways."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width, HEADS) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(width, HEADS) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY)
 

@@ -1,6 +1,6 @@
 """``python -m foretrain.lab.worker CONFIG.json``: one host of the lab. Trains every case in turn and times it.
 
-CONFIG.json is a `Plan`; RANK, WORLD_SIZE and MASTER_* come from the launcher. Rank 0 prints its progress, a line of
+CONFIG.json is a `LabPlan`; RANK, WORLD_SIZE and MASTER_* come from the launcher. Rank 0 prints its progress, a line of
 JSON each, and writes what it found out to CONFIG.jsonl, because a timeline is too long for a line of output. All ranks
 must do the same at the same time, so whatever differs between them (a recorded workload, a batch that fits) is
 exchanged before it decides anything.
@@ -26,31 +26,31 @@ import torch.distributed as dist
 from torch import nn
 
 import foretrain as ft
+from foretrain.comm.ps.client.connection import Links
 from foretrain.errors import ForetrainError
 from foretrain.lab.baseline import TracedDdp, complete, ddp
-from foretrain.lab.calibrate import calibrate
+from foretrain.lab.calibration import calibrate
 from foretrain.lab.messages import (
-    Calibrated,
-    Case,
+    CalibrationReport,
+    CalibrationSample,
+    CaseRefused,
+    CaseTrace,
     Experiment,
+    LabCase,
+    LabPlan,
+    LabProgress,
     Message,
-    Plan,
-    Progress,
-    Recorded,
-    Refused,
-    Sample,
-    Timed,
-    Traced,
+    RoundTimes,
+    WorkloadReport,
 )
 from foretrain.lab.probing import probe
 from foretrain.lab.result import PLAIN
-from foretrain.lab.serving import PIDS
-from foretrain.lab.traffic import Traffic
+from foretrain.lab.servers import PIDS
+from foretrain.lab.traffic import LinkTraffic
 from foretrain.lab.training import PacedTraining, RealTraining, Trainable
 from foretrain.launch.command import SECRET, SERVERS
 from foretrain.schedule import Job
-from foretrain.server.connection import Links
-from foretrain.timeline import Span
+from foretrain.trace import Span
 from foretrain.units import Time
 from foretrain.workload import Workload
 
@@ -62,7 +62,7 @@ _TRACED = 3
 
 def main(path: str) -> None:
     """Does all that the plan at ``path`` says."""
-    plan = msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+    plan = msgspec.json.decode(Path(path).read_bytes(), type=LabPlan)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=plan.timeout))
     try:
@@ -76,7 +76,7 @@ def main(path: str) -> None:
 class _Worker:
     """One rank."""
 
-    def __init__(self, plan: Plan, found: BinaryIO | None) -> None:
+    def __init__(self, plan: LabPlan, found: BinaryIO | None) -> None:
         self._plan = plan
         self._found = found
         self._rank = dist.get_rank()
@@ -87,12 +87,12 @@ class _Worker:
 
     def run(self) -> None:
         """Calibrates, then runs one experiment after the other."""
-        self._say(Calibrated(self._calibrated()))
+        self._say(CalibrationReport(self._calibrated()))
         for number, experiment in enumerate(self._plan.experiments):
             self._number = number
             self._experiment(experiment)
 
-    def _calibrated(self) -> tuple[Sample, ...]:
+    def _calibrated(self) -> tuple[CalibrationSample, ...]:
         plan = self._plan
         if not plan.servers:
             return calibrate(plan.hosts, plan.rate, budget=plan.calibration)
@@ -109,8 +109,8 @@ class _Worker:
         if experiment.workload is None and experiment.step_time:
             self._batch = self._fitting_batch(experiment)
         if any(case.kind == "attach" for case in experiment.cases):
-            self._say(Recorded(self._number, self._recorded(experiment)))
-        cases: list[Case | None] = list(experiment.cases)
+            self._say(WorkloadReport(self._number, self._recorded(experiment)))
+        cases: list[LabCase | None] = list(experiment.cases)
         for turn in range(experiment.rounds):
             for place, case in enumerate(cases):
                 if case is None:
@@ -121,7 +121,7 @@ class _Worker:
                     timed = self._timed(experiment, place, case, each, what)
                 except ForetrainError as error:
                     cases[place] = None
-                    self._say(Refused(self._number, place, str(error)))
+                    self._say(CaseRefused(self._number, place, str(error)))
                     continue
                 self._say(timed)
         if experiment.traced:
@@ -141,13 +141,13 @@ class _Worker:
 
     # One case.
 
-    def _timed(self, experiment: Experiment, place: int, case: Case, iterations: int, what: str) -> Timed:
+    def _timed(self, experiment: Experiment, place: int, case: LabCase, iterations: int, what: str) -> RoundTimes:
         """Iteration times after warm-up, and what was in force."""
         training = self._training(experiment)
         with self._trainer(training, case) as (module, step, attached):
             self._warm(training, module, step, attached, experiment.warmup)
             self._done += experiment.warmup
-            traffic, busy = Traffic(self._pids, self._plan.rate), training.clock.busy
+            traffic, busy = LinkTraffic(self._pids, self._plan.rate), training.clock.busy
             heads = [time.perf_counter_ns()]
             for _ in range(iterations):
                 self._iterate(training, module, step)
@@ -158,9 +158,9 @@ class _Worker:
             times = tuple(1000 * (later - head) for head, later in pairwise(heads))
             idle = 1 - (training.clock.busy - busy) / sum(times) if experiment.workload else None
             schedule, cluster = ("", None) if attached is None else (str(attached.schedule), attached.cluster)
-            return Timed(self._number, place, times, schedule, cluster, idle, links)
+            return RoundTimes(self._number, place, times, schedule, cluster, idle, links)
 
-    def _trace(self, experiment: Experiment, place: int, case: Case) -> None:
+    def _trace(self, experiment: Experiment, place: int, case: LabCase) -> None:
         training = self._training(experiment)
         with self._trainer(training, case, traced=True) as (module, step, attached):
             self._warm(training, module, step, attached, experiment.warmup)
@@ -180,7 +180,7 @@ class _Worker:
             spans = computed + spans
         origin, end = begins[0], begins[-1]
         kept = (_moved(span, -origin) for span in spans if span.end > origin and span.start < end)
-        self._say(Traced(self._number, place, tuple(begin - origin for begin in begins), tuple(kept)))
+        self._say(CaseTrace(self._number, place, tuple(begin - origin for begin in begins), tuple(kept)))
 
     def _warm(
         self, training: Trainable, module: nn.Module, step: Callable[[], None], attached: Any, least: int
@@ -205,7 +205,7 @@ class _Worker:
 
     @contextmanager
     def _trainer(
-        self, training: Trainable, case: Case, traced: bool = False
+        self, training: Trainable, case: LabCase, traced: bool = False
     ) -> Iterator[tuple[nn.Module, Callable[[], None], Any]]:
         """The module to call, what follows a backward pass, and what was attached, if anything was."""
         dist.barrier()
@@ -220,7 +220,7 @@ class _Worker:
 
     @contextmanager
     def _attached(
-        self, training: Trainable, case: Case, traced: bool
+        self, training: Trainable, case: LabCase, traced: bool
     ) -> Iterator[tuple[nn.Module, Callable[[], None], Any]]:
         optimizer = torch.optim.SGD(training.model.parameters(), lr=_RATE)
         with ft.attach(
@@ -274,7 +274,7 @@ class _Worker:
 
     def _progress(self, what: str) -> None:
         if self._leads:
-            now = Progress(self._number, what, self._done, self._total)
+            now = LabProgress(self._number, what, self._done, self._total)
             sys.stdout.write(msgspec.json.encode(now).decode() + "\n")
             sys.stdout.flush()
 

@@ -15,21 +15,22 @@ Compression: TypeAlias = Literal["fp16", "bf16"]
 Place: TypeAlias = Literal["workers", "servers"]
 """Where optimizers run."""
 
-__all__ = ["Compression", "Place", "Settings"]
+__all__ = ["Compression", "LaunchSettings", "Place"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LaunchSettings:
     """What ``foretrain run`` was asked for and every process must know.
 
     Attributes:
-        schedule: a policy with its knobs, ``"auto"``, or a plan file's path, as `foretrain.planning.wanted` reads it.
+        schedule: a policy with its knobs, ``"auto"``, or a plan file's path, as `foretrain.planner.schedule_request`
+        reads it.
         compression: what gradients are sent as; None leaves it to the script.
         timeout: seconds after which a silent rank counts as lost.
         patience: seconds after which work that does not move counts as stuck.
         served: whether gradients go over a parameter server, whose addresses are in the environment.
         updates: where optimizers run then; None leaves it to ``consistency``.
-        consistency: how far ranks may go apart, see `foretrain.server.consistency`.
+        consistency: how far ranks may go apart, see `foretrain.comm.ps.consistency`.
         elastic: whether ranks go on without one that is lost, as the servers then do.
         tune: whether knobs are searched on as the job runs.
     """

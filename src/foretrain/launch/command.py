@@ -15,12 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+from foretrain.comm.ps import EVERY
+from foretrain.comm.ps.consistency import consistency
 from foretrain.errors import ConfigError
-from foretrain.launch import Settings
-from foretrain.launch.servers import Servers, Wanted
-from foretrain.server import EVERY
-from foretrain.server.consistency import consistency
-from foretrain.workload.torch_version import require_torch
+from foretrain.launch import LaunchSettings
+from foretrain.launch.server_supervisor import Servers, Wanted
+from foretrain.torch_version import require_torch
 
 SECRET = "FORETRAIN_SECRET"
 """The environment variable that hands a job's secret to its ranks."""
@@ -32,7 +32,7 @@ _WORKER = "foretrain.launch.worker"
 
 def launch(
     script: Sequence[str],
-    settings: Settings,
+    settings: LaunchSettings,
     *,
     torchrun: Sequence[str] = (),
     module: bool = False,
@@ -59,7 +59,9 @@ def launch(
         ConfigError: before anything is started, for whatever can be known to be wrong by then.
         PeerLost: servers have died more often than they are started again; all ranks have stopped.
     """
-    from foretrain.planning import wanted as read_schedule  # it simulates: too much for who only asks for --help
+    from foretrain.planner import (  # it simulates: too much for who only asks for --help
+        requested_schedule as read_schedule,
+    )
 
     read_schedule(settings.schedule)
     apart = consistency(settings.consistency).apart
@@ -118,7 +120,7 @@ def launch(
     return 0
 
 
-def _check_settings(settings: Settings, apart: bool, servers: str | None, snapshots: Path | None) -> None:
+def _check_settings(settings: LaunchSettings, apart: bool, servers: str | None, snapshots: Path | None) -> None:
     if servers is None and (apart or settings.updates == "servers"):
         field, value = ("consistency", settings.consistency) if apart else ("updates", settings.updates)
         raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")

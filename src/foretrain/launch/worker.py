@@ -12,17 +12,17 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
-from foretrain.launch import Compression, Place, Settings
-from foretrain.launch.death import end_with_parent
-from foretrain.main_script import run_as_main, told_as_its_own
+from foretrain.launch import Compression, LaunchSettings, Place
+from foretrain.launch.main_script import run_as_main, told_as_its_own
+from foretrain.parent_death import end_with_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the script under a `foretrain.launch.takeover.Takeover`; what the script raises is raised again."""
+    """Runs the script under a `foretrain.launch.ddp_patch.DdpPatch`; what the script raises is raised again."""
     options = parser().parse_args(arguments)
-    from foretrain.launch.takeover import Takeover
+    from foretrain.launch.ddp_patch import DdpPatch
 
-    settings = Settings(
+    settings = LaunchSettings(
         options.schedule,
         options.compression,
         options.timeout,
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show_log()
     sys.excepthook = told_as_its_own
     end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
-    with Takeover(settings):
+    with DdpPatch(settings):
         run_as_main(options.script[0], options.script[1:], module=options.module)
 
 
@@ -51,15 +51,15 @@ def show_log() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads what `foretrain.launch.Settings.arguments` writes, and then the script with its arguments."""
+    """Reads what `foretrain.launch.LaunchSettings.arguments` writes, and then the script with its arguments."""
     parser = argparse.ArgumentParser(prog="python -m foretrain.launch.worker", allow_abbrev=False)
-    parser.add_argument("--schedule", default=Settings().schedule)
+    parser.add_argument("--schedule", default=LaunchSettings().schedule)
     parser.add_argument("--compression", choices=get_args(Compression))
-    parser.add_argument("--timeout", type=float, default=Settings().timeout)
-    parser.add_argument("--patience", type=float, default=Settings().patience)
+    parser.add_argument("--timeout", type=float, default=LaunchSettings().timeout)
+    parser.add_argument("--patience", type=float, default=LaunchSettings().patience)
     parser.add_argument("--served", action="store_true")
     parser.add_argument("--updates", choices=get_args(Place))
-    parser.add_argument("--consistency", default=Settings().consistency)
+    parser.add_argument("--consistency", default=LaunchSettings().consistency)
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")

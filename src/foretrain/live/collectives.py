@@ -6,28 +6,28 @@ from collections.abc import Callable
 from typing import Final
 
 from foretrain.errors import Disagreement
-from foretrain.live.groups import Group, Party, who
-from foretrain.live.starts import Order, Starts, Traffic
-from foretrain.live.streams import Event, Stream, late
-from foretrain.live.wire import CONTRIBUTION, OPERATIONS, Entry
+from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
+from foretrain.live.event_log import CONTRIBUTION, OPERATIONS, LogRecord
+from foretrain.live.groups import Group, RankHandle, who
+from foretrain.live.streams import Stream, StreamEvent, late
 from foretrain.units import Time, format_time
 
 ROOTED: Final = (OPERATIONS.index("broadcast"), OPERATIONS.index("scatter"))
 """Operations to which only the root contributes."""
 
 
-class Part:
+class CollectiveCall:
     """One rank's call of a collective."""
 
     __slots__ = ("arrived", "code", "event", "host", "meeting", "order", "party", "payload", "root", "size", "stream")
 
-    def __init__(self, party: Party, stream: Stream, entry: Entry) -> None:
+    def __init__(self, party: RankHandle, stream: Stream, entry: LogRecord) -> None:
         self.party, self.stream, self.order = party, stream, party.order()
         self.code, self.size, self.root = entry.code, entry.c, entry.extra
         self.host, self.payload = entry.host, entry.payload
         self.arrived = False
         self.meeting: Collective
-        self.event: Event
+        self.event: StreamEvent
 
     def arrive(self, time: Time) -> None:
         """The stream is there."""
@@ -51,18 +51,18 @@ class Collective:
         parts: by world rank; in the group's order once it is complete.
     """
 
-    def __init__(self, starts: Starts, group: Group, number: int) -> None:
+    def __init__(self, starts: CommLaunches, group: Group, number: int) -> None:
         self.group, self.number = group, number
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, CollectiveCall] = {}
         self._splits: dict[int, tuple[int, ...]] = {}
         self._starts = starts
         self._arrived, self._latest = 0, 0
         self._askers: list[Callable[[], None]] = []
 
-    def post(self, part: Part, splits: tuple[int, ...] | None) -> None:
+    def post(self, part: CollectiveCall, splits: tuple[int, ...] | None) -> None:
         """A live member's record is there; Disagreement if it is the last, and they are not the same."""
         self.parts[part.party.rank] = part
-        part.meeting, part.event = self, Event(meeting=self)
+        part.meeting, part.event = self, StreamEvent(meeting=self)
         if splits is not None:
             self._splits[part.party.rank] = splits
         if self.complete():
@@ -102,7 +102,7 @@ class Collective:
     def transfer(self) -> None:
         """It is no message."""
 
-    def hand_to(self, traffic: Traffic) -> None:
+    def hand_to(self, traffic: CommTraffic) -> None:
         """Begins it in the network."""
         parts, members = self.parts, self.group.members
         splits = None

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from foretrain.live.exchanges import Pattern
-from foretrain.network.carrier import Carrier, Running
-from foretrain.network.topology import Topology
+from foretrain.live.comm_pattern import CommPattern
+from foretrain.network.network_simulator import NetworkSimulator, ProgramHandle
+from foretrain.network.topology.graph import Topology
+from foretrain.simulation.world import ARRIVAL, TIMER, VirtualWorld
 from foretrain.units import Time
-from foretrain.virtual.world import ARRIVAL, TIMER, VirtualWorld
 
 _MOST_MOMENTS = 100_000
 """Remembered; then memory begins anew. A training that repeats itself has a few hundred."""
@@ -36,7 +36,7 @@ class _Moment:
             None for them where something always came before.
     """
 
-    after: dict[tuple[Time, Pattern], _Moment] = field(default_factory=dict)
+    after: dict[tuple[Time, CommPattern], _Moment] = field(default_factory=dict)
     ends: list[tuple[Time, tuple[int, ...] | None]] = field(default_factory=list)
 
 
@@ -44,7 +44,7 @@ class _Moment:
 class _Entry:
     """A pattern in flight: the same number for the same place in the world's order of beginnings."""
 
-    pattern: Pattern
+    pattern: CommPattern
     began: Time
     sequence: int
     done: Done | None
@@ -66,7 +66,7 @@ class Contention:
         self._moments = 0
         self._sequence = 0
 
-    def begin(self, pattern: Pattern, done: Done) -> None:
+    def begin(self, pattern: CommPattern, done: Done) -> None:
         """Starts ``pattern`` now; calls ``done`` through the world when it has completed."""
         now = self._world.now()
         met = [domain for domain in self._domains if domain.meets(pattern.links)]
@@ -123,8 +123,8 @@ class _Domain:
         self._consumed = 0
         self._topology = topology
         self._fidelity = history[0].pattern.fidelity
-        self._carrier: Carrier | None = None
-        self._handles: list[Running] = []
+        self._carrier: NetworkSimulator | None = None
+        self._handles: list[ProgramHandle] = []
         for entry in history:
             self.add(entry)
 
@@ -171,7 +171,7 @@ class _Domain:
         self._consumed += 1
         return [self.running.pop(index) for index in over]
 
-    def _simulated(self) -> Carrier:
+    def _simulated(self) -> NetworkSimulator:
         """The flows of all that began, as they stand after what was last looked at."""
         if self._carrier is None:
             self._carrier, self._handles = self._fidelity.carrier(self._topology), []
@@ -179,7 +179,7 @@ class _Domain:
                 self._load(self._carrier, entry)
         return self._carrier
 
-    def _load(self, network: Carrier, entry: _Entry) -> None:
+    def _load(self, network: NetworkSimulator, entry: _Entry) -> None:
         program, when = entry.pattern.program, entry.began - self._origin
         assert program is not None
         shifted = dataclasses.replace(program, release=program.release + when)

@@ -25,13 +25,13 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from foretrain.live.story import Activity, Chapter
+from foretrain.live.rank_trace import Activity, RankTrace
 from foretrain.units import Time
 
 MESSAGES = ("send", "recv")
 
 
-class Piece(NamedTuple):
+class PathSegment(NamedTuple):
     """A part of the path; times in ps.
 
     Attributes:
@@ -63,7 +63,7 @@ class CriticalPath:
     rank: int
     begin: Time
     end: Time
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PathSegment, ...]
 
     def shares(self) -> dict[str, float]:
         """Of the step's time the part of each name, largest first; they sum to 1."""
@@ -81,7 +81,7 @@ class CriticalPath:
         return {kind: time / (self.end - self.begin) for kind, time in sorted(found.items())}
 
 
-def critical_path(chapters: Mapping[int, Chapter]) -> CriticalPath | None:
+def critical_path(chapters: Mapping[int, RankTrace]) -> CriticalPath | None:
     """The path of the last step; see Note [What binds]. None where no activities were kept or no step was made."""
     stepped = [chapter for chapter in chapters.values() if chapter.traced and chapter.steps]
     if not stepped:
@@ -107,7 +107,7 @@ def title(activity: Activity) -> str:
 class _Walk:
     """What ended when, on every rank, and who met whom."""
 
-    def __init__(self, chapters: Mapping[int, Chapter]) -> None:
+    def __init__(self, chapters: Mapping[int, RankTrace]) -> None:
         self._chapters = chapters
         self._ended: dict[int, defaultdict[Time, list[Activity]]] = {}
         self._met: defaultdict[object, list[tuple[int, Activity]]] = defaultdict(list)
@@ -120,7 +120,7 @@ class _Walk:
                 if activity.kind == "communication":
                     self._met[_meeting(activity)].append((rank, activity))
 
-    def back(self, rank: int, begin: Time, end: Time) -> Iterator[Piece]:
+    def back(self, rank: int, begin: Time, end: Time) -> Iterator[PathSegment]:
         """The pieces, last first."""
         stream, time, launched = -1, end, False
         while time > begin:
@@ -131,19 +131,19 @@ class _Walk:
             elif activity.kind == "communication":
                 here = rank
                 rank, binding = max(self._met[_meeting(activity)], key=lambda met: (met[1].reached, met[0] == here))
-                piece = Piece(here, "communication", title(activity), binding.reached, time)
+                piece = PathSegment(here, "communication", title(activity), binding.reached, time)
                 stream, time = binding.stream, binding.reached
             else:
-                piece = Piece(rank, "kernel", title(activity), activity.start, time)
+                piece = PathSegment(rank, "kernel", title(activity), activity.start, time)
                 stream, time, launched = activity.stream, activity.start, activity.start > activity.reached
             yield piece._replace(begin=max(piece.begin, begin))
 
-    def _host(self, rank: int, time: Time) -> Piece:
+    def _host(self, rank: int, time: Time) -> PathSegment:
         """The host until ``time``, since it had last stopped."""
         chapter = self._chapters[rank]
         before = bisect_left(chapter.stops, time, key=attrgetter("answered"))
         kind = "host" if time > chapter.since else "unseen"
-        return Piece(rank, kind, kind, chapter.stops[before - 1].answered if before else 0, time)
+        return PathSegment(rank, kind, kind, chapter.stops[before - 1].answered if before else 0, time)
 
     def _that_ended(self, rank: int, time: Time, stream: int) -> Activity | None:
         """What ended at ``time``, on ``stream`` if possible."""

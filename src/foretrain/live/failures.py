@@ -6,9 +6,9 @@ import signal
 from collections.abc import Sequence
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
-from foretrain.live.conductor import RankLost
-from foretrain.live.ranks import Ranks
-from foretrain.live.story import Story
+from foretrain.live.executor import RankLost
+from foretrain.live.rank_processes import Ranks
+from foretrain.live.rank_trace import SimulationTrace
 
 
 class ScriptFailed(PeerLost):
@@ -19,7 +19,7 @@ class ScriptFailed(PeerLost):
         super().__init__(text)
 
 
-def script_failure(story: Story, waits: Sequence[str] = ()) -> ScriptFailed | None:
+def script_failure(story: SimulationTrace, waits: Sequence[str] = ()) -> ScriptFailed | None:
     """The first rank whose script has failed, if one has; ``waits`` for it."""
     for rank, chapter in story.chapters.items():
         if chapter.status:
@@ -38,7 +38,7 @@ def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
     )
 
 
-def cause_of(error: ForetrainError, ranks: Ranks, story: Story) -> ForetrainError:
+def cause_of(error: ForetrainError, ranks: Ranks, story: SimulationTrace) -> ForetrainError:
     """Why a rank ended early, where others only noticed that it did."""
     if isinstance(error, StallError):
         return script_failure(story, error.waits) or error

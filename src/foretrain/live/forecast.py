@@ -10,7 +10,7 @@ from statistics import median
 
 from foretrain.device import Device
 from foretrain.errors import ForetrainError
-from foretrain.live.story import Chapter, Step
+from foretrain.live.rank_trace import RankTrace, StepBreakdown
 from foretrain.units import SECOND, Time
 
 EXCHANGE_SIGMA = 0.05
@@ -18,7 +18,7 @@ EXCHANGE_SIGMA = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PeakMemory:
     """Of one rank at its peak, bytes.
 
     Attributes:
@@ -41,7 +41,7 @@ class RankForecast:
     Attributes:
         rank: in the world.
         members: how many ranks are like it, itself included.
-        steps: the account of every step; see Note [Accounts of a step] in `foretrain.live.story`.
+        steps: the account of every step; see Note [Accounts of a step] in `foretrain.live.rank_trace`.
         memory: at its peak.
         flops: of the median step, what activation checkpointing computes twice counted twice.
         recomputed: of them, for the second time.
@@ -54,8 +54,8 @@ class RankForecast:
 
     rank: int
     members: int
-    steps: tuple[Step, ...]
-    memory: Memory
+    steps: tuple[StepBreakdown, ...]
+    memory: PeakMemory
     flops: float
     recomputed: float
     times: tuple[Time, ...]
@@ -65,7 +65,7 @@ class RankForecast:
     by_name: Mapping[str, Time] = field(default_factory=dict)
 
     @property
-    def steady(self) -> tuple[Step, ...]:
+    def steady(self) -> tuple[StepBreakdown, ...]:
         """The steps after the warm-up, or the last where there are few."""
         return _steady(self.steps, self.warmup)
 
@@ -129,7 +129,7 @@ class Forecast:
 
 
 def forecast_of(
-    chapters: Mapping[int, Chapter],
+    chapters: Mapping[int, RankTrace],
     members: Mapping[int, int],
     *,
     cluster: str,
@@ -163,7 +163,7 @@ def forecast_of(
     return found
 
 
-def warnings_of(chapters: Mapping[int, Chapter]) -> dict[str, int]:
+def warnings_of(chapters: Mapping[int, RankTrace]) -> dict[str, int]:
     """What the ranks warned of, and how often."""
     warnings: Counter[str] = Counter()
     for chapter in chapters.values():
@@ -171,23 +171,23 @@ def warnings_of(chapters: Mapping[int, Chapter]) -> dict[str, int]:
     return dict(warnings)
 
 
-def _steady(steps: Sequence[Step], warmup: int) -> tuple[Step, ...]:
+def _steady(steps: Sequence[StepBreakdown], warmup: int) -> tuple[StepBreakdown, ...]:
     return tuple(steps[warmup:] or steps[-1:])
 
 
-def _median(steps: Sequence[Step]) -> Step:
+def _median(steps: Sequence[StepBreakdown]) -> StepBreakdown:
     """The step of median duration, whose work is counted: the last need not be like the others."""
     return sorted(steps, key=lambda step: step.end - step.begin)[(len(steps) - 1) // 2]
 
 
-def _rank(rank: int, members: int, chapter: Chapter) -> RankForecast:
+def _rank(rank: int, members: int, chapter: RankTrace) -> RankForecast:
     cost = chapter.cost(_median(_steady(chapter.steps, chapter.warmup)).number)
     memory = chapter.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0}
     return RankForecast(
         rank=rank,
         members=members,
         steps=tuple(chapter.steps),
-        memory=Memory(memory["allocated"], memory["reserved"], memory["breakdown"], memory["retries"]),
+        memory=PeakMemory(memory["allocated"], memory["reserved"], memory["breakdown"], memory["retries"]),
         flops=cost["flops"],
         recomputed=cost["recomputed"],
         times=tuple(cost["times"]),

@@ -7,15 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from foretrain.live.collectives import Collective, Part
-from foretrain.live.folding import Folding
-from foretrain.live.groups import Group, Party
-from foretrain.live.messages import Batch, Mail
-from foretrain.live.scheduling import Member, Schedules
-from foretrain.live.starts import Starts, Traffic
-from foretrain.live.story import Chapter
-from foretrain.live.streams import CALL, Call, Event, Paces, Stream, device_of
-from foretrain.live.wire import (
+from foretrain.live.collectives import Collective, CollectiveCall
+from foretrain.live.comm_launch import CommLaunches, CommTraffic
+from foretrain.live.event_log import (
     BEGIN,
     COLLECTIVE,
     FORGET,
@@ -30,20 +24,26 @@ from foretrain.live.wire import (
     STEP,
     TASKS,
     WAIT,
-    Entry,
+    LogRecord,
 )
-from foretrain.virtual.world import LOOK, VirtualWorld
+from foretrain.live.folding import Folding
+from foretrain.live.groups import Group, RankHandle
+from foretrain.live.p2p import P2PBatch, P2PMatcher
+from foretrain.live.rank_trace import RankTrace
+from foretrain.live.scheduled_gradients import GradientSchedules, Member
+from foretrain.live.streams import CALL, CommCall, SmShares, Stream, StreamEvent, device_of
+from foretrain.simulation.world import LOOK, VirtualWorld
 
 ALL_TO_ALL: Final = OPERATIONS.index("all_to_all")
 
 
-class Meetings:
+class CommRegistry:
     """What the ranks share: groups, collectives and messages under way."""
 
-    def __init__(self, world: VirtualWorld, traffic: Traffic, folding: Folding) -> None:
-        self.starts = Starts(world, traffic)
-        self.mail = Mail(self.starts, folding)
-        self.schedules = Schedules(self.starts, traffic, folding)
+    def __init__(self, world: VirtualWorld, traffic: CommTraffic, folding: Folding) -> None:
+        self.starts = CommLaunches(world, traffic)
+        self.mail = P2PMatcher(self.starts, folding)
+        self.schedules = GradientSchedules(self.starts, traffic, folding)
         self._folding, self._traffic = folding, traffic
         self._learnt: set[tuple[tuple[int, ...], int]] = set()
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
@@ -77,7 +77,7 @@ class Meetings:
                 collective.check()
 
 
-class Gpu:
+class SimulatedGpu:
     """What one rank has launched.
 
     Args:
@@ -90,22 +90,22 @@ class Gpu:
     """
 
     def __init__(
-        self, rank: int, world: VirtualWorld, meetings: Meetings, chapter: Chapter, slowdown: float, size: int
+        self, rank: int, world: VirtualWorld, meetings: CommRegistry, chapter: RankTrace, slowdown: float, size: int
     ) -> None:
         self.rank = rank
         self._world, self._meetings, self._chapter = world, meetings, chapter
-        self._paces = Paces(world, slowdown)
-        self._party = Party(rank, self._paces, chapter)
+        self._paces = SmShares(world, slowdown)
+        self._party = RankHandle(rank, self._paces, chapter)
         self._streams: dict[int, Stream] = {}
-        self._events: dict[int, Event] = {}
+        self._events: dict[int, StreamEvent] = {}
         everyone = tuple(range(size))
         self._groups = {0: meetings.group(everyone, 1, 0)}
         self._copies = Counter([everyone])
         self._splits: tuple[int, ...] | None = None
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, P2PBatch] = {}
         self._exchanges: dict[int, Member] = {}
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def take(self, entries: Sequence[LogRecord]) -> None:
         """Queues ``entries``, but no questions, and executes what can be executed."""
         streams, events = self._streams, self._events
         for entry in entries:
@@ -113,7 +113,7 @@ class Gpu:
             if kind == RUN:
                 (streams.get(number) or self._stream(number)).queue.append(entry)
             elif kind == RECORD:
-                event = events[a] = Event()
+                event = events[a] = StreamEvent()
                 (streams.get(number) or self._stream(number)).queue.append((RECORD, event, host))
             elif kind == WAIT:
                 (streams.get(number) or self._stream(number)).queue.append((WAIT, events[a]))
@@ -129,33 +129,33 @@ class Gpu:
         if self._chapter.is_long():
             self._chapter.settle(self._world.now(), self._running())
 
-    def event(self, number: int) -> Event:
+    def event(self, number: int) -> StreamEvent:
         """Event ``number``; KeyError if there is none."""
         return self._events[number]
 
-    def stream_end(self, number: int) -> Event:
+    def stream_end(self, number: int) -> StreamEvent:
         """The event that all work so far on stream ``number`` is done."""
         stream = self._streams.get(number)
-        return stream.tail() if stream is not None else Event(0)
+        return stream.tail() if stream is not None else StreamEvent(0)
 
-    def device_ends(self, device: int) -> list[Event]:
+    def device_ends(self, device: int) -> list[StreamEvent]:
         """The same of all streams of ``device``."""
         return [stream.tail() for number, stream in self._streams.items() if device_of(number) == device]
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[CommCall]:
         """The communications that its streams stand at, by stream."""
         for _, stream in sorted(self._streams.items()):
-            if isinstance(stream.blocked, Part | Batch):
+            if isinstance(stream.blocked, CollectiveCall | P2PBatch):
                 yield stream.blocked
 
     def _stream(self, number: int) -> Stream:
         stream = self._streams[number] = Stream(number, self._world, self._paces.of(number), self._chapter)
         return stream
 
-    def _call(self, entry: Entry) -> None:
+    def _call(self, entry: LogRecord) -> None:
         group = self._groups[entry.b]
         stream = self._streams.get(entry.stream) or self._stream(entry.stream)
-        part = Part(self._party, stream, entry)
+        part = CollectiveCall(self._party, stream, entry)
         splits = None
         if entry.code == ALL_TO_ALL:
             splits, self._splits = self._splits, None
@@ -163,11 +163,11 @@ class Gpu:
         self._events[entry.a] = part.event
         stream.queue.append((CALL, part))
 
-    def _send_or_receive(self, entry: Entry) -> None:
+    def _send_or_receive(self, entry: LogRecord) -> None:
         stream = self._streams.get(entry.stream) or self._stream(entry.stream)
         batch = self._batches.get(entry.stream)
         if batch is None:
-            batch = self._batches[entry.stream] = Batch(self._party, stream)
+            batch = self._batches[entry.stream] = P2PBatch(self._party, stream)
         end = self._meetings.mail.post(batch, self._groups[entry.b], entry)
         batch.ends.append(end)
         batch.host = max(batch.host, entry.host)
@@ -175,7 +175,7 @@ class Gpu:
         if not entry.flag:
             stream.queue.append((CALL, self._batches.pop(entry.stream)))
 
-    def _other(self, entry: Entry) -> None:
+    def _other(self, entry: LogRecord) -> None:
         """One of the rarer records."""
         if entry.kind == FORGET:
             for number in memoryview(entry.payload).cast("q"):
@@ -201,7 +201,7 @@ class Gpu:
         elif entry.kind == NOTE:
             self._chapter.note(entry)
 
-    def _mark(self, step: int, event: Event) -> None:
+    def _mark(self, step: int, event: StreamEvent) -> None:
         """The end of ``step`` is known: its account is made when nothing more can happen before."""
         assert event.time is not None
         self._world.schedule(event.time, LOOK, self._close, step, event.time)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from foretrain.live.comm_launch import Order
 from foretrain.live.folding import Folding
-from foretrain.live.starts import Order
-from foretrain.live.story import Chapter
-from foretrain.live.streams import Paces
+from foretrain.live.rank_trace import RankTrace
+from foretrain.live.streams import SmShares
 
 if TYPE_CHECKING:
     from foretrain.live.collectives import Collective
@@ -58,12 +58,12 @@ class Group:
         return f"group {ranks_text(self.members)}"
 
 
-class Party:
+class RankHandle:
     """A live rank as those see it who meet it: its number, how fast its GPUs compute, its story."""
 
     __slots__ = ("_posted", "chapter", "paces", "rank")
 
-    def __init__(self, rank: int, paces: Paces, chapter: Chapter) -> None:
+    def __init__(self, rank: int, paces: SmShares, chapter: RankTrace) -> None:
         self.rank, self.paces, self.chapter = rank, paces, chapter
         self._posted = 0
 

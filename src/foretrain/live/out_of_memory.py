@@ -6,7 +6,7 @@ import re
 
 from foretrain.errors import ForetrainError
 from foretrain.live.groups import who
-from foretrain.live.story import Chapter, Story
+from foretrain.live.rank_trace import RankTrace, SimulationTrace
 
 _TRIED = re.compile(r"Tried to allocate (.+?)\. ")
 
@@ -22,7 +22,7 @@ class OutOfMemory(ForetrainError):
 
     status = 1
 
-    def __init__(self, chapters: tuple[Chapter, ...]) -> None:
+    def __init__(self, chapters: tuple[RankTrace, ...]) -> None:
         first = chapters[0]
         self.ranks = tuple(chapter.rank for chapter in chapters)
         found = _TRIED.search(first.memory["out_of_memory"])
@@ -35,7 +35,7 @@ class OutOfMemory(ForetrainError):
         )
 
 
-def check_memory(story: Story) -> None:
+def check_memory(story: SimulationTrace) -> None:
     """OutOfMemory if any rank has failed for want of it."""
     failed = tuple(chapter for chapter in story.chapters.values() if chapter.memory.get("out_of_memory"))
     if failed:
@@ -47,7 +47,7 @@ def gibibytes(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def _breakdown(chapter: Chapter) -> str:
+def _breakdown(chapter: RankTrace) -> str:
     parts = {name: size for name, size in chapter.memory["breakdown"].items() if size}
     shown = (f"{gibibytes(size)} for {name}" for name, size in sorted(parts.items(), key=lambda part: -part[1]))
     return ", ".join(shown) or "none"

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from foretrain.device import calls
 from foretrain.device.stack import host_launch, stack_factor
 from foretrain.errors import ConfigError
-from foretrain.fakecuda.settings import Settings
-from foretrain.live.attempts import Attempts, Done, Live
+from foretrain.live.device.settings import RankSettings
 from foretrain.live.folding import Folding
 from foretrain.live.forecast import Forecast, forecast_of
-from foretrain.live.story import Story
-from foretrain.live.traffic import NetworkTraffic
-from foretrain.live.watch import Watch, warned
+from foretrain.live.network_traffic import NetworkTraffic
+from foretrain.live.progress import Watch, warned
+from foretrain.live.rank_trace import SimulationTrace
+from foretrain.live.refold import Live, Refold, RunOutcome
 from foretrain.network.deployment import Deployment
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.schedule import Spec, spec
 from foretrain.units import Time
 
@@ -46,7 +46,7 @@ class Simulated:
     """
 
     forecast: Forecast
-    story: Story
+    story: SimulationTrace
     folding: Folding
     traffic: NetworkTraffic
     network: Topology
@@ -115,8 +115,8 @@ def simulate(
         launch=host_launch(device, factor) if launch is None else launch,
     )
 
-    def run(settings: Settings) -> Done:
-        return Attempts(where, settings, live, kept, watch).run()
+    def run(settings: RankSettings) -> RunOutcome:
+        return Refold(where, settings, live, kept, watch).run()
 
     done = _recorded(settings, operators, run) if operators else run(settings)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
@@ -134,7 +134,7 @@ def simulate(
     return Simulated(forecast, done.story, done.folding, done.traffic, where.fluid.network, done.carried, usable)
 
 
-def _recorded(settings: Settings, operators: Path, run: Callable[[Settings], Done]) -> Done:
+def _recorded(settings: RankSettings, operators: Path, run: Callable[[RankSettings], RunOutcome]) -> RunOutcome:
     """What ``run`` does, with every operator that was launched written to ``operators``."""
     with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
         done = run(dataclasses.replace(settings, operators=str(Path(folder) / "operators")))
@@ -143,12 +143,12 @@ def _recorded(settings: Settings, operators: Path, run: Callable[[Settings], Don
     return done
 
 
-def _settings(script: Sequence[str], where: Deployment, module: bool) -> Settings:
+def _settings(script: Sequence[str], where: Deployment, module: bool) -> RankSettings:
     if not module and not Path(script[0]).exists():
         raise ConfigError("script", script[0], "is no file", f"there is none at {Path(script[0]).absolute()}")
     if where.device is None:
         raise ConfigError("cluster", str(where), "does not say which GPUs it has", "add e.g. ',device=H100'")
-    return Settings(
+    return RankSettings(
         script=tuple(script),
         module=module,
         device=where.device,

@@ -23,16 +23,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from foretrain.live.story import Chapter
-from foretrain.live.wire import COLLECTIVE, RECORD, RUN, WAIT
+from foretrain.live.event_log import COLLECTIVE, RECORD, RUN, WAIT
+from foretrain.live.rank_trace import RankTrace
+from foretrain.simulation.world import TIMER, VirtualWorld
 from foretrain.units import Time
-from foretrain.virtual.world import TIMER, VirtualWorld
 
 CALL: Final = COLLECTIVE
 """The item of a queue that is a rank's part in a communication."""
 
 
-class Event:
+class StreamEvent:
     """Something that happens once. ``time`` is None until it is known when, which may be before.
 
     Attributes:
@@ -63,7 +63,7 @@ class Event:
             self._waiters.append(call)
 
 
-class Call(Protocol):
+class CommCall(Protocol):
     """A rank's part in a communication, to which its stream comes."""
 
     host: Time
@@ -77,7 +77,7 @@ class Call(Protocol):
         ...
 
 
-class Pace:
+class SmShare:
     """How fast a GPU computes: see Note [Fluid work].
 
     Args:
@@ -126,23 +126,23 @@ class Pace:
             stream.repace(stretch * (1 + stream.demand * (demand - 1)) if demand > 1 else stretch)
 
 
-class Paces:
+class SmShares:
     """Those of one rank's GPUs: most ranks have one, and a process may use several.
 
     Args:
-        world, slowdown: as of `Pace`.
+        world, slowdown: as of `SmShare`.
     """
 
     def __init__(self, world: VirtualWorld, slowdown: float) -> None:
         self._world, self._slowdown = world, slowdown
-        self._of: dict[int, Pace] = {}
+        self._of: dict[int, SmShare] = {}
 
-    def of(self, stream: int) -> Pace:
+    def of(self, stream: int) -> SmShare:
         """How fast the GPU of stream number ``stream`` computes."""
         device = device_of(stream)
         pace = self._of.get(device)
         if pace is None:
-            pace = self._of[device] = Pace(self._world, self._slowdown)
+            pace = self._of[device] = SmShare(self._world, self._slowdown)
         return pace
 
     def running(self) -> list[Stream]:
@@ -184,11 +184,11 @@ class Stream:
         "queue",
     )
 
-    def __init__(self, number: int, world: VirtualWorld, pace: Pace, chapter: Chapter) -> None:
+    def __init__(self, number: int, world: VirtualWorld, pace: SmShare, chapter: RankTrace) -> None:
         self.number = number
         self.position: Time = 0
         self.queue: deque[tuple[Any, ...]] = deque()
-        self.blocked: Event | Call | Stream | None = None
+        self.blocked: StreamEvent | CommCall | Stream | None = None
         self._world, self._pace, self._chapter = world, pace, chapter
         self._version = 0
         self._stretch = 0.0
@@ -216,7 +216,7 @@ class Stream:
                 if time > self.position:
                     self.position = time
             else:
-                call: Call = item[1]
+                call: CommCall = item[1]
                 self.blocked = call
                 call.arrive(self.position if self.position > call.host else call.host)
                 return
@@ -228,17 +228,17 @@ class Stream:
             self.position = time
         self.advance()
 
-    def tail(self) -> Event:
+    def tail(self) -> StreamEvent:
         """The event that all that is now in the queue is done."""
         if self.blocked is None:
-            return Event(self.position)
+            return StreamEvent(self.position)
         if not self.queue or self.queue[-1][0] != RECORD:
-            self.queue.append((RECORD, Event(), 0))
+            self.queue.append((RECORD, StreamEvent(), 0))
         return self.queue[-1][1]
 
     def _waited(self) -> None:
         event = self.blocked
-        assert isinstance(event, Event)
+        assert isinstance(event, StreamEvent)
         assert event.time is not None
         self.resume(event.time)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 
 from foretrain.network.notation import cluster, load, preset
 from foretrain.network.route import Hop, Route
-from foretrain.network.star import Cluster, Exchange
+from foretrain.network.switch_cluster import Cluster, Exchange
 
 if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment

@@ -3,7 +3,7 @@
 Where `Cluster` has a formula, a deployment asks a simulation how long a collective takes when nothing else is sent: the
 fluid one unless its fidelity says otherwise.
 Collectives of one job run one after the other, as on one stream of NCCL, so that is all a job alone needs; jobs
-that share a network are simulated flow by flow (`foretrain.virtual.together`).
+that share a network are simulated flow by flow (`foretrain.simulation.shared_network`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from foretrain.collective import Operation
 from foretrain.errors import ConfigError
-from foretrain.network.arrangement import Arrangement, arrange, chunks, suited
-from foretrain.network.carrier import Carrier
+from foretrain.network.collective_placement import Arrangement, arrange, chunks, suited
 from foretrain.network.estimate import decided, packet_hops, parts
 from foretrain.network.fidelity import FLUID, Fidelity
-from foretrain.network.placing import place
+from foretrain.network.flow_lowering import place
+from foretrain.network.network_simulator import NetworkSimulator
 from foretrain.network.program import Program
-from foretrain.network.star import DEFAULT_OVERHEAD
-from foretrain.network.topology import Topology
-from foretrain.schedule import Cost
+from foretrain.network.switch_cluster import DEFAULT_OVERHEAD
+from foretrain.network.topology.graph import Topology
+from foretrain.schedule import CostModel
 from foretrain.units import COST_SHIFT, MICROSECOND, Time, format_rate, format_time, moving
 
 DEFAULT_STEP: Time = 2 * MICROSECOND
@@ -126,7 +126,7 @@ class Deployment:
         return self.network.capacity
 
     @property
-    def cost(self) -> Cost:
+    def cost(self) -> CostModel:
         """κ and θ as policies want them: what a byte costs in large collectives, and what one costs besides.
 
         κ is the least that any size costs per byte, whole or in two halves, so that no schedule beats the optimum.
@@ -138,7 +138,7 @@ class Deployment:
             kappa = math.floor(min(self._per_byte("all_reduce"), halves) * (1 << COST_SHIFT) * (1 - 1e-9))
             size = 1 << 20
             start = max(0, self.duration("all_reduce", size) - moving(size, kappa))
-            self._memo["cost"] = Cost(overhead=self.overhead + start, per_byte=kappa)
+            self._memo["cost"] = CostModel(overhead=self.overhead + start, per_byte=kappa)
         return self._memo["cost"]
 
     def duration(self, operation: Operation, size: int) -> Time:
@@ -161,7 +161,7 @@ class Deployment:
         way = self._way(operation, size) if collective is None else self._plain(operation, collective, size)
         return self._program(way, size, release)
 
-    def carrier(self) -> Carrier:
+    def carrier(self) -> NetworkSimulator:
         """The network, empty, as its fidelity has it: programs come while time passes."""
         return self.fidelity.carrier(self.network)
 

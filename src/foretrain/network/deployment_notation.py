@@ -2,7 +2,7 @@
 
     TOPOLOGY [,collective=NAME] [,routing=NAME] [,device=GPU] [,ranks=A-B] [,overhead=T] [,step=T] [,seed=N]
 
-TOPOLOGY is what `foretrain.network.topology_notation` reads, its own options included. Examples:
+TOPOLOGY is what `foretrain.network.topology.notation` reads, its own options included. Examples:
 ``"fat_tree:8@100Gbps,oversubscription=2,routing=spray"``, ``"bigraph:8x4,server=eflops,collective=hdrm"``,
 ``"dgx-h100:4,collective=nccl"``, ``"mine.toml,ranks=0-7"``.
 """
@@ -16,7 +16,7 @@ from foretrain import device
 from foretrain.collective.nccl.generation import GPUS
 from foretrain.errors import ConfigError
 from foretrain.network.deployment import Deployment
-from foretrain.network.topology_notation import topology
+from foretrain.network.topology.notation import topology
 from foretrain.units import parse_time
 
 _OWN = ("collective", "routing", "device", "ranks", "overhead", "step", "seed")

@@ -17,7 +17,7 @@ import numpy as np
 
 from foretrain.network.fidelity import Fidelity
 from foretrain.network.program import Program
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 
 _PROBE: Final = 1 << 16
 """Packet hops of the measurement."""
@@ -26,7 +26,7 @@ _FLOWS: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class PacketEstimate:
     """What the packet level has to do.
 
     Attributes:
@@ -80,12 +80,12 @@ def speed(fidelity: Fidelity, topology: Topology, program: Program) -> float:
     return outcome.data_hops / (time.perf_counter() - begin)
 
 
-def estimate(fidelity: Fidelity, topology: Topology, programs: Iterable[Program], times: float = 1.0) -> Estimate:
+def estimate(fidelity: Fidelity, topology: Topology, programs: Iterable[Program], times: float = 1.0) -> PacketEstimate:
     """Of carrying ``programs`` one after the other, ``times`` times."""
     found = list(programs)
     hops = round(times * sum(packet_hops(program, fidelity.transport.payload) for program in found))
     largest = max(found, key=lambda program: program.size @ program.steps)
-    return Estimate(hops, speed(fidelity, topology, largest))
+    return PacketEstimate(hops, speed(fidelity, topology, largest))
 
 
 def decided(fidelity: Fidelity, topology: Topology, programs: Iterable[Program], times: float = 1.0) -> Decided:

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
-from foretrain.network.carrier import Carrier
-from foretrain.network.packet import Losses, Packets, Queues
+from foretrain.network.network_simulator import NetworkSimulator
+from foretrain.network.packet import LinkLosses, Packets, Queues
+from foretrain.network.packet.default_queues import holding, usual
 from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.windowed import Dctcp
-from foretrain.network.packet.usual import holding, usual
+from foretrain.network.packet.transports.window_based import Dctcp
 from foretrain.network.program import Program
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.units import MILLISECOND
 
 Level: TypeAlias = Literal["ideal", "fluid", "packet", "auto"]
@@ -54,7 +54,7 @@ class Fidelity:
     switches: Queues | None = None
     budget: float = 60.0
     seed: int = 0
-    losses: tuple[tuple[str, Losses], ...] = ()
+    losses: tuple[tuple[str, LinkLosses], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.budget >= 0:
@@ -76,15 +76,15 @@ class Fidelity:
             seed=self.seed,
         )
 
-    def _lossy(self, topology: Topology) -> dict[int, Losses]:
+    def _lossy(self, topology: Topology) -> dict[int, LinkLosses]:
         """By link. ConfigError where there is no such link."""
-        found: dict[int, Losses] = {}
+        found: dict[int, LinkLosses] = {}
         for where, what in self.losses:
             links = np.flatnonzero(topology.up) if where == "*" else topology.between(*where.split(":", 1))
             found |= dict.fromkeys(links.tolist(), what)
         return found
 
-    def carrier(self, topology: Topology) -> Carrier:
+    def carrier(self, topology: Topology) -> NetworkSimulator:
         """``topology`` as a network that programs come to while time passes.
 
         Raises:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
-from foretrain.network.carrier import Running
 from foretrain.network.fluid import run as run_fluid
+from foretrain.network.network_simulator import ProgramHandle
 from foretrain.network.program import Paths, Program
 from foretrain.units import Time
 
@@ -41,7 +41,8 @@ def run(program: Program, capacity: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Ideal:
-    """The same as a carrier (`foretrain.network.carrier.Carrier`): programs do not meet, so each end is known at once.
+    """The same as a carrier (`foretrain.network.network_simulator.NetworkSimulator`): programs do not meet, so each end
+    is known at once.
 
     Args:
         capacity: bytes/s of each link, float64 (links,).
@@ -50,7 +51,7 @@ class Ideal:
     def __init__(self, capacity: NDArray[np.float64]) -> None:
         self._capacity = capacity
         self._now: Time = 0
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, ProgramHandle] = {}
         self._ends: list[tuple[Time, int]] = []
         self._next = 0
 
@@ -60,11 +61,11 @@ class Ideal:
         return self._now
 
     @property
-    def running(self) -> tuple[Running, ...]:
+    def running(self) -> tuple[ProgramHandle, ...]:
         """The programs that have not completed, in the order in which they came."""
         return tuple(self._running.values())
 
-    def add(self, program: Program, at: Time | None = None) -> Running:
+    def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
         """Starts ``program`` now, or at ``at``, up to which time then passes first.
 
         Raises:
@@ -72,7 +73,7 @@ class Ideal:
         """
         if at is not None:
             self.advance(at)
-        handle = Running(program, self._now, _index=self._next)
+        handle = ProgramHandle(program, self._now, _index=self._next)
         self._next += 1
         if not len(program):
             handle.end = handle.added
@@ -83,13 +84,13 @@ class Ideal:
         heapq.heappush(self._ends, (math.ceil(handle.finish.max()), handle._index))
         return handle
 
-    def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[Running, ...]:
+    def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[ProgramHandle, ...]:
         """Lets time pass to ``until``, or until everything is done; returns what completed, in order."""
         if until is not None and until < self._now:
             raise ConfigError("until", until, "is past", f"it is {self._now} ps now")
         if stop and (first := self.next_completion()) is not None and (until is None or first < until):
             until = first
-        done: list[Running] = []
+        done: list[ProgramHandle] = []
         while self._ends and (until is None or self._ends[0][0] <= until):
             end, index = heapq.heappop(self._ends)
             if index in self._running:
@@ -99,7 +100,7 @@ class Ideal:
         self._now = self._now if until is None else until
         return tuple(done)
 
-    def predict(self, handle: Running) -> Time:
+    def predict(self, handle: ProgramHandle) -> Time:
         """When ``handle`` completes, ps."""
         if handle.end is None:
             self._check(handle)
@@ -111,13 +112,13 @@ class Ideal:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
-    def cancel(self, handle: Running) -> None:
+    def cancel(self, handle: ProgramHandle) -> None:
         """Takes ``handle`` out of the network, now."""
         self._check(handle)
         handle.cancelled = True
         del self._running[handle._index]
 
-    def _check(self, handle: Running) -> None:
+    def _check(self, handle: ProgramHandle) -> None:
         if self._running.get(handle._index) is not handle:
             state = "was cancelled" if handle.cancelled else "has completed or is of another network"
             raise ConfigError("handle", handle._index, state, "name a program that runs")

@@ -10,8 +10,8 @@ from foretrain.collective import Operation
 from foretrain.collective.nccl.choice import Choice, choose
 from foretrain.collective.nccl.generation import GPUS
 from foretrain.errors import ConfigError
-from foretrain.network.arrangement import ranks_per_server
-from foretrain.network.topology import Topology
+from foretrain.network.collective_placement import ranks_per_server
+from foretrain.network.topology.graph import Topology
 
 _PLANS = {"ring": "ring", "tree": "double_tree", "nvls": "in_network", "direct": "direct"}
 """Our collective for NCCL's algorithm inside one server, and where a server is one rank."""

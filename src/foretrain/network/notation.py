@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain import device
 from foretrain.errors import ConfigError, unknown
-from foretrain.network.star import Cluster
+from foretrain.network.switch_cluster import Cluster
 from foretrain.units import parse_rate, parse_time
 
 if TYPE_CHECKING:

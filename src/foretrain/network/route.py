@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from foretrain.schedule import Cost
+from foretrain.schedule import CostModel
 from foretrain.units import Time, moving
 
 
@@ -36,7 +36,7 @@ class Hop:
 Route: TypeAlias = tuple[Hop, ...]
 
 
-def cost(route: Route) -> Cost:
+def cost(route: Route) -> CostModel:
     """What crossing ``route`` costs: κ and θ of the pipe where a byte is dearest, and the delay of all the others."""
     totals: dict[str, tuple[int, Time]] = {}
     for hop in route:
@@ -44,7 +44,7 @@ def cost(route: Route) -> Cost:
         totals[hop.pipe] = (per_byte + hop.cost, overhead + hop.overhead)
     dearest = max(totals, key=totals.__getitem__)
     others = [total for pipe, total in totals.items() if pipe != dearest]
-    return Cost(
+    return CostModel(
         overhead=totals[dearest][1],
         per_byte=totals[dearest][0],
         latency=sum(hop.latency for hop in route) + sum(overhead for _, overhead in others),
@@ -53,7 +53,7 @@ def cost(route: Route) -> Cost:
     )
 
 
-def served_cost(route: Route) -> Cost:
+def served_cost(route: Route) -> CostModel:
     """The same of a parameter server, whose answer comes while more is pushed: its last two hops are push and pull.
 
     Whichever direction is the dearer sets the pace; an operation is done when the acknowledgement of its push is back.

@@ -9,10 +9,10 @@ plotly, Jinja2 and perfetto are imported by the functions that need them and are
 """
 
 from foretrain.report.curves import bars, curves
-from foretrain.report.lanes import lanes, lanes_svg
 from foretrain.report.page import page
-from foretrain.report.staircase import staircase, staircase_svg
+from foretrain.report.release_plot import staircase, staircase_svg
 from foretrain.report.table import summary, table
+from foretrain.report.timeline_plot import lanes, lanes_svg
 from foretrain.report.trace import write_trace
 
 __all__ = [

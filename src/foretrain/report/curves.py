@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from foretrain.comparison import Comparison, Sweep
+from foretrain.experiments import Comparison, ParameterSweep
 from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, SERIES, canvas
 from foretrain.report.table import labels, ranking
 from foretrain.units import MICROSECOND, MILLISECOND, Time, format_time
@@ -68,7 +68,7 @@ def _add_limit(figure: go.Figure, time: Time, name: str, dash: str, side: str) -
     figure.add_annotation(text=f"{name} {format_time(time)}", font={"size": 12, "color": INK}, **place)
 
 
-def curves(sweep: Sweep, best: str = "", baseline: str = "ddp") -> go.Figure:
+def curves(sweep: ParameterSweep, best: str = "", baseline: str = "ddp") -> go.Figure:
     """Iteration time over the swept parameter, also as a multiple of T*. ``best`` and ``baseline`` stand out."""
     unit, title = _AXES[sweep.parameter]
     xs = [value / unit for value in sweep.values]
@@ -109,7 +109,7 @@ def _lines(names: Sequence[str], best: str, baseline: str) -> list[dict[str, obj
     return [special.get(name) or {"color": colors[name], "width": 1.3} for name in names]
 
 
-def _add_bounds(figure: go.Figure, sweep: Sweep, xs: Sequence[float]) -> None:
+def _add_bounds(figure: go.Figure, sweep: ParameterSweep, xs: Sequence[float]) -> None:
     optimum = [time / MILLISECOND for time in sweep.optimum]
     notes = [f"{sweep.label(v)}: {format_time(t)}" for v, t in zip(sweep.values, sweep.optimum, strict=True)]
     for name, values, dash, color in (
@@ -141,7 +141,7 @@ def _add_bounds(figure: go.Figure, sweep: Sweep, xs: Sequence[float]) -> None:
     )
 
 
-def _scale(figure: go.Figure, sweep: Sweep, xs: Sequence[float], title: str) -> None:
+def _scale(figure: go.Figure, sweep: ParameterSweep, xs: Sequence[float], title: str) -> None:
     times = [time / MILLISECOND for row in (sweep.optimum, *sweep.times.values()) for time in row]
     marks = round_values(min(xs), max(xs))
     figure.update_xaxes(

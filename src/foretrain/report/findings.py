@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from foretrain.live.critical_path import CriticalPath, critical_path
 from foretrain.live.forecast import Forecast, RankForecast
 from foretrain.live.simulate import Simulated
-from foretrain.network.topology import Topology
-from foretrain.report.cables import LinkKind, link_kinds
+from foretrain.network.topology.graph import Topology
+from foretrain.report.link_summary import LinkKind, link_kinds
 from foretrain.units import Time, to_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorShare:
     """Kernels of one name; of one step, in the mean over all GPUs.
 
     Attributes:
@@ -52,7 +52,7 @@ class KindLoad:
 
 
 @dataclass(frozen=True)
-class Findings:
+class SimulationFindings:
     """A simulation and what follows from it.
 
     Attributes:
@@ -96,7 +96,7 @@ class Findings:
         return self.done.usable - self.tightest.memory.reserved
 
     @cached_property
-    def operators(self) -> tuple[Operator, ...]:
+    def operators(self) -> tuple[OperatorShare, ...]:
         """By time, longest first; empty where neither the ranks told of them nor activities were kept."""
         sums: defaultdict[str, float] = defaultdict(float)
         for rank in self.forecast.ranks:
@@ -104,7 +104,7 @@ class Findings:
                 sums[name] += time * rank.members
         world, every = sum(rank.members for rank in self.forecast.ranks), sum(sums.values())
         ranked = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(Operator(name, round(time / world), time / every) for name, time in ranked if time)
+        return tuple(OperatorShare(name, round(time / world), time / every) for name, time in ranked if time)
 
     @property
     def step_time(self) -> Time:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretrain.comparison.grid import Grid
+from foretrain.experiments.grid import Grid
 from foretrain.files import write_atomically
 from foretrain.report.document import Card, document
 from foretrain.report.palette import canvas

@@ -22,12 +22,12 @@ from typing import Any
 
 from foretrain.device import Device
 from foretrain.device.model import PROVENANCES
-from foretrain.fakecuda import nccl
-from foretrain.fakecuda.settings import LAUNCH
 from foretrain.files import write_atomically
 from foretrain.live.critical_path import MESSAGES
-from foretrain.live.story import HOST, Activity, Chapter, Story
-from foretrain.live.wire import DEVICE, EVENT, ROOM
+from foretrain.live.device import nccl
+from foretrain.live.device.settings import LAUNCH
+from foretrain.live.event_log import DEVICE, EVENT, ROOM
+from foretrain.live.rank_trace import HOST, Activity, RankTrace, SimulationTrace
 from foretrain.units import MICROSECOND, NANOSECOND, Time
 
 _HOST_PROCESS = 100_000
@@ -43,7 +43,7 @@ _RANKS_SHOWN = 30
 
 
 def write_trace(
-    story: Story, path: str | os.PathLike[str], *, world: int | None = None, device: Device | None = None
+    story: SimulationTrace, path: str | os.PathLike[str], *, world: int | None = None, device: Device | None = None
 ) -> list[Path]:
     """Writes one file for each live rank, each whole or not at all; compressed where names end in ``.gz``.
 
@@ -82,7 +82,7 @@ def trace_paths(path: Path, ranks: Iterable[int]) -> dict[int, Path]:
     return {rank: path.with_name(f"{stem}.rank{rank}{path.name[-len(ending) :]}") for rank in ranks}
 
 
-def _document(chapter: Chapter, world: int, device: Device | None) -> str:
+def _document(chapter: RankTrace, world: int, device: Device | None) -> str:
     """The text of one rank's file, an event a line, with its rank near the top, where tools look for it."""
     head = {
         "schemaVersion": 1,
@@ -140,7 +140,7 @@ class _Launch:
 class _Rank:
     """The events of one rank."""
 
-    def __init__(self, chapter: Chapter) -> None:
+    def __init__(self, chapter: RankTrace) -> None:
         self._chapter = chapter
         self._process = _HOST_PROCESS + chapter.rank
         self._groups: dict[tuple[int, ...], int] = {}

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from foretrain.files import write_atomically
-from foretrain.lab.result import LabResult, Measurement
+from foretrain.lab.result import CaseResult, LabResult
 from foretrain.report.document import Card, document
-from foretrain.report.lanes import lanes
 from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, canvas
 from foretrain.report.table import describe
+from foretrain.report.timeline_plot import lanes
 from foretrain.report.trace import write_trace
 from foretrain.schedule import Spec
 from foretrain.schedule.script import Written
@@ -29,7 +29,7 @@ _WORTH = 1.03
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LabRow:
     """One line of the table as text.
 
     Attributes:
@@ -61,16 +61,16 @@ class Row:
     problem: str = ""
 
 
-def rows(result: LabResult) -> list[Row]:
+def rows(result: LabResult) -> list[LabRow]:
     """A row for every case, fastest first; last those that did not run."""
     ranked = sorted(result.measured, key=lambda one: one.time)
-    refused = [Row(one.case.name, problem=one.problem) for one in result.measurements if not one.rounds]
+    refused = [LabRow(one.case.name, problem=one.problem) for one in result.measurements if not one.rounds]
     return [_row(result, one) for one in ranked] + refused
 
 
-def _row(result: LabResult, one: Measurement) -> Row:
+def _row(result: LabResult, one: CaseResult) -> LabRow:
     low, high = one.spread
-    return Row(
+    return LabRow(
         name=one.case.name,
         marks=("best",) * (one is result.best) + ("baseline",) * (one is result.baseline),
         iteration=_milliseconds(one.time),
@@ -119,7 +119,7 @@ def reasons(result: LabResult) -> str:
     return "; ".join(parts)
 
 
-def _losses(one: Measurement) -> list[str]:
+def _losses(one: CaseResult) -> list[str]:
     """What the distance to the optimum consists of, in points of per cent."""
     if one.losses is None:
         return []
@@ -335,7 +335,7 @@ def fitted(result: LabResult) -> go.Figure:
     return figure
 
 
-def _ranked(result: LabResult) -> list[Measurement]:
+def _ranked(result: LabResult) -> list[CaseResult]:
     return sorted(result.measured, key=lambda one: one.time)
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from foretrain.files import write_atomically
+from foretrain.network.collective_benchmark import CollectiveBenchmark
 from foretrain.network.deployment import Deployment
-from foretrain.network.exchange import Exchange
 from foretrain.network.packet import Outcome
 from foretrain.network.program import Program
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.units import format_size, format_time, to_seconds
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _SENT: Final = ("sent", "repeated", "timeouts")
 _COUNTS: Final = ("packets", "bytes", "drops", "dropped_bytes", "marks", "deepest", "losses", "cuts")
 
 
-def table(found: Sequence[Exchange]) -> Table:
+def table(found: Sequence[CollectiveBenchmark]) -> Table:
     """A row for each exchange that was simulated packet by packet."""
     from rich.table import Table
 
@@ -69,7 +69,7 @@ def numbers(outcome: Outcome) -> dict[str, Any]:
 
 
 def write(
-    found: Exchange, place: Deployment, folder: Path, progress: Callable[[int, int], None] | None = None
+    found: CollectiveBenchmark, place: Deployment, folder: Path, progress: Callable[[int, int], None] | None = None
 ) -> list[Path]:
     """Writes flows.csv, ports.csv and queues.csv of ``found``; which files. Times are in seconds.
 
@@ -95,7 +95,7 @@ def write(
     return [folder / f"{name}.csv" for name in tables]
 
 
-def _flow_rows(found: Exchange, program: Program, outcome: Outcome) -> Iterable[Sequence[Any]]:
+def _flow_rows(found: CollectiveBenchmark, program: Program, outcome: Outcome) -> Iterable[Sequence[Any]]:
     for flow in np.flatnonzero(outcome.begun >= 0).tolist():
         yield (
             flow,

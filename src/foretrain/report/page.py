@@ -7,16 +7,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foretrain.comparison import Comparison, fastest
+from foretrain.experiments import Comparison, fastest
 from foretrain.files import write_atomically
 from foretrain.report.curves import bars, curves
 from foretrain.report.document import Card, document
-from foretrain.report.lanes import lanes
-from foretrain.report.staircase import staircase
+from foretrain.report.release_plot import staircase
 from foretrain.report.table import describe, labels, optimum, ranking, rows
+from foretrain.report.timeline_plot import lanes
 from foretrain.schedule import POLICIES, Bound
+from foretrain.simulation import Run
 from foretrain.units import Time, format_time
-from foretrain.virtual import Run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BoundTerm:
     """One summand of T*: its label, its text and its share of T* in percent."""
 
     label: str
@@ -87,7 +87,7 @@ def _binding(bound: Bound) -> Card:
     return Card("Binding layer", bound.layer, why[bound.kind])
 
 
-def parts(bound: Bound) -> list[Part]:
+def parts(bound: Bound) -> list[BoundTerm]:
     """What T* is made of; empty where the computation alone decides."""
     if bound.kind == "compute-bound":
         return []
@@ -98,8 +98,8 @@ def parts(bound: Bound) -> list[Part]:
     ]
 
 
-def _part(label: str, time: Time, whole: Time) -> Part:
-    return Part(label, format_time(time), 100 * time / whole)
+def _part(label: str, time: Time, whole: Time) -> BoundTerm:
+    return BoundTerm(label, format_time(time), 100 * time / whole)
 
 
 def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, go.Figure]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import MissingExtra
-from foretrain.timeline import Kind
+from foretrain.trace import Kind
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

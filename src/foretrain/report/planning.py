@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrain.files import write_atomically
-from foretrain.planning.choice import Recommendation
-from foretrain.planning.engines import describe
-from foretrain.planning.what_if import WhatIfs
+from foretrain.planner.backends import describe
+from foretrain.planner.choice import Recommendation
+from foretrain.planner.what_if import WhatIfs
 from foretrain.report.columns import foldable, plain_table
 from foretrain.report.document import Card, document
 from foretrain.report.palette import BLUE, GREY, canvas

@@ -20,11 +20,11 @@ from rich.table import Table
 
 from foretrain.device.model import PROVENANCES
 from foretrain.live.groups import who
-from foretrain.live.scheduling import Schedule
+from foretrain.live.progress import Watch
+from foretrain.live.rank_trace import StepBreakdown
+from foretrain.live.scheduled_gradients import ModelSchedule
 from foretrain.live.simulate import Simulated
-from foretrain.live.story import Step
-from foretrain.live.watch import Watch
-from foretrain.report.findings import Findings, share, step_time
+from foretrain.report.findings import SimulationFindings, share, step_time
 from foretrain.units import Time, format_size, format_time
 
 BANNER = (
@@ -46,7 +46,7 @@ _FIRST_WORD = 10.0
 """Seconds of silence after which a log says who is waited for; four times as many until it says so again."""
 
 
-class Progress:
+class SimulationProgress:
     """Shows on stderr how far a simulation is. A context manager.
 
     Attributes:
@@ -75,7 +75,7 @@ class Progress:
         )
         self._next_word = _FIRST_WORD
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> SimulationProgress:
         if self._console.is_terminal:
             self._bars.start()
         return self
@@ -112,7 +112,7 @@ class Progress:
             self._next_word *= 4
             self._console.print(f"foretrain: {text}")
 
-    def _stepped(self, rank: int, step: Step) -> None:
+    def _stepped(self, rank: int, step: StepBreakdown) -> None:
         if self._waiting is not None:
             self._bars.update(self._waiting, visible=False)
         self._next_word = _FIRST_WORD
@@ -130,7 +130,7 @@ def _show_warnings(console: Console, warnings: Mapping[str, int]) -> None:
         console.print(f"[yellow]warning[/]: {escape(text)}" + (f" ({count:,} times)" if count > 1 else ""))
 
 
-def show(found: Findings) -> None:
+def show(found: SimulationFindings) -> None:
     """Prints what the simulation found."""
     console, forecast = Console(highlight=False), found.forecast
     console.print(_summary(found))
@@ -151,7 +151,7 @@ def show(found: Findings) -> None:
         )
 
 
-def interval(found: Findings) -> str:
+def interval(found: SimulationFindings) -> str:
     """The iteration time and in which range it is with a probability of 95 %: two standard deviations."""
     forecast = found.forecast
     return f"{format_time(forecast.iteration_time)} ± {format_time(2 * forecast.sigma)}"
@@ -167,7 +167,7 @@ def percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def memory_left(found: Findings) -> str:
+def memory_left(found: SimulationFindings) -> str:
     """Who needs the most memory, and how much is left there."""
     rank = found.tightest
     need = f"rank {rank.rank} needs {rank.memory.reserved / 2**30:.2f} of {found.done.usable / 2**30:.2f} GiB"
@@ -175,7 +175,7 @@ def memory_left(found: Findings) -> str:
     return f"{need}, {found.left / 2**30:.2f} GiB left{retries}"
 
 
-def provenance(found: Findings) -> str:
+def provenance(found: SimulationFindings) -> str:
     """Where the kernels' times are from."""
     first = found.forecast.first
     total = sum(first.times) or 1
@@ -183,7 +183,7 @@ def provenance(found: Findings) -> str:
     return f"{', '.join(parts)}; {first.kernels:,} a step on rank {first.rank}"
 
 
-def _summary(found: Findings) -> Table:
+def _summary(found: SimulationFindings) -> Table:
     forecast, first = found.forecast, found.forecast.first
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
@@ -214,7 +214,7 @@ def _plain(first: str, *others: str) -> Table:
     return table
 
 
-def _ranks(found: Findings) -> tuple[str, Table]:
+def _ranks(found: SimulationFindings) -> tuple[str, Table]:
     table = _plain("rank", "ranks", "mean step", "compute", "exposed", "waiting", "host", "communication")
     for rank in found.forecast.ranks[:_MOST_RANKS]:
         parts = (percent(share(rank, name)) for name in (*ACCOUNTS, "communication"))
@@ -222,7 +222,7 @@ def _ranks(found: Findings) -> tuple[str, Table]:
     return "where a step's time goes", table
 
 
-def _memory(found: Findings) -> tuple[str, Table]:
+def _memory(found: SimulationFindings) -> tuple[str, Table]:
     ranks = found.forecast.ranks[:_MOST_RANKS]
     kinds = [kind for kind in ranks[0].memory.breakdown if any(rank.memory.breakdown.get(kind) for rank in ranks)]
     names = ("reserved", "allocated", *(_SHORT.get(kind, kind) for kind in kinds))
@@ -234,7 +234,7 @@ def _memory(found: Findings) -> tuple[str, Table]:
     return "memory at its peak, GiB", table
 
 
-def _exchange(schedule: Schedule) -> str:
+def _exchange(schedule: ModelSchedule) -> str:
     """What a policy did, in one line."""
     if schedule.plan is None:
         return f"schedule: {schedule.group} did not get to it"
@@ -262,7 +262,7 @@ def show_comparison(stock: Simulated, done: Simulated) -> None:
     Console(highlight=False).print(table)
 
 
-def _details(found: Findings) -> Iterator[tuple[str, Table]]:
+def _details(found: SimulationFindings) -> Iterator[tuple[str, Table]]:
     """What there is only where it was told or kept."""
     if found.operators:
         table = _plain("name", "a step", "share")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from foretrain.live.forecast import RankForecast
-from foretrain.report.findings import Findings, share
+from foretrain.report.findings import SimulationFindings, share
 from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, SERIES, canvas
 from foretrain.units import MILLISECOND, format_time
 
@@ -32,7 +32,7 @@ _MEMORY = {
 _CACHED = "#e2e8f0"
 
 
-def accounts(found: Findings) -> go.Figure:
+def accounts(found: SimulationFindings) -> go.Figure:
     """A stacked bar for each live rank: parts of its steady steps."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = _stacked(ranks)
@@ -49,7 +49,7 @@ def accounts(found: Findings) -> go.Figure:
     return figure.update_xaxes(title_text="part of a step (%)", range=[0, 100.5])
 
 
-def memory(found: Findings) -> go.Figure:
+def memory(found: SimulationFindings) -> go.Figure:
     """A stacked bar for each live rank at its peak, and a line at what a GPU has."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = _stacked(ranks)
@@ -73,7 +73,7 @@ def memory(found: Findings) -> go.Figure:
     return figure.update_xaxes(title_text="GiB at the peak", range=[0, most * 1.03])
 
 
-def steps(found: Findings) -> go.Figure:
+def steps(found: SimulationFindings) -> go.Figure:
     """How long each step of each live rank took; the warm-up is where it is not steady."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = canvas(280, hovermode="closest", showlegend=1 < len(ranks) <= len(SERIES))

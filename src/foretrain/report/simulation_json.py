@@ -6,12 +6,12 @@ from typing import Any
 
 from foretrain.device.model import PROVENANCES
 from foretrain.live.forecast import RankForecast
-from foretrain.live.scheduling import Schedule
-from foretrain.report.findings import Findings, share
+from foretrain.live.scheduled_gradients import ModelSchedule
+from foretrain.report.findings import SimulationFindings, share
 from foretrain.units import to_seconds
 
 
-def numbers(found: Findings) -> dict[str, Any]:
+def numbers(found: SimulationFindings) -> dict[str, Any]:
     """What ``--json`` writes; what was not kept or not asked for is None."""
     forecast, path, rate = found.forecast, found.path, found.tokens_rate
     return {
@@ -61,13 +61,13 @@ def numbers(found: Findings) -> dict[str, Any]:
     }
 
 
-def comparison_numbers(stock: Findings, found: Findings) -> dict[str, Any]:
+def comparison_numbers(stock: SimulationFindings, found: SimulationFindings) -> dict[str, Any]:
     """What ``--compare --json`` writes: the policy's numbers, and besides them PyTorch's own and the speed-up."""
     speedup = stock.forecast.iteration_time / found.forecast.iteration_time
     return {**numbers(found), "stock": numbers(stock), "speedup": speedup}
 
 
-def _schedule(schedule: Schedule) -> dict[str, Any]:
+def _schedule(schedule: ModelSchedule) -> dict[str, Any]:
     assert schedule.plan is not None
     plan, rounds = schedule.plan, len(schedule.begins)
     return {

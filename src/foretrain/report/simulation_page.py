@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
 from foretrain.report.document import Card, document
-from foretrain.report.findings import Findings, share
+from foretrain.report.findings import SimulationFindings, share
 from foretrain.report.palette import BLUE
 from foretrain.report.simulation import BANNER, interval, percent, shown
 from foretrain.report.simulation_figures import MOST_RANKS, accounts, memory, steps
@@ -24,12 +24,12 @@ _KINDS = {"kernel": "computing", "communication": "communication", "host": "host
 _MOST_ROWS = 12
 
 
-def page(found: Findings, path: str | os.PathLike[str]) -> None:
+def page(found: SimulationFindings, path: str | os.PathLike[str]) -> None:
     """Writes the page to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
     write_atomically(path, render(found))
 
 
-def render(found: Findings) -> str:
+def render(found: SimulationFindings) -> str:
     """The page as text; without activities it has no timeline and no critical path."""
     forecast, first = found.forecast, found.forecast.first
     return document(
@@ -56,10 +56,10 @@ def render(found: Findings) -> str:
     )
 
 
-def _figures(found: Findings) -> dict[str, go.Figure]:
-    from foretrain.report.fabric import fabric
-    from foretrain.report.inside import inside
-    from foretrain.report.wiring import Wires
+def _figures(found: SimulationFindings) -> dict[str, go.Figure]:
+    from foretrain.report.fabric_plot import fabric
+    from foretrain.report.server_plot import inside
+    from foretrain.report.topology_layout import Wires
 
     wires = Wires.of(found.done.network, found.utilisation)
     made = {
@@ -73,7 +73,7 @@ def _figures(found: Findings) -> dict[str, go.Figure]:
     return {name: figure for name, figure in made.items() if figure is not None}
 
 
-def _reasons(found: Findings) -> str:
+def _reasons(found: SimulationFindings) -> str:
     if found.path is None:
         return str(found.forecast.cluster)
     parts = sorted(
@@ -83,7 +83,7 @@ def _reasons(found: Findings) -> str:
     return f"{found.forecast.cluster}. The critical path of a step is {told}."
 
 
-def _cards(found: Findings) -> list[Card]:
+def _cards(found: SimulationFindings) -> list[Card]:
     forecast, rank, first = found.forecast, found.tightest, found.forecast.first
     rate = found.tokens_rate
     if rate is None:
@@ -112,7 +112,7 @@ def _cards(found: Findings) -> list[Card]:
     ]
 
 
-def _provenance(found: Findings) -> Sequence[tuple[str, str, str, float]]:
+def _provenance(found: SimulationFindings) -> Sequence[tuple[str, str, str, float]]:
     """Name, time, colour and part of 1."""
     times = found.forecast.first.times
     total = sum(times) or 1
@@ -122,7 +122,7 @@ def _provenance(found: Findings) -> Sequence[tuple[str, str, str, float]]:
     ]
 
 
-def _path(found: Findings) -> Sequence[tuple[str, str, float]]:
+def _path(found: SimulationFindings) -> Sequence[tuple[str, str, float]]:
     """Name, share as text and as part of 1; what is left is summed."""
     if found.path is None:
         return []

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretrain.live.critical_path import CriticalPath, title
-from foretrain.live.story import HOST, Activity, Chapter
-from foretrain.report.findings import Findings
+from foretrain.live.rank_trace import HOST, Activity, RankTrace
+from foretrain.report.findings import SimulationFindings
 from foretrain.report.palette import BLUE, INK, LINE, ORANGE, canvas
 from foretrain.units import MILLISECOND, Time, format_size, format_time
 
@@ -41,7 +41,7 @@ class Bar(NamedTuple):
     note: str
 
 
-def timeline(found: Findings) -> go.Figure | None:
+def timeline(found: SimulationFindings) -> go.Figure | None:
     """The figure; None where no activities were kept."""
     path = found.path
     if path is None:
@@ -94,7 +94,7 @@ def _of_path(path: CriticalPath) -> Iterator[Bar]:
     yield from thin(pieces, path.end - path.begin)
 
 
-def _of_rank(chapter: Chapter, begin: Time, end: Time) -> Iterator[tuple[str, list[Bar]]]:
+def _of_rank(chapter: RankTrace, begin: Time, end: Time) -> Iterator[tuple[str, list[Bar]]]:
     """A row for each stream that did anything from ``begin`` to ``end``, and for named ranges of the host."""
     streams: dict[int, list[Bar]] = {}
     for activity in chapter.activities():

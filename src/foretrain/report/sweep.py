@@ -11,13 +11,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from foretrain.experiments.pareto import ParetoFront, best, front, over_seeds
+from foretrain.experiments.result_table import Row, Table
 from foretrain.files import write_atomically
 from foretrain.report.columns import foldable, plain_table
 from foretrain.report.document import Card, document
 from foretrain.report.palette import BLUE, GREY, INK, LINE, SERIES, canvas
-from foretrain.report.parallel import MOST, parallel, written
-from foretrain.scenarios.front import Front, best, front, over_seeds
-from foretrain.scenarios.table import Row, Table
+from foretrain.report.parallel_coordinates import MOST, parallel, written
 from foretrain.units import SECOND, format_time
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _SHOWN = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class SweepFindings:
     """What a sweep says.
 
     Attributes:
@@ -41,16 +41,16 @@ class Findings:
     table: Table
     rows: tuple[Row, ...]
     best: tuple[Row, ...]
-    front: Front
+    front: ParetoFront
 
 
-def findings(table: Table, objectives: Sequence[str] = ()) -> Findings:
+def findings(table: Table, objectives: Sequence[str] = ()) -> SweepFindings:
     """What ``table`` says. Raises ConfigError for objectives that it does not have."""
     rows = over_seeds(table)
-    return Findings(table, tuple(rows), tuple(best(rows)), front(rows, objectives))
+    return SweepFindings(table, tuple(rows), tuple(best(rows)), front(rows, objectives))
 
 
-def to_dict(found: Findings) -> dict[str, Any]:
+def to_dict(found: SweepFindings) -> dict[str, Any]:
     """Plain numbers for JSON: in seconds, bytes and bytes per second, as in the Parquet file."""
     return {
         "columns": {column.name: column.about for column in found.table.columns},
@@ -62,7 +62,7 @@ def to_dict(found: Findings) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SweepRow:
     """A row of the summary as text."""
 
     place: str
@@ -72,15 +72,15 @@ class Line:
     schedule: str
 
 
-def lines(found: Findings) -> list[Line]:
+def lines(found: SweepFindings) -> list[SweepRow]:
     """The best of each workload and cluster; where there are many, those that gain most, in the sweep's order."""
     gaining = sorted(found.best, key=lambda row: -row["speedup"])[:_SHOWN]
     shown = {row["id"] for row in gaining}
     return [_line(row) for row in found.best if row["id"] in shown]
 
 
-def _line(row: Row) -> Line:
-    return Line(
+def _line(row: Row) -> SweepRow:
+    return SweepRow(
         f"{workload_of(row)} on {row['cluster']}",
         format_time(row["iteration_time"] * SECOND),
         f"{row['speedup']:.2f}×",
@@ -97,7 +97,7 @@ def workload_of(row: Row) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def verdict(found: Findings) -> str:
+def verdict(found: SweepFindings) -> str:
     """What was found, in a sentence."""
     if not found.best:
         return "No scenario could be simulated"
@@ -109,7 +109,7 @@ def verdict(found: Findings) -> str:
     )
 
 
-def reasons(found: Findings) -> str:
+def reasons(found: SweepFindings) -> str:
     """What was looked at."""
     count, failed = len(found.table.rows), len(found.table.failed)
     parts = [f"{count:,} scenarios"]
@@ -120,16 +120,16 @@ def reasons(found: Findings) -> str:
     return "; ".join(parts)
 
 
-def _more(found: Findings) -> str:
+def _more(found: SweepFindings) -> str:
     left = len(found.best) - _SHOWN
     return f"Those that gain most; {left:,} more are in the file." if left > 0 else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SweepSummary:
     """All that a terminal shows of a sweep."""
 
-    found: Findings
+    found: SweepFindings
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         found = self.found
@@ -143,12 +143,12 @@ class Summary:
         yield Text(f"{reasons(found)}.", style="dim")
 
 
-def summary(found: Findings) -> Summary:
+def summary(found: SweepFindings) -> SweepSummary:
     """For ``rich.print``."""
-    return Summary(found)
+    return SweepSummary(found)
 
 
-def _best_table(found: Findings) -> RichTable:
+def _best_table(found: SweepFindings) -> RichTable:
     made = plain_table()
     made.add_column("workload and cluster", overflow="fold")
     for name in ("iteration", "speed-up", "above T*"):
@@ -159,7 +159,7 @@ def _best_table(found: Findings) -> RichTable:
     return made
 
 
-def _front_table(found: Findings, name: str, rows: Sequence[Row]) -> RichTable:
+def _front_table(found: SweepFindings, name: str, rows: Sequence[Row]) -> RichTable:
     first, second = found.front.objectives
     made = plain_table()
     made.title_justify = "left"
@@ -174,14 +174,14 @@ def _front_table(found: Findings, name: str, rows: Sequence[Row]) -> RichTable:
     return made
 
 
-def _good(found: Findings) -> bool:
+def _good(found: SweepFindings) -> bool:
     return any(row["speedup"] >= 1.03 for row in found.best)
 
 
 # The page.
 
 
-def page(found: Findings, path: Path, title: str) -> None:
+def page(found: SweepFindings, path: Path, title: str) -> None:
     """Writes one self-contained page. MissingExtra without plotly or Jinja2."""
     names = [one.replace("_", " ") for one in found.front.objectives]
     thinned = f" Shown are {MOST:,} of {len(found.rows):,}, evenly chosen." if len(found.rows) > MOST else ""
@@ -203,7 +203,7 @@ def page(found: Findings, path: Path, title: str) -> None:
     )
 
 
-def _cards(found: Findings) -> list[Card]:
+def _cards(found: SweepFindings) -> list[Card]:
     if not found.best:
         return [Card("scenarios", f"{len(found.table.rows):,}", "none could be simulated")]
     top = max(found.best, key=lambda row: row["speedup"])
@@ -217,7 +217,7 @@ def _cards(found: Findings) -> list[Card]:
     ]
 
 
-def _front_figure(found: Findings) -> go.Figure:
+def _front_figure(found: SweepFindings) -> go.Figure:
     """All scenarios as points, and a line along the front of each workload."""
     first, second = found.front.objectives
     figure = canvas(460, hovermode="closest")
@@ -249,7 +249,7 @@ def _wide(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) > 5 * min(values)
 
 
-def _titled(found: Findings, name: str) -> str:
+def _titled(found: SweepFindings, name: str) -> str:
     units = {"time": "s", "rate": "bytes/s", "size": "bytes"}
     unit = units.get(found.table.column(name).kind)
     return name.replace("_", " ") + (f" ({unit})" if unit else "")

@@ -9,10 +9,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from foretrain.comparison import Comparison, fastest
+from foretrain.experiments import Comparison, fastest
 from foretrain.schedule import IDEAL, POLICIES, Spec
+from foretrain.simulation import Run
 from foretrain.units import format_size, format_time, to_seconds
-from foretrain.virtual import Run
 from foretrain.workload.step import Workload
 
 _ROOM_FOR_KNOBS = 96
@@ -56,7 +56,7 @@ def knobs(run: Run) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One line of the table as text, for a terminal and for a page.
 
     Attributes:
@@ -82,12 +82,12 @@ class Row:
     knobs: tuple[str, ...] = ()
 
 
-def rows(comparison: Comparison) -> list[Row]:
+def rows(comparison: Comparison) -> list[ComparisonRow]:
     """A row for every schedule, fastest first."""
     runs = ranking(comparison)
     best = fastest(runs)
     return [
-        Row(
+        ComparisonRow(
             name=label,
             marks=("best",) * (run is best)
             + ("baseline",) * (run.schedule == comparison.baseline.schedule)
@@ -104,11 +104,11 @@ def rows(comparison: Comparison) -> list[Row]:
     ]
 
 
-def optimum(comparison: Comparison) -> Row:
+def optimum(comparison: Comparison) -> ComparisonRow:
     """The row of T*: what a schedule without cost, at its best, would reach."""
     bound = comparison.bound
     samples = comparison.workload.batch * comparison.cluster.total_gpus
-    return Row(
+    return ComparisonRow(
         name="optimum T*",
         marks=(),
         iteration=format_time(bound.time),
@@ -143,7 +143,7 @@ def table(comparison: Comparison, width: int = 100) -> Table:
     return result
 
 
-def _cells(line: Row, wide: bool) -> list[str | Text]:
+def _cells(line: ComparisonRow, wide: bool) -> list[str | Text]:
     name = Text(line.name)
     if line.marks:
         name.append(f" ({', '.join(line.marks)})")
@@ -171,7 +171,7 @@ def describe(workload: Workload) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ComparisonSummary:
     """All that a terminal shows of a comparison, as wide as the terminal is."""
 
     comparison: Comparison
@@ -192,6 +192,6 @@ class Summary:
         yield Text(comparison.advice.text, style="bold green" if comparison.advice.worth_it else "bold yellow")
 
 
-def summary(comparison: Comparison) -> Summary:
+def summary(comparison: Comparison) -> ComparisonSummary:
     """What was compared, where, what bounds it, the table and the advice: for ``rich.print``."""
-    return Summary(comparison)
+    return ComparisonSummary(comparison)

@@ -12,8 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from foretrain.convergence.tolerance import Level, Profile
 from foretrain.files import write_atomically
+from foretrain.loss_tolerance.tolerance import Level, Profile
 from foretrain.report.document import Card, document
 from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, SERIES, canvas
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ToleranceRow:
     """One line of the table as text.
 
     Attributes:
@@ -42,23 +42,23 @@ class Row:
     rounds: str
 
 
-def rows(found: Profile) -> list[Row]:
+def rows(found: Profile) -> list[ToleranceRow]:
     """A row for every p."""
     return [_row(found, level) for level in found.levels]
 
 
-def _row(found: Profile, level: Level) -> Row:
+def _row(found: Profile, level: Level) -> ToleranceRow:
     one, seeds = level.difference, found.settings.seeds
     caught = seeds - level.reached.count(None)
     rounds = f"{level.slower:.2f}×" if caught == seeds else f"{caught} of {seeds}"
     if math.isnan(level.mean):
-        return Row(_percent(level.p), _percent(level.lost), "diverged", "", "no", rounds)
+        return ToleranceRow(_percent(level.p), _percent(level.lost), "diverged", "", "no", rounds)
     accuracy = f"{level.mean:.4f} ± {level.deviation:.4f}"
     if level.p == 0:
-        return Row(_percent(0), _percent(level.lost), accuracy, "", "", rounds)
+        return ToleranceRow(_percent(0), _percent(level.lost), accuracy, "", "", rounds)
     difference = f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
     verdict = "yes" if level.not_worse else "no"
-    return Row(_percent(level.p), _percent(level.lost), accuracy, difference, verdict, rounds)
+    return ToleranceRow(_percent(level.p), _percent(level.lost), accuracy, difference, verdict, rounds)
 
 
 def _percent(p: float) -> str:
@@ -95,7 +95,7 @@ def _exchange(found: Profile) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ToleranceSummary:
     """All that a terminal shows of a profile."""
 
     found: Profile
@@ -108,9 +108,9 @@ class Summary:
         yield Text(f"{reasons(self.found)}.", style="dim")
 
 
-def summary(found: Profile) -> Summary:
+def summary(found: Profile) -> ToleranceSummary:
     """For ``rich.print``."""
-    return Summary(found)
+    return ToleranceSummary(found)
 
 
 def table(found: Profile) -> Table:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
 from foretrain.files import write_atomically
-from foretrain.network.extent import bisection, diameter, oversubscription
-from foretrain.network.topology import Topology
-from foretrain.report.cables import STATES, LinkKind, faults, link_kinds, link_states
+from foretrain.network.topology.graph import Topology
+from foretrain.network.topology.metrics import bisection, diameter, oversubscription
+from foretrain.report.link_summary import STATES, LinkKind, faults, link_kinds, link_states
 from foretrain.units import format_rate, to_seconds
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Facts:
         topology: of what.
         kinds: of links.
         states: of each link, an index into `STATES`.
-        diameter: see `foretrain.network.extent`, as the following.
+        diameter: see `foretrain.network.topology.metrics`, as the following.
         bisection: bytes/s; None where it would take long.
         oversubscription: by tier.
     """
@@ -160,9 +160,9 @@ def render(topology: Topology, utilisation: NDArray[np.float64] | None = None) -
         MissingExtra: plotly or Jinja2 is not installed.
     """
     from foretrain.report.document import Card, document
-    from foretrain.report.fabric import fabric
-    from foretrain.report.inside import inside
-    from foretrain.report.wiring import Wires
+    from foretrain.report.fabric_plot import fabric
+    from foretrain.report.server_plot import inside
+    from foretrain.report.topology_layout import Wires
 
     if utilisation is not None and (utilisation.shape != (topology.links,) or not (utilisation >= 0).all()):
         raise ConfigError(

@@ -15,9 +15,9 @@ from typing import Any
 
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.files import write_atomically
-from foretrain.timeline import Span, Timeline
+from foretrain.simulation import Run
+from foretrain.trace import Span, Timeline
 from foretrain.units import MICROSECOND, NANOSECOND, Time, format_rate, format_time
-from foretrain.virtual import Run
 
 Track = tuple[str, list[Span]]
 """A thread's name and its spans, none of which overlap, by start."""

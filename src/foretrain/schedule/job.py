@@ -10,7 +10,7 @@ from foretrain.workload.step import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CostModel:
     """The α–β model of one operation, as MG-WFBP and Prophet use it.
 
     Attributes:
@@ -66,10 +66,10 @@ class Job:
     tails: tuple[Time, ...]
     forward: tuple[Time, ...]
     backward: Time
-    cost: Cost
+    cost: CostModel
 
     @classmethod
-    def of(cls, workload: Workload, cost: Cost) -> Job:
+    def of(cls, workload: Workload, cost: CostModel) -> Job:
         """``workload`` on a network of ``cost``."""
         gradients = workload.gradients
         order = sorted(range(len(gradients)), key=lambda i: (gradients[i].layer, i))

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from foretrain.schedule.buckets import Buckets
-from foretrain.schedule.job import Cost, Job
+from foretrain.schedule.job import CostModel, Job
 from foretrain.schedule.knob import Knob
 from foretrain.tasks import Action, Event, Ready, StepBegin
 from foretrain.units import Time
 
 
-def merge(releases: Sequence[Time], sizes: Sequence[int], cost: Cost) -> list[range]:
+def merge(releases: Sequence[Time], sizes: Sequence[int], cost: CostModel) -> list[range]:
     """Which consecutive gradients to merge; both sequences in the order of release. O(n)."""
     groups: list[range] = []
     free: Time = 0

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from foretrain.schedule.job import Cost
+from foretrain.schedule.job import CostModel
 from foretrain.units import COST_SHIFT, Time
 
 
@@ -54,7 +54,7 @@ class Monitor:
     chunks are measured together until they should have taken many times as long as the smallest operation does.
     """
 
-    def __init__(self, cost: Cost, share: float, window: int = 128, span: Time | None = None) -> None:
+    def __init__(self, cost: CostModel, share: float, window: int = 128, span: Time | None = None) -> None:
         self._cost = cost
         self._share = share
         self._started: deque[tuple[Time, int, Time]] = deque()

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-from foretrain.schedule.job import Cost, Job
+from foretrain.schedule.job import CostModel, Job
 from foretrain.schedule.knob import Knob
 from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Event
@@ -32,11 +32,11 @@ _PRECISION = 1000
 
 
 def fuse(
-    releases: Sequence[Time], sizes: Sequence[int], tails: Sequence[Time], cost: Cost, partition: int
+    releases: Sequence[Time], sizes: Sequence[int], tails: Sequence[Time], cost: CostModel, partition: int
 ) -> list[range]:
     """Groups of neighbours that minimise the predicted iteration time; sequences in order of urgency."""
     apart = [range(i, i + 1) for i in range(len(sizes))]
-    low = _predict(apart, releases, sizes, tails, Cost(0, cost.per_byte), partition)
+    low = _predict(apart, releases, sizes, tails, CostModel(0, cost.per_byte), partition)
     best, high = apart, _predict(apart, releases, sizes, tails, cost, partition)
     while high - low > max(1, high // _PRECISION):
         target = (low + high) // 2
@@ -53,7 +53,7 @@ def _predict(
     releases: Sequence[Time],
     sizes: Sequence[int],
     tails: Sequence[Time],
-    cost: Cost,
+    cost: CostModel,
     partition: int,
 ) -> Time:
     worst, sent = 0, 0
@@ -65,7 +65,7 @@ def _predict(
 
 
 def _cover(
-    target: Time, releases: Sequence[Time], sizes: Sequence[int], tails: Sequence[Time], cost: Cost, partition: int
+    target: Time, releases: Sequence[Time], sizes: Sequence[int], tails: Sequence[Time], cost: CostModel, partition: int
 ) -> list[range] | None:
     """Groups that meet ``target`` with the fewest operations, or None."""
     total = [0, *accumulate(sizes)]

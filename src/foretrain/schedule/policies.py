@@ -25,7 +25,7 @@ from foretrain.schedule.prophet import Prophet
 from foretrain.schedule.tictac import Tac, Tic
 
 
-class Scheduled(Policy, Protocol):
+class ScheduledPolicy(Policy, Protocol):
     """A policy as the worlds need it.
 
     Attributes:
@@ -39,7 +39,7 @@ class Scheduled(Policy, Protocol):
     warmup: int
 
 
-POLICIES: Mapping[str, type[Scheduled]] = {
+POLICIES: Mapping[str, type[ScheduledPolicy]] = {
     "fifo": Fifo,
     "ddp": Ddp,
     "fusion": Fusion,
@@ -58,7 +58,7 @@ IDEAL = "largest_tail_first"
 """The one that is there to compare with: it wins nothing that the others could not have."""
 
 AUTO = "auto"
-"""Written where a schedule may be: the planner shall choose (`foretrain.planning`). It is no policy itself."""
+"""Written where a schedule may be: the planner shall choose (`foretrain.planner`). It is no policy itself."""
 
 _SPEC = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
@@ -92,7 +92,7 @@ class Spec:
         """Every knob, defaults included."""
         return {knob.name: self.knobs.get(knob.name, knob.default) for knob in POLICIES[self.name].knobs}
 
-    def build(self, job: Job) -> Scheduled:
+    def build(self, job: Job) -> ScheduledPolicy:
         """The policy, ready to schedule ``job``."""
         return POLICIES[self.name](job, **self.settings)  # pyright: ignore[reportCallIssue]
 

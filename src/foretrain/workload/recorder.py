@@ -1,6 +1,6 @@
 """Record a workload from a real PyTorch model: hooks keep a log, and everything else is read from the log afterwards.
 
-What the hooks see, in `foretrain.workload.observation`'s words: the call of every module, every accumulation of a
+What the hooks see, in `foretrain.workload.step_log`'s words: the call of every module, every accumulation of a
 gradient, every optimizer step, and when ``torch.autograd.backward`` begins and returns. A hook takes a mark and appends
 it, nothing more: about a microsecond of a CPU step, an event in the stream of a GPU step.
 
@@ -19,11 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import ConfigError
-from foretrain.workload.anatomy import dissect
-from foretrain.workload.observation import Entry, Kind, Observation, observe
+from foretrain.torch_version import require_torch
+from foretrain.workload.model_parts import dissect
+from foretrain.workload.step_log import HookEvent, Kind, StepLog, observe
 from foretrain.workload.stopwatch import Stopwatch, stopwatch
 from foretrain.workload.summary import summarize
-from foretrain.workload.torch_version import require_torch
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def record(
     anatomy = dissect(model)
     watch = stopwatch({parameter.device for parameter in model.parameters()})
     probe = _Probe(watch)
-    observations: list[Observation] = []
+    observations: list[StepLog] = []
     with probe.attached(model, optimizer):
         for index in range(warmup + iterations):
             observations.append(probe.run(step))
@@ -105,13 +105,15 @@ class _Probe:
         self._log: list[tuple[Kind, int, Any]] = []
         self._inside = self._evaluating = False  # of a call of the model itself
 
-    def run(self, step: Callable[[], object]) -> Observation:
+    def run(self, step: Callable[[], object]) -> StepLog:
         """Run ``step`` and read its log, while no clock runs."""
         self._log.clear()
         self._note("begin")
         step()
         times = self._watch.settle([mark for _, _, mark in self._log])
-        return observe(Entry(kind, subject, time) for (kind, subject, _), time in zip(self._log, times, strict=True))
+        return observe(
+            HookEvent(kind, subject, time) for (kind, subject, _), time in zip(self._log, times, strict=True)
+        )
 
     @contextmanager
     def attached(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
@@ -199,7 +201,7 @@ def _check_at_least(field: str, value: int, least: int) -> None:
         raise ConfigError(field, value, "is too few", f"use at least {least}")
 
 
-def _source(watch: Stopwatch, steps: list[Observation]) -> str:
+def _source(watch: Stopwatch, steps: list[StepLog]) -> str:
     import torch
 
     release = torch.__version__.partition("+")[0]

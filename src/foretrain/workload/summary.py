@@ -21,13 +21,13 @@ from statistics import median
 
 from foretrain.errors import RecordError
 from foretrain.units import Time
-from foretrain.workload.anatomy import Anatomy
-from foretrain.workload.observation import Observation
+from foretrain.workload.model_parts import Anatomy
 from foretrain.workload.step import Gradient, Layer, Workload
+from foretrain.workload.step_log import StepLog
 
 
 def summarize(
-    steps: Sequence[Observation],
+    steps: Sequence[StepLog],
     anatomy: Anatomy,
     sizes: Mapping[int, int],
     *,
@@ -71,7 +71,7 @@ def share(total: int, weights: Sequence[int]) -> list[int]:
     return [after - before for before, after in pairwise(bounds)]
 
 
-def _released(steps: Sequence[Observation], anatomy: Anatomy, sizes: Mapping[int, int]) -> list[int]:
+def _released(steps: Sequence[StepLog], anatomy: Anatomy, sizes: Mapping[int, int]) -> list[int]:
     """Parameters with a gradient to exchange, in registration order."""
     counts = [sum(parameter in step.releases for step in steps) for parameter in range(len(anatomy.parameters))]
     lost = [name for index, name in enumerate(anatomy.parameters) if counts[index] and not sizes[index]]
@@ -90,7 +90,7 @@ def _released(steps: Sequence[Observation], anatomy: Anatomy, sizes: Mapping[int
     return [parameter for parameter, count in enumerate(counts) if count]
 
 
-def _homes(steps: Sequence[Observation], anatomy: Anatomy, released: Sequence[int]) -> dict[int, set[int]]:
+def _homes(steps: Sequence[StepLog], anatomy: Anatomy, released: Sequence[int]) -> dict[int, set[int]]:
     """Of each parameter, the layers that use it: every owner that was called.
 
     A released parameter none of whose owners was called belongs to the nearest module around them that was:
@@ -115,7 +115,7 @@ def _around(module: int, called: set[int], anatomy: Anatomy) -> int:
     return around
 
 
-def _order(steps: Sequence[Observation], layers: set[int]) -> list[int]:
+def _order(steps: Sequence[StepLog], layers: set[int]) -> list[int]:
     """``layers`` in the order of first use: by the median of the position of their first call in each step."""
     positions: dict[int, list[int]] = {}
     for step in steps:
@@ -127,14 +127,14 @@ def _order(steps: Sequence[Observation], layers: set[int]) -> list[int]:
     return sorted(positions, key=lambda module: (median(positions[module]), module))
 
 
-def _forward_times(steps: Sequence[Observation], order: Sequence[int]) -> list[Time]:
+def _forward_times(steps: Sequence[StepLog], order: Sequence[int]) -> list[Time]:
     """See Note [Forward time] and Note [Medians]."""
     spent = [_spent(step, set(order)) for step in steps]
     total = _median(sum(time for _, time in step.segments) for step in steps)
     return share(total, [_median(one.get(module, 0) for one in spent) for module in order])
 
 
-def _spent(step: Observation, layers: set[int]) -> dict[int, Time]:
+def _spent(step: StepLog, layers: set[int]) -> dict[int, Time]:
     """Forward time by layer; what precedes the first layer is the first layer's."""
     layer = next(module for module, _ in step.segments if module in layers)
     spent: dict[int, Time] = {}

@@ -7,11 +7,11 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.errors import ConfigError, StallError
+from foretrain.network.flow_lowering import place
 from foretrain.network.fluid import run as fluid
-from foretrain.network.packet import Losses, Packets, Queues
+from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet import state as c
-from foretrain.network.packet.transports.windowed import Dctcp, NewReno, Pias
-from foretrain.network.placing import place
+from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pias
 from foretrain.network.routing import Ecmp
 from tests.network.packet.flows import (
     BYTE,
@@ -131,7 +131,9 @@ def test_a_lost_packet_is_noticed_by_three_duplicates():
     program = flows(network, [(0, 1)], 20 * PAYLOAD)
     # The wire loses what comes in a burst of one, at a packet that the seed chooses.
     for seed in range(40):
-        outcome = both(network, program, transport=WIDE, losses={int(program.paths.links[0]): Losses(0.03)}, seed=seed)
+        outcome = both(
+            network, program, transport=WIDE, losses={int(program.paths.links[0]): LinkLosses(0.03)}, seed=seed
+        )
         if outcome.losses == 1 and outcome.timeouts[0] == 0:
             assert outcome.repeated[0] == 1
             assert outcome.finish[0] < 20 * SENDING + 4 * (2 * LATENCY + SENDING)
@@ -142,7 +144,7 @@ def test_a_lost_packet_is_noticed_by_three_duplicates():
 def test_a_lost_last_packet_is_noticed_by_the_timer():
     network = hosts(2)
     program = flows(network, [(0, 1)], PAYLOAD)
-    losses = {int(program.paths.links[0]): Losses(0.5)}
+    losses = {int(program.paths.links[0]): LinkLosses(0.5)}
     timeout = WIDE.least_timeout
     for seed in range(40):
         outcome = both(network, program, transport=WIDE, losses=losses, seed=seed)
@@ -239,8 +241,8 @@ def test_who_waits_for_whom_is_said():
     ("make", "match"),
     [
         (lambda network: Packets(network, seed=-1), "seed"),
-        (lambda network: Packets(network, losses={10**6: Losses(0.1)}), "is no link"),
-        (lambda network: Losses(1.5), "is no probability"),
+        (lambda network: Packets(network, losses={10**6: LinkLosses(0.1)}), "is no link"),
+        (lambda network: LinkLosses(1.5), "is no probability"),
         (lambda network: Queues(limit=(1, 2)), "is not one per class"),
         (lambda network: Queues(mark_from=2, mark_to=1), "is above mark_to"),
         (lambda network: NewReno(payload=70_000), "makes packets too large"),

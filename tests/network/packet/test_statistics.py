@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.network.packet import Distribution, Losses, Packets, Queues
-from foretrain.network.packet.transports.windowed import NewReno
+from foretrain.network.packet import Distribution, LinkLosses, Packets, Queues
+from foretrain.network.packet.transports.window_based import NewReno
 from tests.network.packet.flows import HEADER, PAYLOAD, REPLY, SENDING, WIRE, flows, hosts
 
 SIMPLE = {"payload": PAYLOAD, "header": HEADER, "reply": REPLY}
@@ -60,8 +60,8 @@ def test_completion_is_from_the_first_packet_to_the_last_byte():
 def test_bursts_have_the_share_and_the_length_that_were_asked_for():
     network = hosts(2)
     program = flows(network, [(0, 1)], 40_000 * PAYLOAD)
-    losses = {0: Losses.bursts(0.02, 5)}
+    losses = {0: LinkLosses.bursts(0.02, 5)}
     outcome = Packets(network, transport=NewReno(**SIMPLE, reordering=3), losses=losses, seed=4).run(program)
     assert outcome.losses / outcome.ports.packets[0].sum() == pytest.approx(0.02, rel=0.3)
     with pytest.raises(Exception, match="in bursts of"):
-        Losses.bursts(0.9, 2)
+        LinkLosses.bursts(0.9, 2)

@@ -7,15 +7,15 @@ import pytest
 
 from foretrain.errors import ConfigError, StallError
 from foretrain.network.fabrics.cabling import attach
-from foretrain.network.packet import Losses, Packets, Queues
+from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet import state as c
-from foretrain.network.packet.transports.paced import Bounded, Dcqcn, Timely
-from foretrain.network.packet.transports.pulled import Ndp
-from foretrain.network.packet.transports.windowed import NewReno, Pfabric
+from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn, Timely
+from foretrain.network.packet.transports.receiver_driven import Ndp
+from foretrain.network.packet.transports.window_based import NewReno, Pfabric
 from foretrain.network.program import Paths, Program
 from foretrain.network.routing import Ecmp
 from foretrain.network.servers import Host
-from foretrain.network.topology import Builder
+from foretrain.network.topology.graph import Builder
 from tests.network.packet.flows import (
     HEADER,
     LATENCY,
@@ -186,7 +186,7 @@ def test_rates_share_a_link(transport):
 @pytest.mark.parametrize("tolerance", [0.0, 0.05, 0.3])
 def test_a_step_has_come_when_enough_of_it_has(tolerance):
     network, program = hosts(2), flows(hosts(2), [(0, 1)], 1000 * PAYLOAD, steps=np.array([3], np.int32))
-    losses = {int(program.paths.links[0]): Losses(0.1)}
+    losses = {int(program.paths.links[0]): LinkLosses(0.1)}
     transport = Bounded(**SIZES, law="fixed", tolerance=tolerance)
     outcome = both(network, program, transport=transport, losses=losses)
     came = outcome.came[0]
@@ -242,7 +242,7 @@ def test_what_an_early_step_misses_goes_again_while_later_ones_go():
         after=np.array([0], np.int32),
         lag=np.array([1], np.int32),
     )
-    losses = {int(program.paths.of(0)[0]): Losses(0.1)}
+    losses = {int(program.paths.of(0)[0]): LinkLosses(0.1)}
     outcome = both(network, program, transport=FIXED, losses=losses)
     # The second flow passes on the first step, which needs every packet, before the others have all gone.
     assert 2000 * SENDING < outcome.begun[1] < 8000 * SENDING
@@ -253,7 +253,7 @@ def test_who_never_answers_is_given_up():
     network, program = hosts(2), flows(hosts(2), [(0, 1)], 10 * PAYLOAD)
     transport = Bounded(**SIZES, law="fixed", most_tries=4)
     with pytest.raises(StallError, match="gave up after 4 probes"):
-        Packets(network, transport=transport, losses={int(program.paths.links[1]): Losses(1.0)}).run(program)
+        Packets(network, transport=transport, losses={int(program.paths.links[1]): LinkLosses(1.0)}).run(program)
 
 
 @pytest.mark.parametrize(
@@ -265,10 +265,10 @@ def test_a_dead_wire_is_told_and_not_waited_for(transport, kernel):
     program = flows(network, [(0, 2), (1, 2)], 4000)
     dead = int(program.paths.of(1)[0])
     with pytest.raises(StallError, match="1 of 2 flows never end") as found:
-        Packets(network, transport=transport, losses={dead: Losses(1.0)}, kernel=kernel).run(program)
+        Packets(network, transport=transport, losses={dead: LinkLosses(1.0)}, kernel=kernel).run(program)
     assert "flow 1 has had 0 of 1 steps" in str(found.value)
     assert "timed out" in str(found.value) or "gave up" in str(found.value)
-    online = Packets(network, transport=transport, losses={dead: Losses(1.0)}, kernel=kernel).online()
+    online = Packets(network, transport=transport, losses={dead: LinkLosses(1.0)}, kernel=kernel).online()
     online.add(program)
     with pytest.raises(StallError, match="1 of 2 flows never end"):
         online.advance()

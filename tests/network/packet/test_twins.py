@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.network.packet import Losses, Queues
+from foretrain.network.packet import LinkLosses, Queues
 from foretrain.network.packet import state as c
-from foretrain.network.packet.transports.paced import Bounded, Dcqcn, Timely
-from foretrain.network.packet.transports.pulled import Ndp
-from foretrain.network.packet.transports.windowed import Dctcp, NewReno, Pfabric, Pias
+from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn, Timely
+from foretrain.network.packet.transports.receiver_driven import Ndp
+from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pfabric, Pias
 from foretrain.network.routing import Ecmp
 from tests.network.packet.flows import HEADER, PAYLOAD, REPLY, WIRE, both, fabric, flows, hosts, waiting
 
@@ -84,7 +84,9 @@ def random_case(seed: int):
     losses = {}
     if rng.random() < 0.5:
         for link in rng.integers(0, network.links, 4):
-            losses[int(link)] = Losses(0.02) if rng.random() < 0.5 else Losses(0, begins=0.01, ends=0.3, in_burst=0.7)
+            losses[int(link)] = (
+                LinkLosses(0.02) if rng.random() < 0.5 else LinkLosses(0, begins=0.01, ends=0.3, in_burst=0.7)
+            )
     ways = Ecmp(network, seed=5)
     sources, targets = (network.ranks[np.array(side, np.int64)] for side in zip(*pairs, strict=True))
     others = [ways.paths(sources, targets, np.full(count, k, np.int32)) for k in range(int(rng.integers(0, 3)))]

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from foretrain.network.topology import Builder, Topology
+from foretrain.network.topology.graph import Builder, Topology
 
 RATE, LATENCY = 12.5e9, 500_000
 

@@ -5,7 +5,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.network.routing import bundled, contract, groups
-from foretrain.network.topology import Builder
+from foretrain.network.topology.graph import Builder
 from tests.network.routing.networks import LATENCY, RATE, fat_tree, leaf_spine, random_network, server
 
 

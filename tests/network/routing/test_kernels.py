@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foretrain.network.routing import kernels, router
-from foretrain.network.routing.ways import Ways
+from foretrain.network.routing.route_search import Ways
 from tests.network.routing.networks import all_pairs, fat_tree, random_network, server
 
 LARGEST = 2**32 - 1

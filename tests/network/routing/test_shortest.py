@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
 from foretrain.network.routing import Shortest
-from foretrain.network.topology import Builder
+from foretrain.network.topology.graph import Builder
 from tests.network.routing.networks import all_pairs, check_paths, fat_tree, leaf_spine, random_network, server
 
 

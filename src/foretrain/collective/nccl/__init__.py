@@ -7,17 +7,17 @@ choice.algorithm, choice.protocol, choice.time      # nvls, Simple, 1_126_148_55
 from foretrain.collective.nccl.bandwidth import bus_bandwidth, bus_factor
 from foretrain.collective.nccl.choice import Choice, choose
 from foretrain.collective.nccl.estimate import Protocol
-from foretrain.collective.nccl.generation import GPUS, Curve, Generation, Gpu, gpu_named
-from foretrain.collective.nccl.way import Algorithm
+from foretrain.collective.nccl.generation import GPUS, Generation, GpuProduct, ProtocolCurve, gpu_named
+from foretrain.collective.nccl.variants import Algorithm
 
 __all__ = [
     "GPUS",
     "Algorithm",
     "Choice",
-    "Curve",
     "Generation",
-    "Gpu",
+    "GpuProduct",
     "Protocol",
+    "ProtocolCurve",
     "bus_bandwidth",
     "bus_factor",
     "choose",

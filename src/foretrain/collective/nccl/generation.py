@@ -15,7 +15,7 @@ from foretrain.units import MICROSECOND, SECOND, Time
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ProtocolCurve:
     """The time of one protocol: ``launch + hops · hop + (blocks + tail) · (block / rate + ramp · √block)``.
 
     Attributes:
@@ -61,11 +61,11 @@ class Generation:
     has_ll128: bool
     link: float
     channels: int
-    ll: Curve
-    ll128: Curve
-    simple: Curve
-    direct: Curve
-    nvls: Curve | None
+    ll: ProtocolCurve
+    ll128: ProtocolCurve
+    simple: ProtocolCurve
+    direct: ProtocolCurve
+    nvls: ProtocolCurve | None
     nvls_ranks: int
     estimated_rate: float
     estimated_ll: float
@@ -74,7 +74,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuProduct:
     """A product.
 
     Attributes:
@@ -99,10 +99,10 @@ AMPERE = Generation(
     has_ll128=True,
     link=300e9,
     channels=24,
-    ll=Curve(_us(8.19), _us(0.943), 127.5e9, tail=0.5, spread=_us(3.03)),
-    ll128=Curve(_us(19.2), _us(0.75), 225.1e9, tail=0.5, ramp=1780.0),
-    simple=Curve(_us(23.5), _us(3.94), 244.7e9, tail=0.5, ramp=1780.0),
-    direct=Curve(_us(11.5), _us(0.116), 259.3e9, tail=0.58, ramp=4160.0, spread=_us(0.421)),
+    ll=ProtocolCurve(_us(8.19), _us(0.943), 127.5e9, tail=0.5, spread=_us(3.03)),
+    ll128=ProtocolCurve(_us(19.2), _us(0.75), 225.1e9, tail=0.5, ramp=1780.0),
+    simple=ProtocolCurve(_us(23.5), _us(3.94), 244.7e9, tail=0.5, ramp=1780.0),
+    direct=ProtocolCurve(_us(11.5), _us(0.116), 259.3e9, tail=0.58, ramp=4160.0, spread=_us(0.421)),
     nvls=None,
     nvls_ranks=0,
     estimated_rate=240e9,
@@ -116,11 +116,11 @@ HOPPER = Generation(
     has_ll128=True,
     link=450e9,
     channels=24,
-    ll=Curve(_us(5.41), _us(0.919), 210.9e9, tail=0.64, spread=_us(1.22)),
-    ll128=Curve(_us(15.5), _us(0.494), 365.3e9, tail=0.64, ramp=871.0),
-    simple=Curve(_us(11.6), _us(3.11), 397.1e9, tail=0.64, ramp=871.0),
-    direct=Curve(_us(6.47), _us(0.703), 389.3e9, tail=0.46, ramp=2050.0, spread=_us(0.983)),
-    nvls=Curve(_us(25), 0, 273.3e9, ramp=7260.0),
+    ll=ProtocolCurve(_us(5.41), _us(0.919), 210.9e9, tail=0.64, spread=_us(1.22)),
+    ll128=ProtocolCurve(_us(15.5), _us(0.494), 365.3e9, tail=0.64, ramp=871.0),
+    simple=ProtocolCurve(_us(11.6), _us(3.11), 397.1e9, tail=0.64, ramp=871.0),
+    direct=ProtocolCurve(_us(6.47), _us(0.703), 389.3e9, tail=0.46, ramp=2050.0, spread=_us(0.983)),
+    nvls=ProtocolCurve(_us(25), 0, 273.3e9, ramp=7260.0),
     nvls_ranks=5,
     estimated_rate=370e9,
     estimated_ll=141e9,
@@ -133,11 +133,11 @@ BLACKWELL = Generation(
     has_ll128=True,
     link=900e9,
     channels=32,
-    ll=Curve(_us(7.53), _us(1.32), 342.7e9, tail=0.74, spread=_us(1.05)),
-    ll128=Curve(_us(18.5), _us(1.54), 679.5e9, tail=0.74, ramp=37.4),
-    simple=Curve(_us(14.9), _us(5.24), 738.5e9, tail=0.74, ramp=37.4),
-    direct=Curve(_us(10.1), _us(0.064), 694.8e9, tail=0.99, ramp=1590.0, spread=_us(0.788)),
-    nvls=Curve(_us(26.4), 0, 498.1e9, ramp=10900.0),
+    ll=ProtocolCurve(_us(7.53), _us(1.32), 342.7e9, tail=0.74, spread=_us(1.05)),
+    ll128=ProtocolCurve(_us(18.5), _us(1.54), 679.5e9, tail=0.74, ramp=37.4),
+    simple=ProtocolCurve(_us(14.9), _us(5.24), 738.5e9, tail=0.74, ramp=37.4),
+    direct=ProtocolCurve(_us(10.1), _us(0.064), 694.8e9, tail=0.99, ramp=1590.0, spread=_us(0.788)),
+    nvls=ProtocolCurve(_us(26.4), 0, 498.1e9, ramp=10900.0),
     nvls_ranks=6,
     estimated_rate=722e9,
     estimated_ll=282e9,
@@ -152,7 +152,7 @@ def _default(
     """Ampere's latencies and NCCL's own estimate of the rates; its constants for PCIe are ``slower`` per hop."""
     part = bus / AMPERE.simple.rate
 
-    def like(curve: Curve) -> Curve:
+    def like(curve: ProtocolCurve) -> ProtocolCurve:
         return replace(curve, hop=round(curve.hop * slower), rate=curve.rate * part)
 
     return Generation(
@@ -180,30 +180,30 @@ PASCAL = _default("Pascal", link=80e9, bus=72e9, channels=8, ll=36e9)
 PCIE3 = _default("PCIe 3", link=16e9, bus=12e9, channels=2, ll=6e9, slower=1.67)
 PCIE4 = _default("PCIe 4", link=32e9, bus=24e9, channels=4, ll=12e9, slower=1.67)
 
-GPUS: dict[str, Gpu] = {
-    "A100": Gpu(AMPERE, 300e9, fitted=True),
-    "A800": Gpu(AMPERE, 200e9),
-    "H100": Gpu(HOPPER, 450e9, fitted=True),
-    "H200": Gpu(HOPPER, 450e9, fitted=True),
-    "H800": Gpu(HOPPER, 200e9),
-    "H20": Gpu(HOPPER, 450e9),
-    "B200": Gpu(BLACKWELL, 900e9, fitted=True),
-    "B300": Gpu(BLACKWELL, 900e9),
-    "GB200": Gpu(BLACKWELL, 900e9, server=72, fitted=True),
-    "GB300": Gpu(BLACKWELL, 900e9, server=72),
-    "V100": Gpu(VOLTA, 150e9),
-    "P100": Gpu(PASCAL, 80e9),
-    "V100-PCIE": Gpu(PCIE3, 16e9),
-    "P100-PCIE": Gpu(PCIE3, 16e9),
-    "T4": Gpu(PCIE3, 16e9),
-    "M60": Gpu(PCIE3, 16e9),
-    "A10G": Gpu(PCIE4, 32e9),
-    "L4": Gpu(PCIE4, 32e9),
-    "L40S": Gpu(PCIE4, 32e9),
+GPUS: dict[str, GpuProduct] = {
+    "A100": GpuProduct(AMPERE, 300e9, fitted=True),
+    "A800": GpuProduct(AMPERE, 200e9),
+    "H100": GpuProduct(HOPPER, 450e9, fitted=True),
+    "H200": GpuProduct(HOPPER, 450e9, fitted=True),
+    "H800": GpuProduct(HOPPER, 200e9),
+    "H20": GpuProduct(HOPPER, 450e9),
+    "B200": GpuProduct(BLACKWELL, 900e9, fitted=True),
+    "B300": GpuProduct(BLACKWELL, 900e9),
+    "GB200": GpuProduct(BLACKWELL, 900e9, server=72, fitted=True),
+    "GB300": GpuProduct(BLACKWELL, 900e9, server=72),
+    "V100": GpuProduct(VOLTA, 150e9),
+    "P100": GpuProduct(PASCAL, 80e9),
+    "V100-PCIE": GpuProduct(PCIE3, 16e9),
+    "P100-PCIE": GpuProduct(PCIE3, 16e9),
+    "T4": GpuProduct(PCIE3, 16e9),
+    "M60": GpuProduct(PCIE3, 16e9),
+    "A10G": GpuProduct(PCIE4, 32e9),
+    "L4": GpuProduct(PCIE4, 32e9),
+    "L40S": GpuProduct(PCIE4, 32e9),
 }
 
 
-def gpu_named(name: str) -> Gpu:
+def gpu_named(name: str) -> GpuProduct:
     """The GPU of that name, in any case; of a variant that is not listed (``"H100-HBM2e"``), what it is a variant of.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 
 from foretrain.network.fabrics.cabling import HOST, LATENCY, attach, factor, port_rate, whole
 from foretrain.network.servers import Server
-from foretrain.network.topology import Builder, Topology
+from foretrain.network.topology.graph import Builder, Topology
 from foretrain.units import Time
 
 

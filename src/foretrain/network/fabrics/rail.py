@@ -12,7 +12,7 @@ import math
 from foretrain.errors import ConfigError
 from foretrain.network.fabrics.cabling import LATENCY, attach, factor, port_rate, whole
 from foretrain.network.servers import Server
-from foretrain.network.topology import Builder, Topology
+from foretrain.network.topology.graph import Builder, Topology
 from foretrain.units import Time
 
 UNIT = 32

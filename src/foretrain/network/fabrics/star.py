@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foretrain.network.fabrics.cabling import HOST, LATENCY, attach, port_rate, whole
 from foretrain.network.servers import Server
-from foretrain.network.topology import Builder, Topology
+from foretrain.network.topology.graph import Builder, Topology
 from foretrain.units import Time
 
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from foretrain.collective.plan import WHOLE
 from foretrain.network.fluid import kernel
 from foretrain.network.fluid import state as c
-from foretrain.network.fluid.state import FLOW_ARRAYS, State, grown, whole
+from foretrain.network.fluid.state import FLOW_ARRAYS, FluidState, grown, whole
 from foretrain.network.program import Program
 
 
-def load(state: State, program: Program, owner: int) -> tuple[State, int]:
+def load(state: FluidState, program: Program, owner: int) -> tuple[FluidState, int]:
     """Appends ``program`` as that of ``owner``; returns the state and the program's first flow."""
     n, first = len(program), int(state.counter[c.FLOWS])
     last = first + n
@@ -37,7 +37,7 @@ def load(state: State, program: Program, owner: int) -> tuple[State, int]:
     return _with_rings(_wired(state, program, first), first, last), first
 
 
-def reserve(state: State, links: NDArray[np.int32]) -> State:
+def reserve(state: FluidState, links: NDArray[np.int32]) -> FluidState:
     """Appends hops over ``links``, and makes room on each link for all of them to be active at once."""
     link = state.link
     link[:, c.RESERVED] += np.bincount(links, minlength=len(link))
@@ -59,18 +59,18 @@ def reserve(state: State, links: NDArray[np.int32]) -> State:
     return state
 
 
-def unload(state: State, first: int, last: int) -> None:
+def unload(state: FluidState, first: int, last: int) -> None:
     """Gives back what the flows ``first`` to ``last``, which are over, had reserved."""
     flow = state.flow[first:last]
     release(state, ranges(flow[:, c.HOP_FIRST], flow[:, c.HOP_LAST]))
 
 
-def release(state: State, hops: NDArray[np.integer]) -> None:
+def release(state: FluidState, hops: NDArray[np.integer]) -> None:
     """Gives back the seats that were reserved for ``hops``."""
     state.link[:, c.RESERVED] -= np.bincount(state.hop[hops, c.LINK], minlength=len(state.link))
 
 
-def compacted(state: State, kept: Sequence[tuple[int, int]]) -> State:
+def compacted(state: FluidState, kept: Sequence[tuple[int, int]]) -> FluidState:
     """The state without the flows outside ``kept``, ascending (first, last) ranges that close ranks.
 
     Dependencies, rings and seats are renumbered; what is kept runs on as if nothing had happened.
@@ -130,7 +130,7 @@ def _regrouped(flow: NDArray[np.int64], first: int, last: int) -> NDArray[np.int
     return ranges(*before)
 
 
-def _with_kept_rings(state: State, new: NDArray[np.int64]) -> State:
+def _with_kept_rings(state: FluidState, new: NDArray[np.int64]) -> FluidState:
     """The state without the rings whose members are not kept; ``new`` renumbers flows, -1 for those not kept."""
     first = state.ring[:, c.FIRST]
     kept = np.flatnonzero(new[state.member[first[:-1]]] >= 0)
@@ -150,7 +150,7 @@ def _with_kept_rings(state: State, new: NDArray[np.int64]) -> State:
     )
 
 
-def _wired(state: State, program: Program, first: int) -> State:
+def _wired(state: FluidState, program: Program, first: int) -> FluidState:
     """Enters dependencies: whole ones are counted, those with a lag are looked at one by one."""
     n = len(program)
     flow = state.flow[first : first + n]
@@ -174,7 +174,7 @@ def _wired(state: State, program: Program, first: int) -> State:
     return state
 
 
-def _with_rings(state: State, first: int, last: int) -> State:
+def _with_rings(state: FluidState, first: int, last: int) -> FluidState:
     """Finds the rings in lock step among the flows ``first`` to ``last``."""
     if state.counter[c.FULL] or state.flow[last - 1, c.GATE_LAST] == state.flow[first, c.GATE_FIRST]:
         return state

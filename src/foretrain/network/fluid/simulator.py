@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
-from foretrain.network.carrier import Running
 from foretrain.network.fluid import kernel
 from foretrain.network.fluid import state as c
 from foretrain.network.fluid.loading import compacted, load, release, reserve, unload
 from foretrain.network.fluid.stall import stalled
-from foretrain.network.fluid.state import EFFORT, State, empty
+from foretrain.network.fluid.state import EFFORT, FluidState, empty
+from foretrain.network.network_simulator import ProgramHandle
 from foretrain.network.program import Paths, Program
 from foretrain.units import SECOND, Time
 
@@ -64,9 +64,9 @@ class Fluid:
             raise ConfigError(
                 f"capacity[{link}]", rates[link], "is not a rate", "give bytes/s, 0 for a link that is down"
             )
-        self._state: State = empty(rates / SECOND, classes, bins)
+        self._state: FluidState = empty(rates / SECOND, classes, bins)
         self._state.counter[c.FULL] = full
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, ProgramHandle] = {}
         self._live = 0
         self._ahead: Fluid | None = None
         self._ends: dict[int, Time] = {}
@@ -77,7 +77,7 @@ class Fluid:
         return math.ceil(float(self._state.time[c.CLOCK]))
 
     @property
-    def running(self) -> tuple[Running, ...]:
+    def running(self) -> tuple[ProgramHandle, ...]:
         """The programs that have not completed, in the order in which they came."""
         return tuple(self._running.values())
 
@@ -86,13 +86,13 @@ class Fluid:
         """What simulating has cost: events, batches of simultaneous ones, flows refilled, rounds, hops frozen."""
         return {name: int(self._state.counter[place]) for name, place in EFFORT.items()}
 
-    def rates(self, handle: Running) -> NDArray[np.float64]:
+    def rates(self, handle: ProgramHandle) -> NDArray[np.float64]:
         """Bytes/s of every flow of ``handle`` now; of a collapsed ring's members, which share no link, 0."""
         self._check_running(handle)
         first, last = handle._range
         return self._state.fluid[first:last, c.RATE] * SECOND
 
-    def progress(self, handle: Running) -> NDArray[np.float64]:
+    def progress(self, handle: ProgramHandle) -> NDArray[np.float64]:
         """How much of each flow of ``handle`` is done, 0 to 1; of a collapsed ring's members, 0 until they end."""
         if handle.end is not None:
             return np.ones(len(handle.program))
@@ -105,7 +105,7 @@ class Fluid:
         inside = np.where(busy, 1 - left / np.where(size > 0, size, 1), 0.0)
         return (flow[:, c.DONE] + inside) / flow[:, c.STEPS]
 
-    def add(self, program: Program, at: Time | None = None) -> Running:
+    def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
         """Starts ``program`` now, or at ``at``, up to which time then passes first.
 
         Releases in the program count from the network's time 0.
@@ -116,7 +116,7 @@ class Fluid:
         self._changed()
         if self._state.counter[c.FLOWS] > 2 * self._live + _DEAD:
             self._compact()
-        handle = Running(program, self.now, finish=np.full(len(program), np.nan))
+        handle = ProgramHandle(program, self.now, finish=np.full(len(program), np.nan))
         if not len(program):
             handle.end = handle.added
             return handle
@@ -127,7 +127,7 @@ class Fluid:
         self._settle()
         return handle
 
-    def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[Running, ...]:
+    def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[ProgramHandle, ...]:
         """Lets time pass to ``until``, or until everything is done; returns what completed, in order.
 
         Args:
@@ -155,7 +155,7 @@ class Fluid:
         state = self._state
         return float(state.key[state.order[0]]) if state.counter[c.QUEUED] else math.inf
 
-    def predict(self, handle: Running) -> Time:
+    def predict(self, handle: ProgramHandle) -> Time:
         """When ``handle`` would complete if nothing else came or changed, ps.
 
         Runs a copy ahead, once for all questions until something comes or changes.
@@ -191,7 +191,7 @@ class Fluid:
                 self._ends[done._index] = done.end or 0
         return min(self._ends[index] for index in self._running if index in self._ends)
 
-    def cancel(self, handle: Running) -> None:
+    def cancel(self, handle: ProgramHandle) -> None:
         """Takes ``handle`` out of the network, now. What it has sent stays sent."""
         self._check_running(handle)
         self._changed()
@@ -213,7 +213,7 @@ class Fluid:
         kernel.rewire(self._state, chosen, values)
         self._settle()
 
-    def reroute(self, handle: Running, flows: NDArray[np.integer], paths: Paths) -> None:
+    def reroute(self, handle: ProgramHandle, flows: NDArray[np.integer], paths: Paths) -> None:
         """Puts ``flows`` of ``handle`` on new ``paths``, now: what they have sent stays sent, the rest goes there."""
         if len(flows) != len(paths):
             raise ConfigError("paths", len(paths), "are not one per flow", f"give {len(flows)}")
@@ -296,14 +296,14 @@ class Fluid:
     def _copy(self) -> Fluid:
         twin = Fluid(np.zeros(0))
         # What links carry is not asked of the twin.
-        twin._state = State._make(array.copy() for array in self._state._replace(carried=np.zeros((0, 0))))
+        twin._state = FluidState._make(array.copy() for array in self._state._replace(carried=np.zeros((0, 0))))
         twin._running = {
-            index: Running(one.program, one.added, _first=one._first, _index=index)
+            index: ProgramHandle(one.program, one.added, _first=one._first, _index=index)
             for index, one in self._running.items()
         }
         return twin
 
-    def _collect(self) -> tuple[Running, ...]:
+    def _collect(self) -> tuple[ProgramHandle, ...]:
         state = self._state
         done = tuple(self._running[int(index)] for index in state.program[: state.counter[c.COMPLETED], c.COMPLETE])
         state.counter[c.COMPLETED] = 0
@@ -313,12 +313,12 @@ class Fluid:
             self._forget(handle)
         return done
 
-    def _forget(self, handle: Running) -> None:
+    def _forget(self, handle: ProgramHandle) -> None:
         del self._running[handle._index]
         self._live -= len(handle.program)
         unload(self._state, *handle._range)
 
-    def _check_running(self, handle: Running) -> None:
+    def _check_running(self, handle: ProgramHandle) -> None:
         if self._running.get(handle._index) is not handle:
             state = "was cancelled" if handle.cancelled else "has completed or is of another network"
             raise ConfigError("handle", handle._index, state, "name a program that runs")
@@ -343,7 +343,7 @@ def run(
     classes: int = 1,
     full: bool = False,
     name: Callable[[int], str] = "link {}".format,
-) -> Running:
+) -> ProgramHandle:
     """Runs one program alone to its end; arguments as of `Fluid`.
 
     Raises:

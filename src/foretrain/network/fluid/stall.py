@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from foretrain.errors import StallError
 from foretrain.network.fluid import state as c
-from foretrain.network.fluid.state import ACTIVE, IDLE, State
+from foretrain.network.fluid.state import ACTIVE, IDLE, FluidState
 
 _SHOWN = 12
 """Lines of each kind: a reader needs the first ones, and a million flows may wait."""
 
 
 def stalled(
-    state: State, ranges: Sequence[tuple[int, int]], name: Callable[[int], str] = "link {}".format
+    state: FluidState, ranges: Sequence[tuple[int, int]], name: Callable[[int], str] = "link {}".format
 ) -> StallError:
     """The error for flows in ``ranges`` that can never go on: starved of rate, or waiting for each other.
 
@@ -35,7 +35,7 @@ def stalled(
     return StallError(f"nothing more can happen at {time:.6g} ms and {left} flows are not over:", waits)
 
 
-def _starved(state: State, flows: NDArray[np.int64], name: Callable[[int], str]) -> Iterator[str]:
+def _starved(state: FluidState, flows: NDArray[np.int64], name: Callable[[int], str]) -> Iterator[str]:
     for f in flows.tolist():
         link, step, klass = state.flow[f, [c.BOTTLENECK, c.DONE, c.PRIORITY]].tolist()
         down = state.share[link, c.CAPACITY] <= 0
@@ -43,7 +43,7 @@ def _starved(state: State, flows: NDArray[np.int64], name: Callable[[int], str])
         yield f"flow {f}: {state.fluid[f, c.LEFT]:.6g} bytes of its step {step} wait for {name(link)}, {why}"
 
 
-def _waiting(state: State, flows: NDArray[np.int64]) -> Iterator[str]:
+def _waiting(state: FluidState, flows: NDArray[np.int64]) -> Iterator[str]:
     for f in flows.tolist():
         step = int(state.flow[f, c.DONE])
         for d in range(*state.flow[f, [c.GATE_FIRST, c.GATE_LAST]]):

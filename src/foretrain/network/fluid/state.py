@@ -61,7 +61,7 @@ EFFORT = {"events": EVENTS, "batches": BATCHES, "refilled": REFILLED, "rounds": 
 CLOCK, BIN = range(2)
 
 
-class State(NamedTuple):
+class FluidState(NamedTuple):
     """One simulation. Rates are bytes/ps and times float64 ps, so that the integers outside come through exactly.
 
     Attributes:
@@ -117,7 +117,7 @@ FLOW_ARRAYS = ("flow", "fluid", "key", "order", "place", "chosen", "new")
 """The arrays with one entry per flow."""
 
 
-def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> State:
+def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> FluidState:
     """No flows yet on links of ``capacity`` bytes/ps, ``classes`` priority classes, ``bins`` bins of time (0: none)."""
     links = len(capacity)
     link, share = whole(links, LINK_COLUMNS), np.zeros((links, USED + classes))
@@ -125,7 +125,7 @@ def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> State:
     counter = whole(COUNTS)
     counter[REFILLS] = 1
     share[:, CAPACITY] = capacity
-    return State(
+    return FluidState(
         flow=whole(0, FLOW_COLUMNS),
         fluid=np.zeros((0, FLUID_COLUMNS)),
         link=link,

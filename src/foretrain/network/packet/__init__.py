@@ -1,10 +1,20 @@
 """Packets in switch queues: what flows only approximate. See `foretrain.network.packet.simulator`."""
 
 from foretrain.network.packet.kernels import Kernel
-from foretrain.network.packet.online import Online
+from foretrain.network.packet.online_simulator import Online
+from foretrain.network.packet.port_config import LinkLosses, Queues
+from foretrain.network.packet.queue_traces import QueueTrace
 from foretrain.network.packet.simulator import Outcome, Packets
-from foretrain.network.packet.statistics import Distribution, Ports
-from foretrain.network.packet.switch import Losses, Queues
-from foretrain.network.packet.tracing import Trace
+from foretrain.network.packet.statistics import Distribution, PortCounters
 
-__all__ = ["Distribution", "Kernel", "Losses", "Online", "Outcome", "Packets", "Ports", "Queues", "Trace"]
+__all__ = [
+    "Distribution",
+    "Kernel",
+    "LinkLosses",
+    "Online",
+    "Outcome",
+    "Packets",
+    "PortCounters",
+    "QueueTrace",
+    "Queues",
+]

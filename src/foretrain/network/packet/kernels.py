@@ -26,11 +26,11 @@ class Steps(Protocol):
     size: int
     """How much it does at first."""
 
-    def load(self, state: c.State) -> None:
+    def load(self, state: c.PacketState) -> None:
         """Puts what hosts begin with into the hands of the kernel."""
         ...
 
-    def run(self, state: c.State, size: int) -> int:
+    def run(self, state: c.PacketState, size: int) -> int:
         """Goes on for so many windows or events; why it returns is one of `state`'s."""
         ...
 
@@ -40,17 +40,17 @@ class Windows:
 
     size = 1 << 10
 
-    def load(self, state: c.State) -> None:
+    def load(self, state: c.PacketState) -> None:
         """See `Steps`."""
-        from foretrain.network.packet import windows
+        from foretrain.network.packet import window_kernel
 
-        windows.load(state.memory, state.far)
+        window_kernel.load(state.memory, state.far)
 
-    def run(self, state: c.State, size: int) -> int:
+    def run(self, state: c.PacketState, size: int) -> int:
         """See `Steps`."""
-        from foretrain.network.packet import windows
+        from foretrain.network.packet import window_kernel
 
-        return windows.run(state.memory, state.real, state.far, state.buffer, state.trace, size)
+        return window_kernel.run(state.memory, state.real, state.far, state.buffer, state.trace, size)
 
 
 class Events:
@@ -58,17 +58,17 @@ class Events:
 
     size = 1 << 16
 
-    def load(self, state: c.State) -> None:
+    def load(self, state: c.PacketState) -> None:
         """See `Steps`."""
-        from foretrain.network.packet import events
+        from foretrain.network.packet import event_kernel
 
-        events.load(state.memory, state.event)
+        event_kernel.load(state.memory, state.event)
 
-    def run(self, state: c.State, size: int) -> int:
+    def run(self, state: c.PacketState, size: int) -> int:
         """See `Steps`."""
-        from foretrain.network.packet import events
+        from foretrain.network.packet import event_kernel
 
-        return events.run(state.memory, state.real, state.event, state.trace, size)
+        return event_kernel.run(state.memory, state.real, state.event, state.trace, size)
 
 
 class Slices:
@@ -77,11 +77,11 @@ class Slices:
     def __init__(self, kernel: Steps) -> None:
         self._kernel, self._size = kernel, kernel.size
 
-    def load(self, state: c.State) -> None:
+    def load(self, state: c.PacketState) -> None:
         """See `Steps`."""
         self._kernel.load(state)
 
-    def run(self, state: c.State) -> int:
+    def run(self, state: c.PacketState) -> int:
         """One slice; why it ended."""
         began = time.perf_counter()
         why = self._kernel.run(state, self._size)

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network.packet import state as c
-from foretrain.network.packet.network import Network, add_network
-from foretrain.network.packet.parts import Parts
-from foretrain.network.packet.programs import Block, add_program
-from foretrain.network.packet.state import State
-from foretrain.network.packet.switch import Losses, Queues
+from foretrain.network.packet.memory_layout import Parts
+from foretrain.network.packet.network import NetworkRows, add_network
+from foretrain.network.packet.port_config import LinkLosses, Queues
+from foretrain.network.packet.programs import ProgramRows, add_program
+from foretrain.network.packet.state import PacketState
 from foretrain.network.packet.transports.transport import Transport
 from foretrain.network.program import Paths, Program
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 
 _POOL: Final = 1 << 12
 """Packets to begin with, at least."""
@@ -37,8 +37,8 @@ class Prepared:
         shortest: ps that the shortest link in use takes.
     """
 
-    state: State
-    network: Network
+    state: PacketState
+    network: NetworkRows
     first_flow: int
     flows: int
     shortest: int
@@ -60,7 +60,7 @@ def prepared(
     others: Sequence[Paths],
     transport: Transport,
     queues: tuple[Queues, Queues],
-    losses: Mapping[int, Losses],
+    losses: Mapping[int, LinkLosses],
     seed: int,
     important: Sequence[NDArray[np.bool_]] | None = None,
     watch: tuple[Sequence[int], int] = ((), 0),
@@ -82,7 +82,7 @@ def empty(
     topology: Topology,
     transport: Transport,
     queues: tuple[Queues, Queues],
-    losses: Mapping[int, Losses],
+    losses: Mapping[int, LinkLosses],
     seed: int,
 ) -> Prepared:
     """A network without flows; windows are no longer than the shortest link takes that is not down."""
@@ -94,19 +94,19 @@ def empty(
     return Prepared(state, network, len(state.memory), 0, shortest)
 
 
-def begin(state: State, block: Block) -> None:
+def begin(state: PacketState, block: ProgramRows) -> None:
     """The flows of ``block`` are those that a kernel loads next."""
     m = state.memory
     m[c.FIRST_FLOW], m[c.LAST_FLOW] = block.first_flow, block.first_flow + block.flows * c.FLOW_COLUMNS
     m[c.UNFINISHED] += block.flows
 
 
-def margin(transport: Transport, block: Block) -> int:
+def margin(transport: Transport, block: ProgramRows) -> int:
     """What one event of a host may send: a window of its flow, and of each that waits for that."""
     return 16 + (transport.most + 4) * (1 + block.heirs)
 
 
-def need(state: State, margin: int, packets: int) -> None:
+def need(state: PacketState, margin: int, packets: int) -> None:
     """Has one event of a host find ``margin`` free packets, and there be ``packets`` and as many as two such events
     need free."""
     m = state.memory
@@ -116,7 +116,7 @@ def need(state: State, margin: int, packets: int) -> None:
         grow(state, short)
 
 
-def grow(state: State, packets: int = 0) -> None:
+def grow(state: PacketState, packets: int = 0) -> None:
     """Adds ``packets``, or as many as there are."""
     had = len(state.far)
     more = packets or had
@@ -135,8 +135,8 @@ def grow(state: State, packets: int = 0) -> None:
 
 
 def _state(
-    parts: Parts, network: Network, seed: int, shortest: int, watched: Sequence[int] = (), every: int = 0
-) -> State:
+    parts: Parts, network: NetworkRows, seed: int, shortest: int, watched: Sequence[int] = (), every: int = 0
+) -> PacketState:
     """What ``parts`` hold, without packets."""
     first = c.WHEEL_AT + c.WHEEL
     m = np.concatenate([np.zeros(first, np.int64), parts.whole()])
@@ -147,7 +147,7 @@ def _state(
     m[c.WATCHED], m[c.LAST_WATCHED] = network.first_watched, network.first_watched + len(watched)
     m[c.TRACE_EVERY] = max(1, every >> int(m[c.SHIFT])) if len(watched) else 0
     m[c.OUT] = m[c.FREE] = m[c.ASKING] = m[c.LAST_TRACE] = -1
-    return State(
+    return PacketState(
         memory=m,
         far=np.zeros(0, np.int64),
         buffer=np.zeros(0, np.int64),

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network.packet import state as c
-from foretrain.network.packet.parts import Parts
-from foretrain.network.packet.switch import Losses, Queues
+from foretrain.network.packet.memory_layout import Parts
+from foretrain.network.packet.port_config import LinkLosses, Queues
 from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.units import SECOND
 
 FINE: Final = 1 << 16
@@ -21,7 +21,7 @@ FINE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Network:
+class NetworkRows:
     """Where its rows begin.
 
     Attributes:
@@ -48,9 +48,9 @@ def add_network(
     topology: Topology,
     transport: Transport,
     queues: tuple[Queues, Queues],
-    losses: Mapping[int, Losses],
+    losses: Mapping[int, LinkLosses],
     watched: Sequence[int] = (),
-) -> Network:
+) -> NetworkRows:
     """Adds all rows of a network; see `foretrain.network.packet.simulator.Packets` for the arguments."""
     links, nodes = topology.links, len(topology.nodes)
     settings = parts.add(np.stack([each.row() for each in queues]))
@@ -65,7 +65,7 @@ def add_network(
     active, host, switch = (parts.add(np.zeros(size, np.int64)) for size in (links, nodes, nodes))
     first_watched = parts.add(first_port + c.PORT_COLUMNS * np.asarray(watched, np.int64))
     lists, back = (active, host, switch), _reverse(topology)
-    return Network(topology, transport, first_node, first_port, parameters, lists, first_watched, back)
+    return NetworkRows(topology, transport, first_node, first_port, parameters, lists, first_watched, back)
 
 
 def _nodes(topology: Topology) -> NDArray[np.int64]:
@@ -78,7 +78,7 @@ def _nodes(topology: Topology) -> NDArray[np.int64]:
 
 
 def _ports(
-    topology: Topology, losses: Mapping[int, Losses], queues: tuple[Queues, Queues], settings: int, first_node: int
+    topology: Topology, losses: Mapping[int, LinkLosses], queues: tuple[Queues, Queues], settings: int, first_node: int
 ) -> NDArray[np.int64]:
     port = np.zeros((topology.links, c.PORT_COLUMNS), np.int64)
     with np.errstate(divide="ignore"):

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from foretrain.errors import ConfigError, unknown
-from foretrain.network.packet.switch import Losses, Queues
-from foretrain.network.packet.transports.paced import Bounded, Dcqcn, Timely
-from foretrain.network.packet.transports.pulled import Ndp
+from foretrain.network.packet.port_config import LinkLosses, Queues
+from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn, Timely
+from foretrain.network.packet.transports.receiver_driven import Ndp
 from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.windowed import Dctcp, NewReno, Pfabric, Pias
+from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pfabric, Pias
 from foretrain.units import parse_size, parse_time
 
 TRANSPORTS: Final[Mapping[str, type[Transport]]] = {
@@ -84,7 +84,7 @@ def queues(text: str) -> Queues:
         raise error.at("queues") from None
 
 
-def losses(text: str) -> tuple[tuple[str, Losses], ...]:
+def losses(text: str) -> tuple[tuple[str, LinkLosses], ...]:
     """What wires lose, by where: ``"*"`` for all, or ``"leaf0:spine1"`` for the links from one node to another.
 
     ``"0.1%"`` is of every wire, ``"leaf0:spine1=1%"`` of some; ``"1%x8"`` is lost in bursts of 8 packets on average.
@@ -100,7 +100,7 @@ def losses(text: str) -> tuple[tuple[str, Losses], ...]:
         if match is None or (equals and where != "*" and not all(where.partition(":"))):
             raise ConfigError("losses", part, "does not read", "write e.g. '0.1%', 'leaf0:spine1=1%' or '1%x8'")
         share = float(match[1]) / (100 if match[2] else 1)
-        found.append((where or "*", Losses.bursts(share, float(match[3])) if match[3] else Losses(share)))
+        found.append((where or "*", LinkLosses.bursts(share, float(match[3])) if match[3] else LinkLosses(share)))
     return tuple(found)
 
 

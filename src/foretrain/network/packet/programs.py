@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
 from foretrain.network.packet import state as c
-from foretrain.network.packet.network import FINE, Network
-from foretrain.network.packet.parts import Parts
+from foretrain.network.packet.memory_layout import Parts
+from foretrain.network.packet.network import FINE, NetworkRows
 from foretrain.network.packet.transports.transport import Transport
 from foretrain.network.program import Paths, Program
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.units import SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ProgramRows:
     """Where the rows of a program are.
 
     Attributes:
@@ -43,12 +43,12 @@ class Block:
 
 def add_program(
     parts: Parts,
-    network: Network,
+    network: NetworkRows,
     program: Program,
     others: Sequence[Paths] = (),
     important: Sequence[NDArray[np.bool_]] | None = None,
     number: int = 0,
-) -> Block:
+) -> ProgramRows:
     """Adds all rows of ``program``, whose flows are numbered from ``number`` on.
 
     Raises:
@@ -71,7 +71,7 @@ def add_program(
     parts.add(np.zeros((int(flow[:, c.STEPS].sum()) if transport.tolerates else 0, c.STEP_COLUMNS), np.int64))
     _add_gates(parts, program, flow, first_flow)
     heirs = int((flow[:, c.LAST_HEIR] - flow[:, c.FIRST_HEIR]).max(initial=0))
-    return Block(first, parts.end, row, first_flow, flows, heirs)
+    return ProgramRows(first, parts.end, row, first_flow, flows, heirs)
 
 
 def _check(program: Program, others: Sequence[Paths]) -> None:
@@ -87,7 +87,7 @@ def _check(program: Program, others: Sequence[Paths]) -> None:
         raise ConfigError("program.priority", worst, "is no class", f"give 0 to {c.CLASSES - 1}")
 
 
-def _flows(network: Network, program: Program) -> NDArray[np.int64]:
+def _flows(network: NetworkRows, program: Program) -> NDArray[np.int64]:
     topology, transport, first_node = network.topology, network.transport, network.first_node
     flows, paths = len(program), program.paths
     flow = np.zeros((flows, c.FLOW_COLUMNS), np.int64)
@@ -129,7 +129,7 @@ def _overheads(topology: Topology, program: Program) -> NDArray[np.int64]:
     return np.maximum(np.rint(program.latency).astype(np.int64) - wires, 0)
 
 
-def _add_paths(parts: Parts, network: Network, forth: Sequence[Paths], flow: NDArray[np.int64]) -> None:
+def _add_paths(parts: Parts, network: NetworkRows, forth: Sequence[Paths], flow: NDArray[np.int64]) -> None:
     """All hops, each path ended by -1, and where each path of a flow begins; that of replies is its first backwards."""
     flows, ways = len(flow), len(forth)
     back, first_port = network.back, network.first_port

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from foretrain.network.packet import state as c
 from foretrain.network.packet.jit import inside
-from foretrain.network.packet.nearest import admit_nearest, pick_nearest
 from foretrain.network.packet.packets import drop, give_back
-from foretrain.network.packet.pauses import leaves, waits
+from foretrain.network.packet.pfc import leaves, waits
+from foretrain.network.packet.srpt_queue import admit_nearest, pick_nearest
 from foretrain.network.routing.kernels import mix
 
 

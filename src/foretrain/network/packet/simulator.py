@@ -19,15 +19,15 @@ from foretrain.errors import ConfigError
 from foretrain.network.packet import state as c
 from foretrain.network.packet.kernels import Kernel, chosen
 from foretrain.network.packet.loading import Prepared, empty, grow, prepared
-from foretrain.network.packet.online import Online
+from foretrain.network.packet.online_simulator import Online
+from foretrain.network.packet.port_config import LinkLosses, Queues
+from foretrain.network.packet.queue_traces import QueueTrace, taken, trace_of
 from foretrain.network.packet.stalls import Patience, stalled
-from foretrain.network.packet.statistics import Distribution, Ports
-from foretrain.network.packet.switch import Losses, Queues
-from foretrain.network.packet.tracing import Trace, taken, trace_of
+from foretrain.network.packet.statistics import Distribution, PortCounters
 from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.windowed import DEFAULT
+from foretrain.network.packet.transports.window_based import DEFAULT
 from foretrain.network.program import Paths, Program
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.units import Time
 
 
@@ -72,14 +72,14 @@ class Outcome:
     cuts: int
     losses: int
     pauses: int
-    trace: Trace
+    trace: QueueTrace
     end: Time
     under_way: int
 
     @property
-    def ports(self) -> Ports:
+    def ports(self) -> PortCounters:
         """What each class of each port has sent, marked, dropped, cut and lost, and the most that waited there."""
-        return Ports.of(self.counts)
+        return PortCounters.of(self.counts)
 
     @property
     def completion(self) -> NDArray[np.int64]:
@@ -112,7 +112,7 @@ class Packets:
         transport: Transport = DEFAULT,
         hosts: Queues | None = None,
         switches: Queues | None = None,
-        losses: Mapping[int, Losses] | None = None,
+        losses: Mapping[int, LinkLosses] | None = None,
         seed: int = 0,
         kernel: Kernel = "auto",
     ) -> None:

@@ -299,7 +299,7 @@ WHEEL = 4096
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class PacketState:
     """One simulation.
 
     Attributes:
@@ -323,10 +323,10 @@ class State:
         """The memory, read as float64."""
         return self.memory.view(np.float64)
 
-    def copy(self) -> State:
+    def copy(self) -> PacketState:
         """One that goes on by itself."""
         copies = (array.copy() for array in (self.memory, self.far, self.buffer, self.event, self.trace))
-        return State(*copies, pools=self.pools)
+        return PacketState(*copies, pools=self.pools)
 
     def rows(self, first: int, columns: int, count: int) -> NDArray[np.int64]:
         """A view of ``count`` rows from ``first`` on, (count, columns)."""

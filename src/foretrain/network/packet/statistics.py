@@ -11,7 +11,7 @@ from foretrain.network.packet import state as c
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ports:
+class PortCounters:
     """Counts of each port and class, int64 (links, 8).
 
     Attributes:
@@ -33,7 +33,7 @@ class Ports:
     cuts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, counts: NDArray[np.int64]) -> Ports:
+    def of(cls, counts: NDArray[np.int64]) -> PortCounters:
         """From the kernels' counts, (links, classes, columns)."""
         columns = (
             c.PACKETS_OUT,

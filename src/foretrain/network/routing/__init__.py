@@ -11,8 +11,8 @@ from foretrain.network.routing.adaptive import Adaptive, link_load
 from foretrain.network.routing.bundles import bundled, contract, groups
 from foretrain.network.routing.choice import Name, router
 from foretrain.network.routing.ecmp import Ecmp
-from foretrain.network.routing.failure import Policy, reroute
-from foretrain.network.routing.scatter import Scatter
+from foretrain.network.routing.failure import PortableRouter, reroute
+from foretrain.network.routing.multipath import Scatter
 from foretrain.network.routing.shortest import Shortest
 from foretrain.network.routing.spray import Spray
 from foretrain.network.routing.static import Static
@@ -21,7 +21,7 @@ __all__ = [
     "Adaptive",
     "Ecmp",
     "Name",
-    "Policy",
+    "PortableRouter",
     "Scatter",
     "Shortest",
     "Spray",

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
 from foretrain.network.program import Paths
-from foretrain.network.routing.ways import Ways
-from foretrain.network.topology import Topology
+from foretrain.network.routing.route_search import Ways
+from foretrain.network.topology.graph import Topology
 
 
 class Adaptive:

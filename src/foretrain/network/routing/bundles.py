@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
-from foretrain.network.topology import Node, Topology
+from foretrain.network.topology.graph import Node, Topology
 
 
 def bundled(topology: Topology) -> Topology:

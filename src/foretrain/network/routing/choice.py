@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.routing.adaptive import Adaptive
 from foretrain.network.routing.ecmp import Ecmp
-from foretrain.network.routing.failure import Policy
+from foretrain.network.routing.failure import PortableRouter
 from foretrain.network.routing.shortest import Shortest
 from foretrain.network.routing.spray import Spray
 from foretrain.network.routing.static import Given, Key, Static
-from foretrain.network.topology import Topology
+from foretrain.network.topology.graph import Topology
 
 Name: TypeAlias = Literal["shortest", "ecmp", "static", "spray", "adaptive"]
 """What `router` makes."""
@@ -30,7 +30,7 @@ def router(
     table: Mapping[Key, Given] | None = None,
     fallback: Name | str | None = "ecmp",
     load: NDArray[np.float64] | None = None,
-) -> Policy:
+) -> PortableRouter:
     """The policy of that name for ``topology``.
 
     Args:

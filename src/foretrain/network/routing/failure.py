@@ -8,22 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
-from foretrain.network.placing import Router
+from foretrain.network.flow_lowering import Router
 from foretrain.network.program import Paths
-from foretrain.network.routing.ways import Ways, others, pair
-from foretrain.network.topology import Topology
+from foretrain.network.routing.route_search import Ways, others, pair
+from foretrain.network.topology.graph import Topology
 
 
-class Policy(Router, Protocol):
+class PortableRouter(Router, Protocol):
     """A router that can be had for another topology too."""
 
-    def on(self, topology: Topology, staying: Paths | None = None) -> Policy:
+    def on(self, topology: Topology, staying: Paths | None = None) -> PortableRouter:
         """The same policy on ``topology``, where flows on the paths ``staying`` remain."""
         ...
 
 
 def reroute(
-    router: Policy,
+    router: PortableRouter,
     paths: Paths,
     sources: NDArray[np.int32],
     targets: NDArray[np.int32],

@@ -24,7 +24,7 @@ LOST = -1
 
 OPTIONS = {"cache": True, "error_model": "numpy", "nogil": True}
 GRAPH = "int32[::1], int32[:, ::1], int32[::1], int32[::1], boolean[::1], boolean"
-"""first, links, first_into, into, forwards, unit: see `foretrain.network.routing.ways.Ways`."""
+"""first, links, first_into, into, forwards, unit: see `foretrain.network.routing.route_search.Ways`."""
 PATHS = "Tuple((int32[::1], int32[::1], int64))"
 
 

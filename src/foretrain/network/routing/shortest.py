@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network.program import Paths
-from foretrain.network.routing.ways import Ways
-from foretrain.network.topology import Topology
+from foretrain.network.routing.route_search import Ways
+from foretrain.network.topology.graph import Topology
 
 
 class Shortest:

@@ -11,8 +11,8 @@ from foretrain.errors import ConfigError
 from foretrain.network.program import Paths
 from foretrain.network.routing.bundles import contract, groups
 from foretrain.network.routing.ecmp import checked_seed
-from foretrain.network.routing.ways import Ways
-from foretrain.network.topology import Topology
+from foretrain.network.routing.route_search import Ways
+from foretrain.network.topology.graph import Topology
 
 
 class Spray:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
 from foretrain.network.program import Paths
-from foretrain.network.routing.failure import Policy
-from foretrain.network.topology import Topology
+from foretrain.network.routing.failure import PortableRouter
+from foretrain.network.topology.graph import Topology
 
 Key: TypeAlias = tuple[str, str] | tuple[str, str, int]
 """Source and destination by name, and, for one connection only, its number."""
@@ -31,7 +31,9 @@ class Static:
         fallback: routes what is not in the table; None refuses it.
     """
 
-    def __init__(self, topology: Topology, table: Mapping[Key, Given], *, fallback: Policy | None = None) -> None:
+    def __init__(
+        self, topology: Topology, table: Mapping[Key, Given], *, fallback: PortableRouter | None = None
+    ) -> None:
         self.topology, self.fallback = topology, fallback
         if fallback is not None and fallback.topology is not topology:
             remedy = "make the fallback of the same topology (spray, which bundles links, has another one)"

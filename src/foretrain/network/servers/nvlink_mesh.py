@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from foretrain.errors import ConfigError
 from foretrain.network.servers.pcie import PCIeTree
-from foretrain.network.servers.server import NVLINK, NVLINK_LATENCY, Ports
-from foretrain.network.topology import Builder
+from foretrain.network.servers.server import NVLINK, NVLINK_LATENCY, ServerPorts
+from foretrain.network.topology.graph import Builder
 
 HYBRID_CUBE_MESH: Mapping[tuple[int, int], int] = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2,
@@ -56,7 +56,7 @@ class NVLinkMesh:
         """Bytes/s of each NIC's cable."""
         return self.tree.port
 
-    def add(self, build: Builder, index: int) -> Ports:
+    def add(self, build: Builder, index: int) -> ServerPorts:
         """Adds the tree, and one cable for each pair, as fast as its links together."""
         ports = self.tree.add(build, index)
         for (a, b), links in self.pairs.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrain.network.servers.pcie import PCIeTree
-from foretrain.network.servers.server import NVLINK, NVLINK_LATENCY, Ports
-from foretrain.network.topology import Builder
+from foretrain.network.servers.server import NVLINK, NVLINK_LATENCY, ServerPorts
+from foretrain.network.topology.graph import Builder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class NVSwitch:
         """Bytes/s of each NIC's cable."""
         return self.tree.port
 
-    def add(self, build: Builder, index: int) -> Ports:
+    def add(self, build: Builder, index: int) -> ServerPorts:
         """Adds the tree, and ``s<index>.nvswitch``."""
         ports = self.tree.add(build, index)
         switch = build.node(f"s{index}.nvswitch", "nvswitch", server=index, reduces=self.reduces)

@@ -16,15 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrain.errors import ConfigError
-from foretrain.network.servers.server import (
-    PCIE,
-    PCIE_LATENCY,
-    ROOT,
-    ROOT_LATENCY,
-    SWITCH,
-    Ports,
-)
-from foretrain.network.topology import Builder
+from foretrain.network.servers.server import PCIE, PCIE_LATENCY, ROOT, ROOT_LATENCY, SWITCH, ServerPorts
+from foretrain.network.topology.graph import Builder
 
 _PAYLOAD = 256 / (256 + 24)
 """Part of a PCIe link that is payload: 256 bytes a packet, and 24 of framing, sequence number, header, checksum."""
@@ -86,7 +79,7 @@ class PCIeTree:
         """Cables to the fabric."""
         return self.switches * self.ports * self.nics_per_port + self.shared
 
-    def add(self, build: Builder, index: int) -> Ports:
+    def add(self, build: Builder, index: int) -> ServerPorts:
         """Adds ``s<index>.gpu0`` … ``.nic0`` … ``.pcie0`` … ``.root0`` … ``.memory0`` … ``.storage``."""
         name = f"s{index}"
         gpus = [build.node(f"{name}.gpu{i}", "gpu", server=index) for i in range(self.gpus)]
@@ -104,7 +97,7 @@ class PCIeTree:
                 for each, below in ((self.gpus_per_port, gpus), (self.nics_per_port, nics)):
                     for device in below[place * each : (place + 1) * each]:
                         build.cable(device, at, rate=self.lanes, latency=PCIE_LATENCY, metric=PCIE)
-        return Ports(tuple(gpus), tuple(nics))
+        return ServerPorts(tuple(gpus), tuple(nics))
 
     def _roots(self, build: Builder, name: str, index: int) -> list[int]:
         roots = [build.node(f"{name}.root{i}", "root", server=index) for i in range(self.sockets)]

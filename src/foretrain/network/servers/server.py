@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from foretrain.network.topology import Builder
+from foretrain.network.topology.graph import Builder
 from foretrain.units import NANOSECOND, Time
 
 # Note [Metrics inside and outside]
@@ -25,7 +25,7 @@ through one, the others are chosen so that two NVLinks make half a microsecond."
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class ServerPorts:
     """What a server added.
 
     Attributes:
@@ -55,7 +55,7 @@ class Server(Protocol):
         """Bytes/s of each NIC's cable; None where the fabric must say."""
         ...
 
-    def add(self, build: Builder, index: int) -> Ports:
+    def add(self, build: Builder, index: int) -> ServerPorts:
         """Adds server number ``index``."""
         ...
 
@@ -73,7 +73,7 @@ class Host:
     nics: int = 1
     port: float | None = None
 
-    def add(self, build: Builder, index: int) -> Ports:
+    def add(self, build: Builder, index: int) -> ServerPorts:
         """Adds ``host<index>``."""
         host = (build.node(f"host{index}", "host", server=index, forwards=self.forwards),)
-        return Ports(host, host)
+        return ServerPorts(host, host)

@@ -17,7 +17,7 @@ from foretrain.workload.step import Gradient, Layer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from foretrain.workload.models.net import Architecture, Kernel
+    from foretrain.workload.models.net import Architecture, LayerKernel
 
 Optimizer: TypeAlias = Literal["sgd", "adam"]
 
@@ -32,7 +32,7 @@ def layers_of(
     """The operators of ``net`` with their times."""
     size = element_size(precision)
 
-    def total(kernels: Sequence[Kernel]) -> Time:
+    def total(kernels: Sequence[LayerKernel]) -> Time:
         return sum(
             device.time(
                 kernel.kind,

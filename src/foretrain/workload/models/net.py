@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class LayerKernel:
     """One launch on the device.
 
     Attributes:
@@ -53,19 +53,19 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class ModelLayer:
     """One layer: its kernels in the forward and in the backward pass."""
 
     name: str
-    forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
+    forward: tuple[LayerKernel, ...]
+    backward: tuple[LayerKernel, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A finished net: operators in execution order, parameters in registration order."""
 
-    operators: tuple[Operator, ...]
+    operators: tuple[ModelLayer, ...]
     parameters: tuple[Parameter, ...]
 
     @property
@@ -87,7 +87,7 @@ class Net:
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
-        self._operators: list[Operator] = []
+        self._operators: list[ModelLayer] = []
         # A dict keeps the place of a key that is assigned again: `declare` reserves places, `_owns` fills them.
         self._parameters: dict[str, Parameter | None] = {}
 
@@ -122,7 +122,7 @@ class Net:
         after = math.prod(self.shape)
         kind: Kind = "winograd" if (high, wide, stride) in ((3, 3, 1), (5, 5, 1)) else "conv"
         macs = math.prod(self.shape[1:]) * math.prod(weight)
-        self._layer(name, Kernel(kind, macs, before + after, math.prod(weight)))
+        self._layer(name, LayerKernel(kind, macs, before + after, math.prod(weight)))
         self._owns(name, weight=weight, bias=(out,) if bias else None)
 
     def linear(self, name: str, out: int, bias: bool = True, tied: bool = False) -> None:
@@ -130,7 +130,7 @@ class Net:
         *rows, width = self.shape
         self.shape = (*rows, out)
         rows_times = math.prod(rows)
-        kernel = Kernel("gemm", rows_times * width * out, rows_times * (width + out), width * out)
+        kernel = LayerKernel("gemm", rows_times * width * out, rows_times * (width + out), width * out)
         self._layer(name, kernel)
         if not tied:
             self._owns(name, weight=(out, width), bias=(out,) if bias else None)
@@ -151,8 +151,8 @@ class Net:
         """Looks up one row for each token of ``shape[0]``; the gradient is dense, as PyTorch's is by default."""
         self.shape = (self.shape[0], width)
         looked_up = math.prod(self.shape)
-        backward = Kernel("memory", moved=3 * looked_up, fixed=rows * width)
-        self._operators.append(Operator(name, (Kernel("memory", moved=2 * looked_up),), (backward,)))
+        backward = LayerKernel("memory", moved=3 * looked_up, fixed=rows * width)
+        self._operators.append(ModelLayer(name, (LayerKernel("memory", moved=2 * looked_up),), (backward,)))
         if not tied:
             self._owns(name, weight=(rows, width), bias=None)
 
@@ -160,19 +160,19 @@ class Net:
 
     def elementwise(self, passes: int) -> None:
         """Reads and writes the current tensor ``passes`` times: 2 for an activation in place, 3 for a sum."""
-        self._fold(Kernel("memory", moved=passes * math.prod(self.shape)))
+        self._fold(LayerKernel("memory", moved=passes * math.prod(self.shape)))
 
     def pool(self, kernel: int, stride: int = 1, padding: int = 0) -> None:
         """Maximum or average over a window."""
         before = math.prod(self.shape)
         self.shape = (self.shape[0], *self._slide((kernel, kernel), stride, padding))
-        self._fold(Kernel("memory", moved=before + math.prod(self.shape)))
+        self._fold(LayerKernel("memory", moved=before + math.prod(self.shape)))
 
     def flatten(self, height: int = 1, width: int = 1) -> None:
         """Averages adaptively to ``height`` × ``width``, then flattens."""
         before = math.prod(self.shape)
         self.shape = (self.shape[0] * height * width,)
-        self._fold(Kernel("memory", moved=before + self.shape[0]))
+        self._fold(LayerKernel("memory", moved=before + self.shape[0]))
 
     def attention(self, heads: int, width: int, keys: int, fused: bool = False) -> None:
         """Scores, softmax and weighted sum of ``shape[0]`` queries over ``keys`` keys.
@@ -184,12 +184,12 @@ class Net:
         self.shape = (queries, width)
         product = queries * keys * width
         if fused:
-            self._fold(Kernel("gemm", product, 2 * (queries + keys) * width))
+            self._fold(LayerKernel("gemm", product, 2 * (queries + keys) * width))
         else:
             scores = heads * queries * keys
-            self._fold(Kernel("gemm", product, (queries + keys) * width + scores))
-            self._fold(Kernel("memory", moved=8 * scores))
-            self._fold(Kernel("gemm", product, (queries + keys) * width + scores))
+            self._fold(LayerKernel("gemm", product, (queries + keys) * width + scores))
+            self._fold(LayerKernel("memory", moved=8 * scores))
+            self._fold(LayerKernel("gemm", product, (queries + keys) * width + scores))
 
     # The bookkeeping.
 
@@ -199,17 +199,17 @@ class Net:
         return tuple((size + 2 * pad - window) // stride + 1 for size, window, pad in axes)
 
     def _norm(self, name: str, passes: int, features: int, bias: bool) -> None:
-        self._layer(name, Kernel("memory", moved=passes * math.prod(self.shape), fixed=2 * features))
+        self._layer(name, LayerKernel("memory", moved=passes * math.prod(self.shape), fixed=2 * features))
         self._owns(name, weight=(features,), bias=(features,) if bias else None)
 
-    def _layer(self, name: str, kernel: Kernel) -> None:
+    def _layer(self, name: str, kernel: LayerKernel) -> None:
         # Backward is twice forward: a gradient for the input and one for the weight, each as large as the forward
         # pass. Nothing asks for the gradient of the data itself, so the first layer of all does only the second.
-        self._operators.append(Operator(name, (kernel,), (kernel,) * (2 if self._operators else 1)))
+        self._operators.append(ModelLayer(name, (kernel,), (kernel,) * (2 if self._operators else 1)))
 
-    def _fold(self, kernel: Kernel) -> None:
+    def _fold(self, kernel: LayerKernel) -> None:
         last = self._operators[-1]
-        folded = Operator(last.name, (*last.forward, kernel), (*last.backward, kernel, kernel))
+        folded = ModelLayer(last.name, (*last.forward, kernel), (*last.backward, kernel, kernel))
         self._operators[-1] = folded
 
     def _owns(self, name: str, weight: tuple[int, ...], bias: tuple[int, ...] | None) -> None:

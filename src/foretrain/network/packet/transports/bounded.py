@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from foretrain.network.packet import state as c
 from foretrain.network.packet.bits import first_set, is_set, put, take
+from foretrain.network.packet.host_tx import answer, send_data, set_alarm, signal
 from foretrain.network.packet.jit import inside
-from foretrain.network.packet.outgoing import answer, send_data, set_alarm, signal
 from foretrain.network.packet.packets import give_back
 from foretrain.network.packet.transports.pacing import pace, spent
 from foretrain.network.packet.transports.rates import has_room, heard, missed, sent, start
-from foretrain.network.packet.transports.timing import measure
+from foretrain.network.packet.transports.retransmission_timeout import measure
 
 HEADER = c.LAWS + 11
 """Parameter: bytes of a packet that are no data."""

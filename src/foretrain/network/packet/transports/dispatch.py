@@ -13,10 +13,10 @@ What comes is the hosts' business, and so is who waits for whom.
 from __future__ import annotations
 
 from foretrain.network.packet import state as c
+from foretrain.network.packet.host_tx import set_alarm
 from foretrain.network.packet.jit import inside
-from foretrain.network.packet.outgoing import set_alarm
 from foretrain.network.packet.packets import give_back
-from foretrain.network.packet.transports import bounded, in_order, ndp, newreno, pfabric
+from foretrain.network.packet.transports import bounded, go_back_n, ndp, newreno, pfabric
 
 
 @inside
@@ -30,7 +30,7 @@ def begin(m, x, f):
     elif flavour == c.PULLED:
         ndp.begin(m, x, f)
     elif flavour == c.IN_ORDER:
-        in_order.begin(m, x, f)
+        go_back_n.begin(m, x, f)
     elif flavour == c.BOUNDED:
         bounded.begin(m, x, f)
 
@@ -46,7 +46,7 @@ def more(m, x, f, time):
     elif flavour == c.PULLED:
         ndp.more(m, x, f, time)
     elif flavour == c.IN_ORDER:
-        in_order.more(m, x, f, time)
+        go_back_n.more(m, x, f, time)
     elif flavour == c.BOUNDED:
         bounded.more(m, x, f, time)
 
@@ -62,7 +62,7 @@ def came(m, x, p, f, kind, time):
     if flavour == c.PULLED:
         return ndp.came(m, x, p, f, time)
     if flavour == c.IN_ORDER:
-        return in_order.came(m, x, p, f, time)
+        return go_back_n.came(m, x, p, f, time)
     if flavour == c.BOUNDED:
         return bounded.came(m, x, p, f, kind, time)
     give_back(m, p)
@@ -94,7 +94,7 @@ def answered(m, x, p, f, kind, time):
     elif flavour == c.PULLED:
         ndp.answered(m, x, p, f, kind, time)
     elif flavour == c.IN_ORDER:
-        in_order.answered(m, x, p, f, kind, time)
+        go_back_n.answered(m, x, p, f, kind, time)
     elif flavour == c.BOUNDED:
         bounded.answered(m, x, p, f, kind, time)
 
@@ -114,7 +114,7 @@ def woken(m, x, f, time):
     elif flavour == c.PULLED:
         ndp.timed_out(m, x, f, time)
     elif flavour == c.IN_ORDER:
-        in_order.timed_out(m, x, f, time)
+        go_back_n.timed_out(m, x, f, time)
     elif flavour == c.BOUNDED:
         bounded.timed_out(m, x, f, time)
 
@@ -123,7 +123,7 @@ def woken(m, x, f, time):
 def paced(m, x, f, time):
     """The rate of flow ``f`` allows its next packet."""
     if m[f + c.FLAVOUR] == c.IN_ORDER:
-        in_order.paced(m, x, f, time)
+        go_back_n.paced(m, x, f, time)
     elif m[f + c.FLAVOUR] == c.BOUNDED:
         bounded.paced(m, x, f, time)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from foretrain.network.packet import state as c
 from foretrain.network.packet.bits import first_set, is_set, put, record, take
+from foretrain.network.packet.host_tx import answer, remind, send_data, set_alarm, signal
 from foretrain.network.packet.jit import inside
-from foretrain.network.packet.outgoing import answer, remind, send_data, set_alarm, signal
 
 
 @inside

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from foretrain.network.packet import state as c
 from foretrain.network.packet.bits import record
+from foretrain.network.packet.host_tx import answer, send_data, set_alarm
 from foretrain.network.packet.jit import inside
-from foretrain.network.packet.outgoing import answer, send_data, set_alarm
 from foretrain.network.packet.transports.dctcp import marked
-from foretrain.network.packet.transports.timing import measure, timeout
+from foretrain.network.packet.transports.retransmission_timeout import measure, timeout
 
 OPEN, RECOVERING = 0, 1
 

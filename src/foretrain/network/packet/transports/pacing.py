@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from foretrain.network.packet import state as c
+from foretrain.network.packet.host_tx import remind
 from foretrain.network.packet.jit import inside
-from foretrain.network.packet.outgoing import remind
 
 
 @inside

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretrain.network.packet import state as c
 from foretrain.network.packet.jit import inside
 from foretrain.network.packet.transports import aimd, dcqcn, timely
-from foretrain.network.packet.transports.paced import AIMD, DCQCN, TIMELY
+from foretrain.network.packet.transports.rate_based import AIMD, DCQCN, TIMELY
 
 
 @inside

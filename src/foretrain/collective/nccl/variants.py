@@ -1,0 +1,208 @@
+"""The ways NCCL knows to run a collective, and the time of each: one server fitted, several by the same formulas.
+
+Between servers nothing is fitted. A hop has NCCL's constant for its latency, and a server's NICs are a second limit of
+the rate, next to the curve's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from foretrain.collective.nccl.bandwidth import ROUNDS
+from foretrain.collective.nccl.estimate import LL128_PAYLOAD, LL_PAYLOAD, Protocol
+from foretrain.collective.nccl.generation import Generation, ProtocolCurve
+from foretrain.collective.plan import Operation
+from foretrain.units import MICROSECOND, Time
+
+Algorithm: TypeAlias = Literal["ring", "tree", "nvls", "nvls_tree", "direct"]
+"""*tree* is NCCL's double binary tree between servers with a chain in each; *nvls* sums in the NVSwitch, *nvls_tree*
+joins such servers by a tree; *direct* sends to every rank. CollNet (SHARP in the network) is left out: no data."""
+
+PAYLOAD: dict[Protocol, float] = {"LL": LL_PAYLOAD, "LL128": LL128_PAYLOAD, "Simple": 1.0}
+"""Data per byte on the wire between servers; inside a server the fitted rates hold it."""
+
+NETWORK_HOP: dict[tuple[Algorithm, Protocol], float] = {
+    ("ring", "LL"): 2.7,
+    ("ring", "LL128"): 4.0,
+    ("ring", "Simple"): 14.0,
+    ("tree", "LL"): 5.0,
+    ("tree", "LL128"): 8.5,
+    ("tree", "Simple"): 14.0,
+    ("nvls_tree", "Simple"): 20.9,
+    ("direct", "Simple"): 14.0,
+}
+"""Microseconds of a hop between servers: NCCL's constants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks are.
+
+    Attributes:
+        generation: of the GPUs.
+        link: bytes/s per direction of a GPU's links.
+        local: ranks in each server, the least where they differ.
+        servers: how many.
+        inter_rate: bytes/s that each GPU has to other servers.
+        network_latency: ps per hop between servers beyond NCCL's constants.
+    """
+
+    generation: Generation
+    link: float
+    local: int
+    servers: int
+    inter_rate: float
+    network_latency: Time
+
+    @property
+    def inter(self) -> float:
+        """Bytes/s that a server has to the others."""
+        return self.inter_rate * self.local if self.servers > 1 else math.inf
+
+    @property
+    def nvls(self) -> bool:
+        """Whether NCCL would let the switch reduce."""
+        return self.generation.nvls is not None and self.local >= self.generation.nvls_ranks
+
+    @property
+    def depth(self) -> int:
+        """Hops from the root of a tree over the servers to its leaves."""
+        return math.ceil(math.log2(self.servers))
+
+    @property
+    def part(self) -> float:
+        """Of the generation's link, what this product has."""
+        return self.link / self.generation.link
+
+    def hop(self, algorithm: Algorithm, protocol: Protocol) -> Time:
+        """Picoseconds between servers. Simple waits for the network twice: its flag follows its data."""
+        waits = 2 if protocol == "Simple" else 1
+        return round(NETWORK_HOP[algorithm, protocol] * MICROSECOND) + waits * self.network_latency
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One algorithm with one protocol.
+
+    Attributes:
+        algorithm, protocol, curve: what and by which curve.
+        steps: hops one after the other.
+        waiting: ps of all of them.
+        transfer: ps that the bytes add.
+        wire: bytes of data through the busiest link in one direction.
+        link: bytes/s of that link.
+    """
+
+    algorithm: Algorithm
+    protocol: Protocol
+    curve: ProtocolCurve
+    steps: int
+    waiting: Time
+    transfer: float
+    wire: float
+    link: float
+
+
+def ways(operation: Operation, size: int, ranks: int, place: Place) -> Iterator[Way]:
+    """All that could run the operation there, whether or not NCCL would."""
+    generation = place.generation
+    if operation == "all_to_all":
+        yield _direct(size, ranks, place)
+        return
+    curves: dict[Protocol, ProtocolCurve] = {
+        "LL": generation.ll,
+        "LL128": generation.ll128,
+        "Simple": generation.simple,
+    }
+    for protocol, curve in curves.items():
+        if protocol == "LL128" and not generation.has_ll128:
+            continue
+        yield _ring(operation, size, ranks, place, protocol, curve)
+        if operation == "all_reduce" and place.servers > 1:
+            yield _tree(size, place, protocol, curve)
+    if operation == "all_reduce" and generation.nvls is not None and place.nvls:
+        yield _nvls(size, place, generation.nvls)
+
+
+def _way(
+    algorithm: Algorithm,
+    protocol: Protocol,
+    curve: ProtocolCurve,
+    place: Place,
+    *,
+    steps: int,
+    waiting: Time,
+    blocks: float,
+    block: float,
+    outside: float,
+) -> Way:
+    """A way that sends ``blocks`` blocks over each GPU's link and ``outside`` bytes over each server's NICs."""
+    near = curve.rate * place.part
+    far = place.inter * PAYLOAD[protocol] * blocks * block / outside if place.servers > 1 else math.inf
+    transfer = curve.transfer(blocks, block, min(near, far))
+    if far < near:
+        return Way(algorithm, protocol, curve, steps, waiting, transfer, outside / place.local, place.inter_rate)
+    return Way(algorithm, protocol, curve, steps, waiting, transfer, blocks * block, place.link)
+
+
+def _ring(operation: Operation, size: int, ranks: int, place: Place, protocol: Protocol, curve: ProtocolCurve) -> Way:
+    rounds = ROUNDS.get(operation, 1)
+    steps, between = rounds * (ranks - 1), rounds * (place.servers - 1)
+    blocks = steps
+    if operation == "broadcast":
+        # It goes along the ring in a pipeline: all N blocks cross every link, and copies hide behind them.
+        blocks, curve = ranks, replace(curve, tail=0.0)
+    block = size / ranks
+    waiting = (steps - between) * curve.hop + between * place.hop("ring", protocol)
+    # Each ring leaves a server once; NCCL starts its channels at different GPUs, so that all NICs share the bytes.
+    return _way(
+        "ring", protocol, curve, place, steps=steps, waiting=waiting, blocks=blocks, block=block, outside=blocks * block
+    )
+
+
+def _outside(size: int, place: Place) -> float:
+    """Bytes that a tree makes the busiest server send.
+
+    With two servers one sends up and one down. With more, half of the data has a tree in which the server has two
+    children and a parent, and the other half one in which it is a leaf: (3 + 1) / 2.
+    """
+    return size if place.servers == 2 else 2.0 * size
+
+
+def _tree(size: int, place: Place, protocol: Protocol, curve: ProtocolCurve) -> Way:
+    """Up and down again: a chain of GPUs in each server, double binary trees between the servers."""
+    steps = 2 * (place.local - 1 + place.depth)
+    waiting = 2 * ((place.local - 1) * curve.hop + place.depth * place.hop("tree", protocol))
+    outside = _outside(size, place)
+    return _way("tree", protocol, curve, place, steps=steps, waiting=waiting, blocks=2, block=size, outside=outside)
+
+
+def _nvls(size: int, place: Place, curve: ProtocolCurve) -> Way:
+    """To the switch and back, and between servers by a tree in between."""
+    algorithm: Algorithm = "nvls" if place.servers == 1 else "nvls_tree"
+    steps, waiting = 2 + 2 * place.depth, 2 * curve.hop
+    if place.servers > 1:
+        waiting += 2 * place.depth * place.hop("nvls_tree", "Simple")
+    outside = _outside(size, place)
+    return _way(algorithm, "Simple", curve, place, steps=steps, waiting=waiting, blocks=1, block=size, outside=outside)
+
+
+def _direct(size: int, ranks: int, place: Place) -> Way:
+    """A block to every other rank; those for other servers share the GPU's part of the NICs."""
+    curve, block = place.generation.direct, size / ranks
+    waiting = (ranks - 1) * curve.hop + (place.hop("direct", "Simple") if place.servers > 1 else 0)
+    outside = (ranks - place.local) * block * place.local
+    return _way(
+        "direct",
+        "Simple",
+        curve,
+        place,
+        steps=ranks - 1,
+        waiting=waiting,
+        blocks=ranks - 1,
+        block=block,
+        outside=outside,
+    )

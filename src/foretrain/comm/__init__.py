@@ -1,0 +1,1 @@
+"""Moves gradients between processes, in the order that a policy decides. Knows buffers and no framework."""

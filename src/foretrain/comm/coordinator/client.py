@@ -1,0 +1,160 @@
+"""Every rank but the first: says what is ready, and issues what it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from foretrain.comm.commands import CollectiveCommand, CommandExecutor
+from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.coordinator.protocol import (
+    CoordinatorMessage,
+    pack_ready,
+    ready_word,
+    unpack,
+    unpack_failure,
+    unpack_spec,
+)
+from foretrain.comm.silence import SilenceDetector
+from foretrain.engine import Decision
+from foretrain.errors import PeerLost
+from foretrain.schedule import Spec
+from foretrain.tasks import Task
+
+
+class CoordinatorClient:
+    """One rank's link to the leader, and the thread that listens on it.
+
+    Args:
+        tasks: indexed by task.
+        small: bytes below which tasks wait for company; see Note [Small tasks wait for company].
+        spec: the policy that the leader begins with.
+        carrier: issues this rank's collectives.
+        link: to rank 0.
+        silence: seconds after which a leader that says nothing is taken for lost.
+        check_every: steps between two hashes; 0 never.
+        failed: told once what ended the job.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        small: int,
+        spec: Spec,
+        executor: CommandExecutor,
+        link: Link,
+        *,
+        silence: float,
+        check_every: int,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._tasks, self._executor, self._link, self._failed = tasks, executor, link, failed
+        self._silence, self._check_every = silence, check_every
+        self._small = small
+        self._ready: list[int] = []
+        self._held = 0
+        """Bytes of the tasks in it."""
+        self.spec = spec
+        self._closing = self._left = False
+        self._total = sum(task.size for task in tasks)
+        self._ordered = 0
+        self._step = -1
+        self._thread = threading.Thread(target=self._run, name="foretrain-follower", daemon=True)
+        self._thread.start()
+
+    def open(self, step: int, again: bool) -> None:
+        """Tells the leader that ``step`` has begun, and from time to time what was issued before it."""
+        self._step = step
+        if self._left:
+            self._failed(PeerLost(self._about("closed its attachment while this rank goes on")))
+        if self._check_every and step % self._check_every == 0:
+            stamp = self._executor.sequence.to_bytes(8, "little") + self._executor.digest
+            self._send(CoordinatorMessage.CHECK, 0, step, stamp)
+        self._send(CoordinatorMessage.OPEN, again, step)
+
+    def ready(self, task: int, used: bool) -> None:
+        """Tells the leader that ``task`` is ready, and what has waited for it."""
+        self._ready.append(ready_word(task, used))
+        self._held += self._tasks[task].size
+        if self._held >= self._small:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tells the leader what has waited."""
+        if self._ready:
+            self._send(CoordinatorMessage.READY, 0, 0, pack_ready(self._ready))
+            self._ready.clear()
+            self._held = 0
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """Decisions are the leader's."""
+        return ()
+
+    def retune(self, spec: Spec) -> None:
+        """Rank 0's call counts."""
+
+    def close(self, reason: str | None = None) -> None:
+        """Says goodbye, or why it gives up, and ends the thread."""
+        if not self._closing:
+            self._closing = True
+            self._send(
+                CoordinatorMessage.FAIL if reason else CoordinatorMessage.BYE, 0, 0, (reason or "").encode()[:60_000]
+            )
+            self._link.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _send(self, kind: int, flag: int, value: int, body: bytes = b"") -> None:
+        # Where the link has ended, the listening thread sees it too, and what the leader said before.
+        with contextlib.suppress(LinkError):
+            self._link.send(kind, flag, value, body)
+
+    def _run(self) -> None:
+        try:
+            self._listen()
+        except LinkError as error:
+            if not self._closing:
+                self._failed(PeerLost(self._about(f"is gone ({error})")))
+        except BaseException as error:
+            self._send(CoordinatorMessage.FAIL, 0, 0, str(error).encode()[:60_000])
+            self._failed(error)
+
+    def _listen(self) -> None:
+        vigil = SilenceDetector(self._silence)
+        heard = said = time.monotonic()
+        while not self._closing:
+            messages = self._link.receive(self._silence / 8)
+            now = vigil.come_round()
+            if messages:
+                heard = now
+            elif silent := vigil.too_long(heard):
+                raise PeerLost(self._about(f"has been silent for {silent:.1f} s"))
+            if now - said > self._silence / 4:
+                said = now
+                self._send(CoordinatorMessage.ALIVE, 0, 0)
+            for message in messages:
+                if message.kind == CoordinatorMessage.ORDER:
+                    order = unpack(message.value, message.flag, message.body, self._tasks)
+                    if order.chunk.op != "reduce_scatter":
+                        self._ordered += order.chunk.size
+                    self._executor.start(order, _nothing)
+                elif message.kind == CoordinatorMessage.KNOBS:
+                    self.spec = unpack_spec(message.body)
+                elif message.kind == CoordinatorMessage.FAIL:
+                    raise unpack_failure(message.flag, message.body)
+                elif message.kind == CoordinatorMessage.BYE:
+                    # What is under way here completes without it, but nothing more will be ordered.
+                    self._left = True
+                    if self._ordered < (self._step + 1) * self._total:
+                        raise PeerLost(self._about("closed its attachment before all of this step was ordered"))
+                    return
+
+    def _about(self, what: str) -> str:
+        return f"rank 0, the coordinator, {what}; {self._executor.last()}; step {self._step} is in hand"
+
+
+def _nothing(order: CollectiveCommand) -> None:
+    """Credit is the leader's business."""

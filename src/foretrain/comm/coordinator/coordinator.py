@@ -1,0 +1,405 @@
+"""Rank 0: the one engine, fed with what is ready on every rank.
+
+One thread runs everything here: it reads the other ranks' messages, this rank's own events and the completions of its
+carrier, posts them to the engine, and sends every decision to all before it issues it itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from foretrain.comm.commands import CollectiveCommand, CommandExecutor
+from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.coordinator.protocol import (
+    CoordinatorMessage,
+    accumulated_differently,
+    pack,
+    pack_failure,
+    pack_spec,
+    unpack_ready,
+)
+from foretrain.comm.silence import SilenceDetector
+from foretrain.comm.timers import Timers
+from foretrain.engine import Decision, Engine
+from foretrain.errors import Disagreement, PeerLost, StallError
+from foretrain.schedule import Job, Spec
+from foretrain.schedule.link_drift import Gauge
+from foretrain.tasks import Chunk, Ready, StepBegin
+from foretrain.units import Time
+
+_COMPLETE, _OWN_READY = -1, -2
+"""Kinds in the inbox that are no messages: a chunk has completed here, a task is ready here."""
+_KEEP = 4096
+"""Decisions to remember: for people, some steps are enough."""
+_FAREWELL = 2.0
+"""Seconds to wait for the others' goodbye."""
+
+
+class Coordinator:
+    """The coordinator of an all-reduce job.
+
+    Args:
+        job: tasks and what sending costs.
+        spec: the policy to run.
+        carrier: issues this rank's collectives.
+        links: to every other rank.
+        silence: seconds after which a rank that says nothing is taken for lost.
+        patience: seconds after which work that does not move is taken for stuck.
+        check_every: steps between two comparisons of the hashes of all orders; 0 never.
+        failed: told once what ended the job.
+        origin: ns of the monotonic clock that count as 0.
+        gauge: listens to the policy, where somebody wants to know when the link changes.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        spec: Spec,
+        executor: CommandExecutor,
+        links: Mapping[int, Link],
+        *,
+        silence: float,
+        patience: float,
+        check_every: int,
+        failed: Callable[[BaseException], None],
+        origin: int,
+        gauge: Gauge | None = None,
+    ) -> None:
+        self._gauge = gauge
+        self._job, self._executor, self._links, self._failed = job, executor, dict(links), failed
+        self._silence, self._patience, self._check_every = silence, patience, check_every
+        self.spec = spec
+        self._wanted: Spec | None = None
+        self._everyone = (1 << (len(links) + 1)) - 1
+        count = len(job.tasks)
+        # Two steps are at most under way: a rank may be one ahead of the leader's own completions.
+        self._masks = ([0] * count, [0] * count)
+        self._used = ([False] * count, [False] * count)
+        self._early: list[int] = []
+        self._opened: dict[int, int] = {}
+        self._again: dict[int, bool] = {}
+        self._left = 0
+        self._step_of = dict.fromkeys(range(len(links) + 1), -1)
+        self._step = -1
+        self._to_land = 0
+        self._checks: dict[int, dict[int, tuple[int, bytes]]] = {}
+        self._log: deque[Decision] = deque(maxlen=_KEEP)
+        self._engine = self._make_engine()
+        self._timers = Timers(origin)
+        self._inbox: deque[tuple[int, Any, Any]] = deque()
+        self._sleeping = False
+        self._closing = self._over = False
+        self._vigil = SilenceDetector(silence)
+        self._heard = dict.fromkeys(self._links, time.monotonic())
+        self._moved = self._said = time.monotonic()
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._ear, selectors.EVENT_READ, None)
+        for rank, link in self._links.items():
+            self._selector.register(link, selectors.EVENT_READ, rank)
+        self._thread = threading.Thread(target=self._run, name="foretrain-leader", daemon=True)
+        self._thread.start()
+
+    # ── the training thread ──
+
+    def open(self, step: int, again: bool) -> None:
+        """The first gradient of round ``step`` exists here."""
+        self._post(CoordinatorMessage.OPEN, step, again)
+
+    def ready(self, task: int, used: bool) -> None:
+        """``task`` is ready here.
+
+        The thread is woken only if it was the last rank to be: it changes its mask before it empties its inbox, and
+        here the inbox is filled before the mask is looked at, so that one of the two sees the other.
+        """
+        self._inbox.append((_OWN_READY, task, used))
+        if any(masks[task] | 1 == self._everyone for masks in self._masks):
+            self._ring()
+
+    def flush(self) -> None:
+        """Nothing is held back here: what is ready costs no message."""
+
+    def retune(self, spec: Spec) -> None:
+        """Runs ``spec`` from the next step on: no rank but this one decides, so the step is agreed."""
+        self._wanted = spec
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """The latest decisions."""
+        return tuple(self._log)
+
+    def close(self, reason: str | None = None) -> None:
+        """Says goodbye, or why it gives up, hears the others' goodbyes for a moment, and ends."""
+        if not self._closing:
+            self._closing = True
+            self._post(CoordinatorMessage.BYE, 0, reason)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_FAREWELL + 1)
+
+    # ── the engine's world ──
+
+    def now(self) -> Time:
+        """Picoseconds since the origin."""
+        return self._timers.now()
+
+    def call_at(self, when: Time, call: Callable[[], None]) -> None:
+        """Runs ``call`` on this thread at ``when``."""
+        self._timers.call_at(when, call)
+
+    def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
+        """Orders ``chunk`` on all ranks, this one last: the others have the longer way."""
+        used = self._used[self._step & 1]
+        unused = frozenset(piece.task for piece in chunk.pieces if not used[piece.task])
+        order = CollectiveCommand(self._executor.sequence, chunk, unused)
+        flag, body = pack(order)
+        for rank, link in list(self._links.items()):
+            try:
+                link.send(CoordinatorMessage.ORDER, flag, order.sequence, body)
+            except LinkError as error:
+                self._lose(rank, str(error))
+        self._executor.start(order, lambda order: self._post(_COMPLETE, order, done))
+
+    # ── the loop ──
+
+    def _post(self, kind: int, value: Any, extra: Any) -> None:
+        self._inbox.append((kind, value, extra))
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._sleeping:
+            self._sleeping = False
+            with contextlib.suppress(OSError):
+                self._bell.send(b"!")
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._turn()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._selector.close()
+            for link in self._links.values():
+                link.close()
+            self._bell.close()
+            self._ear.close()
+
+    def _turn(self) -> None:
+        self._sleeping = True
+        wait = 0.0 if self._inbox else self._idle()
+        for key, _ in self._selector.select(wait):
+            if key.data is None:
+                self._ear.recv(4096)
+            else:
+                self._hear(key.data)
+        self._sleeping = False
+        while self._inbox:
+            kind, value, extra = self._inbox.popleft()
+            self._take(0, kind, value, extra)
+        self._timers.run_due()
+        self._watch()
+
+    def _idle(self) -> float:
+        return self._timers.seconds_left(self._silence / 8)
+
+    def _hear(self, rank: int) -> None:
+        link = self._links.get(rank)
+        if link is None:
+            return
+        try:
+            messages = link.read()
+        except LinkError as error:
+            self._lose(rank, str(error))
+            return
+        self._heard[rank] = time.monotonic()
+        for message in messages:
+            self._take(rank, message.kind, message.value, message.body if message.body else message.flag)
+
+    def _take(self, rank: int, kind: int, value: Any, extra: Any) -> None:
+        if kind == CoordinatorMessage.READY:
+            for task, used in unpack_ready(extra):
+                self._ready_at(rank, task, used)
+        elif kind == _OWN_READY:
+            self._ready_at(rank, value, extra)
+        elif kind == _COMPLETE:
+            self._moved = time.monotonic()
+            extra(value.chunk)
+        elif kind == CoordinatorMessage.OPEN:
+            self._open_at(rank, value, bool(extra))
+        elif kind == CoordinatorMessage.CHECK:
+            self._compare(rank, value, extra)
+        elif kind == CoordinatorMessage.BYE:
+            self._leave(rank, extra)
+        elif kind == CoordinatorMessage.FAIL:
+            raise PeerLost(self._about(rank, f"gave up: {extra.decode(errors='replace') if extra else 'no reason'}"))
+
+    def _open_at(self, rank: int, step: int, again: bool) -> None:
+        if self._again.setdefault(step, again) != again:
+            raise accumulated_differently(step, f"rank {rank} {'did' if again else 'did not'}")
+        self._step_of[rank] = step
+        self._opened[step] = self._opened.get(step, 0) | 1 << rank
+        self._moved = time.monotonic()
+        if self._left:
+            self._miss_the_left()
+        self._begin_if_due()
+
+    def _begin_if_due(self) -> None:
+        """A step begins when all ranks have opened it and the last one has landed."""
+        step = self._step + 1
+        if self._to_land or self._opened.get(step) != self._everyone:
+            return
+        del self._opened[step], self._again[step]
+        self._step = step
+        self._to_land = len(self._job.tasks)
+        if self._check_every and step % self._check_every == 0:
+            self._compare(0, step, self._executor.sequence.to_bytes(8, "little") + self._executor.digest)
+        if self._wanted is not None:
+            self.spec, self._wanted = self._wanted, None
+            self._tell_knobs()
+            self._engine = self._make_engine()
+        other = step + 1 & 1
+        self._masks[other][:] = [0] * len(self._job.tasks)
+        self._used[other][:] = [False] * len(self._job.tasks)
+        self._engine.post(StepBegin(step))
+        early, self._early = self._early, []
+        for task in early:
+            self._engine.post(Ready(task))
+
+    def _tell_knobs(self) -> None:
+        body = pack_spec(self.spec)
+        for rank, link in list(self._links.items()):
+            try:
+                link.send(CoordinatorMessage.KNOBS, 0, self._step, body)
+            except LinkError as error:
+                self._lose(rank, str(error))
+
+    def _make_engine(self) -> Engine:
+        policy = self.spec.build(self._job)
+        watched = policy if self._gauge is None else self._gauge.watch(policy)
+        return Engine(watched, self, self._job.tasks, self._landed, self._log)
+
+    def _ready_at(self, rank: int, task: int, used: bool) -> None:
+        step = self._step_of[rank]
+        if not 0 <= task < len(self._job.tasks):
+            raise Disagreement(f"rank {rank} says that task {task} is ready; there are {len(self._job.tasks)}")
+        masks = self._masks[step & 1]
+        if masks[task] >> rank & 1:
+            raise Disagreement(f"task {self._job.tasks[task].name!r} is ready twice on rank {rank} in step {step}")
+        masks[task] |= 1 << rank
+        if used:
+            self._used[step & 1][task] = True
+        if masks[task] == self._everyone:
+            if step == self._step:
+                self._engine.post(Ready(task))
+            else:
+                self._early.append(task)
+
+    def _landed(self, task: int) -> None:
+        self._to_land -= 1
+        if not self._to_land:
+            self._begin_if_due()
+
+    def _compare(self, rank: int, step: int, stamp: bytes) -> None:
+        """The hash of everything ordered before ``step`` must be the same everywhere."""
+        found = self._checks.setdefault(step, {})
+        found[rank] = (int.from_bytes(stamp[:8], "little"), stamp[8:])
+        own = found.get(0)
+        if own is None:
+            return
+        for other, theirs in found.items():
+            if theirs != own:
+                raise Disagreement(
+                    f"rank {other} has issued other collectives than rank 0 before step {step}: "
+                    f"{theirs[0]} orders with hash {theirs[1].hex()[:12]} against {own[0]} with {own[1].hex()[:12]}; "
+                    f"{self._executor.last()}"
+                )
+        if len(found) == len(self._links) + 1:
+            del self._checks[step]
+
+    # ── losses ──
+
+    def _watch(self) -> None:
+        now = self._vigil.come_round()
+        if now - self._said > self._silence / 4:
+            self._said = now
+            for rank, link in list(self._links.items()):
+                try:
+                    link.send(CoordinatorMessage.ALIVE)
+                except LinkError as error:
+                    self._lose(rank, str(error))
+            for rank in self._links:
+                if silent := self._vigil.too_long(self._heard[rank]):
+                    raise PeerLost(self._about(rank, f"has been silent for {silent:.1f} s"))
+        if (self._to_land or self._opened) and now - self._moved > self._patience:
+            raise StallError(f"nothing has moved for {self._patience:g} s; {self._executor.last()}", self._waits())
+        if self._closing and (not self._links or now - self._moved > _FAREWELL):
+            self._over = True
+
+    def _leave(self, rank: int, reason: str | None) -> None:
+        if rank:
+            self._selector.unregister(self._links[rank])
+            self._links.pop(rank).close()
+            self._left |= 1 << rank
+            self._miss_the_left()
+            return
+        self._moved = time.monotonic()
+        if reason:
+            self._tell(PeerLost(self._about(0, f"gave up: {reason}")))
+            self._over = True
+            return
+        for link in self._links.values():
+            with contextlib.suppress(LinkError):
+                link.send(CoordinatorMessage.BYE)
+
+    def _miss_the_left(self) -> None:
+        """Who said goodbye has sent all that was open then; a round that opens later waits for it in vain."""
+        for step, opened in self._opened.items():
+            for rank in range(1, self._everyone.bit_length()):
+                if self._left >> rank & 1 and not opened >> rank & 1:
+                    raise PeerLost(self._about(rank, f"closed its attachment before round {step}, which others begin"))
+
+    def _lose(self, rank: int, why: str) -> None:
+        link = self._links.pop(rank, None)
+        if link is None:
+            return
+        self._selector.unregister(link)
+        link.close()
+        if not self._closing:
+            raise PeerLost(self._about(rank, f"is gone ({why})"))
+
+    def _about(self, rank: int, what: str) -> str:
+        waits = self._waits()
+        doing = waits[0] if waits else f"no task was under way after step {self._step}"
+        return f"rank {rank} {what}; {self._executor.last()}; {doing}"
+
+    def _waits(self) -> list[str]:
+        """Who waits for what: each task of the step in hand that is not ready everywhere, then what the engine has."""
+        step = max([self._step, *self._opened])
+        masks = self._masks[step & 1]
+        lines = []
+        for task in self._job.tasks:
+            mask = masks[task.index]
+            if mask != self._everyone:
+                missing = [str(r) for r in range(self._everyone.bit_length()) if not mask >> r & 1]
+                lines.append(f"step {step}: task {task.name!r} is not ready on rank {', '.join(missing)}")
+        return [*lines, *self._engine.waiting()] if self._to_land or self._opened else []
+
+    def _fail(self, error: BaseException) -> None:
+        self._tell(error)
+        self._failed(error)
+
+    def _tell(self, error: BaseException) -> None:
+        """Tells everyone, each rank the same."""
+        flag, body = pack_failure(error)
+        for link in self._links.values():
+            with contextlib.suppress(LinkError):
+                link.send(CoordinatorMessage.FAIL, flag, 0, body)

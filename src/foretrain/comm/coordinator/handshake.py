@@ -1,0 +1,337 @@
+"""How a link between ranks comes about: both ends prove that they know the job's secret.
+
+One rank opens a `Listener`, the others `connect` to it, and both ends then hold a `Link`. Neither end believes the
+other before it has answered a fresh challenge:
+
+    listener → rank   magic, 32-byte nonce S
+    rank → listener   rank, 32-byte nonce C, HMAC-SHA256(secret, "rank" ‖ rank ‖ C ‖ S)
+    listener → rank   HMAC-SHA256(secret, "listener" ‖ rank ‖ C ‖ S)
+
+The listener proves itself last, to a rank it has accepted, so its proof is also the welcome and a stranger never gets a
+MAC of its choosing. Replay fails on the nonces, reflection on the role. What follows is neither encrypted nor
+authenticated message by message: it keeps strangers out, not whoever can rewrite the packets of the job's own network.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from foretrain.comm.coordinator.link import SEND_TIMEOUT, Link, LinkError
+from foretrain.errors import ConfigError
+
+logger = logging.getLogger("foretrain.link")
+
+HANDSHAKE_TIMEOUT = 5.0
+"""Seconds a connection may take to say who it is."""
+PENDING_LIMIT = 64
+"""Connections that may be saying who they are at once; more wait in the kernel's queue."""
+SECRET_SIZE = 32
+"""Bytes the job's secret has at least."""
+
+_MAGIC = b"ftlink1\n"
+_NONCE_SIZE = 32
+_MAC_SIZE = 32
+_CHALLENGE_SIZE = len(_MAGIC) + _NONCE_SIZE
+_ANSWER = struct.Struct(f"<I{_NONCE_SIZE}s{_MAC_SIZE}s")
+_RANK_ROLE = b"foretrain link 1: rank\0"
+_LISTENER_ROLE = b"foretrain link 1: listener\0"
+
+
+@dataclass(slots=True)
+class _Stranger:
+    """A connection that has not yet said who it is."""
+
+    socket: socket.socket
+    address: tuple[str, int]
+    deadline: float
+    nonce: bytes
+    said: bytearray = field(default_factory=bytearray)
+
+
+class Listener:
+    """The end that waits: binds to one address and lets in each expected rank once. Not for several threads.
+
+    Attributes:
+        refused: connections turned away so far; each is logged to ``foretrain.link`` with its address and the reason.
+    """
+
+    def __init__(
+        self, host: str, secret: bytes, *, port: int = 0, expected: Iterable[int], send_timeout: float = SEND_TIMEOUT
+    ) -> None:
+        """Bind and listen; ``port`` 0 takes a free one, see `address`.
+
+        Raises:
+            ConfigError: the secret is short, or the address is none of this host's, not a single one, or taken.
+        """
+        _check_secret(secret)
+        if host in ("", "0.0.0.0"):
+            raise ConfigError("host", host, "means every address of this host", "name one, see local_address")
+        self.refused = 0
+        self._secret = secret
+        self._send_timeout = send_timeout
+        self._expected = frozenset(expected)
+        self._links: dict[int, Link] = {}
+        self._handed: set[int] = set()
+        self._pending: dict[int, _Stranger] = {}
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(max(128, 2 * len(self._expected)))
+            self._socket.setblocking(False)
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            self._socket.close()
+            value = f"{host}:{port}"
+            raise ConfigError(
+                "host", value, f"cannot be listened on ({error})", "name an address of this host"
+            ) from None
+        self._listening = False
+        self._listen()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where to `connect`: (host, port)."""
+        return self._socket.getsockname()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def accept(self, timeout: float) -> dict[int, Link]:
+        """Let ranks in until every expected one is here or ``timeout`` seconds have passed.
+
+        Call it again to go on: handshakes that had begun go on too, and the answer has the earlier ranks as well.
+
+        Returns:
+            The links of all ranks let in so far, by rank. They are the caller's and outlive the listener.
+
+        Raises:
+            LinkError: this process can have no more connections.
+        """
+        deadline = time.monotonic() + timeout
+        while len(self._links) < len(self._expected):
+            now = time.monotonic()
+            until = min([deadline, *(stranger.deadline for stranger in self._pending.values())])
+            for key, _ in self._selector.select(max(0.0, until - now)):
+                if key.data is None:
+                    self._greet()
+                else:
+                    self._hear(key.data)
+            self._refuse_late()
+            if time.monotonic() >= deadline:
+                break
+        self._handed.update(self._links)
+        return dict(self._links)
+
+    def close(self) -> None:
+        """Stop listening and refuse who is still pending; any number of times. Links that `accept` gave stay open."""
+        for stranger in list(self._pending.values()):
+            self._refuse(stranger, "the listener closed before it had said who it is")
+        for rank in self._links.keys() - self._handed:
+            self._links[rank].close()
+        self._selector.close()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        """Take connections while there is room for their handshakes."""
+        room = len(self._pending) < PENDING_LIMIT
+        if room and not self._listening:
+            self._selector.register(self._socket, selectors.EVENT_READ)
+        elif not room and self._listening:
+            self._selector.unregister(self._socket)
+        self._listening = room
+
+    def _greet(self) -> None:
+        try:
+            accepted, address = self._socket.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise LinkError(f"cannot accept a rank: {error.strerror}; raise the limit (ulimit -n)") from None
+            return  # the connection was gone before it was taken
+        stranger = _Stranger(accepted, address, time.monotonic() + HANDSHAKE_TIMEOUT, secrets.token_bytes(_NONCE_SIZE))
+        self._pending[accepted.fileno()] = stranger
+        accepted.setblocking(False)
+        self._selector.register(accepted, selectors.EVENT_READ, stranger)
+        self._listen()
+        self._say(stranger, _MAGIC + stranger.nonce)
+
+    def _hear(self, stranger: _Stranger) -> None:
+        try:
+            # Never more than the answer: what follows it belongs to the link.
+            heard = stranger.socket.recv(_ANSWER.size - len(stranger.said))
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            return self._refuse(stranger, error.strerror or str(error))
+        if not heard:
+            return self._refuse(stranger, "it hung up before it had said who it is")
+        stranger.said += heard
+        if len(stranger.said) == _ANSWER.size:
+            self._judge(stranger)
+        return None
+
+    def _judge(self, stranger: _Stranger) -> None:
+        rank, nonce, mac = _ANSWER.unpack(stranger.said)
+        if not hmac.compare_digest(mac, _mac(self._secret, _RANK_ROLE, rank, nonce, stranger.nonce)):
+            return self._refuse(stranger, "it does not know the job's secret")
+        if rank not in self._expected:
+            return self._refuse(stranger, f"rank {rank} is not expected")
+        if rank in self._links:
+            return self._refuse(stranger, f"rank {rank} is here already")
+        if self._say(stranger, _mac(self._secret, _LISTENER_ROLE, rank, nonce, stranger.nonce)):
+            self._forget(stranger)
+            self._links[rank] = Link(stranger.socket, rank, self._send_timeout)
+        return None
+
+    def _say(self, stranger: _Stranger, data: bytes) -> bool:
+        """Send a few bytes, which an empty socket buffer always has room for; refuses who is gone."""
+        try:
+            if stranger.socket.send(data) == len(data):
+                return True
+            reason = "it takes no answer"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        self._refuse(stranger, reason)
+        return False
+
+    def _refuse_late(self) -> None:
+        now = time.monotonic()
+        for stranger in [stranger for stranger in self._pending.values() if stranger.deadline <= now]:
+            self._refuse(stranger, f"it did not say who it is within {HANDSHAKE_TIMEOUT:g} s")
+
+    def _refuse(self, stranger: _Stranger, reason: str) -> None:
+        self.refused += 1
+        logger.warning("refused a connection from %s:%d: %s", *stranger.address, reason)
+        self._forget(stranger)
+        stranger.socket.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        del self._pending[stranger.socket.fileno()]
+        self._selector.unregister(stranger.socket)
+        self._listen()
+
+
+def connect(
+    address: tuple[str, int],
+    secret: bytes,
+    rank: int,
+    timeout: float,
+    *,
+    peer: int = 0,
+    send_timeout: float = SEND_TIMEOUT,
+) -> Link:
+    """Link this ``rank`` to the `Listener` at ``address``; tries again while nobody listens there yet.
+
+    Args:
+        address: host and port, as `Listener.address` gives them.
+        secret: the job's, at least `SECRET_SIZE` bytes.
+        rank: who we are.
+        timeout: seconds for all of it.
+        peer: the listener's rank, which the handshake does not ask.
+        send_timeout: of the link, see `Link.send`.
+
+    Raises:
+        LinkError: nobody listened, what answered is no listener of this job, or it refused us.
+        ConfigError: the secret is short or the rank is none.
+    """
+    _check_secret(secret)
+    if not 0 <= rank < 1 << 32:
+        raise ConfigError("rank", rank, "is not a rank", "write a whole number from 0")
+    deadline = time.monotonic() + timeout
+    where = f"{address[0]}:{address[1]}"
+    try:
+        connected = _dial(address, deadline)
+    except OSError as error:
+        remedy = "is the listening rank running, and can this host reach it?"
+        raise LinkError(
+            f"rank {rank} cannot connect to {where}: {error} (waited {timeout:g} s); {remedy}", peer
+        ) from None
+    try:
+        _introduce(connected, secret, rank, deadline)
+        return Link(connected, peer, send_timeout)
+    except (OSError, EOFError) as error:
+        connected.close()
+        raise LinkError(f"rank {rank} is not linked to {where}: {error}", peer) from None
+    except BaseException:
+        connected.close()
+        raise
+
+
+def _dial(address: tuple[str, int], deadline: float) -> socket.socket:
+    pause = 0.01
+    while True:
+        dialled = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            dialled.settimeout(max(1e-3, deadline - time.monotonic()))
+            dialled.connect(address)
+            # Whoever dials a free port of this host often enough dials from that very port one day, and TCP connects
+            # the two: nobody listens there either.
+            if dialled.getsockname() != dialled.getpeername():
+                return dialled
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        except BaseException as error:
+            dialled.close()
+            if not isinstance(error, ConnectionRefusedError) or time.monotonic() + pause >= deadline:
+                raise
+        time.sleep(pause)
+        pause = min(0.25, 1.5 * pause)
+
+
+def _introduce(connected: socket.socket, secret: bytes, rank: int, deadline: float) -> None:
+    """Our half of the handshake; EOFError and OSError carry a text for people."""
+    challenge = _read_exactly(connected, _CHALLENGE_SIZE, deadline, "it hung up without a word; is it a listener?")
+    magic, theirs = challenge[: len(_MAGIC)], challenge[len(_MAGIC) :]
+    if magic != _MAGIC:
+        raise EOFError("what answers there is no foretrain listener; is the address right?")
+    ours = secrets.token_bytes(_NONCE_SIZE)
+    connected.sendall(_ANSWER.pack(rank, ours, _mac(secret, _RANK_ROLE, rank, ours, theirs)))
+    refusal = "it refused us: its secret is another, or this rank is not expected or linked already; its log says which"
+    proof = _read_exactly(connected, _MAC_SIZE, deadline, refusal)
+    if not hmac.compare_digest(proof, _mac(secret, _LISTENER_ROLE, rank, ours, theirs)):
+        raise EOFError("what answers there does not know the job's secret; is the address right?")
+
+
+def _read_exactly(connected: socket.socket, size: int, deadline: float, ended: str) -> bytes:
+    data = b""
+    while len(data) < size:
+        connected.settimeout(max(1e-3, deadline - time.monotonic()))
+        try:
+            part = connected.recv(size - len(data))
+        except ConnectionResetError:
+            part = b""
+        except TimeoutError:
+            raise EOFError("it did not answer in time; is it a foretrain listener, and is its rank waiting?") from None
+        if not part:
+            raise EOFError(ended)
+        data += part
+        if len(data) < size and time.monotonic() >= deadline:
+            raise EOFError("it did not answer in time")
+    return data
+
+
+def _mac(secret: bytes, role: bytes, rank: int, client: bytes, server: bytes) -> bytes:
+    """Every part but the role has a fixed size and the role ends in NUL, so no two inputs run together alike."""
+    return hmac.digest(secret, role + rank.to_bytes(4, "little") + client + server, "sha256")
+
+
+def _check_secret(secret: bytes) -> None:
+    if len(secret) < SECRET_SIZE:
+        remedy = (
+            f"use at least {SECRET_SIZE} random bytes, e.g. FORETRAIN_SECRET or --secret-file of: "
+            f"openssl rand -hex {SECRET_SIZE}"
+        )
+        raise ConfigError("secret", f"{len(secret)} bytes", "is too short", remedy)

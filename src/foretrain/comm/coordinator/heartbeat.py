@@ -1,0 +1,158 @@
+"""Heartbeats while nothing else is said: before there is a schedule, and where its order is replayed.
+
+Rank 0 hears every rank and every rank hears rank 0, as under the coordinator, which takes the links over and keeps the
+same promise: a rank that is stopped, gone, or gives up is named on all ranks within ``timeout``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.coordinator.protocol import CoordinatorMessage, pack_failure, unpack_failure
+from foretrain.comm.silence import FAILURE_GRACE, SilenceDetector
+from foretrain.errors import PeerLost
+
+
+class Heartbeat:
+    """Owns ``links``, and a thread that listens on them, until `release` or `close`.
+
+    Args:
+        links: from rank 0 to every other, or from another to rank 0.
+        silence: seconds after which a rank that says nothing is taken for lost.
+        failed: told once what ended the job.
+        doing: what this rank does meanwhile, for messages.
+        begun: how many scheduled rounds this rank has begun.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Link],
+        silence: float,
+        failed: Callable[[BaseException], None],
+        doing: Callable[[], str],
+        begun: Callable[[], int],
+    ) -> None:
+        self._links, self._silence, self._failed, self._doing = dict(links), silence, failed, doing
+        self._begun = begun
+        self._vigil = SilenceDetector(silence)
+        self._heard = dict.fromkeys(self._links, time.monotonic())
+        self.left: dict[int, int] = {}
+        """The rounds of ranks that have closed their attachment, which is no fault while nobody needs them."""
+        self._said = -silence
+        self._stopping = False
+        self._bell, self._ear = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="foretrain-pulse", daemon=True)
+        if links:
+            self._thread.start()
+
+    def release(self) -> dict[int, Link]:
+        """Ends the thread and hands the links on; all ranks must have done so before anybody uses them."""
+        self._stop()
+        return self._links
+
+    def close(self, reason: str | None = None) -> None:
+        """Says goodbye, or why this rank gives up, and ends thread and links."""
+        self._stop()
+        if reason:
+            # What rank 0 says is repeated as it is; another rank's reason gets its name there.
+            self._tell(PeerLost(reason if 0 in self._links else f"rank 0 gave up: {reason}"))
+        for link in self._links.values():
+            if not reason:
+                with contextlib.suppress(LinkError):
+                    link.send(CoordinatorMessage.BYE, 0, self._begun())
+            link.close()
+        self._links.clear()
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            with contextlib.suppress(OSError):
+                self._bell.send(b"!")
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        if not self._thread.is_alive():
+            self._bell.close()
+            self._ear.close()
+
+    def _run(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._ear, selectors.EVENT_READ, None)
+                for rank, link in self._links.items():
+                    selector.register(link, selectors.EVENT_READ, rank)
+                while not self._stopping:
+                    self._say()
+                    # Often enough to explain a collective that has failed: who left may be missed only a moment later.
+                    for key, _ in selector.select(min(FAILURE_GRACE / 2, self._silence / 8)):
+                        if key.data is not None and self._hear(key.data):
+                            selector.unregister(key.fileobj)
+                    self._look()
+        except BaseException as error:
+            if not self._stopping:
+                self._tell(error)
+                self._failed(error)
+
+    def _say(self) -> None:
+        """From time to time, and not as an answer: two who answer each other never rest."""
+        now = time.monotonic()
+        if now - self._said < self._silence / 4:
+            return
+        self._said = now
+        for rank, link in self._links.items():
+            if rank not in self.left:
+                try:
+                    link.send(CoordinatorMessage.ALIVE)
+                except LinkError as error:
+                    # It may have said why before it went.
+                    self._hear(rank)
+                    raise self._lost(rank, f"is gone ({error})") from None
+
+    def _hear(self, rank: int) -> bool:
+        """Reads what ``rank`` says; whether that was its last word."""
+        try:
+            messages = self._links[rank].read()
+        except LinkError as error:
+            raise self._lost(rank, f"is gone ({error})") from None
+        self._heard[rank] = time.monotonic()
+        for message in messages:
+            if message.kind == CoordinatorMessage.FAIL:
+                error = unpack_failure(message.flag, message.body)
+                raise error if rank == 0 else self._lost(rank, f"gave up: {error}")
+            if message.kind == CoordinatorMessage.BYE:
+                self.left[rank] = message.value
+                return True
+        return False
+
+    def _look(self) -> None:
+        """Raises for a rank that is silent, or has left before a round that this one has begun."""
+        for rank, rounds in self.left.items():
+            if rounds < self._begun():
+                raise self._lost(rank, f"closed its attachment before round {rounds}, which others begin")
+        self._vigil.come_round()
+        for rank, heard in self._heard.items():
+            if rank not in self.left and (silent := self._vigil.too_long(heard)):
+                raise self._lost(rank, f"has been silent for {silent:.1f} s")
+
+    def miss(self) -> None:
+        """Raises PeerLost, on all ranks, for one that has closed its attachment: this one waits for it in vain."""
+        if self.left:
+            error = self._lost(min(self.left), "closed its attachment while this rank goes on")
+            self._tell(error)
+            self._failed(error)
+            raise error
+
+    def _lost(self, rank: int, what: str) -> PeerLost:
+        return PeerLost(f"rank {rank} {what}; {self._doing()}")
+
+    def _tell(self, error: BaseException) -> None:
+        """Rank 0 tells everyone; from another rank only rank 0 hears it, and passes it on."""
+        flag, body = pack_failure(error)
+        for link in self._links.values():
+            with contextlib.suppress(LinkError):
+                link.send(CoordinatorMessage.FAIL, flag, 0, body)

@@ -1,0 +1,273 @@
+"""One end of a connection between ranks: short framed messages over TCP.
+
+`foretrain.comm.coordinator.handshake` makes links, after both ends have proved that they know the job's secret.
+
+Note [One system call]. A thread that returns from a system call must win the interpreter lock back, which can take
+milliseconds while another thread computes in Python. The usual poll-then-recv pays that twice. Sockets here stay
+blocking with SO_RCVTIMEO and SO_SNDTIMEO, so that a wait, however long, is one call of recv or send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+import weakref
+from types import TracebackType
+
+import msgspec
+
+from foretrain.errors import ConfigError, ForetrainError
+
+BODY_LIMIT = 16 << 20
+"""Bytes a message's body may have; a peer that announces more is not speaking this protocol."""
+SEND_TIMEOUT = 30.0
+"""Seconds a send waits at most for a peer that takes nothing."""
+_HEADER = struct.Struct("<BBHII")
+_pack, _unpack = _HEADER.pack, _HEADER.unpack_from
+_HEADER_SIZE = _HEADER.size
+_TIMEVAL = struct.Struct("@ll")
+_READ_SIZE = 1 << 16
+
+
+_open: weakref.WeakSet[Link] = weakref.WeakSet()
+"""All links of this process."""
+
+
+class LinkError(ForetrainError):
+    """A link cannot be made or is over. ``peer`` is the rank at its other end, None where that is not known.
+
+    A link that has raised this is of no more use: `Link.close` it.
+    """
+
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        self.peer = peer
+        super().__init__(message)
+
+
+class LinkMessage(msgspec.Struct, frozen=True, gc=False):
+    """What is sent at once. The link gives its fields no meaning.
+
+    Attributes:
+        kind: 0–255.
+        flag: 0–255.
+        value: 0–2³²−1.
+        body: at most `BODY_LIMIT` bytes.
+    """
+
+    kind: int
+    flag: int
+    value: int
+    body: bytes
+
+
+class Link:
+    """One end of a connected, authenticated socket, which it owns.
+
+    Any threads may send; one thread at a time receives. Messages of one thread arrive in the order of its sends.
+
+    Attributes:
+        peer: the rank at the other end.
+    """
+
+    # Note [Closing from another thread]. A descriptor number is reused as soon as it is closed, so it must not be
+    # closed under a thread that is about to wait on it. `shutdown` ends every wait; `close` then closes the descriptor
+    # under both locks, which whoever waited has released. They are reentrant for the sake of signal handlers.
+
+    def __init__(self, connected: socket.socket, peer: int, send_timeout: float = SEND_TIMEOUT) -> None:
+        self.peer = peer
+        self._socket = connected
+        self._send_timeout = send_timeout
+        self._send = connected.send
+        self._sending, self._receiving = threading.RLock(), threading.RLock()
+        self._partial = bytearray()
+        self._needed = _HEADER_SIZE
+        self._wait: float | None = None
+        self._fault = ""
+        connected.settimeout(None)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout / 2))  # twice, see _send_rest
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(None))
+        _open.add(self)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector: readable when `read` has something to return or to raise; −1 once closed."""
+        return self._socket.fileno()
+
+    def send(self, kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> None:
+        """Send one message; waits while the socket's buffer is full.
+
+        Raises:
+            LinkError: the link is over, or the peer takes nothing, which ends the link at the latest one send timeout
+                after the last byte it took and at the earliest after half of that.
+            ConfigError: a field does not fit in its place on the wire (see `LinkMessage`); nothing was sent.
+        """
+        if len(body) > BODY_LIMIT:
+            raise ConfigError("body", f"{len(body)} bytes", "is too large for one message", f"send ≤ {BODY_LIMIT}")
+        try:
+            data = _pack(kind, flag, 0, value, len(body)) + body
+        except struct.error as error:
+            raise ConfigError("message", (kind, flag, value), f"does not fit ({error})", "see Message") from None
+        with self._sending:
+            if self._fault:
+                raise self._over(self._fault)
+            try:
+                sent = self._send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise self._over(self._fault or error.strerror or str(error)) from None
+            if sent != len(data):
+                self._send_rest(data, sent)
+
+    def receive(self, timeout: float | None) -> list[LinkMessage]:
+        """Wait up to ``timeout`` seconds (None: forever) for a whole message and return all that are there.
+
+        Returns:
+            Messages in the order they were sent; none only when the timeout has passed.
+
+        Raises:
+            LinkError: the peer closed or reset the link, or sent what is no message; what came before is
+                returned first.
+        """
+        with self._receiving:
+            if timeout is None:
+                while not (messages := self._pull(None)):
+                    pass
+                return messages
+            deadline = time.monotonic() + timeout
+            while not (messages := self._pull(timeout)):
+                timeout = deadline - time.monotonic()
+                if timeout <= 0:
+                    break
+            return messages
+
+    def read(self) -> list[LinkMessage]:
+        """The whole messages that are there, without waiting: for use after a selector said readable.
+
+        Raises:
+            LinkError: as `receive`.
+        """
+        with self._receiving:
+            return self._pull(0.0)
+
+    def shutdown(self) -> None:
+        """End the link for both sides and wake whoever waits on it, a selector too, but keep the descriptor."""
+        self._fault = self._fault or "it was closed on this side"
+        with contextlib.suppress(OSError):  # ENOTCONN, EBADF: it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the link; from any thread, any number of times. A blocked `receive` or `send` raises `LinkError`.
+
+        A selector forgets a closed descriptor without a word: where another thread selects on it, `shutdown` first and
+        let that thread close.
+        """
+        self.shutdown()
+        with self._receiving, self._sending:  # See Note [Closing from another thread].
+            self._socket.close()
+
+    def _leave(self) -> None:
+        """In a forked child: gives up the copy of the descriptor; the link itself stays the parent's."""
+        self._fault = "it belongs to the process that was forked"
+        # A thread that does not exist here may hold them.
+        self._sending, self._receiving = threading.RLock(), threading.RLock()
+        self._socket.close()
+
+    def _send_rest(self, data: bytes, sent: int) -> None:
+        """Go on after a send that waited its half of the timeout: the peer may have stopped at its very beginning."""
+        rest = memoryview(data)
+        try:
+            while sent < len(data):
+                sent += self._send(rest[sent:])
+        except BlockingIOError:
+            self._end(f"the peer takes nothing (send timeout {self._send_timeout:g} s)")
+            raise self._over(self._fault) from None
+        except OSError as error:
+            raise self._over(self._fault or error.strerror or str(error)) from None
+        except BaseException:
+            self._end("a message was interrupted half-way")  # the next one would be read as the rest of this
+            raise
+
+    def _pull(self, wait: float | None) -> list[LinkMessage]:
+        """One recv of at most ``wait`` seconds; none when no message is whole after it."""
+        if self._fault:
+            raise self._over(self._fault)
+        size = min(max(self._needed - len(self._partial), _READ_SIZE), 16 * _READ_SIZE)
+        try:
+            if wait is not None and wait <= 0:
+                data = self._socket.recv(size, socket.MSG_DONTWAIT)
+            else:
+                if wait != self._wait:
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(wait))
+                    self._wait = wait
+                data = self._socket.recv(size)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise self._over(error.strerror or str(error)) from None
+        if not data:
+            ended = "the peer ended it in the middle of a message" if self._partial else "the peer ended it"
+            raise self._over(self._fault or ended)
+        messages = self._parse(data)
+        if self._fault and not messages:
+            raise self._over(self._fault)
+        return messages
+
+    def _parse(self, data: bytes) -> list[LinkMessage]:
+        """Cut what came into messages and keep the rest. Linear in the bytes, however small the parts they come in."""
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._needed:
+                return []
+            data = bytes(self._partial)
+        messages: list[LinkMessage] = []
+        at, end = 0, len(data)
+        self._needed = _HEADER_SIZE
+        while end - at >= _HEADER_SIZE:
+            kind, flag, zero, value, size = _unpack(data, at)
+            if zero or size > BODY_LIMIT:
+                self._end(f"the peer sent what is no message (it announced {size} bytes)")
+                at = end
+                break
+            body = at + _HEADER_SIZE
+            if body + size > end:
+                self._needed = _HEADER_SIZE + size
+                break
+            messages.append(LinkMessage(kind, flag, value, data[body : body + size]))
+            at = body + size
+        self._partial = bytearray(data[at:])
+        return messages
+
+    def _end(self, why: str) -> None:
+        self._fault = why
+        self.shutdown()
+
+    def _over(self, why: str) -> LinkError:
+        return LinkError(f"the link to rank {self.peer} is closed: {why}; that rank's own output says more", self.peer)
+
+
+def _timeval(seconds: float | None) -> bytes:
+    """A kernel timeout; 0 means forever there, so no wait is shorter than a microsecond."""
+    if seconds is None or seconds > 1e9:
+        return _TIMEVAL.pack(0, 0)
+    return _TIMEVAL.pack(*divmod(max(1, round(seconds * 1e6)), 1_000_000))
+
+
+# Note [Forked children]. A connection ends when its last descriptor is closed. The workers of a DataLoader are forked
+# with copies of all of them and outlive a rank that is killed by seconds, for which its peers would believe it alive.
+def _leave_all() -> None:
+    for link in _open:
+        link._leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

@@ -1,0 +1,242 @@
+"""What the first steps show: in which order parameters are used, and when gradients come.
+
+Registration order is not the order of use, and only a look at a running step tells it. Times are those of this
+hardware, this batch and this model, so that policies which plan ahead (Prophet, MG-WFBP, PACE …) have something to plan
+with, and so that every run can say how far it is from its optimum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from foretrain.comm.cpu_contention import Ticks, crowding, ticks
+from foretrain.units import NANOSECOND, Time
+from foretrain.workload.step import Gradient, Layer, Workload
+from foretrain.workload.stopwatch import Stopwatch
+
+
+class StepProfile(msgspec.Struct, frozen=True):
+    """One rank's typical step; times in ps.
+
+    Attributes:
+        order: task indices by first use; those never used come last.
+        uses: per task in ``order``, when the forward pass first used it, from its beginning.
+        forward: length of the forward pass; of all passes but the last backward pass where gradients accumulate.
+        releases: per task, when its gradient was complete, from the beginning of the backward pass; the end of the
+            pass for those that had none.
+        backward: length of the backward pass.
+        update: length of one whole optimizer step.
+        fires: per task, how often its gradient was accumulated in one backward pass, at most.
+        passes: backward passes before gradients were summed.
+        crowding: how much an operation's work delays the computation, in thousandths; see
+        `foretrain.comm.cpu_contention`.
+    """
+
+    order: list[int]
+    uses: list[Time]
+    forward: Time
+    releases: list[Time]
+    backward: Time
+    update: Time
+    fires: list[int]
+    passes: int
+    crowding: int = 0
+
+    @property
+    def compute(self) -> Time:
+        """Forward and backward: what tells the slowest rank from the others."""
+        return self.forward + self.backward
+
+
+@dataclass
+class _Step:
+    forward: list[tuple[int, Any]] = field(default_factory=list)
+    """(task, mark) of each first use; -1 begins the first forward pass and -2 ends one: the last is where it ends."""
+    used: set[int] = field(default_factory=set)
+    gradients: dict[int, Any] = field(default_factory=dict)
+    fires: dict[int, Counter[int]] = field(default_factory=dict)
+    """Per backward pass, how often each task's gradient was accumulated."""
+    passes: int = 1
+    """Backward passes before gradients were summed, the last time they were."""
+    update: Time = 0
+
+
+class StepObserver:
+    """Notes what happens in each step. All methods are called on the training thread.
+
+    Args:
+        count: tasks.
+        watch: the clock of the model's device.
+    """
+
+    def __init__(self, count: int, watch: Stopwatch) -> None:
+        self._count, self._watch = count, watch
+        self._steps: list[_Step] = []
+        self._step = _Step()
+        self._began: Ticks | None = None
+        self._computed = Ticks(0, 0)
+        """Of the cores, while gradients were computed."""
+        self._recent: set[int] = set()
+        """Backward passes since gradients were last summed."""
+        self._inside = False
+
+    @property
+    def steps(self) -> int:
+        """Whole steps seen."""
+        return len(self._steps)
+
+    def begin_forward(self) -> None:
+        """A forward pass of the whole model begins.
+
+        If passes before it have left their gradients to it, as in gradient accumulation, they are part of the step: the
+        first needs the parameters, and what is computed until this one ends counts as the last layer's forward pass.
+        """
+        if self._began is None or not self._step.forward:
+            self._began = ticks()
+            self._step.forward = [(-1, self._watch.mark())]
+            self._step.used.clear()
+        self._inside = True
+
+    def end_forward(self) -> None:
+        """It ends, and the backward pass begins."""
+        self._step.forward.append((-2, self._watch.mark()))
+        self._inside = False
+
+    def use(self, task: int) -> None:
+        """``task`` is used; only the first use in a forward pass counts."""
+        if self._inside and task not in self._step.used:
+            self._step.used.add(task)
+            self._step.forward.append((task, self._watch.mark()))
+
+    def gradient(self, task: int, number: int) -> None:
+        """A gradient was accumulated in the backward pass of this number."""
+        self._step.gradients.pop(task, None)
+        self._step.gradients[task] = self._watch.mark()
+        self._step.fires.setdefault(number, Counter())[task] += 1
+        self._recent.add(number)
+
+    def reduced(self) -> None:
+        """Gradients are summed now. What comes again before step(), as a closure does, is another round."""
+        if self._began is not None:
+            self._computed = self._computed.plus(self._began, ticks())
+            self._began = None
+        if self._recent:
+            self._step.passes = len(self._recent)
+            self._recent.clear()
+
+    def updated(self, took: Time) -> None:
+        """An optimizer took ``took``."""
+        self._step.update += took
+
+    def end_step(self) -> None:
+        """step() was called for the last time before the next backward pass."""
+        self._steps.append(self._step)
+        self._step = _Step()
+
+    def observed(self) -> StepProfile:
+        """The median step; the first one, which pays for allocations, counts only when it is the only one."""
+        steps = [self._settle(step) for step in self._steps[1:] or self._steps]
+        uses, order = self._uses(steps)
+        releases = [
+            int(median([s.releases.get(task, s.backward) for s in steps] or [0])) for task in range(self._count)
+        ]
+        return StepProfile(
+            order=order,
+            uses=uses,
+            forward=int(median(s.forward for s in steps)),
+            releases=releases,
+            backward=max([int(median(s.backward for s in steps)), *releases]),
+            update=int(median(s.update for s in steps)),
+            fires=[max([p[task] for s in self._steps for p in s.fires.values()] + [1]) for task in range(self._count)],
+            passes=self._steps[-1].passes,
+            crowding=round(1000 * crowding(self._computed)),
+        )
+
+    def backwards(self) -> int:
+        """Backward passes of the last step that were to be summed, together or one by one."""
+        return max(1, len(self._steps[-1].fires))
+
+    def unseen(self) -> list[int]:
+        """Tasks that had a gradient and were never seen in use: from the beginning of the forward pass they may be."""
+        used = set().union(*(step.used for step in self._steps))
+        return sorted(set().union(*(step.gradients for step in self._steps)) - used)
+
+    def _uses(self, steps: Sequence[_Times]) -> tuple[list[Time], list[int]]:
+        found: dict[int, Time] = dict.fromkeys(self.unseen(), 0)
+        for task in range(self._count):
+            times = [s.uses[task] for s in steps if task in s.uses]
+            if times:
+                found[task] = int(median(times))
+        # Ties and never used: the order of the last step, then registration order.
+        rank = {task: place for place, task in enumerate(steps[-1].uses)}
+        last = max(found.values(), default=0)
+        order = sorted(range(self._count), key=lambda t: (t not in found, found.get(t, last), rank.get(t, t)))
+        return [found.get(task, last) for task in order], order
+
+    def _settle(self, step: _Step) -> _Times:
+        marks = [mark for _, mark in step.forward] + list(step.gradients.values())
+        times = dict(zip(range(len(marks)), self._watch.settle(marks), strict=True)) if marks else {}
+        uses: dict[int, Time] = {}
+        begin = end = 0
+        for place, (task, _) in enumerate(step.forward):
+            if task == -2:
+                end = times[place]
+            elif task >= 0:
+                uses[task] = times[place]
+        end = max(end, *uses.values(), begin) if uses else end
+        after = len(step.forward)
+        releases = {task: max(0, times[after + k] - end) for k, task in enumerate(step.gradients)}
+        return _Times(uses, end - begin, releases, max(releases.values(), default=0), step.update)
+
+
+@dataclass(frozen=True)
+class _Times:
+    uses: dict[int, Time]
+    forward: Time
+    releases: dict[int, Time]
+    backward: Time
+    update: Time
+
+
+def workload_of(seen: StepProfile, names: Sequence[str], sizes: Sequence[int], model: str, place: str) -> Workload:
+    """The observed step as a `Workload`: a layer is what one module's parameters are first used for.
+
+    Args:
+        seen: the step.
+        names: of the parameters, by task; what stands before the last dot is the module.
+        sizes: bytes on the wire, by task.
+        model: its name, for people.
+        place: where it was observed.
+
+    The backward time of a layer is what passes between the gradients of the layer behind it and its own.
+    """
+    modules: dict[str, list[int]] = {}
+    for task in seen.order:
+        modules.setdefault(names[task].rpartition(".")[0] or "(root)", []).append(task)
+    use = dict(zip(seen.order, seen.uses, strict=True))
+    starts = [use[tasks[0]] for tasks in modules.values()]
+    ends = [*starts[1:], max(seen.forward, starts[-1])]
+    done = [max(seen.releases[task] for task in tasks) for tasks in modules.values()]
+    backward = [0] * len(modules)
+    before: Time = 0
+    for place_of in sorted(range(len(modules)), key=done.__getitem__):
+        backward[place_of], before = done[place_of] - before, done[place_of]
+    backward[0] += seen.backward - before
+    total = sum(sizes)
+    layers, gradients = [], {}
+    for place_of, (name, tasks) in enumerate(modules.items()):
+        start = 0 if place_of == 0 else starts[place_of]
+        update = seen.update * sum(sizes[task] for task in tasks) // total
+        layers.append(Layer(name, max(0, ends[place_of] - start), backward[place_of], update))
+        for task in tasks:
+            gradients[task] = Gradient(names[task], sizes[task], place_of, seen.releases[task])
+    if not sum(layer.forward + layer.backward for layer in layers):
+        layers[0] = Layer(layers[0].name, NANOSECOND, layers[0].backward, layers[0].update)
+    everything = tuple(gradients[task] for task in range(len(names)))
+    return Workload(model, 1, tuple(layers), everything, source=f"observed on {place}")

@@ -1,0 +1,192 @@
+"""What pushing costs here: rounds of a few bytes and of many, through the very servers that will sum gradients."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from foretrain.comm.coordinator.address import local_address
+from foretrain.comm.ps.batching import Item, bundle, unbundle
+from foretrain.comm.ps.client.connection import Connection, Links, failure
+from foretrain.comm.ps.frames import ABSENT, FrameKind, Header
+from foretrain.comm.ps.placement import Declaration, Declared, Placement
+from foretrain.errors import PeerLost
+from foretrain.network import Cluster
+from foretrain.schedule import CostModel
+from foretrain.units import COST_SHIFT, NANOSECOND, SECOND
+
+_SMALL, _LARGE = 4 << 10, 1 << 20
+"""Bytes of what is timed."""
+_SERIES: Final = (3, 12, 32, 8)
+"""Repetitions of a series; rounds of small messages in it, one by one and together, and of large ones."""
+_DEPTH: Final = 16
+"""Most messages under way."""
+
+
+def depth(size: int) -> int:
+    """Messages of ``size`` bytes to have under way, so that both directions of a link, and both ends, are busy."""
+    return max(4, min(_DEPTH, _LARGE // size))
+
+
+class PushProbe:
+    """Rounds for nothing, declared as ``epoch``. All workers probe at once, as they will push.
+
+    Args:
+        links: to every shard, established.
+        workers: N.
+        job: its name.
+        epoch: declarations of this worker before this one.
+        patience: seconds after which a round that does not come back is stuck.
+    """
+
+    def __init__(self, links: Links, workers: int, job: str, epoch: int, patience: float) -> None:
+        self._links, self._patience = links, patience
+        shards = len(links.connections)
+        # One part per message, so that with one shard as with many each message is one part's.
+        self._declaration = Declaration(
+            tuple(Declared(f"probe {k}", _LARGE, "float32", k) for k in range(_DEPTH * shards)), workers, job, _LARGE
+        )
+        self._parts = Placement(self._declaration, shards).parts
+        self._payload = memoryview(bytearray(_LARGE))
+        self._step = [0] * len(self._parts)
+        self._left = [0] * len(self._parts)
+        self._epoch, self._sessions = epoch, [0] * shards
+        self.hear()
+
+    def cost(self) -> CostModel:
+        """What one push-and-pull costs: κ with several under way, latency and θ from small ones."""
+        repeated, small, many, large = _SERIES
+        self.series(_SMALL, small, 1)
+        alone = median(self.series(_SMALL, small, 1) for _ in range(repeated))
+        busy = median(self.series(_SMALL, many, depth(_SMALL)) for _ in range(repeated))
+        each = median(self.series(_LARGE, large, depth(_LARGE)) for _ in range(repeated))
+        per_byte = max(1, round(each * NANOSECOND * 2**COST_SHIFT / _LARGE))
+        return CostModel(
+            overhead=round(busy) * NANOSECOND,
+            per_byte=per_byte,
+            latency=max(0, round(alone - busy)) * NANOSECOND,
+        )
+
+    def series(self, size: int, count: int, depth: int) -> float:
+        """Nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts at a time under way.
+
+        Timed from the end of one to the end of the last, as many under way as at the end have come before: the first
+        crosses one direction alone, and does not count.
+        """
+        self.together()
+        waiting: deque[int] = deque()
+        ended: list[int] = []
+        for k in range(count + depth):
+            part = k % (depth * len(self._links.connections))
+            while len(waiting) == depth or part in waiting:
+                self._wait(waiting.popleft())
+                ended.append(time.perf_counter_ns())
+            self._push(part, size)
+            waiting.append(part)
+        while waiting:
+            self._wait(waiting.popleft())
+            ended.append(time.perf_counter_ns())
+        return (ended[-1] - ended[depth - 1]) / count
+
+    def together(self) -> None:
+        """Returns when all workers have come here."""
+        self._push(0, _SMALL)
+        self._wait(0)
+
+    def _push(self, part: int, size: int) -> None:
+        # Of a part that is not pushed whole the rest has to be said as well before its next round: in the same message.
+        items = [Item(part, 0, size, self._payload[:size])]
+        if size < _LARGE:
+            items.append(Item(part, size, _LARGE - size, b""))
+        header = Header(FrameKind.PUSH, step=self._step[part])
+        self._links.connections[self._parts[part].shard].send(*bundle(header, items))
+        self._left[part] = _LARGE
+        self._step[part] += 1
+
+    def _wait(self, part: int) -> None:
+        deadline = time.monotonic() + self._patience
+        while self._left[part]:
+            connection = self._links.connections[self._parts[part].shard]
+            connection.wait(0.1)
+            self.hear()
+            if time.monotonic() > deadline:
+                host, port = connection.address
+                raise PeerLost(
+                    f"a round through server {connection.shard} at {host}:{port} has not come back in "
+                    f"{self._patience:g} s"
+                )
+
+    def hear(self) -> None:
+        """Takes what servers have said; to one that was started anew it says again what other workers may need.
+
+        So it is to be called now and then until all workers have measured.
+        """
+        for connection in self._links.connections:
+            heard = connection.read()
+            if connection.sessions > self._sessions[connection.shard]:
+                self._sessions[connection.shard] = connection.sessions
+                self._declare(connection)
+            for header, payload in heard:
+                if header.kind is FrameKind.VALUE:
+                    items = unbundle(header, payload)
+                    connection.send(Header(FrameKind.RECEIVED, size=sum(len(item.data) for item in items)))
+                    for part, _, size, _ in items:
+                        if header.step == self._step[part] - 1:
+                            self._left[part] = max(0, self._left[part] - size)
+                elif header.kind is FrameKind.FAIL:
+                    raise failure(header, payload)
+        self._links.live()
+
+    def _declare(self, connection: Connection) -> None:
+        begun = max(self._step)
+        connection.send(Header(FrameKind.DECLARE, step=self._epoch, offset=begun), self._declaration.encode())
+        # Whatever it knows: nobody looks at these sums, and who gets one twice has waited long enough.
+        for part in (part for part in self._parts if part.shard == connection.shard):
+            for step in range(max(0, self._step[part.number] - 2), self._step[part.number]):
+                connection.send(Header(FrameKind.PUSH, ABSENT, part=part.number, step=step, size=_LARGE))
+            self._left[part.number] = _LARGE if self._left[part.number] else 0
+
+
+def beside(servers: Sequence[tuple[str, int]], workers: int) -> bool:
+    """Whether each worker's host has a server of its own, as far as can be told from this one.
+
+    Args:
+        servers: host and port of each.
+        workers: N.
+    """
+    hosts = {host for host, _ in servers}
+    if workers == 1 or not len(hosts) == len(servers) == workers:
+        return False
+    # Whoever is reached from its own address is this host.
+    return any(local_address(None, place) == socket.gethostbyname(place[0]) for place in servers)
+
+
+def served_cluster(cost: CostModel, workers: int, servers: int, *, beside: bool = False) -> Cluster:
+    """A cluster whose push-and-pull costs ``cost``: the measured network, for the simulator.
+
+    Servers ``beside`` the workers share their links: what is measured is one byte up and one down, over the same wire.
+    """
+    rate = 1 / max(cost.per_byte / (1 << COST_SHIFT) / SECOND, 1e-15)
+    if beside:
+        return Cluster(
+            workers=workers,
+            up=2 * rate * (workers - 1) / workers,
+            down=2 * rate * (workers - 1) / workers,
+            latency=cost.latency // 2,
+            overhead=cost.overhead // 2,
+            exchange="ps_colocated",
+        )
+    return Cluster(
+        workers=workers,
+        up=rate,
+        down=rate,
+        latency=cost.latency // 2,
+        overhead=cost.overhead,
+        exchange="ps",
+        servers=servers,
+        server_rate=rate * workers / servers,
+    )

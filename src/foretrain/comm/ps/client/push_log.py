@@ -1,0 +1,325 @@
+"""What this worker has pushed, and says again where a connection, or a server, was lost.
+
+# Note [Saying again]
+A server answers a declaration with its number. If that is the one it had before, it knows all but what was on its way:
+what has not come back is said again, and the server counts once what it hears twice. If it is another, the server was
+started anew and knows nothing: it is told all that was pushed in this round. Other workers may be a round behind, and
+lack sums of it that can only be made again with what this worker has pushed there; so it is told that, too, unless a
+sum of this round has come, which is made when all workers are in it. Until then nothing else is said to that server:
+what is said again of a round leaves before what is said of the next, whose sums must have come before a third round is
+written over the first.
+
+Where a server keeps more than sums, all rounds are kept that it has not said to be in a snapshot. Started anew it goes
+on from the last one, and all rounds since are said again, each when those before are complete there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from foretrain.comm.ps.batching import SMALL, Item, bundle
+from foretrain.comm.ps.client.inflight import InFlight
+from foretrain.comm.ps.frames import AGAIN, CLOSED, HELD, KEEPS, FrameKind, Header
+from foretrain.comm.ps.placement import Declaration, Placement
+from foretrain.errors import PeerLost
+from foretrain.network.ps_constants import MESSAGE
+from foretrain.tasks import Piece
+
+
+class PushConnection(Protocol):
+    """A `foretrain.comm.ps.client.connection.Connection`."""
+
+    shard: int
+    sessions: int
+
+    def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
+        """Says it; False without a session."""
+        ...
+
+
+class Copies(Protocol):
+    """A `foretrain.plugins.torch.ps.staging.Staging`."""
+
+    declaration: Declaration
+
+    def begin(self, step: int, since: int) -> None:
+        """Round ``step`` will be filled; what was pushed before round ``since`` is forgotten."""
+        ...
+
+    def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """Copies these bytes of a gradient, and returns the copy."""
+        ...
+
+    def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """The same bytes as they were pushed in round ``step``."""
+        ...
+
+
+class PushedRange(NamedTuple):
+    """Bytes ``[start, end)`` of a task."""
+
+    task: int
+    start: int
+    end: int
+
+
+class _Said(NamedTuple):
+    """What was pushed together; ``held``: see `HELD`."""
+
+    spans: tuple[PushedRange, ...]
+    held: bool
+
+
+class _Rule(NamedTuple):
+    """The hyperparameters from round ``since`` on, where optimizers run on the servers."""
+
+    since: int
+    text: bytes
+
+
+class _Round:
+    """One round: its number, whether it adds to the one before, by what rule it is applied, what was pushed in it, of
+    which tasks as gradients."""
+
+    __slots__ = ("again", "rule", "said", "step", "used")
+
+    def __init__(self, step: int, again: bool, rule: _Rule) -> None:
+        self.step, self.again, self.rule = step, again, rule
+        self.said: list[_Said] = []
+        self.used: set[int] = set()
+
+
+class _Standing:
+    """How things are with one server.
+
+    Attributes:
+        number: of the one that knows all that was pushed, but for what is on its way.
+        sessions: that were begun.
+        ready: whether it may be pushed to.
+        next: the round to say again next, while it is not.
+        keeps: whether it keeps more than sums; before it has said so it may.
+        saved: rounds of which it needs no push again.
+        closed: whether it will not wait for this worker, were it started anew.
+        done: rounds that are complete there.
+        lost: in which round it said so of which worker.
+        unheard: of each message with pushes of this session that it has not acknowledged the round and what was in it.
+        heard: how many it has.
+    """
+
+    __slots__ = ("closed", "done", "heard", "keeps", "lost", "next", "number", "ready", "saved", "sessions", "unheard")
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.next: int | None = None
+        self.ready, self.keeps = False, True
+        self.sessions = self.saved = self.done = 0
+        self.closed = False
+        self.lost: dict[int, int] = {}
+        self.unheard: deque[tuple[int, list[PushedRange]]] = deque()
+        self.heard = 0
+
+
+class PushLog:
+    """Of one worker to all servers; see Note [Saying again].
+
+    Args:
+        copies: the gradients as bytes.
+        connections: to every shard, by number.
+        flights: what has not come back.
+        epoch: declarations of this worker before this one.
+
+    Attributes:
+        placement: where each byte lives.
+        together: whether a sum of this round has come: then all workers are in it.
+    """
+
+    def __init__(self, copies: Copies, connections: Sequence[PushConnection], flights: InFlight, epoch: int) -> None:
+        self._copies, self._connections, self._flights, self._epoch = copies, connections, flights, epoch
+        self.placement = Placement(copies.declaration, len(connections))
+        self.together = False
+        self._rounds: deque[_Round] = deque()
+        self._standing = [_Standing() for _ in connections]
+
+    @property
+    def step(self) -> int:
+        """The round; −1 before the first."""
+        return self._rounds[-1].step if self._rounds else -1
+
+    def begin(self, again: bool, rule: bytes = b"") -> None:
+        """The next round begins; ``again``: it adds to the sums of this one; ``rule``: how servers update with it."""
+        before, was = self.step, self._rounds[-1].rule if self._rounds else _Rule(0, b"")
+        self._rounds.append(_Round(before + 1, again, was if rule == was.text else _Rule(before + 1, rule)))
+        if rule != was.text:
+            for connection in self._connections:
+                self._say_rule(self._rounds[-1], connection)
+        since = min([before, *(standing.saved for standing in self._standing if standing.keeps)])
+        while self._rounds[0].step < since:
+            self._rounds.popleft()
+        self._copies.begin(before + 1, self._rounds[0].step)
+        self.together = False
+
+    def push(self, spans: Sequence[PushedRange], used: Callable[[int], bool], *, held: bool) -> None:
+        """Pushes these bytes: of gradients where a task is ``used``; with ``held`` their sums must be pulled."""
+        latest, said = self._rounds[-1], _Said(tuple(spans), held)
+        latest.said.append(said)
+        for task, start, end in said.spans:
+            if used(task):
+                latest.used.add(task)
+                self._copies.fill(task, start, end, latest.step)
+        self._say(latest, said, self.ready)
+
+    def pull(self, task: int, start: int, end: int) -> None:
+        """Asks for the sums of these bytes."""
+        self._ask(task, start, end, self.ready)
+
+    def hear(self, connection: PushConnection) -> bool:
+        """To be called before anything is taken that ``connection`` has read: declares, where a session is new.
+
+        Returns whether it is.
+        """
+        standing = self._standing[connection.shard]
+        if connection.sessions == standing.sessions:
+            return False
+        standing.sessions = connection.sessions
+        standing.unheard.clear()
+        standing.heard = 0
+        # There is nothing to say again before the first round: no need to wait for an answer.
+        standing.ready, standing.next = not self._rounds, None
+        header = Header(FrameKind.DECLARE, step=self._epoch, offset=self.step + 1)
+        connection.send(header, self._copies.declaration.encode())
+        for worker, step in standing.lost.items():
+            connection.send(Header(FrameKind.LOST, part=worker, step=step, offset=self.step))
+        if self._rounds:
+            self._say_rule(self._rounds[-1], connection)
+        return True
+
+    def wanted(self, connection: PushConnection, header: Header) -> None:
+        """The server has heard the declaration, or all that was said again.
+
+        Raises:
+            PeerLost: it has lost a state that cannot be made anew.
+        """
+        standing, number = self._standing[connection.shard], header.offset
+        standing.keeps, standing.done = bool(header.flag & KEEPS), header.step
+        if standing.ready:
+            standing.number = number
+        elif standing.number == number:
+            left: tuple[list[PushedRange], list[PushedRange]] = ([], [])
+            for task, (start, end, flight) in self._flights.unanswered():
+                left[flight.chunk.op == "reduce_scatter"].append(PushedRange(task, start, end))
+            for held, spans in enumerate(left):
+                self._say(self._rounds[-1], _Said(tuple(spans), bool(held)), connection.shard.__eq__)
+            self._caught_up(connection)
+        else:
+            standing.next = self._first(connection.shard)
+            self._catch_up(connection)
+
+    def received(self, connection: PushConnection, header: Header) -> list[PushedRange]:
+        """The server has so many messages with pushes of this session; what it has of this round since the last."""
+        standing, spans = self._standing[connection.shard], []
+        if header.step != self._epoch:
+            return spans  # of what was measured before
+        while standing.unheard and standing.heard < header.offset:
+            step, some = standing.unheard.popleft()
+            standing.heard += 1
+            spans += some if step == self.step else []
+        return spans
+
+    def committed(self, connection: PushConnection, header: Header) -> None:
+        """The server has completed a round, or saved some."""
+        standing = self._standing[connection.shard]
+        standing.saved, standing.done, standing.closed = header.step, header.offset, bool(header.flag & CLOSED)
+        self._catch_up(connection)
+
+    def lose(self, connection: PushConnection, worker: int) -> bool:
+        """A server goes on without ``worker``; whether it is the first to."""
+        first = not any(worker in standing.lost for standing in self._standing)
+        self._standing[connection.shard].lost.setdefault(worker, self.step)
+        return first
+
+    def ready(self, shard: int) -> bool:
+        """Whether the server knows all that it has to: what is said to it now comes in its place."""
+        return self._standing[shard].ready
+
+    def complete(self, shard: int) -> bool:
+        """Whether all rounds are, at a server that keeps more than sums."""
+        standing = self._standing[shard]
+        return standing.ready and standing.done > self.step
+
+    def saved(self, shard: int) -> bool:
+        """Whether none of what was pushed to the server will be needed again, nor this worker, as far as it says."""
+        standing = self._standing[shard]
+        return standing.closed and standing.saved > self.step
+
+    def _first(self, shard: int) -> int:
+        """The round from which on a server that was started anew must be told all."""
+        standing, oldest = self._standing[shard], self._rounds[0].step
+        if not standing.keeps:
+            return self.step if self.together else max(oldest, self.step - 1)
+        if min(standing.done, self.step) < oldest:
+            raise PeerLost(
+                f"server {shard} was started anew with the state after {standing.done} rounds, and what was pushed "
+                f"before round {oldest} is kept nowhere: start servers with --snapshot-dir, on a disk that stays"
+            )
+        return min(standing.done, self.step)
+
+    def _catch_up(self, connection: PushConnection) -> None:
+        """Says rounds again, as far as they may be pushed now."""
+        standing, latest = self._standing[connection.shard], self._rounds[-1] if self._rounds else None
+        while standing.next is not None and (not standing.keeps or standing.next <= standing.done):
+            one = self._rounds[standing.next - self._rounds[0].step]
+            self._say_rule(one, connection)
+            for said in one.said:
+                # The sums of rounds before have come here, and are for others.
+                self._say(one, said if one is latest else said._replace(held=True), connection.shard.__eq__)
+            standing.next += 1
+            if one is latest:
+                self._caught_up(connection)
+
+    def _caught_up(self, connection: PushConnection) -> None:
+        standing = self._standing[connection.shard]
+        standing.ready, standing.next = True, None
+        for task, stretch in self._flights.unpulled():
+            self._ask(task, stretch.start, stretch.end, connection.shard.__eq__)
+        # It is the one that knows all when it has heard this, and not before: this session may be lost, too.
+        connection.send(Header(FrameKind.WANTED))
+
+    def _say_rule(self, one: _Round, connection: PushConnection) -> None:
+        if one.rule.text:
+            connection.send(Header(FrameKind.RULE, step=one.rule.since, size=len(one.rule.text)), one.rule.text)
+
+    def _say(self, one: _Round, said: _Said, to: Callable[[int], bool]) -> None:
+        flag = (AGAIN if one.again else 0) | (HELD if said.held else 0)
+        header = Header(FrameKind.PUSH, flag, step=one.step)
+        for shard, spans, items in self._together(one, said):
+            if to(shard) and self._connections[shard].send(*bundle(header, items)):
+                self._standing[shard].unheard.append((one.step, spans))
+
+    def _together(self, one: _Round, said: _Said) -> Iterator[tuple[int, list[PushedRange], list[Item]]]:
+        """Messages: to which shard, what is in each, and the same as it is sent. What is small goes together."""
+        small: dict[int, tuple[list[PushedRange], list[Item]]] = {}
+        for task, start, end in said.spans:
+            used = task in one.used
+            data = self._copies.kept(task, start, end, one.step) if used else memoryview(b"")
+            for part, offset, size in self.placement.of(Piece(task, start, end - start)):
+                low = part.offset + offset
+                span = PushedRange(task, low, low + size)
+                item = Item(part.number, offset, size, data[low - start : low - start + size])
+                if size > SMALL:
+                    yield part.shard, [span], [item]
+                    continue
+                spans, items = small.setdefault(part.shard, ([], []))
+                spans.append(span)
+                items.append(item)
+                if sum(item.size for item in items) > MESSAGE - SMALL:
+                    yield part.shard, *small.pop(part.shard)
+        for shard, (spans, items) in small.items():
+            yield shard, spans, items
+
+    def _ask(self, task: int, start: int, end: int, to: Callable[[int], bool]) -> None:
+        for part, offset, size in self.placement.of(Piece(task, start, end - start)):
+            if to(part.shard):
+                header = Header(FrameKind.PULL, part=part.number, step=self.step, offset=offset, size=size)
+                self._connections[part.shard].send(header)

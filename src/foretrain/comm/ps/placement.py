@@ -1,0 +1,225 @@
+"""Which bytes of which task live on which shard.
+
+A task larger than ``limit`` is split into parts of nearly equal size; parts go, the largest first, to the shard that
+has the fewest bytes so far (longest processing time first: no shard has more than a part above its share). Every worker
+and every shard computes the same from the same declaration, so nobody has to be told.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from foretrain.comm.ps.consistency import consistency
+from foretrain.comm.ps.frames import Malformed
+from foretrain.errors import ConfigError, unknown
+from foretrain.network.ps_constants import MESSAGE
+from foretrain.tasks import Piece
+
+LIMIT: Final = 4 << 20
+"""Bytes of a part, and of a message's payload, at most."""
+_ALIGN: Final = 64
+"""Parts begin at multiples of so many bytes, a cache line, so that no element of any type is cut."""
+Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "float64"]
+"""What can be summed."""
+WIDTHS: Final[dict[Dtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """A task as a worker declares it.
+
+    Attributes:
+        name: for people.
+        size: bytes on the wire.
+        dtype: of the wire.
+        urgency: rank by first use; 0 is the most urgent.
+    """
+
+    name: str
+    size: int
+    dtype: Dtype
+    urgency: int
+
+
+ELEMENTWISE: Final = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "Adamax",
+    "Adadelta",
+    "Adagrad",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+)
+"""Optimizers of torch.optim that update each element by itself, so that they can be run on any part of a tensor."""
+
+
+class Optimized(msgspec.Struct, frozen=True):
+    """What servers update, and by which optimizers.
+
+    Attributes:
+        classes: of each parameter group, in torch.optim.
+        group_of: of each task; −1 where no optimizer has it.
+        dtypes: of each task's parameter, as it is kept and answered, whatever gradients are sent as.
+        consistency: how far workers go apart, see `foretrain.comm.ps.consistency`.
+    """
+
+    classes: tuple[str, ...]
+    group_of: tuple[int, ...]
+    dtypes: tuple[Dtype, ...]
+    consistency: str = "bsp"
+
+    def check(self, tasks: int) -> None:
+        """`Malformed` where it contradicts itself."""
+        strange = [name for name in self.classes if name not in ELEMENTWISE]
+        if strange:
+            raise Malformed("optimizer", f"an optimizer {strange[0]!r}, which is none that servers run")
+        if len(self.group_of) != tasks or len(self.dtypes) != tasks:
+            raise Malformed("declaration", f"optimizers for {len(self.group_of)} of {tasks} tasks")
+        if any(not -1 <= group < len(self.classes) for group in self.group_of):
+            raise Malformed("declaration", f"a parameter group that is none of {len(self.classes)}")
+        try:
+            consistency(self.consistency)
+        except ConfigError as error:
+            raise Malformed("declaration", str(error)) from None
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """What a job exchanges: the same from all workers.
+
+    Attributes:
+        tasks: what is exchanged in every round.
+        workers: among how many.
+        job: a name that no other job has: letters, digits and underscores.
+        limit: bytes of a part at most.
+        optimized: what servers update; None where they give back sums.
+    """
+
+    tasks: tuple[Declared, ...]
+    workers: int
+    job: str = ""
+    limit: int = MESSAGE
+    optimized: Optimized | None = None
+
+    def encode(self) -> bytes:
+        """As a payload."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Declaration:
+        """From a payload; `Malformed` where it does not read or contradicts itself."""
+        try:
+            found = msgspec.json.decode(payload, type=cls)
+        except msgspec.MsgspecError as error:
+            raise Malformed("declaration", f"a declaration that does not read: {error}") from None
+        if not re.fullmatch(r"\w{0,64}", found.job):
+            raise Malformed("declaration", f"a job {found.job[:64]!r}: at most 64 letters and digits make a name")
+        for task in found.tasks:
+            if task.size <= 0 or task.size % WIDTHS[task.dtype] or task.urgency < 0:
+                raise Malformed("declaration", f"task {task.name!r} of {task.size} bytes of {task.dtype}")
+        if not _ALIGN <= found.limit <= LIMIT:
+            raise Malformed("declaration", f"parts of at most {found.limit} bytes")
+        if found.optimized is not None:
+            found.optimized.check(len(found.tasks))
+        return found
+
+    def difference(self, other: Declaration) -> str | None:
+        """How ``other`` differs, for people; None where it does not."""
+        if len(self.tasks) != len(other.tasks):
+            return f"{len(self.tasks)} tasks against {len(other.tasks)}"
+        for mine, theirs in zip(self.tasks, other.tasks, strict=True):
+            if mine != theirs:
+                return f"{mine} against {theirs}"
+        if self.job != other.job:
+            return f"job {self.job!r} against {other.job!r}"
+        if self.workers != other.workers:
+            return f"{self.workers} workers against {other.workers}"
+        if self.optimized != other.optimized:
+            return f"updates by {self.optimized} against {other.optimized}"
+        return None if self.limit == other.limit else f"parts of {self.limit} against {other.limit} bytes"
+
+
+class ShardPart(NamedTuple):
+    """Bytes ``[offset, offset + size)`` of ``task``, on ``shard``; ``number`` counts parts over the whole job."""
+
+    number: int
+    task: int
+    offset: int
+    size: int
+    shard: int
+
+
+class Placement:
+    """Where everything is.
+
+    Attributes:
+        parts: by number; those of a task are neighbours, in order.
+    """
+
+    def __init__(self, declaration: Declaration, shards: int) -> None:
+        if shards < 1:
+            raise ConfigError("servers", shards, "is no number of servers", "write at least 1")
+        whole = [
+            ShardPart(0, task, offset, size, 0)
+            for task, declared in enumerate(declaration.tasks)
+            for offset, size in _split(declared.size, declaration.limit)
+        ]
+        homes = _balance([part.size for part in whole], shards)
+        self.parts = tuple(
+            part._replace(number=number, shard=home)
+            for number, (part, home) in enumerate(zip(whole, homes, strict=True))
+        )
+        self._of_task: list[list[ShardPart]] = [[] for _ in declaration.tasks]
+        for part in self.parts:
+            self._of_task[part.task].append(part)
+        self._starts = [[part.offset for part in parts] for parts in self._of_task]
+
+    def of(self, piece: Piece) -> list[tuple[ShardPart, int, int]]:
+        """Where the bytes of ``piece`` are: parts, with first byte in each and how many."""
+        parts, starts = self._of_task[piece.task], self._starts[piece.task]
+        end = piece.offset + piece.size
+        place = bisect_right(starts, piece.offset) - 1
+        found = []
+        while place < len(parts) and parts[place].offset < end:
+            part = parts[place]
+            low, high = max(piece.offset, part.offset), min(end, part.offset + part.size)
+            if low < high:
+                found.append((part, low - part.offset, high - low))
+            place += 1
+        return found
+
+
+def _split(size: int, limit: int) -> list[tuple[int, int]]:
+    """Offsets and sizes of the fewest parts of at most ``limit`` bytes, nearly equal, aligned."""
+    step = limit - limit % _ALIGN
+    count = -(-size // step)
+    even = min(step, -(-size // count // _ALIGN) * _ALIGN)
+    return [(offset, min(even, size - offset)) for offset in range(0, size, even)]
+
+
+def _balance(sizes: Sequence[int], shards: int) -> list[int]:
+    """A shard for each part, longest first to the one with least; of equal ones to the first."""
+    loads = [(0, shard) for shard in range(shards)]
+    heapify(loads)
+    homes = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        load, shard = loads[0]
+        homes[index] = shard
+        heapreplace(loads, (load + sizes[index], shard))
+    return homes
+
+
+def dtype_name(dtype: object) -> Dtype:
+    """The name of a torch dtype that can be exchanged; ConfigError for another."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in WIDTHS:
+        raise unknown("dtype", name, tuple(WIDTHS))
+    return name  # pyright: ignore[reportReturnType] one of the keys

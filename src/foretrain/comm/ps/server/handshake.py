@@ -1,0 +1,106 @@
+"""Who comes to a server says who it is, and proves that it knows the job's secret; see `foretrain.comm.ps.session`."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from typing import Final, NamedTuple
+
+from foretrain.comm.ps.frames import FrameKind, Malformed
+from foretrain.comm.ps.session import NAME_SIZE, NONCE_SIZE, PROOF_SIZE, AuthenticatedSession, nonce, proof, untagged
+
+_HANDSHAKE: Final = 5.0
+"""Seconds to say who one is."""
+_WHY: Final = 4000
+"""Bytes of a refusal's reason."""
+_STRANGERS: Final = 64
+"""Connections that may be saying who they are at once, beyond twice the workers, who may all come together."""
+
+
+class _Stranger(NamedTuple):
+    rank: int
+    theirs: bytes
+    ours: bytes
+    deadline: float
+
+
+class AuthenticatedPeer(NamedTuple):
+    """Who has proved to be a worker, and may yet be refused.
+
+    Attributes:
+        rank: its number.
+        shard: of the server.
+        job: the name of its job.
+        theirs: the worker's nonce.
+        ours: the server's.
+    """
+
+    rank: int
+    shard: int
+    job: str
+    theirs: bytes
+    ours: bytes
+
+    def sessions(self, secret: bytes) -> tuple[AuthenticatedSession, AuthenticatedSession]:
+        """Those that begin on its connection and on the one beside it."""
+        who = (self.rank, self.shard, self.theirs, self.ours)
+        return AuthenticatedSession(secret, *who, serves=True), AuthenticatedSession(
+            secret, *who, serves=True, aside=True
+        )
+
+    def welcome(self, secret: bytes) -> list[bytes]:
+        """The answer to one that is let in."""
+        return untagged(
+            FrameKind.WELCOME, self.shard, proof(secret, "server", self.rank, self.shard, self.theirs, self.ours)
+        )
+
+    def refusal(self, secret: bytes, flag: int, why: str) -> list[bytes]:
+        """The answer to one that is not."""
+        text = why.encode()[:_WHY]
+        said = proof(secret, "refusal", self.rank, self.shard, self.theirs, self.ours, bytes((flag,)) + text)
+        return untagged(FrameKind.REFUSED, self.shard, said + text, flag)
+
+
+class ServerHandshake:
+    """Of one shard.
+
+    Args:
+        secret: the job's.
+        shard: the server's number.
+        workers: N.
+    """
+
+    def __init__(self, secret: bytes, shard: int, workers: int) -> None:
+        self._secret, self._shard, self._workers = secret, shard, workers
+        self._strangers: dict[bytes, _Stranger] = {}
+
+    def challenge(self, route: bytes, rank: int, payload: bytes) -> list[bytes]:
+        """What to answer to a HELLO of ``rank``; `Malformed` where it is none."""
+        now = time.monotonic()
+        self._strangers = {who: each for who, each in self._strangers.items() if each.deadline > now}
+        if len(payload) != NONCE_SIZE:
+            raise Malformed("hello", f"HELLO of {rank} with {len(payload)} bytes")
+        if len(self._strangers) >= _STRANGERS + 2 * self._workers:
+            # Who takes longest is the likeliest to be none; it may say HELLO again.
+            self._strangers.pop(next(iter(self._strangers)))
+        ours = nonce()
+        self._strangers.pop(route, None)
+        self._strangers[route] = _Stranger(rank, payload, ours, now + _HANDSHAKE)
+        return untagged(FrameKind.CHALLENGE, self._shard, ours)
+
+    def heard(self, route: bytes, payload: bytes) -> AuthenticatedPeer:
+        """Who has sent a PROOF.
+
+        Raises:
+            Malformed: it proves nothing.
+        """
+        stranger = self._strangers.pop(route, None)
+        if stranger is None or stranger.deadline < time.monotonic():
+            raise Malformed("proof", "PROOF without HELLO, or too late")
+        shown, name = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
+        who = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
+        if not hmac.compare_digest(shown, proof(self._secret, "worker", *who, name)):
+            raise Malformed("secret", f"worker {stranger.rank} does not know the job's secret")
+        if len(name) > NAME_SIZE or not name.isascii():
+            raise Malformed("name", f"worker {stranger.rank} names its job with {len(name)} bytes")
+        return AuthenticatedPeer(stranger.rank, self._shard, name.decode(), stranger.theirs, stranger.ours)

@@ -1,0 +1,482 @@
+"""One job at one shard: who takes part, what workers say, what they are told, and who is lost.
+
+It knows the shard and its snapshots, peers and clocks, and no socket: messages go out through a function.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from foretrain.comm.ps import EVERY
+from foretrain.comm.ps.batching import Item, bundle, unbundle
+from foretrain.comm.ps.frames import (
+    AGAIN,
+    BUSY,
+    CLOSED,
+    FAILURES,
+    HELD,
+    KEEPS,
+    RETURNS,
+    FrameKind,
+    Header,
+    Malformed,
+)
+from foretrain.comm.ps.placement import Declaration, Placement
+from foretrain.comm.ps.server.handshake import AuthenticatedPeer
+from foretrain.comm.ps.server.modes import Mode, OptimizerShardFactory, mode
+from foretrain.comm.ps.server.peers import Peer, Peers
+from foretrain.comm.ps.server.send_queue import SendQueue
+from foretrain.comm.ps.server.shard import Delivery
+from foretrain.comm.ps.server.snapshots import SnapshotPolicy, Snapshots, Stateful, WorkerProgress
+from foretrain.comm.ps.session import AuthenticatedSession
+from foretrain.comm.silence import SilenceDetector
+from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
+from foretrain.network.ps_constants import MESSAGE, WINDOW
+
+logger = logging.getLogger("foretrain.comm.ps")
+
+_GRACE: Final = 3.0
+"""Seconds that a worker whose connection broke has to come back, or to close where another one has."""
+
+_WARMUP: Final = 10
+"""Times the silence after which it is lost that a worker which returns may be away: it trains on meanwhile."""
+
+_OF_A_DECLARATION: Final = frozenset(
+    (FrameKind.PUSH, FrameKind.PULL, FrameKind.RULE, FrameKind.SEED, FrameKind.FETCH, FrameKind.DONE, FrameKind.LOST)
+)
+"""What means something else, or nothing, after another DECLARE."""
+
+HandOver = Callable[[bytes | memoryview, list[Any]], bool]
+"""Sends frames on a route; False where the connection is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What a server was started for.
+
+    Attributes:
+        workers: N.
+        shard: this server's number.
+        shards: how many there are.
+        silence: seconds after which a worker that says nothing is lost.
+        elastic: whether the others go on without a worker that is lost.
+        credit: bytes under way to a worker at which nothing more is sent to it.
+        snapshots: a folder, where shards that keep more than sums write their state.
+        every: rounds between two snapshots.
+        optimizer_shard: makes a shard that updates parameters; None where this server only sums.
+
+    Raises:
+        ConfigError: there would be no worker.
+    """
+
+    workers: int
+    shard: int = 0
+    shards: int = 1
+    silence: float = 60.0
+    elastic: bool = False
+    credit: int = WINDOW
+    snapshots: Path | None = None
+    every: int = EVERY
+    optimizer_shard: OptimizerShardFactory | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError("workers", self.workers, "is no number of workers", "write at least 1")
+
+
+class WorkerRefused(Malformed):
+    """A worker that knows the secret, and has no place here; ``flag`` as in REFUSED."""
+
+    def __init__(self, flag: int, text: str) -> None:
+        self.flag = flag
+        super().__init__("refused", text)
+
+
+def refused(error: ForetrainError) -> WorkerRefused:
+    """For whom ``error`` keeps out."""
+    return WorkerRefused(_flag(error), str(error))
+
+
+def _flag(error: ForetrainError) -> int:
+    return FAILURES.index(type(error)) if type(error) in FAILURES else 0
+
+
+class ShardJob:
+    """Of the workers that this shard serves, from the first that comes to the last that leaves.
+
+    Args:
+        terms: of the server.
+        hand_over: what sends.
+
+    Attributes:
+        name: the job's; None before anybody has come.
+        peers: who is here.
+        parts: the shard; None before anybody has declared what it is to hold.
+        failure: what ended it; None while it lives, and after a good end.
+        left: workers that have closed.
+        done: those that have all their sums, and stay for others that may not.
+        lost: those without whom the others go on.
+    """
+
+    def __init__(self, terms: ServerConfig, hand_over: HandOver) -> None:
+        self._terms, self._hand_over = terms, hand_over
+        self.peers = Peers()
+        self.name: str | None = None
+        self.failure: ForetrainError | None = None
+        self.left: set[int] = set()
+        self.done: set[int] = set()
+        self.lost: set[int] = set()
+        self._returning: dict[int, float] = {}
+        """Workers that have closed to come back, and until when they have to."""
+        self._deserted: float | None = None
+        """Since when nobody is here, though not all have closed."""
+        self._owing: float | None = None
+        """Since when others have been in a round that one of those that have closed has not pushed."""
+        self._number = secrets.randbits(64)
+        """Tells workers whether they speak with the server that they have pushed to."""
+        self._said_again = -1
+        """The latest round of which a server before this one may have given sums out."""
+        self._missed: float | None = None
+        """When workers that have not come back to a server that was started anew are lost."""
+        self._declared: Declaration | None = None
+        self._epoch = -1
+        self._urgency: list[int] = []
+        self.parts: Mode | None = None
+        self._keeping: SnapshotPolicy | None = None
+        self._vigil = SilenceDetector(terms.silence)
+        self._said = time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody takes part any more."""
+        return len(self.left | self.lost) == self._terms.workers
+
+    def admit(
+        self, guest: AuthenticatedPeer, route: bytes, sessions: tuple[AuthenticatedSession, AuthenticatedSession]
+    ) -> None:
+        """``guest`` has proved itself on ``route``.
+
+        Raises:
+            Refused: it is of another job, or of one with another number of workers, or the others go on without it.
+        """
+        rank, shard = guest.rank, self._terms.shard
+        if self.name not in (None, guest.job):
+            raise WorkerRefused(
+                BUSY, f"server {shard} serves job {self.name}, which has not ended, and this is {guest.job}"
+            )
+        if rank >= self._terms.workers:
+            why = f"server {shard} was started for {self._terms.workers} workers, and has no place for worker {rank}"
+            raise refused(Disagreement(f"{why}: start it with --workers {rank + 1} or more"))
+        if rank in self.lost:
+            raise refused(PeerLost(f"the others go on without worker {rank}, which was lost"))
+        self.name = guest.job
+        outbox = SendQueue(self._terms.credit, MESSAGE)
+        if self.peers.add(Peer(rank, route, *sessions, outbox, time.monotonic())):
+            logger.info("worker %d has come back", rank)
+        self.left.discard(rank)
+        self.done.discard(rank)
+        self._returning.pop(rank, None)
+
+    def flush(self) -> None:
+        """Sends what has been heard of, and what credit allows."""
+        for peer in self.peers:
+            self._acknowledge(peer)
+            self._send_values(peer)
+
+    def close(self) -> None:
+        """Returns when the last snapshot is written; those of a job that has failed or ended are of no more use."""
+        if self._keeping is not None:
+            if self.over or self.failure is not None:
+                self._keeping.end()
+            self._keeping.close()
+
+    # ── what workers say ──
+
+    def take(self, peer: Peer, header: Header, payload: memoryview) -> None:
+        """``peer`` has said so.
+
+        Raises:
+            Malformed: it makes no sense.
+            ForetrainError: the job is over.
+        """
+        kind = header.kind
+        if kind in _OF_A_DECLARATION and peer.epoch not in (None, self._epoch):
+            return  # what it says is of one before, and it will declare again
+        if kind is FrameKind.PUSH:
+            self._push(peer, header, payload)
+        elif kind is FrameKind.PULL:
+            self._enqueue(
+                self._declared_parts(peer).pull(peer.rank, header.part, header.step, header.offset, header.size)
+            )
+        elif kind in (FrameKind.RULE, FrameKind.SEED, FrameKind.FETCH):
+            answers = [*self._declared_parts(peer).tell(peer.rank, header, payload)]
+            if answers and kind is FrameKind.SEED and self._keeping is not None:
+                self._keeping.begin()
+            for answer, data in answers:
+                self._send(peer, answer, data)
+        elif kind is FrameKind.RECEIVED:
+            peer.outbox.received(header.size)
+        elif kind is FrameKind.DECLARE:
+            declaration = Declaration.decode(bytes(payload))
+            self._declare(peer, header, declaration)
+            self._answer(peer)
+            for rank in self.lost:
+                self._send(peer, Header(FrameKind.LOST, part=rank))
+        elif kind is FrameKind.WANTED:
+            self._answer(peer)
+        elif kind is FrameKind.LOST:
+            self._go_on_without(header.part, header.step, header.offset)
+        elif kind is FrameKind.DONE:
+            if self._keeping is not None and peer.rank not in self.done:
+                self._keeping.want()
+            self.done.add(peer.rank)
+            self._enqueue(self.parts.leaves(peer.rank) if self.parts else ())
+            self._end_together()
+        elif kind is FrameKind.BYE:
+            if header.flag & RETURNS:
+                self._returning[peer.rank] = time.monotonic() + _WARMUP * self._terms.silence
+            else:
+                self.left.add(peer.rank)
+            self.peers.drop(peer.rank, left=True)
+            self._enqueue(self.parts.leaves(peer.rank) if self.parts else ())
+            self._end_together()
+            if self._keeping is not None:
+                self._keeping.want()
+            self._end_if_over()
+        elif kind is FrameKind.FAIL:
+            text = bytes(payload[:60_000]).decode(errors="replace")
+            kind_of_failure = FAILURES[min(header.flag, len(FAILURES) - 1)]
+            if not self._terms.elastic or kind_of_failure is not PeerLost:
+                raise kind_of_failure(f"worker {peer.rank} gave up: {text}")
+            self._lose(peer.rank, f"it gave up: {text}")
+
+    def _push(self, peer: Peer, header: Header, payload: memoryview) -> None:
+        peer.pushes += 1
+        parts = self._declared_parts(peer)
+        again, held = bool(header.flag & AGAIN), bool(header.flag & HELD)
+        for part, offset, size, data in unbundle(header, payload):
+            given = memoryview(data) if len(data) else None
+            self._enqueue(parts.push(peer.rank, part, header.step, offset, size, given, again=again, held=held))
+        self._tell_progress()
+
+    def _acknowledge(self, peer: Peer) -> None:
+        if peer.told < peer.pushes:
+            peer.told = peer.pushes
+            self._send(peer, Header(FrameKind.RECEIVED, step=peer.epoch or 0, offset=peer.pushes))
+
+    def _answer(self, peer: Peer) -> None:
+        if self._keeping is None:
+            self._send(peer, Header(FrameKind.WANTED, offset=self._number))
+            return
+        progress = self._keeping.of(peer.rank)
+        self._commit(peer, progress)
+        self._send(peer, Header(FrameKind.WANTED, KEEPS, step=progress.done, offset=self._number))
+
+    def _commit(self, peer: Peer, to: WorkerProgress) -> None:
+        self._send(peer, Header(FrameKind.COMMITTED, CLOSED if to.closed else 0, step=to.saved, offset=to.done))
+
+    def _tell_progress(self) -> None:
+        for rank, progress in self._keeping.news().items() if self._keeping is not None else ():
+            if (peer := self.peers.of_rank(rank)) is not None:
+                self._commit(peer, progress)
+
+    def _declared_parts(self, peer: Peer) -> Mode:
+        if self.parts is None or peer.epoch is None:
+            raise Malformed("push", f"worker {peer.rank} pushes before it has declared anything")
+        return self.parts
+
+    def _end_together(self) -> None:
+        """When nobody needs anything any more, those who have waited for that are told."""
+        if len(self.left | self.lost | self.done) == self._terms.workers:
+            for peer in self.peers:
+                if peer.rank in self.done:
+                    self._send(peer, Header(FrameKind.DONE))
+
+    def _declare(self, peer: Peer, header: Header, declaration: Declaration) -> None:
+        epoch, begun = header.step, header.offset
+        peer.declares(epoch)
+        if self._missed is not None:
+            self._said_again = max(self._said_again, begun - 1)
+        if declaration.workers != self._terms.workers:
+            raise Disagreement(
+                f"worker {peer.rank} is one of {declaration.workers}; server {self._terms.shard} was started for "
+                f"{self._terms.workers}: start it with --workers {declaration.workers}"
+            )
+        if declaration.job != self.name:
+            raise Malformed("declaration", f"worker {peer.rank} of job {self.name} declares what is another's")
+        if epoch > self._epoch or self._declared is None:
+            self._declared, self._epoch = declaration, epoch
+            placement = Placement(declaration, self._terms.shards)
+            mine = [part for part in placement.parts if part.shard == self._terms.shard]
+            self.parts = mode(declaration, mine, self._terms.workers, self.lost, begun > 0, self._terms.optimizer_shard)
+            self._remember(declaration if mine else None, under_way=begun > 0)
+            self._said_again = begun - 1
+            if begun:
+                logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
+                self._missed = time.monotonic() + self._terms.silence
+            self._urgency = [declaration.tasks[part.task].urgency for part in placement.parts]
+            return
+        found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
+        if found is not None:
+            raise Disagreement(f"worker {peer.rank} trains something else than the first to declare: {found}")
+
+    def _end_if_over(self) -> None:
+        if self.over and self._keeping is not None:
+            self._keeping.end()
+
+    def _remember(self, declaration: Declaration | None, *, under_way: bool) -> None:
+        """A shard that keeps more than sums goes on from its job's last snapshot, and must if that is ``under_way``.
+
+        There is nothing to keep of a ``declaration`` that leaves it nothing to do, which is None.
+        """
+        if self._keeping is not None:
+            self._keeping.end()  # nobody goes on from what was declared before
+        self._keeping = None
+        if declaration is not None and isinstance(self.parts, Stateful):
+            whose = (declaration, self._epoch, self._terms.shard, self._terms.shards)
+            made = Snapshots(self._terms.snapshots, self._terms.every, *whose) if self._terms.snapshots else None
+            self._keeping = SnapshotPolicy(self.parts, made)
+            self.left.update(self.parts.left)
+            if under_way and not self.parts.begun:
+                raise PeerLost(
+                    f"server {self._terms.shard} was started anew, and what it had updated is lost, for want of a "
+                    "snapshot: start servers with --snapshot-dir; this job can go on from a checkpoint"
+                )
+
+    def _enqueue(self, deliveries: Iterable[Delivery]) -> None:
+        for worker, value in deliveries:
+            if (peer := self.peers.of_rank(worker)) is not None:
+                peer.outbox.put(self._urgency[value.part], value)
+
+    # ── saying ──
+
+    def _send_values(self, peer: Peer) -> None:
+        while values := peer.outbox.take():
+            items = [Item(part, start, end - start, data or b"") for part, _, start, end, data in values]
+            self._send(peer, *bundle(Header(FrameKind.VALUE, step=values[0].step), items))
+
+    def _send(self, peer: Peer, header: Header, payload: bytes | memoryview = b"") -> None:
+        if peer.gone is None:
+            route, *frames = peer.sealed(header, payload)
+            if not self._hand_over(route, frames):
+                peer.gone = time.monotonic()
+
+    # ── losses ──
+
+    def watch(self) -> None:
+        """To be called often: says that this server lives, and finds who does not.
+
+        Raises:
+            PeerLost: a worker closed in a round that others are in.
+        """
+        now = self._vigil.come_round()
+        if now - self._said > min(1.0, self._terms.silence / 4):
+            self._said = now
+            for peer in self.peers:
+                self._send(peer, Header(FrameKind.ALIVE))
+            self._miss_the_left(now)
+            if self._said_again >= 0 and self.parts is not None and self.parts.through(self._said_again):
+                self._said_again = -1
+        for peer in self.peers:
+            if peer.gone is not None and now - peer.gone > _GRACE:
+                self._lose(peer.rank, "its connection is closed")
+            elif silent := self._vigil.too_long(peer.heard):
+                self._lose(peer.rank, f"it has been silent for {silent:.1f} s")
+        self._tell_progress()
+        for rank in [rank for rank, until in self._returning.items() if now > until]:
+            del self._returning[rank]
+            self._lose(rank, "it has not come back, as it meant to")
+        if self._missed is not None and now > self._missed:
+            self._missed = None
+            for rank in self._absent:
+                self._lose(rank, "it has not come back since this server was started anew")
+        self._watch_for_deserters(now)
+
+    @property
+    def _absent(self) -> set[int]:
+        return set(range(self._terms.workers)) - self.peers.ranks - self.left - self.lost - self._returning.keys()
+
+    def _watch_for_deserters(self, now: float) -> None:
+        """A job of which nobody is left, and that not all have closed, must not keep others out for ever."""
+        if self.name is None or self.peers.ranks or self._returning or self.over:
+            self._deserted = None
+            return
+        self._deserted = self._deserted or now
+        if now - self._deserted > self._terms.silence:
+            for rank in self._absent:
+                self._lose(rank, f"nobody of job {self.name} has been here for {self._terms.silence:g} s")
+
+    def _miss_the_left(self, now: float) -> None:
+        """Who has closed pushes no more: others cannot be in a round of which it owes some, unless they close, too."""
+        closed, owing = self.left | self.done, None
+        if self.parts is not None and closed and self.peers.ranks - closed:
+            rounds = ((rank, self.parts.owed(rank)) for rank in sorted(closed))
+            owing = next(((rank, step) for rank, step in rounds if step is not None), None)
+        self._owing = None if owing is None else self._owing or now
+        if owing is not None and self._owing is not None and now - self._owing > _GRACE:
+            why = f"closed its attachment before round {owing[1]}, which others are in"
+            if not self._terms.elastic:
+                raise PeerLost(f"worker {owing[0]} {why}")
+            if (peer := self.peers.of_rank(owing[0])) is not None:
+                self._send(peer, Header(FrameKind.DONE))
+            self._owing = None
+            self._lose(owing[0], f"it {why}")
+
+    def _lose(self, rank: int, why: str) -> None:
+        self._drop(rank)
+        waits = self.parts.waits() if self.parts else []
+        text = f"worker {rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
+        if not self._terms.elastic:
+            self.fail(PeerLost(text))
+        elif self.parts is not None and self._said_again >= 0 and not self.parts.through(self._said_again):
+            self.fail(PeerLost(f"{text}\nothers may have sums with it from before this server was started anew"))
+        else:
+            logger.warning("%s; %d go on", text, self._terms.workers - len(self.lost | self.left))
+            if self._missed is not None and self._keeping is not None:
+                logger.warning("what worker %d had pushed since the last snapshot is lost with it", rank)
+            self._exclude(rank)
+
+    def _drop(self, rank: int) -> None:
+        self.lost.add(rank)
+        self.peers.drop(rank)
+
+    def _go_on_without(self, rank: int, since: int, step: int) -> None:
+        """A worker in round ``step`` knows from a server before this one that ``rank`` was lost in round ``since``."""
+        if rank in self.lost or not 0 <= rank < self._terms.workers:
+            return
+        first = step - 1
+        if self._keeping is not None:
+            kept = self._keeping.kept
+            first = since + 1 if rank not in kept.living else min(kept.done[other] for other in kept.living)
+        if not self._terms.elastic or first <= since:
+            # Of the rounds that are made anew some may have sums with it that were given out, and would have none now.
+            raise PeerLost(f"worker {rank} was lost in round {since}, and then this server, with sums of that round")
+        self._drop(rank)
+        self._exclude(rank)
+
+    def _exclude(self, rank: int) -> None:
+        for other in self.peers:
+            self._send(other, Header(FrameKind.LOST, part=rank))
+        if self.parts is not None:
+            self._enqueue(self.parts.without(rank))
+        if self._keeping is not None:
+            self._keeping.want()
+        for other in self.peers:
+            self._send_values(other)
+        self._end_together()
+        self._end_if_over()
+
+    def fail(self, error: ForetrainError) -> None:
+        """Tells everyone; the first failure is the one that is told."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        text = str(error).encode()[:60_000]
+        for peer in self.peers:
+            self._send(peer, Header(FrameKind.FAIL, _flag(error), size=len(text)), text)

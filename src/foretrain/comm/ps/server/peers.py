@@ -1,0 +1,123 @@
+"""The workers that a server has let in, and their two connections each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from foretrain.comm.ps.frames import ASIDE, Header, Malformed
+from foretrain.comm.ps.server.send_queue import SendQueue
+from foretrain.comm.ps.session import AuthenticatedSession, Rejected
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A worker that has proved itself.
+
+    Attributes:
+        rank: its number.
+        route: of the connection on which it did.
+        session: there.
+        beside: of the other one, see `foretrain.comm.ps.frames.ASIDE`.
+        outbox: what it has yet to get.
+        heard: when it said something, s of the monotonic clock.
+        aside: the route of the other connection; None before anything has come on it.
+        gone: since when its connection is known to be broken.
+        epoch: declarations of it before the one that holds; None before there is one.
+        pushes: messages with pushes that have come since that.
+        told: of how many of them it knows.
+    """
+
+    rank: int
+    route: bytes
+    session: AuthenticatedSession
+    beside: AuthenticatedSession
+    outbox: SendQueue
+    heard: float
+    aside: bytes | None = None
+    gone: float | None = None
+    epoch: int | None = None
+    pushes: int = 0
+    told: int = 0
+
+    def declares(self, epoch: int) -> None:
+        """What it pushes from now on is of another declaration."""
+        self.epoch, self.pushes, self.told = epoch, 0, 0
+
+    def sealed(self, header: Header, payload: bytes | memoryview) -> list[bytes | memoryview]:
+        """The route on which to say ``header`` and ``payload``, and the frames of the message."""
+        if self.aside is not None and header.kind in ASIDE:
+            return [self.aside, self.beside.seal(header, payload), payload]
+        return [self.route, self.session.seal(header, payload), payload]
+
+
+class Peers:
+    """All of them, by rank and by route."""
+
+    def __init__(self) -> None:
+        self._of_rank: dict[int, Peer] = {}
+        self._of_route: dict[bytes, Peer] = {}
+        self._past: set[bytes] = set()
+        """Routes of workers that have left: what was said before that may come after it."""
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(tuple(self._of_rank.values()))
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Who is here."""
+        return frozenset(self._of_rank)
+
+    def of_rank(self, rank: int) -> Peer | None:
+        """The worker of that number."""
+        return self._of_rank.get(rank)
+
+    def of_route(self, route: bytes) -> Peer | None:
+        """Whose connection that is."""
+        return self._of_route.get(route)
+
+    def add(self, peer: Peer) -> bool:
+        """Lets ``peer`` in; whether it is one that has come back, and has nothing of what was on its way."""
+        before = self.drop(peer.rank)
+        self._of_rank[peer.rank] = self._of_route[peer.route] = peer
+        return before is not None
+
+    def drop(self, rank: int, *, left: bool = False) -> Peer | None:
+        """Worker ``rank`` is here no more; ``left``: because it wanted to leave."""
+        peer = self._of_rank.pop(rank, None)
+        for route in (peer.route, peer.aside) if peer else ():
+            if route is not None:
+                self._of_route.pop(route, None)
+                if left:
+                    self._past.add(route)
+        return peer
+
+    def hear(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer | None:
+        """Who has said this; None where it has left, and it is too late.
+
+        Raises:
+            Malformed: nobody that was let in ("stranger").
+            Rejected: it is not the next of its session.
+        """
+        peer = self._of_route.get(route)
+        if peer is None:
+            if route in self._past:
+                return None
+            peer = self._introduced(route, header, tag, payload)
+        else:
+            (peer.beside if route == peer.aside else peer.session).open(header, tag, payload)
+        peer.heard, peer.gone = time.monotonic(), None
+        return peer
+
+    def _introduced(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer:
+        """Whose second connection it is, of which this is the first message."""
+        peer = self._of_rank.get(header.sender)
+        if peer is None:
+            raise Malformed("stranger", f"{header.kind.name} from whom nobody has let in")
+        if peer.aside is not None:
+            raise Rejected("tag", f"{header.kind.name} of {header.sender} on a third connection")
+        peer.beside.open(header, tag, payload)
+        peer.aside = route
+        self._of_route[route] = peer
+        return peer

@@ -1,0 +1,266 @@
+"""One shard's sums: a state machine that knows no socket, clock or thread.
+
+Rounds of a part follow each other: nobody can push its next round before it has the sum of this one, so that two are
+under way at most, and each has one of the part's two buffers. What is pushed twice is counted once, and answered again
+if its sum is there: a worker that does not know whether something has arrived may push it again.
+
+# Note [Started anew]
+A shard that is lost is made whole by the workers alone: each pushes again what it has pushed in its round, and in the
+one before if others may still lack sums of it. Sums are added by rank, and so come out as they were. Who is in round
+r + 1 has all sums of round r, so all others had pushed it, and have all sums of round r − 1: nobody waits for those any
+more, and a round that is overtaken may be forgotten although it was never completed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from foretrain.comm.ps.frames import Header, Malformed
+from foretrain.comm.ps.placement import WIDTHS, Declared, ShardPart
+from foretrain.comm.ps.server.coverage import Coverage, Range
+from foretrain.comm.ps.server.sums import Pushed, add_up
+from foretrain.errors import Disagreement
+
+
+class Value(NamedTuple):
+    """The sum of bytes ``[start, end)`` of a part in a round; ``data`` is None where no worker had any."""
+
+    part: int
+    step: int
+    start: int
+    end: int
+    data: memoryview | None
+
+
+class Delivery(NamedTuple):
+    """A value, and the worker to send it to."""
+
+    worker: int
+    value: Value
+
+
+class _Round:
+    """One exchange of one part."""
+
+    __slots__ = ("absent", "again", "coverage", "held", "pulls", "pushed", "step")
+
+    def __init__(self, step: int, again: bool, size: int, group: int, workers: int) -> None:
+        self.step, self.again = step, again
+        self.coverage = Coverage(size, group)
+        self.pushed: list[list[Pushed]] = [[] for _ in range(workers)]
+        self.absent: list[Range] = []
+        """Ranges of which no worker had any."""
+        self.held = 0
+        """A bit mask of the workers that want only what they pull."""
+        self.pulls: list[tuple[int, Range]] = []
+        """Who has pulled what that is not complete."""
+
+
+class _Held:
+    """A part: two rounds at most, and the buffers of their sums."""
+
+    __slots__ = ("buffers", "declared", "part", "rounds")
+
+    def __init__(self, part: ShardPart, declared: Declared) -> None:
+        self.part, self.declared = part, declared
+        self.rounds: list[_Round | None] = [None, None]
+        self.buffers = [memoryview(bytearray(part.size)) for _ in range(2)]
+
+    @property
+    def latest(self) -> int:
+        """The latest round anybody has pushed to; −1 before the first."""
+        return max((found.step for found in self.rounds if found), default=-1)
+
+
+class SumShard:
+    """Sums of the parts that live here.
+
+    Args:
+        parts: of this shard.
+        tasks: of the whole job.
+        workers: N; their ranks are 0 to N − 1.
+        lost: those that push no more.
+        anew: whether another shard has had pushes of these rounds before, see Note [Started anew].
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[ShardPart],
+        tasks: Sequence[Declared],
+        workers: int,
+        lost: Iterable[int] = (),
+        anew: bool = False,
+    ) -> None:
+        self._held = {part.number: _Held(part, tasks[part.task]) for part in parts}
+        self._workers, self._anew = workers, anew
+        self._group = (1 << workers) - 1 & ~sum(1 << rank for rank in lost)
+
+    def push(
+        self,
+        worker: int,
+        part: int,
+        step: int,
+        offset: int,
+        size: int,
+        data: memoryview | None,
+        again: bool = False,
+        held: bool = False,
+    ) -> list[Delivery]:
+        """``worker`` has pushed ``size`` bytes from ``offset`` on; ``data`` is None where it has no gradient.
+
+        ``again`` says that the round adds to the sums of the one before, ``held`` that its sender wants sums only when
+        it pulls them. What is to be sent now, to whom, is returned; where these bytes were pushed before and their sum
+        is there, to the sender once more.
+
+        Raises:
+            Malformed: there are no such bytes here, they do not align, or the round cannot have begun.
+            Disagreement: for other workers the round is, or is not, one that adds.
+        """
+        here = self._held.get(part)
+        if here is None:
+            raise Malformed("part", f"part {part} does not live here")
+        width, whole = WIDTHS[here.declared.dtype], here.part.size
+        if not 0 < size <= whole - offset or offset % width or size % width:
+            raise Malformed("range", f"{size} bytes at {offset} of part {part}, which has {whole}")
+        if data is not None and len(data) != size:
+            raise Malformed("size", f"{len(data)} bytes where {size} are announced")
+        if not here.latest - 1 <= step <= here.latest + 1 + self._anew and here.latest >= 0:
+            if step < here.latest:
+                return []
+            raise Malformed("round", f"round {step} of part {part}, which is in round {here.latest}")
+        found = here.rounds[step & 1]
+        if found is None or found.step < step:
+            if found is not None and not found.coverage.whole and not self._anew:
+                raise Malformed("round", f"round {step} of part {part} before round {found.step} is complete")
+            found = here.rounds[step & 1] = _Round(step, again, whole, self._group, self._workers)
+        elif found.step > step:
+            return []
+        if found.again != again:
+            how = "again before step()" if again else "once"
+            raise Disagreement(
+                f"in round {step} worker {worker} ran backward() {how}, and others did not; run it equally often on "
+                "all, or all but the last under no_sync(), and read .grad in between on all or on none"
+            )
+        if held:
+            found.held |= 1 << worker
+        return self._add(here, found, worker, offset, offset + size, data)
+
+    def pull(self, worker: int, part: int, step: int, offset: int, size: int) -> list[Delivery]:
+        """``worker`` wants these sums: those that are there; it gets the others when they are.
+
+        Raises:
+            Malformed: there are no such bytes here, or nobody has pushed any in that round.
+        """
+        here = self._held.get(part)
+        found = here and here.rounds[step & 1]
+        if here is None or found is None or found.step != step or not 0 < size <= here.part.size - offset:
+            raise Malformed("pull", f"a pull of {size} bytes at {offset} of part {part} in round {step}")
+        wanted = (offset, offset + size)
+        found.pulls.append((worker, wanted))
+        return [
+            Delivery(worker, value)
+            for low, high in found.coverage.complete(*wanted)
+            for value in self._values(here, found, low, high)
+        ]
+
+    def without(self, worker: int) -> list[Delivery]:
+        """``worker`` is lost: what the others have pushed suffices, of rounds whose sums were not given out yet."""
+        self._group &= ~(1 << worker)
+        return [
+            delivery
+            for held in self._held.values()
+            for found in sorted(filter(None, held.rounds), key=lambda each: each.step)
+            for start, end in found.coverage.without(worker)
+            for delivery in self._deliver(found, self._sum(held, found, start, end))
+        ]
+
+    def leaves(self, worker: int) -> list[Delivery]:
+        """``worker`` closes, and has pushed all of the rounds that it took part in: the others lack nothing."""
+        return []
+
+    def tell(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
+        """Of optimizers there are none here, and nothing to say of them."""
+        raise Malformed("mode", f"{header.kind.name} of worker {worker}, where only sums are made")
+
+    def owed(self, worker: int) -> int | None:
+        """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
+        for held in self._held.values():
+            found = held.rounds[held.latest & 1]
+            if found is not None and worker in found.coverage.missing():
+                return found.step
+        return None
+
+    def through(self, step: int) -> bool:
+        """Whether all sums of round ``step`` are made."""
+        return all(
+            any(
+                found is not None and (found.step > step or (found.step == step and found.coverage.whole))
+                for found in held.rounds
+            )
+            for held in self._held.values()
+        )
+
+    def waits(self) -> list[str]:
+        """Who is waited for, one line for each part under way."""
+        lines = []
+        for held in self._held.values():
+            for found in filter(None, held.rounds):
+                missing = found.coverage.missing()
+                if missing and len(missing) < self._group.bit_count():
+                    who = ", ".join(f"worker {worker} ({left} bytes)" for worker, left in missing.items())
+                    lines.append(f"round {found.step}: part of task {held.declared.name!r} waits for {who}")
+        return lines
+
+    def _add(
+        self, held: _Held, found: _Round, worker: int, start: int, end: int, data: memoryview | None
+    ) -> list[Delivery]:
+        deliveries = [
+            Delivery(worker, value)
+            for first, last in found.coverage.has(worker, start, end)
+            for low, high in found.coverage.complete(first, last)
+            for value in self._values(held, found, low, high)
+            if not found.held >> worker & 1
+        ]
+        new, complete = found.coverage.add(worker, start, end)
+        if data is not None:
+            for low, high in new:
+                found.pushed[worker].append(Pushed(low, data[low - start : high - start]))
+        for low, high in complete:
+            deliveries += self._deliver(found, self._sum(held, found, low, high))
+        if found.coverage.whole and complete:
+            # The frames they came in are given back; sums have a buffer of their own.
+            found.pushed = [[] for _ in range(self._workers)]
+        return deliveries
+
+    def _deliver(self, found: _Round, value: Value) -> Iterator[Delivery]:
+        """``value``, just summed, to whoever wants it now."""
+        for worker in range(self._workers):
+            if self._group >> worker & 1 and not found.held >> worker & 1:
+                yield Delivery(worker, value)
+        for worker, (start, end) in found.pulls:
+            low, high = max(start, value.start), min(end, value.end)
+            if low < high:
+                data = None if value.data is None else value.data[low - value.start : high - value.start]
+                yield Delivery(worker, value._replace(start=low, end=high, data=data))
+
+    def _sum(self, held: _Held, found: _Round, start: int, end: int) -> Value:
+        counted = [pushed if self._group >> worker & 1 else [] for worker, pushed in enumerate(found.pushed)]
+        out, scale = held.buffers[found.step & 1], self._workers / self._group.bit_count()
+        if add_up(counted, start, end, held.declared.dtype, out, scale):
+            return Value(held.part.number, found.step, start, end, out[start:end])
+        found.absent.append((start, end))
+        return Value(held.part.number, found.step, start, end, None)
+
+    def _values(self, held: _Held, found: _Round, start: int, end: int) -> Iterator[Value]:
+        """What was summed of ``[start, end)``, in order, told apart from what nobody had."""
+        index, step, out = held.part.number, found.step, held.buffers[found.step & 1]
+        for low, high in sorted(found.absent):
+            if low >= end or high <= start:
+                continue
+            if start < low:
+                yield Value(index, step, start, low, out[start:low])
+            yield Value(index, step, max(start, low), min(end, high), None)
+            start = min(end, high)
+        if start < end:
+            yield Value(index, step, start, end, out[start:end])

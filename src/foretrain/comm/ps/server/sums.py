@@ -1,0 +1,126 @@
+"""Adding up what workers have pushed, in the order of their ranks.
+
+Floating-point addition is not associative. Contributions are therefore kept as they came, in the very frames they came
+in, and added when all are there, always in the same order: two runs give the same bits, as does a server that was
+restarted and pushed to again. It costs no more than adding each as it comes, which would begin with a copy of the
+first. Sixteen-bit numbers are added in float32 and rounded once, to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.comm.ps.placement import WIDTHS, Dtype
+
+_BLOCK: Final = 32 << 10
+"""Elements to add at a time: sum and summands stay in a core's cache however many workers there are."""
+_RAW: Final[dict[Dtype, Any]] = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "float16": np.uint16,
+    "bfloat16": np.uint16,
+}
+"""What numpy takes the bytes for."""
+
+Array = NDArray[Any]
+
+
+class Pushed(NamedTuple):
+    """Bytes from ``offset`` on, as a worker has pushed them."""
+
+    offset: int
+    data: memoryview
+
+    @property
+    def end(self) -> int:
+        """The byte behind."""
+        return self.offset + len(self.data)
+
+
+def add_up(
+    contributions: Sequence[Sequence[Pushed]], start: int, end: int, dtype: Dtype, out: memoryview, scale: float = 1.0
+) -> bool:
+    """The sum of bytes ``[start, end)`` into the same place of ``out``; False where nobody has contributed.
+
+    Args:
+        contributions: by rank; a rank that has none of these bytes counts as zeros there.
+        start: first byte.
+        end: the one behind the last.
+        dtype: what the bytes are.
+        out: the whole part, writable.
+        scale: of the sum.
+    """
+    present = [piece for pushed in contributions if (piece := _within(pushed, start, end))]
+    if not present:
+        return False
+    arrays = [_array_of(piece, start, end, dtype) for piece in present]
+    total = _array(out[start:end], dtype)
+    for low in range(0, len(total), _BLOCK):
+        block = slice(low, low + _BLOCK)
+        _add_block([array[block] for array in arrays], total[block], dtype, scale)
+    return True
+
+
+def _add_block(arrays: Sequence[Array], total: Array, dtype: Dtype, scale: float) -> None:
+    if WIDTHS[dtype] == 2:
+        wide = widened(arrays[0], dtype)
+        for other in arrays[1:]:
+            wide += widened(other, dtype)
+        if scale != 1.0:
+            wide *= np.float32(scale)
+        narrow(wide, dtype, total)
+        return
+    first, *others = arrays
+    if others:
+        np.add(first, others[0], out=total)
+    else:
+        total[:] = first
+    for other in others[1:]:
+        np.add(total, other, out=total)
+    if scale != 1.0:
+        np.multiply(total, total.dtype.type(scale), out=total)
+
+
+def widened(values: Array, dtype: Dtype) -> NDArray[np.float32]:
+    """``values``, the bits of 16-bit numbers, as float32: exact."""
+    from foretrain.comm.ps.server import float16 as halves
+
+    wide = np.empty(len(values), np.float32)
+    (halves.widen_float16 if dtype == "float16" else halves.widen_bfloat16)(values, wide)
+    return wide
+
+
+def narrow(values: NDArray[np.float32], dtype: Dtype, out: Array) -> None:
+    """``values``, which are written over, rounded to the bits of 16-bit numbers."""
+    from foretrain.comm.ps.server import float16 as halves
+
+    (halves.narrow_float16 if dtype == "float16" else halves.narrow_bfloat16)(values, out)
+
+
+def _within(pushed: Sequence[Pushed], start: int, end: int) -> list[Pushed]:
+    """What of ``pushed`` lies in ``[start, end)``, cut to it."""
+    found = []
+    for each in pushed:
+        low, high = max(start, each.offset), min(end, each.end)
+        if low < high:
+            found.append(Pushed(low, each.data[low - each.offset : high - each.offset]))
+    return found
+
+
+def _array_of(pieces: Sequence[Pushed], start: int, end: int, dtype: Dtype) -> Array:
+    """Pieces side by side, zeros where there are none; a single one where it is."""
+    if len(pieces[0].data) == end - start:
+        return _array(pieces[0].data, dtype)
+    whole = np.zeros((end - start) // WIDTHS[dtype], _RAW[dtype])
+    for piece in pieces:
+        at = (piece.offset - start) // WIDTHS[dtype]
+        whole[at : at + len(piece.data) // WIDTHS[dtype]] = _array(piece.data, dtype)
+    return whole
+
+
+def _array(data: memoryview, dtype: Dtype) -> Array:
+    return np.frombuffer(data, _RAW[dtype])

@@ -1,0 +1,117 @@
+"""The record of a real run, drawn with the same spans as a simulated one."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from foretrain.comm.commands import Applied, CommRecord
+from foretrain.trace import Span, Timeline
+from foretrain.units import NANOSECOND, Time
+from foretrain.workload.step import Workload
+
+
+class _Entry(NamedTuple):
+    """A module's forward: asked for, its parameters there, both ps."""
+
+    name: str
+    asked: Time
+    began: Time
+
+
+class RunTrace:
+    """Marks of the training thread. On a GPU they are the host's, which runs ahead of the device.
+
+    Args:
+        origin: ns of the monotonic clock that count as 0.
+
+    Attributes:
+        begins: when each backward pass began, ps.
+    """
+
+    def __init__(self, origin: int) -> None:
+        self._origin = origin
+        self.begins: list[Time] = []
+        self._forwards: list[list[_Entry]] = []
+        self._gradients: list[list[tuple[int, Time]]] = []
+        self._entries: list[_Entry] = []
+        self._updates: list[tuple[Time, Time]] = []
+
+    def now(self) -> Time:
+        """Picoseconds since the origin."""
+        return (time.perf_counter_ns() - self._origin) * NANOSECOND
+
+    def begin_forward(self) -> None:
+        """A forward pass begins."""
+        self._entries = []
+
+    def enter(self, name: str, asked: Time) -> None:
+        """A module called ``name`` begins now, and was asked for at ``asked``."""
+        self._entries.append(_Entry(name, asked, self.now()))
+
+    def end_forward(self) -> None:
+        """The forward pass ends, and a backward pass begins."""
+        self.begins.append(self.now())
+        self._forwards.append(self._entries)
+        self._gradients.append([])
+        self._entries = []
+
+    def gradient(self, task: int) -> None:
+        """A gradient is there."""
+        if self._gradients:
+            self._gradients[-1].append((task, self.now()))
+
+    def update(self, took: Time) -> None:
+        """A whole optimizer step, which took ``took`` ps, has ended."""
+        self._updates.append((self.now() - took, self.now()))
+
+    def timeline(self, workload: Workload, sent: Sequence[CommRecord], applied: Sequence[Applied]) -> Timeline:
+        """Everything so far as spans: lanes "gpu", "optimizer" and "wire".
+
+        As in the simulator, step k is backward pass k and the forward pass after it.
+        """
+        names = [gradient.name for gradient in workload.gradients]
+        layers = [workload.layers[gradient.layer].name for gradient in workload.gradients]
+        spans = [*self._computed(layers), *self._sent(names, sent), *self._applied(layers, applied)]
+        return Timeline(sorted(spans, key=lambda span: span.start))
+
+    def _computed(self, layers: Sequence[str]) -> Iterator[Span]:
+        for step, (entries, end, gradients) in enumerate(
+            zip(self._forwards, self.begins, self._gradients, strict=True)
+        ):
+            following = [*(entry.asked for entry in entries[1:]), end]
+            for entry, until in zip(entries, following, strict=True):
+                if entry.began - entry.asked > 50_000 * NANOSECOND:
+                    yield Span("gpu", "wait", entry.name, step - 1, entry.asked, entry.began)
+                yield Span("gpu", "forward", entry.name, step - 1, entry.began, max(entry.began, until))
+            before = end
+            for task, when in gradients:
+                if when > before:
+                    yield Span("gpu", "backward", layers[task], step, before, when)
+                before = max(before, when)
+        for start, end in self._updates:
+            yield Span("gpu", "update", "all", bisect_right(self.begins, start) - 1, start, end)
+
+    def _sent(self, names: Sequence[str], sent: Sequence[CommRecord]) -> Iterator[Span]:
+        free: Time = 0
+        for record in sent:
+            start, end = max(free, self._ps(record.issued)), self._ps(record.completed)
+            more = len(record.chunk.pieces) - 1
+            name = names[record.chunk.pieces[0].task] + (f" +{more}" if more else "")
+            yield Span(
+                "wire", "communication", name, self._step(self._ps(record.issued)), start, end, record.chunk.size
+            )
+            free = end
+
+    def _applied(self, layers: Sequence[str], applied: Sequence[Applied]) -> Iterator[Span]:
+        for batch in applied:
+            start, end = self._ps(batch.began), self._ps(batch.ended)
+            yield Span("optimizer", "update", layers[batch.tasks[0]], self._step(start), start, end)
+
+    def _step(self, when: Time) -> int:
+        return bisect_right(self.begins, when) - 1
+
+    def _ps(self, nanoseconds: int) -> Time:
+        return (nanoseconds - self._origin) * NANOSECOND

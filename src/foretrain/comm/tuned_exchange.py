@@ -1,0 +1,113 @@
+"""An exchange whose knobs are searched while it runs.
+
+    rank 0's training thread: how long an iteration took ──▶ Tuner ──▶ other knobs ──▶ Exchange.retune
+
+With all-reduce rank 0 decides for all, from one step on. With a parameter server each rank has an engine of its own:
+all ask rank 0 every few rounds, at the same round, so that what is measured is what all do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from foretrain.comm.coordinator.protocol import TunableExchange, pack_spec, unpack_spec
+from foretrain.engine import Decision
+from foretrain.planner.objective import IterationTimes
+from foretrain.planner.online import Tuner
+from foretrain.schedule import Spec
+from foretrain.schedule.link_drift import Gauge
+
+ASK_EVERY = 4
+"""Rounds; asking costs two broadcasts of a few bytes."""
+
+
+class TunedExchange:
+    """``exchange`` whose knobs ``tuner`` searches; a `TunableExchange`.
+
+    Args:
+        exchange: runs the policy.
+        tuner: of rank 0; None on the others.
+        share: gives rank 0's bytes to all ranks, where each has an engine of its own; None where rank 0's is the only.
+        held: told which knobs are kept and what an iteration takes with them, when a search has ended.
+        gauge: tells when the link has changed.
+    """
+
+    def __init__(
+        self,
+        exchange: TunableExchange,
+        tuner: Tuner | None,
+        share: Callable[[bytes], bytes] | None = None,
+        held: Callable[[Spec, IterationTimes], None] = lambda spec, sample: None,
+        gauge: Gauge | None = None,
+    ) -> None:
+        self._exchange, self._share, self._held = exchange, share, held
+        self._gauge = gauge
+        self.tuner = tuner
+        self._began: float | None = None
+        self._wanted: Spec | None = tuner.spec if tuner is not None else None
+        """What rank 0 has decided and not yet told the others."""
+        self._rounds = 0
+        self._kept = tuner.holds if tuner is not None else None
+        self._stopped = False
+
+    @property
+    def spec(self) -> Spec | None:
+        """The policy and knobs in force."""
+        return self._exchange.spec
+
+    @property
+    def log(self) -> Sequence[Decision]:
+        """The latest decisions."""
+        return self._exchange.log
+
+    def retune(self, spec: Spec) -> None:
+        """Runs ``spec`` from the next step on; whoever says so ends the search."""
+        self._stopped = True
+        self._exchange.retune(spec)
+
+    def open(self, step: int, again: bool) -> None:
+        """A round begins. What adds to the sums of the last belongs to the same iteration."""
+        if not again:
+            if self.tuner is not None and not self._stopped:
+                self._measure(self.tuner)
+            if self._share is not None and self._rounds % ASK_EVERY == 0:
+                self._ask(self._share)
+            self._rounds += 1
+        self._exchange.open(step, again)
+
+    def _measure(self, tuner: Tuner) -> None:
+        now = time.perf_counter()
+        began, self._began = self._began, now
+        if began is None or (self._share is not None and self._wanted is not None):
+            return  # what it decided is not in force yet
+        slower = self._gauge.taken() if self._gauge is not None else None
+        wanted = tuner.iterated(now - began) if slower is None else tuner.relinked(slower)
+        if wanted is not None and self._share is None:
+            self._exchange.retune(wanted)
+        else:
+            self._wanted = wanted
+        if tuner.holds is not self._kept:
+            self._kept = tuner.holds
+            if self._kept is not None:
+                self._held(tuner.spec, self._kept)
+        # A search that begins again simulates here: that is no part of the next iteration.
+        self._began = time.perf_counter()
+
+    def _ask(self, share: Callable[[bytes], bytes]) -> None:
+        wanted, self._wanted = (None if self._stopped else self._wanted), None
+        text = share(b"" if wanted is None else pack_spec(wanted))
+        if text and not self._stopped:  # whose knobs were set by hand keeps them
+            self._exchange.retune(unpack_spec(text))
+
+    def ready(self, task: int, used: bool) -> None:
+        """``task`` may be sent."""
+        self._exchange.ready(task, used)
+
+    def flush(self) -> None:
+        """Nothing more is ready for now."""
+        self._exchange.flush()
+
+    def close(self, reason: str | None = None) -> None:
+        """Ends."""
+        self._exchange.close(reason)

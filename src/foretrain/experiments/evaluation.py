@@ -1,0 +1,109 @@
+"""What a worker does: simulates scenarios, and remembers between them what they share.
+
+Workloads, clusters (with all that their simulations of collectives found) and baselines are kept for the scenarios that
+follow; a sweep hands them out in an order in which these change rarely.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from foretrain.errors import ConfigError, ForetrainError
+from foretrain.experiments.result import ScenarioResult
+from foretrain.experiments.scenario import Scenario, Source, Where, digest
+from foretrain.network import Cluster, Place, cluster
+from foretrain.network.notation import DEFAULT_DEVICE
+from foretrain.planner import tune
+from foretrain.schedule import POLICIES, Spec, spec
+from foretrain.simulation import simulate
+from foretrain.units import Time, to_seconds
+from foretrain.workload import Workload
+from foretrain.workload.jitter import jittered
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The results of some scenarios, in their order, and how many seconds they took."""
+
+    results: tuple[ScenarioResult, ...]
+    seconds: float
+
+
+def evaluate(scenarios: Sequence[Scenario]) -> Evaluated:
+    """Simulates each of ``scenarios``. What fails says why in its result; only our own bugs raise."""
+    began = time.perf_counter()
+    results = tuple(result_of(one) for one in scenarios)
+    return Evaluated(results, time.perf_counter() - began)
+
+
+def result_of(scenario: Scenario) -> ScenarioResult:
+    """Simulates ``scenario``."""
+    try:
+        return _result(scenario)
+    except ForetrainError as error:
+        return ScenarioResult(scenario.id, error=str(error))
+
+
+def _result(scenario: Scenario) -> ScenarioResult:
+    where = scenario.where
+    place = _place(where)
+    device = "" if scenario.source.recorded else scenario.source.device or place.device or DEFAULT_DEVICE
+    work = _work(scenario.source, device, scenario.jitter, scenario.seed)
+    plan = spec(scenario.schedule)
+    best = tune(work, place, plan) if scenario.tuned else plan
+    run = simulate(work, place, best, trace=False)
+    name, baseline_time = _baseline(scenario.source, device, scenario.jitter, scenario.seed, where, scenario.baseline)
+    bound = run.bound
+    return ScenarioResult(
+        id=scenario.id,
+        gpus=place.total_gpus,
+        device=device,
+        exchange=place.exchange if isinstance(place, Cluster) else place.collective_at(work.size),
+        bandwidth=place.workers * place.up if isinstance(place, Cluster) else 0.0,
+        schedule=str(best),
+        knobs=_knobs(best),
+        iteration_time=to_seconds(run.iteration_time),
+        samples_per_second=run.throughput,
+        optimum=to_seconds(bound.time),
+        gap=run.gap,
+        kind=bound.kind,
+        layer=bound.layer,
+        compute=to_seconds(bound.compute),
+        communication=to_seconds(bound.link),
+        exposed=to_seconds(run.exposed),
+        idle=run.idle,
+        operations=len(run.log) / (len(run.begins) - 1),
+        baseline=name,
+        baseline_time=to_seconds(baseline_time),
+        speedup=baseline_time / run.iteration_time,
+    )
+
+
+def _knobs(plan: Spec) -> dict[str, float]:
+    times = {knob.name for knob in POLICIES[plan.name].knobs if knob.kind == "time"}
+    return {name: to_seconds(int(value)) if name in times else float(value) for name, value in plan.settings.items()}
+
+
+@lru_cache(maxsize=32)
+def _place(where: Where) -> Place:
+    if where.digest and digest(Path(where.notation.partition(",")[0])) != where.digest:
+        problem = "is not the file that the sweep began with"
+        raise ConfigError("cluster", where.notation, problem, "give every worker the same file, and start again")
+    return cluster(where.notation)
+
+
+@lru_cache(maxsize=64)
+def _work(source: Source, device: str, jitter: float, seed: int) -> Workload:
+    return jittered(source.build(device), jitter, seed)
+
+
+@lru_cache(maxsize=256)
+def _baseline(source: Source, device: str, jitter: float, seed: int, where: Where, baseline: str) -> tuple[str, Time]:
+    """The baseline at its best, as a notation, and its iteration time."""
+    work, place = _work(source, device, jitter, seed), _place(where)
+    best = tune(work, place, baseline)
+    return str(best), simulate(work, place, best, trace=False).iteration_time

@@ -1,0 +1,96 @@
+"""Where results are kept until a sweep is whole: a folder of files that are only ever added, each written in one step.
+
+A kill at any moment leaves whole entries, so what was written is never lost and what is in them is never simulated
+again. A lock keeps two sweeps out of one folder; the system lets go of it however a process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+import foretrain
+from foretrain.errors import ConfigError
+from foretrain.experiments.result import ScenarioResult
+from foretrain.files import write_atomically
+
+
+class StoredResults(msgspec.Struct, frozen=True):
+    """One file: results, and the version of foretrain that found them."""
+
+    version: str
+    results: list[ScenarioResult]
+
+
+class ResultStore:
+    """The entries of one folder, while this process has it. Use it as a context manager.
+
+    Args:
+        folder: made where it is not there.
+
+    Attributes:
+        found: by id, all results of this version of foretrain that are in the folder.
+        stale: how many are there of other versions; they count for nothing.
+
+    Raises ConfigError when another process has the folder, or when an entry cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.found: dict[str, ScenarioResult] = {}
+        self.stale = 0
+        try:
+            folder.mkdir(exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            problem = f"cannot be used ({error.strerror or error})"
+            raise ConfigError("journal", str(folder), problem, "name an output in a folder you may write to") from None
+
+    def __enter__(self) -> ResultStore:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            remedy = "wait for it, or name another output"
+            raise ConfigError("journal", str(self._folder), "is in use by another sweep", remedy) from None
+        try:
+            self._read()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def _read(self) -> None:
+        for path in self._folder.glob(".*.tmp"):
+            path.unlink()  # half an entry, of a process that was killed while it wrote
+        decoder = msgspec.json.Decoder(StoredResults)
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                entry = decoder.decode(path.read_bytes())
+            except (msgspec.MsgspecError, OSError) as error:
+                raise ConfigError("journal", str(path), f"cannot be read ({error})", "delete that file") from None
+            if entry.version == foretrain.__version__:
+                self.found |= {result.id: result for result in entry.results}
+            else:
+                self.stale += len(entry.results)
+
+    def add(self, results: Iterable[ScenarioResult]) -> None:
+        """Writes an entry with ``results``, which are in `found` from then on."""
+        new = list(results)
+        if not new:
+            return
+        data = msgspec.json.encode(StoredResults(foretrain.__version__, new))
+        # Named by its content: who was interrupted after the write and writes again adds nothing.
+        write_atomically(self._folder / f"{hashlib.blake2b(data, digest_size=8).hexdigest()}.json", data)
+        self.found |= {result.id: result for result in new}

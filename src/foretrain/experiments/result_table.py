@@ -1,0 +1,204 @@
+"""All results of a sweep as one table: a row for each scenario, in the order of the file; and its Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from foretrain.errors import MissingExtra
+from foretrain.experiments.result import ScenarioResult
+from foretrain.experiments.scenario import Scenario
+from foretrain.experiments.values import Value, quantity
+from foretrain.files import write_atomically
+from foretrain.schedule import POLICIES, spec
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Kind: TypeAlias = Literal["text", "flag", "count", "number", "share", "rate", "size", "time"]
+"""What a column holds: rates are bytes/s, sizes bytes, times seconds, a share 0.05 for 5 %."""
+Row: TypeAlias = dict[str, Any]
+"""A value for each column; None where a scenario has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, what it holds, and what that means."""
+
+    name: str
+    kind: Kind
+    about: str
+
+
+PARAMETERS = (
+    Column("id", "text", "of the scenario: a hash of what is simulated"),
+    Column("workload", "text", "the model's name, or the one in the recorded file"),
+    Column("batch", "count", "samples per GPU"),
+    Column("sequence", "count", "tokens per sample; null: the model's usual number"),
+    Column("precision", "text", "of computation and gradients; null: the model's usual one"),
+    Column("device", "text", "the GPU; null for a recorded workload"),
+    Column("cluster", "text", "notation, placeholders filled in"),
+    Column("policy", "text", "the schedule's name"),
+    Column("asked", "text", "the schedule as the file asks for it"),
+    Column("tuned", "flag", "whether free knobs were searched for their best"),
+    Column("jitter", "share", "spread of the layer times"),
+    Column("seed", "count", "of the jitter"),
+)
+"""What was simulated; axes of clusters (``axis_NAME``) come after these."""
+OUTCOMES = (
+    Column("error", "text", "why it could not be simulated; null where it was"),
+    Column("gpus", "count", "of the whole job"),
+    Column("exchange", "text", "all_reduce, ps or ps_colocated; of a topology the collective"),
+    Column("bandwidth", "rate", "what all hosts of a simple cluster send together; null for a topology"),
+    Column("schedule", "text", "as it ran, with the knobs that were found"),
+    Column("iteration_time", "time", "from one backward pass to the next"),
+    Column("samples_per_second", "number", "of the whole job"),
+    Column("optimum", "time", "T*, which no schedule beats"),
+    Column("gap", "share", "T/T* − 1"),
+    Column("kind", "text", "what binds T*: compute-, communication- or embedding-bound"),
+    Column("layer", "text", "the layer that binds it"),
+    Column("compute", "time", "Σb + Σf: the step if communication were free"),
+    Column("communication", "time", "of the link, if it never idled"),
+    Column("exposed", "time", "communication and updates that nothing hides"),
+    Column("idle", "share", "of the iteration in which the GPU does nothing"),
+    Column("operations", "number", "started in one step"),
+    Column("baseline", "text", "the schedule that speed-ups are counted from, with its knobs"),
+    Column("baseline_time", "time", "its iteration time"),
+    Column("speedup", "number", "baseline_time / iteration_time"),
+)
+"""What came out; knobs of schedules (``knob_NAME``, as they ran) come after these."""
+_PARTS = ("id", "error", "knobs")
+"""Of a result what is not an outcome as it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A sweep's results.
+
+    Attributes:
+        columns: parameters, axes, outcomes, knobs.
+        rows: one for each scenario that has a result.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    def column(self, name: str) -> Column:
+        """The column called ``name``."""
+        return next(column for column in self.columns if column.name == name)
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """Rows of what could not be simulated."""
+        return tuple(row for row in self.rows if row["error"] is not None)
+
+    @property
+    def made(self) -> tuple[Row, ...]:
+        """Rows of what was."""
+        return tuple(row for row in self.rows if row["error"] is None)
+
+    def write(self, path: Path) -> None:
+        """Writes a Parquet file, whole or not at all. MissingExtra without pyarrow."""
+        arrow, parquet = _arrow()
+        made = arrow.Table.from_pylist(list(self.rows), schema=self._schema(arrow))
+        out = BytesIO()
+        parquet.write_table(made, out, compression="zstd")
+        write_atomically(path, out.getvalue())
+
+    def _schema(self, arrow: Any) -> pyarrow.Schema:
+        types = {"text": arrow.string(), "flag": arrow.bool_(), "count": arrow.int64()}
+        return arrow.schema(
+            [
+                arrow.field(column.name, types.get(column.kind, arrow.float64()), metadata={"about": column.about})
+                for column in self.columns
+            ]
+        )
+
+
+def check_parquet() -> None:
+    """Raises MissingExtra without what writes Parquet files: before a long sweep rather than after it."""
+    _arrow()
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise MissingExtra("pyarrow", "sweep", "a Parquet file") from error
+    return pyarrow, parquet
+
+
+def table(scenarios: Mapping[str, Scenario], results: Mapping[str, ScenarioResult]) -> Table:
+    """The results of those of ``scenarios`` that have one."""
+    pairs = [(one, results[known]) for known, one in scenarios.items() if known in results]
+    axes = _axes([one for one, _ in pairs])
+    knobs = _knobs([result for _, result in pairs])
+    columns = (*PARAMETERS, *axes, *OUTCOMES, *knobs)
+    rows = tuple(_parameters(one) | _axis_values(one, axes) | _outcomes(result, knobs) for one, result in pairs)
+    return Table(columns, rows)
+
+
+def _parameters(one: Scenario) -> Row:
+    source = one.source
+    return {
+        "id": one.id,
+        "workload": source.name,
+        "batch": source.batch,
+        "sequence": source.sequence,
+        "precision": source.precision,
+        "cluster": one.where.notation,
+        "policy": spec(one.schedule).name,
+        "asked": one.schedule,
+        "tuned": one.tuned,
+        "jitter": one.jitter,
+        "seed": one.seed,
+    }
+
+
+def _axes(scenarios: Iterable[Scenario]) -> tuple[Column, ...]:
+    """A column for each axis: a number where all its values are of one kind, otherwise text."""
+    kinds: dict[str, set[Kind]] = {}
+    for point in dict.fromkeys(one.where.axes for one in scenarios):
+        for name, value in point:
+            number = quantity(value)
+            kinds.setdefault(name, set()).add(number.kind if number else "text")
+    about = "axis of the clusters"
+    return tuple(
+        Column(f"axis_{name}", found.pop() if len(found) == 1 else "text", about) for name, found in kinds.items()
+    )
+
+
+def _axis_values(one: Scenario, axes: Iterable[Column]) -> Row:
+    mine: dict[str, Value] = {f"axis_{name}": value for name, value in one.where.axes}
+    row: Row = {}
+    for column in axes:
+        value = mine.get(column.name)
+        if value is None or column.kind == "text":
+            row[column.name] = None if value is None else str(value)
+        else:
+            number = quantity(value)
+            assert number is not None
+            row[column.name] = float(number.number)
+    return row
+
+
+def _knobs(results: Iterable[ScenarioResult]) -> tuple[Column, ...]:
+    kinds: dict[str, Kind] = {}
+    for result in results:
+        if result.knobs.keys() - kinds.keys():
+            for knob in POLICIES[spec(result.schedule).name].knobs:
+                kinds.setdefault(knob.name, knob.kind if knob.kind in ("size", "time") else "number")
+    return tuple(Column(f"knob_{name}", kind, "knob of schedules, as they ran") for name, kind in kinds.items())
+
+
+def _outcomes(result: ScenarioResult, knobs: Iterable[Column]) -> Row:
+    if result.error:
+        names = [column.name for column in (*OUTCOMES, *knobs)]
+        return {"device": None, **dict.fromkeys(names), "error": result.error}
+    row: Row = {name: getattr(result, name) for name in ScenarioResult.__struct_fields__ if name not in _PARTS}
+    row |= {"error": None, "device": result.device or None, "bandwidth": result.bandwidth or None}
+    return row | {column.name: result.knobs.get(column.name.removeprefix("knob_")) for column in knobs}

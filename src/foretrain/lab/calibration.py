@@ -1,0 +1,159 @@
+"""What an exchange costs between these hosts: measured over sizes, fitted to max(floor, θ + κ·s).
+
+All are of operations that follow each other closely, several under way: that is how a schedule keeps a link busy. What
+one alone takes longer is latency, which the others hide.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import median
+from typing import TYPE_CHECKING
+
+from foretrain.errors import ConfigError
+from foretrain.lab.messages import CalibrationSample
+from foretrain.network import Cluster
+from foretrain.units import COST_SHIFT, MICROSECOND, MILLISECOND, SECOND, Time
+
+if TYPE_CHECKING:
+    import torch
+
+SIZES = tuple(1 << power for power in (14, 16, 18, 20, 22, 24))
+"""16 KiB to 16 MiB: from where an operation costs more than its bytes to DDP's buckets."""
+_FEW, _MANY = 3, 24
+_TURNS = 3
+_LEAST_LATENCY: Time = MICROSECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """θ (ps), κ (ps per byte), the latency of one operation (ps) and what it takes at least (ps)."""
+
+    overhead: float
+    per_byte: float
+    latency: float
+    floor: float = 0.0
+
+    def time(self, size: int) -> float:
+        """What an operation occupies the link for, ps."""
+        return max(self.floor, self.overhead + self.per_byte * size)
+
+    def on(self, links: Cluster) -> Cluster:
+        """``links`` with the rate and costs at which an exchange over them costs this."""
+        called = replace(links, latency=1, overhead=0, floor=0).cost
+        operated = replace(links, latency=0, overhead=1, floor=1).cost
+        return replace(
+            links.scaled(nominal(links) / self.per_byte),
+            latency=max(_LEAST_LATENCY, round(self.latency / called.latency)),
+            overhead=round(self.overhead / operated.overhead),
+            floor=round(self.floor / operated.floor),
+        )
+
+
+def fit(samples: Iterable[CalibrationSample], fastest: float = 0.0) -> Fit:
+    """The costs with the least sum of absolute *relative* errors: no outlier moves them, no size rules them.
+
+    θ is at least 0 and κ at least ``fastest``, ps per byte: no measurement makes a link faster than it is. The best
+    line runs through two of the points, or through one and along a limit, and the best floor through one, so that
+    trying all of them finds both.
+
+    Raises ConfigError where there are no two sizes.
+    """
+    samples = tuple(samples)
+    points = [(sample.size, sample.time) for sample in _deepest(samples)]
+    if len({size for size, _ in points}) < 2:
+        raise ConfigError("samples", len(points), "are too few to fit a cost", "measure at least two sizes")
+    lines = [(0.0, max(fastest, taken / size)) for size, taken in points]
+    lines += [(taken - fastest * size, fastest) for size, taken in points if fastest]
+    for (size, taken), (other, longer) in combinations(points, 2):
+        if size != other:
+            slope = (longer - taken) / (other - size)
+            lines.append((taken - slope * size, slope))
+    latency = _latency(samples)
+    found = [
+        Fit(overhead, per_byte, latency, floor)
+        for overhead, per_byte in lines
+        if overhead >= 0 and per_byte >= fastest and per_byte > 0
+        for floor in (0.0, *(float(taken) for _, taken in points))
+    ]
+    return min(found, key=lambda one: (sum(abs(one.time(size) / taken - 1) for size, taken in points), one.floor))
+
+
+def _deepest(samples: Sequence[CalibrationSample]) -> list[CalibrationSample]:
+    """Of each size those with the most under way."""
+    deepest: dict[int, int] = {}
+    for sample in samples:
+        deepest[sample.size] = max(sample.depth, deepest.get(sample.size, 0))
+    return [sample for sample in samples if sample.depth == deepest[sample.size]]
+
+
+def _latency(samples: Sequence[CalibrationSample]) -> float:
+    """How much longer one operation alone takes than each of several, by the median over sizes."""
+    alone = {sample.size: sample.time for sample in samples if sample.depth == 1}
+    many = {sample.size: sample.time for sample in _deepest(samples)}
+    return max(0.0, median(alone[size] - many[size] for size in many if size in alone)) if alone else 0.0
+
+
+def nominal(links: Cluster) -> float:
+    """ps that an exchange takes for a byte where nothing but bytes costs."""
+    return links.cost.per_byte / (1 << COST_SHIFT)
+
+
+def calibrate(
+    hosts: int,
+    rate: float,
+    *,
+    sizes: Sequence[int] = SIZES,
+    depths: Sequence[int] = (1, 2),
+    budget: float = 4.0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[CalibrationSample, ...]:
+    """Times all-reduces of the default process group; every rank calls it, and each gets its own times.
+
+    Sizes take turns, so that a disturbance hits several of them once and none of them always; the median counts.
+
+    Args:
+        hosts: how many ranks.
+        rate: nominal, bytes/s; only to choose how often to repeat, alike on every rank.
+        sizes: bytes.
+        depths: how many to have under way.
+        budget: seconds for everything, about.
+        progress: told how many of all cases are done.
+    """
+    import torch
+
+    cases = [(size, depth) for size in sizes for depth in depths]
+    tensor = torch.zeros(max(sizes) // 4)
+    found: dict[tuple[int, int], list[Time]] = {case: [] for case in cases}
+    share = budget / _TURNS / len(cases)
+    for turn in range(_TURNS):
+        for place, (size, depth) in enumerate(cases):
+            expected = 2 * (hosts - 1) / hosts * size / rate + (hosts - 1) * MILLISECOND / SECOND
+            count = min(_MANY, max(_FEW, math.floor(share / expected)))
+            found[size, depth].append(_timed(tensor[: size // 4], count, depth))
+            progress(turn * len(cases) + place + 1, _TURNS * len(cases))
+    return tuple(CalibrationSample(size, depth, int(median(times))) for (size, depth), times in found.items())
+
+
+def _timed(tensor: torch.Tensor, count: int, depth: int) -> Time:
+    """What each of ``count`` all-reduces of ``tensor`` takes, ``depth`` under way; the first ``depth`` do not count."""
+    import torch.distributed as dist
+
+    # Each of those under way has a tensor of its own: gloo would let two write into one at once.
+    tensors = [tensor, *(tensor.clone() for _ in range(depth - 1))]
+    dist.barrier()
+    under_way = [dist.all_reduce(tensors[index], async_op=True) for index in range(depth)]
+    began = 0
+    for index in range(count + depth):
+        work = under_way.pop(0)
+        assert work is not None
+        work.wait()
+        if index == depth - 1:
+            began = time.perf_counter_ns()
+        if index < count:
+            under_way.append(dist.all_reduce(tensors[index % depth], async_op=True))
+    return (time.perf_counter_ns() - began) * 1000 // count

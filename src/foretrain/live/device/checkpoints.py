@@ -1,0 +1,91 @@
+"""Distributed checkpoints of ranks most of which are represented by others, and asynchronous ones.
+
+Represented ranks tell what their representative tells, so the plan of a checkpoint has the representative's parts many
+times over, and theirs not at all. What is written is the live ranks' share, and that
+is what they read again.
+
+# Note [Asynchronous checkpoints]
+A thread that agrees with other ranks on a checkpoint while the script trains does so at another moment in every run,
+and the clock is the rank's: no two forecasts would be alike. And a rank asks the conductor one question at a time, so
+that the threads of two ranks could wait for each other's scripts. So the script's own thread does it, at once. Writing
+takes no virtual time; agreeing takes what its messages take.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from foretrain.live.device.patching import put
+
+
+def install() -> None:
+    """Lets such plans pass, and saves in the script's thread; not before modules are imported, which takes seconds."""
+    package = "torch.distributed.checkpoint"
+    sys.meta_path.insert(
+        0, _Finder({f"{package}.default_planner": _spare, f"{package}._async_thread_executor": _save_at_once})
+    )
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as others do, and changes each when it has been imported."""
+
+    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._changes = changes
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        change = self._changes.get(fullname)
+        if change is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                change(module)
+
+            put(spec.loader, exec_module=exec_module)
+        return spec
+
+
+def _save_at_once(module: ModuleType) -> None:
+    """See Note [Asynchronous checkpoints]."""
+
+    def execute_save(self: Any, staging_future_or_state_dict: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            saved = module.save_wrapper(staging_future_or_state_dict=staging_future_or_state_dict, **named)
+        except Exception as error:  # for whoever asks for the result
+            done.set_exception(error)
+        else:
+            done.set_result(saved)
+        return done
+
+    put(module._ThreadBasedAsyncCheckpointExecutor, execute_save=execute_save)
+
+
+def _spare(module: ModuleType) -> None:
+    plain_dedup, plain_validate = module.dedup_save_plans, module._validate_global_plan
+
+    def dedup_save_plans(plans: list[Any], *rest: Any) -> list[Any]:
+        first = {_parts(plan): rank for rank, plan in reversed(list(enumerate(plans)))}
+        own = [plan if first[_parts(plan)] == rank else replace(plan, items=[]) for rank, plan in enumerate(plans)]
+        return plain_dedup(own, *rest)
+
+    def validate(plans: list[Any], metadata: Any) -> list[str]:
+        return [] if any(not plan.items for plan in plans) else plain_validate(plans, metadata)
+
+    put(module, dedup_save_plans=dedup_save_plans, _validate_global_plan=validate)
+
+
+def _parts(plan: Any) -> frozenset[Any]:
+    return frozenset(item.index for item in plan.items)

@@ -1,0 +1,225 @@
+"""``torch.compile`` without a code generator: the same graphs, run operator by operator, charged as if fused.
+
+TorchInductor turns runs of pointwise operators and reductions into one Triton kernel that reads its inputs and writes
+its outputs once. Here Dynamo and AOTAutograd trace and partition as always; then each maximal run of fusible operators
+in the order of the graph is charged as one kernel of its boundary's bytes, and its operators cost nothing themselves
+(Note [Fused regions] in ``native/kernels.hpp``). Matrix products, convolutions, attention and collectives stay what
+they are. Where CUDA graphs are asked for (``mode="reduce-overhead"``, ``"max-autotune"``), the host pays for one launch
+a graph.
+
+Departs from Inductor in that a run ends where any other operator stands between, even one that does not depend on
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+from foretrain.live.device.patching import put
+
+Charge = Callable[[int], tuple[int, int]]
+"""From bytes moved by a fused kernel to its duration in ps and provenance."""
+
+_charge: list[Charge] = []
+
+
+def install(device: ModuleType) -> None:
+    """Makes ``torch.compile`` use this backend where it would use Inductor, CUDA graphs included."""
+    plain = torch.compile
+    module_compile = torch.nn.Module.compile
+
+    def ours(given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("backend", "inductor") not in ("inductor", "cudagraphs"):
+            return given
+        kept = {name: value for name, value in given.items() if name not in ("mode", "options")}
+        replayed = given.get("mode") in _REPLAYED or bool((given.get("options") or {}).get("triton.cudagraphs"))
+        return kept | {"backend": _backend(device, replayed)}
+
+    def compiled(model: Any = None, **given: Any) -> Any:
+        return plain(model, **ours(given))
+
+    def compile_module(self: torch.nn.Module, *args: Any, **given: Any) -> None:
+        module_compile(self, *args, **ours(given))
+
+    put(torch, compile=compiled)
+    put(torch.nn.Module, compile=compile_module)
+
+
+def set_charge(charge: Charge) -> None:
+    """How long fused kernels take; set in each rank."""
+    _charge[:] = [charge]
+
+
+_REPLAYED = ("reduce-overhead", "max-autotune")
+"""Modes in which TorchInductor puts what it compiled into CUDA graphs."""
+
+_backends: dict[bool, Any] = {}
+
+
+def _backend(device: ModuleType, replayed: bool) -> Any:
+    # One object each, as Dynamo compiles again for another.
+    if replayed not in _backends:
+        # Imported on first use: it takes a second, and most scripts do not compile.
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor.decomposition import select_decomp_table
+
+        def compiled(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+            from torch._functorch._aot_autograd.utils import make_boxed_func
+
+            fuse(graph, device)
+            return make_boxed_func(_run(graph, device, replayed))
+
+        _backends[replayed] = aot_autograd(
+            fw_compiler=compiled,
+            bw_compiler=compiled,
+            partition_fn=min_cut_rematerialization_partition,
+            # TorchInductor's own: what is kept for the backward pass and what is fused depends on them.
+            decompositions=select_decomp_table(),
+        )
+    return _backends[replayed]
+
+
+def _run(graph: fx.GraphModule, device: ModuleType, replayed: bool) -> Callable[..., Any]:
+    """Calls ``graph``, whose launches cost the host as much as one if they are replayed."""
+
+    def run(*inputs: Any) -> Any:
+        launch = device.launch()
+        if replayed:
+            device.spend(launch)
+            device.set_launch(0)
+        try:
+            return graph.forward(*inputs)
+        except BaseException:
+            device.abandon_fused()
+            raise
+        finally:
+            device.set_launch(launch)
+
+    return run
+
+
+def fuse(graph: fx.GraphModule, device: ModuleType) -> int:
+    """Brackets every run of fusible operators in ``graph``; returns how many kernels they became."""
+    runs = _runs(graph.graph)
+    for run in runs:
+        moved = boundary(run)
+        last = run[-1]
+        with graph.graph.inserting_before(run[0]):
+            graph.graph.call_function(device.begin_fused)
+        with graph.graph.inserting_after(last):
+            graph.graph.call_function(_Kernel(device, moved, len(run)))
+    graph.recompile()
+    return len(runs)
+
+
+class _Kernel:
+    """Ends a fused region and launches the one kernel it became."""
+
+    def __init__(self, device: ModuleType, moved: int, operators: int) -> None:
+        self._device, self._moved = device, moved
+        self.__name__ = self.__qualname__ = f"fused_{operators}"
+        self.__module__ = __name__
+
+    def __call__(self) -> None:
+        self._device.end_fused()
+        duration, provenance = _charge[0](self._moved)
+        self._device.launch_fused(f"triton_{self.__name__}", duration, provenance)
+
+
+def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
+    """Maximal runs of two and more fusible operators; views between them belong to them."""
+    runs: list[list[fx.Node]] = []
+    run: list[fx.Node] = []
+    for node in [*graph.nodes, None]:
+        if node is not None and node.op == "call_function" and (_fusible(node) or (run and _free(node))):
+            run.append(node)
+            continue
+        if sum(map(_fusible, run)) > 1:
+            runs.append(run)
+        run = []
+    return runs
+
+
+def _fusible(node: fx.Node) -> bool:
+    """Pointwise operators, reductions and normalisations: what Inductor generates Triton for."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target is torch.ops.aten.scatter.value:  # of a constant into a constant: a comparison, in a loss's gradient
+        return True
+    tags, name = node.target.tags, node.target.overloadpacket._qualified_op_name
+    return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in _ALSO
+
+
+def _free(node: fx.Node) -> bool:
+    """Views, and Python's own operators on tuples."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__name__", "") == "getitem"
+    return target.is_view
+
+
+_ALSO = {
+    f"aten::{name}"
+    for name in (
+        "_softmax",
+        "_softmax_backward_data",
+        "_log_softmax",
+        "_log_softmax_backward_data",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "_fused_rms_norm",
+        "_fused_rms_norm_backward",
+        "native_dropout",
+        "native_dropout_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "native_batch_norm",
+        "native_batch_norm_backward",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "silu_backward",
+        "gelu_backward",
+        "sum",
+        "mean",
+        "amax",
+        "cat",
+        "clone",
+        "_to_copy",
+        "full",
+        "scalar_tensor",
+        "arange",
+        "full_like",
+        "zeros_like",
+        "ones_like",
+        "embedding",
+        "index",
+        "gather",
+        "slice_backward",
+        "constant_pad_nd",
+    )
+} | {"prims::convert_element_type", "prims::iota"}
+
+
+def boundary(run: Sequence[fx.Node]) -> int:
+    """Bytes that a kernel of all of ``run`` reads and writes: what comes from outside, and what is used there."""
+    inside = set(run)
+    read = {source for node in run for source in node.all_input_nodes if source not in inside}
+    written = [node for node in run if not _free(node) and any(_outside(user, inside) for user in node.users)]
+    return sum(map(_bytes, read)) + sum(map(_bytes, written))
+
+
+def _outside(user: fx.Node, inside: set[fx.Node]) -> bool:
+    """Whether a result leaves the run by way of ``user``, perhaps as a view."""
+    return user not in inside or (_free(user) and any(_outside(next_, inside) for next_ in user.users))
+
+
+def _bytes(node: fx.Node) -> int:
+    values = node.meta.get("val")
+    tensors = values if isinstance(values, (tuple, list)) else (values,)
+    return sum(int(one.numel()) * one.element_size() for one in tensors if isinstance(one, torch.Tensor))

@@ -1,0 +1,280 @@
+"""What ``torch.cuda`` asks of its C part: devices, memory, properties, random numbers.
+
+A build without CUDA lacks the functions ``torch._C._cuda_*``; the Python around them is the same in every build, and
+calls these instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.cuda.nccl
+import torch.cuda.random
+
+from foretrain.device import Device
+from foretrain.live.device import graphs, nvtx, profiler, storages, streams
+from foretrain.live.device.operator_cost import PROVENANCES
+from foretrain.live.device.patching import put
+from foretrain.units import SECOND
+
+CUDA = "12.8"
+"""The CUDA release that the device claims; torch 2.13's own default build."""
+NCCL = (2, 29, 3)
+CUDNN = 91002
+"""9.10.2, in the same build."""
+
+_MODELLED = PROVENANCES.index("modelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What ``torch.cuda.get_device_properties`` returns; names are PyTorch's."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    L2_cache_size: int = 50 << 20
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    regs_per_multiprocessor: int = 65536
+    warp_size: int = 32
+    shared_memory_per_block: int = 48 << 10
+    shared_memory_per_block_optin: int = 227 << 10
+    shared_memory_per_multiprocessor: int = 228 << 10
+    clock_rate: int = 1_980_000
+    memory_clock_rate: int = 2_619_000
+    memory_bus_width: int = 5120
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    gcnArchName: str = ""  # noqa: N815
+    uuid: str = "00000000-0000-0000-0000-000000000000"
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+
+
+def install(device: ModuleType, properties: Properties) -> None:
+    """Makes ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
+    streams.install(device)
+    graphs.install(device)
+    nvtx.install(device)
+    profiler.install(device)
+    put(torch._C, **_functions(device, properties), _CudaDeviceProperties=Properties)
+    put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
+    put(torch._C, **{name: type(name, (), {}) for name in _ABSENT_TYPES if not hasattr(torch._C, name)})
+    put(torch._C, **{name: _nothing for name in _ABSENT_FUNCTIONS if not hasattr(torch._C, name)})
+    put(torch._C, **dict.fromkeys(_SEVERAL_GPUS, _refuse_several_gpus))
+    put(torch.version, cuda=CUDA)
+    put(torch.backends.cuda, is_built=lambda: True)
+    # No tensor is acceptable to it: recurrent layers are those of PyTorch itself.
+    put(torch.backends.cudnn, version=lambda: CUDNN, is_acceptable=lambda tensor: False)
+    put(torch.cuda.nccl, version=lambda: NCCL, is_available=lambda tensors: True)
+    storages.install(device)
+    _printing(device)
+
+
+def properties_of(gpu: Device) -> Properties:
+    """Of a preset."""
+    major, minor = gpu.capability
+    return Properties(gpu.product, major, minor, gpu.memory, gpu.sms, gpu.l2)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands for what nobody calls here."""
+
+
+def _refuse_several_gpus(*_: Any, **__: Any) -> None:
+    raise NotImplementedError(
+        "torch.nn.DataParallel: a simulated process computes on one GPU; use "
+        "torch.nn.parallel.DistributedDataParallel, with a process for each GPU, which foretrain simulate starts"
+    )
+
+
+def _runtime(device: ModuleType) -> SimpleNamespace:
+    """The CUDA runtime as ``torch.cuda.cudart()`` shows it; all of it succeeds, and none of it takes time."""
+
+    def success(*_: Any) -> int:
+        return 0
+
+    return SimpleNamespace(
+        cudaError=_CudaError,
+        cudaGetErrorString=lambda error: "no error" if error == 0 else "unknown error",
+        cudaProfilerStart=success,
+        cudaProfilerStop=success,
+        cudaHostRegister=success,
+        cudaHostUnregister=success,
+        cudaStreamCreate=success,
+        cudaStreamDestroy=success,
+        cudaMemGetInfo=device.memory_info,
+    )
+
+
+class _CudaError(int):
+    """``cudaError_t``."""
+
+    success = 0
+
+
+def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
+    """The functions of ``torch._C`` that a build with CUDA has."""
+    arch = f"sm_{properties.major}{properties.minor}"
+
+    def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
+        device.set_device(device_index)
+        device.set_stream(stream_id, device_index)
+
+    def sleep(cycles: int) -> None:
+        device.launch_fused("spin_kernel", cycles * SECOND // (properties.clock_rate * 1000), _MODELLED)
+
+    def snapshot(*_: Any) -> dict[str, Any]:
+        segments = [one for index in range(device.device_count()) for one in device.memory_snapshot(index)]
+        return {"segments": segments, "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+
+    return {
+        "_cuda_init": lambda: None,
+        "_cuda_getDeviceCount": device.device_count,
+        "_cuda_setDevice": device.set_device,
+        "_cuda_getDevice": device.current_device,
+        "_cuda_exchangeDevice": device.exchange_device,
+        "_cuda_maybeExchangeDevice": device.exchange_device,
+        "_cuda_synchronize": lambda: device.synchronize(-1),
+        "_cuda_setStream": set_stream,
+        "_cuda_getCurrentStream": lambda index: (device.current_stream(index), index, 1),
+        "_cuda_getDefaultStream": lambda index: (0, index, 1),
+        "_cuda_getCurrentRawStream": device.current_stream,
+        "_cuda_isCurrentStreamCapturing": device.capturing,
+        "_cuda_canDeviceAccessPeer": lambda one, other: True,
+        "_cuda_hasPrimaryContext": lambda index: True,
+        "_cuda_getArchFlags": lambda: arch,
+        "_cuda_getCompiledVersion": lambda: int(float(CUDA) * 1000) // 10 * 10,
+        "_cuda_get_device_properties": lambda index: properties,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_set_sync_debug_mode": lambda mode: None,
+        "_cuda_sleep": sleep,
+        "_cuda_getCurrentBlasHandle": lambda: 1,
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_lock_mutex": lambda: None,
+        "_cuda_unlock_mutex": lambda: None,
+        "_cuda_emptyCache": device.empty_cache,
+        "_host_emptyCache": lambda: None,
+        "_cuda_memoryStats": device.memory_stats,
+        "_cuda_resetPeakMemoryStats": device.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": device.reset_accumulated,
+        "_cuda_setMemoryFraction": device.set_memory_fraction,
+        "_cuda_getMemoryFraction": device.memory_fraction,
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_record_memory_history": lambda *_, **__: None,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_cudaCachingAllocator_set_allocator_settings": device.set_allocator_settings,
+        "_accelerator_setAllocatorSettings": device.set_allocator_settings,
+        "_has_cudnn": True,
+        "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+        "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
+        "_cuda_attach_out_of_memory_observer": lambda call: None,
+    }
+
+
+def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
+    """What of ``torch.cuda`` was bound to placeholders on import, or would look for a driver."""
+
+    def generator(of: Any) -> torch.Generator:
+        index = of if isinstance(of, int) else torch.device(of).index
+        return device.default_generator(-1 if index is None else index)
+
+    def get_rng_state(device: Any = "cuda") -> torch.Tensor:
+        return generator(device).get_state()
+
+    def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+        generator(device).set_state(new_state)
+
+    put(torch.cuda.random, get_rng_state=get_rng_state, set_rng_state=set_rng_state)
+
+    def maybe_exchange_device(of: int) -> int:
+        # Dynamo tells the two functions apart by identity.
+        return device.exchange_device(of)
+
+    def index(of: Any) -> int:
+        number = of if isinstance(of, int) else None if of is None else torch.device(of).index
+        return -1 if number is None else number
+
+    return {
+        "_cudart": _runtime(device),
+        "_initialized": True,
+        "_lazy_init": lambda: None,
+        "_is_compiled": lambda: True,
+        "_exchange_device": device.exchange_device,
+        "_maybe_exchange_device": maybe_exchange_device,
+        "device_count": device.device_count,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: properties.major >= 8,
+        "get_device_properties": lambda device=None: properties,
+        "_get_device_properties": lambda device: properties,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_device_name": lambda device=None: properties.name,
+        "mem_get_info": lambda device_=None: device.memory_info(index(device_)),
+        "default_generators": tuple(device.default_generator(k) for k in range(device.device_count())),
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
+        "utilization": lambda device=None: 100,
+        "temperature": lambda device=None: 50,
+        "power_draw": lambda device=None: 400_000,
+        "clock_rate": lambda device=None: properties.clock_rate // 1000,
+    }
+
+
+def _printing(device: ModuleType) -> None:
+    """Printing a tensor shows its values, and most here have none."""
+    import torch._tensor_str
+
+    plain = torch._tensor_str._str
+
+    def text(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        plain_cuda = type(self) in (torch.Tensor, torch.nn.Parameter) and self.is_cuda
+        if tensor_contents is None and plain_cuda and not device.has_values(self):
+            return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
+        return plain(self, tensor_contents=tensor_contents)
+
+    put(torch._tensor_str, _str=text)
+
+
+_SEVERAL_GPUS = (
+    "_broadcast",
+    "_broadcast_coalesced",
+    "_broadcast_out",
+    "_gather",
+    "_gather_out",
+    "_scatter",
+    "_scatter_out",
+)
+"""What one process calls to use several GPUs."""
+_ABSENT_TYPES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator", "_MemPool")
+_ABSENT_FUNCTIONS = (
+    "_cuda_beginAllocateCurrentThreadToPool",
+    "_cuda_beginAllocateCurrentStreamToPool",
+    "_cuda_beginAllocateToPool",
+    "_cuda_endAllocateToPool",
+    "_cuda_endAllocateCurrentStreamToPool",
+    "_cuda_releasePool",
+    "_cuda_checkPoolLiveAllocations",
+    "_construct_storage_from_data_pointer",
+    "_cuda_getCheckpointState",
+    "_cuda_setCheckpointPoolState",
+    "_free_And_Remove_DeleterFn",
+    "_has_Standard_Deleter",
+    "_set_cached_tensors_enabled",
+    "_add_cached_tensor",
+    "_remove_cached_tensor",
+    "_construct_CUDA_Tensor_From_Storage_And_Metadata",
+    "_storage_Use_Count",
+    "_set_storage_access_error_msg",
+    "_set_storage_data_ptr_access_error_msg",
+    "_cuda_changeCurrentAllocator",
+    "_tensors_data_ptrs_at_indices_equal",
+    "_map_Storage_Refs",
+)
+"""What TorchInductor imports when there is a GPU, though nothing here calls it."""

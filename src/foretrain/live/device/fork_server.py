@@ -1,0 +1,184 @@
+"""The process that all simulated ranks are forked from: PyTorch imported and the device activated once.
+
+# Note [Talk with the zygote]
+``python -m foretrain.live.device.fork_server FD`` serves the process that started it over the socket FD, in lines of
+JSON. It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a socket for that rank beside it; it tells
+``{"building": [done, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
+with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. It leads a process group of its own,
+which holds its ranks, their workers, and compilers. When its socket closes, or who started it dies, it removes the
+folder of the run and ends the group; and the kernel ends a rank when the zygote dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from types import ModuleType
+from typing import Any
+
+from foretrain.errors import ForetrainError
+from foretrain.live.device import native_build
+from foretrain.live.device.settings import RankSettings
+
+_SET_DEATH_SIGNAL = 1
+"""Linux's PR_SET_PDEATHSIG."""
+_LINE = 1 << 16
+_STACK = 64 << 20
+
+
+def main(descriptor: int) -> None:
+    """Serves until the socket closes."""
+    signal.signal(signal.SIGTERM, lambda *_: _end_group())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides what ends
+    _die_with_parent(signal.SIGTERM)
+    _deepen_stack()
+    with socket.socket(fileno=descriptor) as control:
+        try:
+            told, _ = _receive(control)
+            if not told:
+                return
+            settings = RankSettings.from_json(json.loads(told)["settings"])
+            signal.signal(signal.SIGTERM, lambda *_: _end_group(settings))
+            device = native_build.load(lambda done, every: _tell(control, building=[done, every]))
+            _prepare(device, settings)
+        except (ForetrainError, ImportError, OSError) as error:
+            _tell(control, failed=str(error))
+            return
+        _tell(control, ready=True)
+        _Nursery(control, device, settings).serve()
+    _end_group(settings)
+
+
+def _prepare(device: ModuleType, settings: RankSettings) -> None:
+    """Activates the device, and imports what the script will import, so that ranks share it."""
+    from foretrain.live.device import preload, rank
+
+    rank.activate(device, settings)
+    preload.share(settings)
+    if settings.schedule is not None:
+        importlib.import_module("torch._dynamo.trace_rules")  # what follows needs it, and it takes long
+
+        importlib.import_module("foretrain.live.device.simulated_ddp")
+    gc.collect()
+    gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
+
+
+class _Nursery:
+    """Forks ranks and tells of their ends."""
+
+    def __init__(self, control: socket.socket, device: ModuleType, settings: RankSettings) -> None:
+        self._control, self._device, self._settings = control, device, settings
+        self._ranks: dict[int, int] = {}
+
+    def serve(self) -> None:
+        """Until the other end of the control socket is closed."""
+        wakeup, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._control, selectors.EVENT_READ)
+            ready.register(wakeup, selectors.EVENT_READ)
+            while self._handle({key.fileobj for key, _ in ready.select()}, wakeup):
+                pass
+
+    def _handle(self, ready: set[Any], wakeup: int) -> bool:
+        if wakeup in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 1024)
+            self._reap()
+        if self._control in ready:
+            text, descriptors = _receive(self._control)
+            if not text:
+                return False
+            self._fork(json.loads(text)["fork"], descriptors[0])
+        return True
+
+    def _fork(self, rank: int, descriptor: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become(rank, descriptor)
+        os.close(descriptor)
+        self._ranks[pid] = rank
+        _tell(self._control, forked=rank, pid=pid)
+
+    def _become(self, rank: int, descriptor: int) -> None:
+        """The rank's whole life; never returns."""
+        from foretrain.live.device.rank import run
+        from foretrain.live.device.script import SimulationEnded
+
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _die_with_parent(signal.SIGKILL)
+            self._control.close()
+            status = run(self._device, self._settings, rank, descriptor)
+        except SimulationEnded:
+            pass  # the conductor has ended the simulation, and its command says why
+        except BaseException as error:
+            sys.stderr.write(f"foretrain: rank {rank}: {error}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(status & 0xFF)
+
+    def _reap(self) -> None:
+        while self._ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            if pid in self._ranks:
+                _tell(self._control, ended=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
+
+
+def _end_group(settings: RankSettings | None = None) -> None:
+    """Ends everything that was started here, this process included."""
+    if settings is not None:
+        for path in (settings.store, settings.operators):
+            if path:
+                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(143)
+
+
+def _deepen_stack() -> None:
+    """Dynamo's tracing of a deep model recurses further than the usual 8 MiB; ranks inherit the limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK if most == resource.RLIM_INFINITY else min(most, _STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
+
+
+def _receive(control: socket.socket) -> tuple[str, list[int]]:
+    """One message and the sockets beside it; empty when the other end is closed."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, _LINE, 1)
+    except ConnectionResetError:  # closed before it had read all that we told
+        return "", []
+    return data.decode(), descriptors
+
+
+def _tell(control: socket.socket, **message: Any) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        control.sendall(json.dumps(message).encode())
+
+
+def _die_with_parent(number: int) -> None:
+    """Where the system can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

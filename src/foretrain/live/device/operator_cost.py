@@ -1,0 +1,125 @@
+"""What an operator of the fake device costs: asked once per operator and shapes, and remembered in C++."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from foretrain.device import calls
+from foretrain.device.aten import Meta, work
+from foretrain.device.calibration import Calibration
+from foretrain.device.calls import OperatorCall
+from foretrain.device.gpu import Device
+from foretrain.device.model import PROVENANCES, OperatorModel
+from foretrain.device.tensors import moved
+from foretrain.device.work import Attention, Gemm, HostCopy, MemoryWork, Nothing, Unknown, Work
+
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "Bool": "bool",
+    "BFloat16": "bfloat16",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+
+
+def share(device: Device) -> None:
+    """Reads the tables that most scripts need of ``device``, so that ranks forked after this share them: 16 MiB."""
+    model = OperatorModel(device)
+    for shape in (Gemm(128, 128, 128), Attention(1, 1, 1, 128, 128, 128)):
+        model.estimate(shape)
+
+
+class Prices:
+    """The callable that the extension asks; see ``set_price`` in ``native/kernels.hpp``.
+
+    Args:
+        device: what computes.
+        factor: multiplies every duration that was not measured on such a device.
+        measured: what was.
+        remembering: whether to keep what it was asked for, for `write`.
+    """
+
+    def __init__(
+        self, device: Device, factor: float = 1.0, measured: Calibration | None = None, *, remembering: bool = False
+    ) -> None:
+        self._models = {(False, True): OperatorModel(device, factor, measured=measured)}
+        self._unknown: Counter[str] = Counter()
+        self._remembering = remembering
+        self._asked: dict[object, OperatorCall] = {}
+
+    def __call__(
+        self, operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]
+    ) -> tuple[int, str, int, float, float]:
+        """Duration in ps, the kernel's name, the number of its provenance, FLOPs, and the duration's relative sigma."""
+        call = OperatorCall(operator, _metas(arguments))
+        what = _work(operator, call.arguments, _metas(results))
+        if self._remembering and not isinstance(what, Nothing):
+            self._asked.setdefault(call.key, call)
+        model = self._model(*_tf32())
+        known = model.measured_call(call)
+        estimate = known or model.estimate(what)
+        if isinstance(what, Unknown) and not known:
+            self._unknown[operator] += 1
+        number = PROVENANCES.index(estimate.provenance)
+        return estimate.time, operator, number, getattr(what, "flops", 0), estimate.sigma
+
+    def fused(self, moved: int) -> tuple[int, int]:
+        """The same of a fused kernel that moves this many bytes."""
+        estimate = self._model(*_tf32()).estimate(MemoryWork(moved))
+        return estimate.time, PROVENANCES.index(estimate.provenance)
+
+    def _model(self, products: bool, convolutions: bool) -> OperatorModel:
+        """Where FP32 is computed in TF32; what was measured, was with PyTorch's defaults, and is taken for all."""
+        found = self._models.get((products, convolutions))
+        if found is None:
+            default = self._models[False, True]
+            found = replace(default, tf32=products, tf32_convolutions=convolutions)
+            self._models[products, convolutions] = found
+        return found
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the different operators that it was asked for, as `foretrain.device.calls` reads them."""
+        calls.dump(self._asked.values(), path)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Operators that nothing is known of but the bytes of their arguments."""
+        return sorted(self._unknown)
+
+
+def _tf32() -> tuple[bool, bool]:
+    """Whether products and convolutions of FP32 matrices may use TF32 now, whichever way the script has said so."""
+    precision = torch._C._get_fp32_precision_getter
+    return precision("cuda", "matmul") == "tf32", precision("cuda", "conv") == "tf32"
+
+
+def _work(operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]) -> Work:
+    if operator.startswith("Memcpy"):
+        return HostCopy(moved(arguments[0]), pinned="Pinned" in operator)
+    return work(operator, arguments, results)
+
+
+def _metas(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with tensors as `Meta`: the extension describes them as (shape, stride, C++ dtype, device)."""
+    return tuple(_meta(value) if isinstance(value, tuple) else value for value in values)
+
+
+def _meta(value: tuple[Any, ...]) -> Any:
+    match value:
+        case (tuple() as shape, tuple() as stride, str() as dtype, str() as device):
+            return Meta(shape, stride, _DTYPES.get(dtype, dtype.lower()), device)
+    return _metas(value)

@@ -1,0 +1,244 @@
+"""Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, Store
+from torch.distributed import device_mesh, distributed_c10d
+
+from foretrain.errors import ConfigError
+from foretrain.live.device.patching import put
+
+
+def install(device: ModuleType, store: Callable[[], Store]) -> None:
+    """Puts simulated process groups in place of NCCL's and Gloo's.
+
+    Args:
+        device: the loaded extension.
+        store: makes the store that ranks meet in.
+    """
+    _install_nccl(device)
+    _install_gloo(device)
+    _install_rendezvous(store)
+    _install_families(device)
+    _install_objects()
+    put(dist, set_timeout=lambda *_, **__: None)
+    # A build without NCCL has none, and would say so.
+    put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
+
+
+def expect(world: int, rank: int) -> None:
+    """Refuses a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process."""
+    helper = distributed_c10d._new_process_group_helper
+
+    def make(group_size: int, group_rank: int, *rest: Any, **named: Any) -> Any:
+        if not dist.is_initialized() and group_size >= 0:
+            remedy = "pass what RANK and WORLD_SIZE say, or nothing"
+            if group_size != world:
+                remedy = f"name a --cluster of {group_size} GPUs, or {remedy}"
+                raise ConfigError("init_process_group world_size", group_size, f"is not the job's {world}", remedy)
+            if group_rank != rank:
+                raise ConfigError("init_process_group rank", group_rank, f"is not this process's {rank}", remedy)
+        return helper(group_size, group_rank, *rest, **named)
+
+    put(distributed_c10d, _new_process_group_helper=make)
+
+
+class NcclOptions(Backend.Options):
+    """``ProcessGroupNCCL.Options``."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__("nccl")
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = _Configuration()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NcclOptions:
+        return NcclOptions(self.is_high_priority_stream)
+
+
+class _Configuration:
+    """``ncclConfig_t``: takes whatever is set, none of which has an effect here."""
+
+
+class _Named(type):
+    """isinstance by the backend's name, as all groups here are of one C++ class."""
+
+    backend: str
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Backend) and instance.name() == cls.backend
+
+
+def _install_nccl(device: ModuleType) -> None:
+    class ProcessGroupNCCL(metaclass=_Named):
+        """Simulated; isinstance holds for every group of backend "nccl"."""
+
+        backend = "nccl"
+        Options = NcclOptions
+        NCCLConfig = _Configuration
+
+        def __new__(cls, store: Store, rank: int, size: int, options: Any = None, **_: Any) -> Any:
+            return device.group("nccl", rank, _ranks(options, size), options or NcclOptions())
+
+    for module in (distributed_c10d, dist):
+        put(module, ProcessGroupNCCL=ProcessGroupNCCL, is_nccl_available=lambda: True)
+    put(distributed_c10d, _NCCL_AVAILABLE=True)
+    lacking = {
+        "options": property(lambda self: NcclOptions()),
+        "comm_split_count": lambda self: 0,
+        "perform_nocolor_split": lambda self, device: None,
+        "register_mem_pool": lambda self, pool: None,
+        "deregister_mem_pool": lambda self, pool: None,
+    }
+    put(Backend, **{name: value for name, value in lacking.items() if not hasattr(Backend, name)})
+
+
+def _install_gloo(device: ModuleType) -> None:
+    def create(store: Store, rank: int, size: int, timeout: Any) -> Any:
+        ranks = _member_ranks[-1] if _member_ranks and len(_member_ranks[-1]) == size else list(range(size))
+        return device.group("gloo", rank, list(ranks), Backend.Options("gloo"))
+
+    class ProcessGroupGloo(metaclass=_Named):
+        """Simulated; isinstance holds for every group of backend "gloo"."""
+
+        backend = "gloo"
+
+        def __new__(cls, store: Store, rank: int, size: int, timeout: Any = None) -> Any:
+            return create(store, rank, size, timeout)
+
+    for module in (distributed_c10d, dist):
+        put(module, ProcessGroupGloo=ProcessGroupGloo)
+
+
+def _ranks(options: Any, size: int) -> list[int]:
+    return list(getattr(options, "global_ranks_in_group", None) or range(size))
+
+
+def _install_rendezvous(store: Callable[[], Store]) -> None:
+    """Ranks meet in the run's own store; see Note [Stores] in `foretrain.live.device.stores`."""
+    # `torch.distributed.rendezvous` is the function, which hides the module of the same name.
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+    put(rendezvous, TCPStore=lambda *_, **__: store(), _create_c10d_store=lambda *_, **__: store())
+
+
+_member_ranks: list[Sequence[int]] = []
+"""Of the group that is being made; Gloo's constructor is not told."""
+
+
+_local_families: list[set[int]] = []
+"""The ranks of families of groups whose members alone need make them; the same one for each group of a family."""
+
+
+def hidden_siblings(world: int) -> str | None:
+    """What to warn of, if the script has told of some groups that members make alone, but not of those of all ranks."""
+    if all(len(told) == world for told in _local_families):
+        return None
+    return (
+        "new_group(use_local_synchronization=True) has told of a group, but not of those that other ranks make: where"
+        " their traffic shares links, times are too short; make all groups on all ranks, or simulate with --live all"
+    )
+
+
+def _install_families(device: ModuleType) -> None:
+    """Tells of every group that a script makes, its own or not: they say which ranks are alike."""
+    families = _Families(device.announce_group)
+    helper = distributed_c10d._new_process_group_helper
+
+    def make(group_size: int, group_rank: int, global_ranks_in_group: Sequence[int], *rest: Any, **named: Any) -> Any:
+        ranks = list(global_ranks_in_group) or list(range(group_size))
+        families.add(ranks)
+        _member_ranks.append(ranks)
+        try:
+            return helper(group_size, group_rank, global_ranks_in_group, *rest, **named)
+        finally:
+            _member_ranks.pop()
+
+    put(distributed_c10d, _new_process_group_helper=make)
+    plain = dist.new_group
+
+    def new_group(ranks: Any = None, *rest: Any, use_local_synchronization: bool = False, **named: Any) -> Any:
+        if use_local_synchronization and ranks is not None and dist.get_rank() not in ranks:
+            families.add(sorted(ranks))  # of which PyTorch makes nothing
+        made = plain(ranks, *rest, use_local_synchronization=use_local_synchronization, **named)
+        if use_local_synchronization and ranks is not None:
+            _local_families.append(families.told)
+        return made
+
+    for module in (dist, distributed_c10d, device_mesh):
+        put(module, new_group=new_group)
+    split = dist.split_group
+
+    def split_group(parent_pg: Any = None, split_ranks: Any = None, *rest: Any, **named: Any) -> Any:
+        for ranks in split_ranks or ():
+            families.add(dist.get_process_group_ranks(parent_pg or dist.group.WORLD)[rank] for rank in ranks)
+        return split(parent_pg, split_ranks, *rest, **named)
+
+    for module in (dist, distributed_c10d, device_mesh):
+        put(module, split_group=split_group)
+
+
+def _install_objects() -> None:
+    """Objects of a root that is not executed are those of the rank that stands for it, which any may be."""
+    plain, plain_scatter = dist.broadcast_object_list, dist.scatter_object_list
+
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+    ) -> None:
+        group = distributed_c10d._group_or_default_group(group)
+        src = 0 if src is None and group_src is None else src
+        outside = distributed_c10d._rank_not_in_group(group)
+        root = None if outside else distributed_c10d._canonicalize_group_rank(group, src, group_src)
+        if outside or group.rank() == root:
+            plain(object_list, src, group, device, group_src)
+            return
+        where = device or distributed_c10d._get_object_coll_device(group)
+        pickled = [distributed_c10d._object_to_tensor(one, "cpu", group) for one in object_list]
+        own, lengths = (torch.cat(parts) for parts in zip(*pickled, strict=True))
+        sizes = lengths.to(where, copy=True)  # On the CPU it would be the same tensor, and always equal.
+        dist.broadcast(sizes, group_src=root, group=group)
+        own = own.to(where) if sizes.tolist() == lengths.tolist() else own.new_empty(int(sizes.sum()), device=where)
+        dist.broadcast(own, group_src=root, group=group)
+        for place, part in enumerate(own.split(sizes.tolist())):
+            object_list[place] = distributed_c10d._tensor_to_object(part, part.numel(), group)
+
+    def scatter_object_list(*given: Any, **named: Any) -> None:
+        try:
+            plain_scatter(*given, **named)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise RuntimeError(
+                "scatter_object_list: its root is a rank that another stands for, which has nothing to scatter; "
+                "simulate with --live all"
+            ) from error
+
+    for module in (dist, distributed_c10d):
+        put(module, broadcast_object_list=broadcast_object_list, scatter_object_list=scatter_object_list)
+
+
+class _Families:
+    """Numbers groups that were made in one go: of the same size, one after the other, with no rank in common.
+
+    Attributes:
+        told: the ranks of the family's groups so far.
+    """
+
+    def __init__(self, announce: Callable[[list[int], int], int]) -> None:
+        self._announce = announce
+        self._number = 0
+        self._size = 0
+        self.told: set[int] = set()
+
+    def add(self, ranks: Any) -> None:
+        """One more group, of the world ranks ``ranks``."""
+        ranks = list(ranks)
+        if len(ranks) != self._size or self.told.intersection(ranks):
+            self._number, self._size, self.told = self._number + 1, len(ranks), set()
+        self.told.update(ranks)
+        self._announce(ranks, self._number)

@@ -1,0 +1,193 @@
+"""``torch.profiler`` in virtual time: the host's functions by the rank's clock, and the kernels of the simulated GPU.
+
+# Note [Two observers]
+PyTorch's own profiler runs as in a build without CUDA, and takes down names, shapes, stacks and memory, by the real
+clock. Beside it the device takes down when the same functions begin and end by the virtual clock, and what is launched
+(Note [Profiled functions] in native/profiler.cpp). Both are put together when the profiler stops: its result has the
+same interface as PyTorch's, so that tables, schedules and handlers are PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.autograd.profiler
+from torch.profiler import ProfilerActivity
+
+from foretrain.live.device import nccl, profiled_trace
+from foretrain.live.device.patching import put
+from foretrain.live.device.profiled_events import HostEvent, KernelEvent
+from foretrain.live.device.profiled_trace import Launched
+from foretrain.units import NANOSECOND, Time
+
+_FUNCTIONS = ("cpu_op", "user_annotation")
+"""What PyTorch's profiler calls the functions that both observe."""
+_FIRST = 1 << 16
+"""Number of the first launch; PyTorch numbers functions from 1."""
+
+
+class Function(NamedTuple):
+    """A function of the host: its thread as PyTorch numbers it, ps of the rank's clock, ns of the real clock.
+
+    Ends are -1 of what had not ended.
+    """
+
+    thread: int
+    begin: Time
+    end: Time
+    real_begin: int
+    real_end: int
+
+
+def install(device: ModuleType) -> None:
+    """Has PyTorch's profilers tell virtual times."""
+    module: Any = torch.autograd.profiler
+    enable, prepare, disable = module._enable_profiler, module._prepare_profiler, module._disable_profiler
+    under_way: list[tuple[Time, set[ProfilerActivity]]] = []
+
+    def supported() -> set[ProfilerActivity]:
+        return {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+
+    def _enable_profiler(config: Any, activities: set[ProfilerActivity], *rest: Any, **named: Any) -> None:
+        enable(config, _on_the_host(activities), *rest, **named)
+        if activities:  # none, where a script only wants its operators to be NVTX ranges
+            under_way.append((device.host(), activities))
+            device.begin_profile()
+
+    def _prepare_profiler(config: Any, activities: set[ProfilerActivity], *rest: Any, **named: Any) -> None:
+        prepare(config, _on_the_host(activities), *rest, **named)
+
+    def _disable_profiler() -> Any:
+        if not under_way:
+            return disable()
+        began, activities = under_way.pop()
+        functions, launches = device.end_profile(ProfilerActivity.CUDA in activities)
+        launched = list(_named(launches, device.launch()))
+        return ProfilerResult(disable(), began, list(itertools.starmap(Function, functions)), launched, activities)
+
+    replaced = {"_enable_profiler": _enable_profiler, "_prepare_profiler": _prepare_profiler}
+    put(module, **replaced, _disable_profiler=_disable_profiler, _supported_activities=supported)
+    put(torch.autograd, _supported_activities=supported)
+
+
+def _on_the_host(activities: set[ProfilerActivity]) -> set[ProfilerActivity]:
+    """What PyTorch's own profiler is to observe: launches are told with the functions that launch them."""
+    return {ProfilerActivity.CPU} if activities else activities
+
+
+def _named(launches: Iterable[tuple[Any, ...]], cost: Time) -> Iterable[Launched]:
+    """Launches as CUDA's tools call them; messages that proceed together are one kernel."""
+    batch: tuple[int, Time] | None = None
+    for number, (name, stream, host, begin, end, size, function) in enumerate(launches, _FIRST):
+        if name in ("nccl:send", "nccl:recv"):
+            if batch == (stream, end):
+                continue
+            batch = stream, end
+        kind, call, kernel = _titles(name)
+        yield Launched(number, kind, call, kernel, stream, host - cost, host, begin, end, size, function)
+
+
+def _titles(name: str) -> tuple[str, str, str]:
+    """Category, call of CUDA's runtime, and kernel."""
+    if name.startswith("nccl:"):
+        return "kernel", "cudaLaunchKernelExC", nccl.kernel_of(name.removeprefix("nccl:"))
+    if name.startswith(("Memcpy", "Memset")):
+        return f"gpu_{name[:6].lower()}", f"cuda{name[:6]}Async", name
+    return "kernel", "cudaLaunchKernel", f"{name.removeprefix('aten::')}_kernel"
+
+
+class ProfilerResult:
+    """What PyTorch's profiler found, in virtual time: in place of ``_ProfilerResult``, whose methods it has.
+
+    Args:
+        real: what it found by the real clock.
+        began: when it began, ps.
+        functions: the functions of the host, in the order of their beginnings.
+        launches: what they launched.
+        activities: which of the two are wanted.
+    """
+
+    def __init__(
+        self,
+        real: Any,
+        began: Time,
+        functions: Sequence[Function],
+        launches: Sequence[Launched],
+        activities: set[ProfilerActivity],
+    ) -> None:
+        self._real, self._began, self._launches = real, began, launches
+        self._hosts = ProfilerActivity.CPU in activities
+        found = real.events()
+        matched = _matched([one for one in found if one.activity_type() in _FUNCTIONS], functions)
+        self._numbers = {index: event.correlation_id() for index, event in matched.items()}
+        self._clock = ProfilerClock(began, functions, matched)
+        self._events = [HostEvent(event, self._clock) for event in found] if self._hosts else []
+        self._events += [KernelEvent(one, self._numbers.get(one.function, 0)) for one in launches]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def events(self) -> list[Any]:
+        """All, those of the host first; ns of the rank's clock."""
+        return self._events
+
+    def trace_start_ns(self) -> int:
+        """When the profiler began."""
+        return self._began // NANOSECOND
+
+    def save(self, path: str) -> None:
+        """Writes the trace for Chrome and its like."""
+        self._real.save(path)
+        file = Path(path)
+        text = profiled_trace.virtual(
+            file.read_text(encoding="utf-8"), self._clock, self._launches, self._numbers, hosts=self._hosts
+        )
+        file.write_text(text, encoding="utf-8")
+
+
+def _matched(events: Sequence[Any], functions: Sequence[Function]) -> dict[int, Any]:
+    """The profiler's event of each function, by the function's index; of threads on which both have seen as many."""
+    by_thread: dict[int, list[Any]] = {}
+    for event in events:
+        by_thread.setdefault(event.start_thread_id(), []).append(event)
+    indices: dict[int, list[int]] = {}
+    for index, function in enumerate(functions):
+        indices.setdefault(function.thread, []).append(index)
+    matched: dict[int, Any] = {}
+    for thread, each in by_thread.items():
+        own = indices.get(thread, [])
+        if len(own) == len(each):
+            each.sort(key=lambda event: (event.start_ns(), -event.end_ns()))
+            matched.update(zip(own, each, strict=True))
+    return matched
+
+
+class ProfilerClock:
+    """The rank's clock by the real one, both in ns: it steps at what both observers have seen.
+
+    Where they have not seen the same, e.g. as the script toggled the profiler, the device's own look at the real clock
+    tells; that is a fraction of a microsecond beside the profiler's.
+    """
+
+    def __init__(self, began: Time, functions: Sequence[Function], matched: dict[int, Any]) -> None:
+        marks: list[tuple[int, Time]] = []
+        for index, one in enumerate(functions):
+            event = matched.get(index)
+            marks.append((event.start_ns() if event else one.real_begin, one.begin))
+            if one.end >= 0:
+                marks.append((event.end_ns() if event else one.real_end, one.end))
+        marks.sort()
+        self._began = began // NANOSECOND
+        self._real = [real for real, _ in marks]
+        self._virtual = [time // NANOSECOND for time in itertools.accumulate((time for _, time in marks), max)]
+
+    def __call__(self, real: int) -> int:
+        """What the rank's clock showed."""
+        last = bisect_right(self._real, real) - 1
+        return self._virtual[last] if last >= 0 else self._began

@@ -1,0 +1,309 @@
+"""One simulated rank: the device made real to PyTorch, the script run, and what it leaves behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.distributed import DistBackendError
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils import _foreach_utils
+
+from foretrain.live.device import (
+    checkpoints,
+    children,
+    clocks,
+    compiler,
+    cuda,
+    data_loader,
+    flex,
+    graphs,
+    operator_cost,
+    operators,
+    process_groups,
+    script,
+    shapes,
+    spawning,
+    stores,
+)
+from foretrain.live.device.host_optimizer import HostStep, local
+from foretrain.live.device.patching import put
+from foretrain.live.device.settings import RankSettings
+
+_PATIENCE = 20_000
+"""Values that are not real which a script may read at one place before it is taken to wait for one of them."""
+_STEPS_READ = 1_000
+"""Steps in which a script without --steps may do so before it is told that such a value may never end it."""
+_FLOATING = ("Float", "Half", "Double")
+"""What names of floating dtypes have in them, BFloat16 and Float8_e4m3fn included."""
+
+Place: TypeAlias = tuple[str, int]
+"""A file and its line."""
+
+_kept: list[object] = []
+"""What must live as long as the process."""
+
+
+def activate(device: ModuleType, settings: RankSettings) -> None:
+    """Makes PyTorch believe in the device; once per process, before it forks."""
+    gpu, _ = settings.measured()
+    own = set(device.native_operators())
+    device.install([name for name in operators.cuda_operators() if name not in own], *operators.checked_operators())
+    device.set_device_count(min(settings.gpus, settings.world))
+    device.set_capability(*gpu.capability)
+    device.set_capacity(gpu.memory, settings.reserve)
+    device.set_launch(0 if gpu.serial else settings.launch)
+    cuda.install(device, cuda.properties_of(gpu))
+    if gpu.serial:
+        _as_on_a_cpu()
+    process_groups.install(device, lambda: stores.meeting(settings.store, settings.folded))
+    if settings.folded:
+        stores.install()
+    compiler.install(device)
+    _kept.append(shapes.install())
+    flex.install()
+    checkpoints.install()
+    operator_cost.share(gpu)
+
+
+def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> int:
+    """Runs the script as ``rank``, talking to the conductor over ``socket``; returns the exit status.
+
+    Raises:
+        Refused: the conductor has ended the simulation.
+    """
+    os.environ.update(settings.environment(rank))
+    os.register_at_fork(after_in_child=lambda: _leave_log(device, socket))
+    torch.set_num_threads(1)
+    gpu, measured = settings.measured()
+    prices = operator_cost.Prices(gpu, settings.factor, measured, remembering=settings.operators is not None)
+    device.set_price(prices)
+    device.connect(socket)
+    device.set_tracing(settings.tracing)
+    if settings.measured_host:
+        device.measure_host()
+    watchdog = _Watchdog(device, settings)
+    device.set_on_unreal_read(watchdog)
+    clocks.install(device.host, device.spend)
+
+    def warn(text: str) -> None:
+        device.note(device.WARNING, 0, 0, text.encode())
+
+    data_loader.install(warn)
+    process_groups.expect(settings.world, rank)
+    spawning.install(settings, rank)
+    children.install()
+    compiler.set_charge(prices.fused)
+    # What is measured is charged already.
+    host = None if settings.measured_host else HostStep(device.spend, warn)
+    _Steps(device, prices, settings.steps, watchdog, host)
+    with _scheduled(device, settings):
+        status, failure = script.run(settings, rank)
+    if settings.folded and (hidden := process_groups.hidden_siblings(settings.world)):
+        warn(hidden)
+    if settings.operators is not None:
+        prices.write(f"{settings.operators}{rank}")
+    _note_memory(device, _out_of_memory(failure))
+    try:
+        device.leave(status)
+    except DistBackendError:
+        raise script.SimulationEnded from None
+    return status
+
+
+def _as_on_a_cpu() -> None:
+    """Optimizers go from parameter to parameter there, and join them in lists only on GPUs."""
+    # No attribute of torch.optim leads to the second.
+    for module in (_foreach_utils, sys.modules["torch.optim.optimizer"]):
+        put(module, _get_foreach_kernels_supported_devices=lambda: [])
+
+
+def _scheduled(device: ModuleType, settings: RankSettings) -> AbstractContextManager[object]:
+    """Around a script whose gradients a policy exchanges."""
+    if settings.schedule is None:
+        return nullcontext()
+    from foretrain.live.device.simulated_ddp import SimulatedTakeover
+
+    return SimulatedTakeover(device, settings.schedule, settings.launch)
+
+
+class _Steps:
+    """Notes every step of the optimizer, and ends the script after the last wanted.
+
+    Where a script has several optimizers, the first that makes its n-th step makes the script's. What is launched from
+    one step to the next, and which memory is for what, is known here as well.
+    """
+
+    expects_whole_steps = False
+    """Whether updates may be applied parameter by parameter; see
+    `foretrain.plugins.torch.deferred_optimizer.why_not_separable`."""
+
+    def __init__(
+        self,
+        device: ModuleType,
+        prices: operator_cost.Prices,
+        wanted: int | None,
+        watchdog: _Watchdog,
+        host: HostStep | None,
+    ) -> None:
+        self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
+        self._host = host
+        self._made: dict[int, int] = {}
+        # By identity: a reference would keep the memory of a state that the script has dropped.
+        self._states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._before: dict[str, Any] = device.counts()
+        self.done = 0
+        register_optimizer_step_pre_hook(self._steps)
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.done == self._wanted:  # a bare except of the script has kept it from ending
+            raise script.Enough
+        device = self._device
+        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
+        device.retag([local(tensor) for tensor in parameters], device.PARAMETER)
+        device.retag([local(tensor) for tensor in gradients], device.GRADIENT)
+        if self._states.get(optimizer) != id(optimizer.state):  # made by load_state_dict; others in step() itself
+            self._states[optimizer] = id(optimizer.state)
+            device.retag(list(_tensors(optimizer.state)), device.OPTIMIZER)
+        device.set_tag(device.OPTIMIZER)
+        if self._host is not None:
+            self._host.begin([local(tensor) for tensor in parameters if tensor.grad is not None])
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        device = self._device
+        device.set_tag(device.ACTIVATION)
+        if self._host is not None:
+            self._host.end()
+        if not device.capturing():
+            self._made_one(id(optimizer))
+        elif not graphs.behind_replays(optimizer, partial(self._made_one, id(optimizer))):
+            text = "a CUDA graph in which an optimizer makes several steps is taken for one step"
+            device.note(device.WARNING, 0, 0, text.encode())
+
+    def _made_one(self, optimizer: int) -> None:
+        """Another step of the optimizer with this id is launched."""
+        device = self._device
+        made = self._made[optimizer] = self._made.get(optimizer, 0) + 1
+        if made <= self.done:
+            return
+        self.done = made
+        self._watchdog.step()
+        device.note(device.STEP, made, device.record(), b"")
+        now = device.counts()
+        device.note(device.COST, made, 0, json.dumps(self._cost(now)).encode())
+        self._before = now
+        if made == self._wanted:
+            raise script.Enough
+
+    def _cost(self, now: dict[str, Any]) -> dict[str, Any]:
+        """What was launched since the step before."""
+        before = self._before
+        spreads = itertools.zip_longest(now["spreads"], before["spreads"], fillvalue=0.0)
+        times = itertools.zip_longest(now["by_name"], before["by_name"], fillvalue=0)
+        by_name = zip(self._device.kernel_names(), (one - other for one, other in times), strict=True)
+        return {
+            "kernels": now["kernels"] - before["kernels"],
+            "flops": now["flops"] - before["flops"],
+            "recomputed": now["recomputed"] - before["recomputed"],
+            "times": [one - other for one, other in zip(now["times"], before["times"], strict=True)],
+            "spread": round(math.hypot(*(one - other for one, other in spreads))),
+            "by_name": {name: time for name, time in by_name if time},
+            "unknown": self._prices.unknown,
+        }
+
+
+def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
+    """This rank's part of an optimizer's state."""
+    for values in state.values():
+        for value in values.values():
+            if isinstance(value, torch.Tensor):
+                yield local(value)
+
+
+class _Watchdog:
+    """Warns of values read that are not real, and ends a loop that waits for one.
+
+    Of a floating one, e.g. a loss to print, only if it is read in step after step of a script that --steps does not
+    end: it may be the script's own end that hangs on it.
+    """
+
+    def __init__(self, device: ModuleType, settings: RankSettings) -> None:
+        self._device, self._settings = device, settings
+        self._warned: set[Place] = set()
+        self._reads: dict[Place, int] = {}
+        self._steps_read: Counter[Place] = Counter()
+
+    def step(self) -> None:
+        """The script has got on, so it does not wait."""
+        for place in self._reads if self._settings.steps is None else ():
+            self._steps_read[place] += 1
+            if self._steps_read[place] == _STEPS_READ:
+                self._doubt_an_end(place)
+        self._reads.clear()
+
+    def __call__(self, what: str) -> None:
+        frame = script.script_frame()
+        place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("?", 0)
+        count = self._reads[place] = self._reads.get(place, 0) + 1
+        where = f"{place[0]}:{place[1]}"
+        if place not in self._warned and not any(name in what for name in _FLOATING):
+            self._warned.add(place)
+            text = f"{where} reads {what}, which no GPU has computed: it is made up, and what follows from it as well"
+            self._device.note(self._device.WARNING, 0, 0, text.encode())
+        if count == _PATIENCE:
+            raise RuntimeError(
+                f"{where} has read {what} {count:,} times. Values on the simulated GPU are not real, so a loop that"
+                f" waits for one of them never ends; bound it, or read a value that the host computes"
+            )
+
+    def _doubt_an_end(self, place: Place) -> None:
+        """At once, on stderr: warnings that are shown at the end would come too late."""
+        text = (
+            f"foretrain: {place[0]}:{place[1]} has read a value that is not real in {_STEPS_READ:,} steps: if the"
+            " script ends by such a value, e.g. by its loss, it never ends; pass --steps\n"
+        )
+        if script.first_to_say(text, self._settings):
+            sys.stderr.write(text)
+
+
+def _leave_log(device: ModuleType, socket: int) -> None:
+    """A child of the rank, e.g. a DataLoader's worker, has no GPU and no say in the rank's time."""
+    device.connect(-1)
+    try:
+        os.close(socket)
+    except OSError:
+        traceback.clear_frames(None)
+
+
+def _out_of_memory(error: BaseException | None) -> str | None:
+    """What PyTorch's allocator said, if that is why the script failed."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _note_memory(device: ModuleType, failure: str | None) -> None:
+    """The last note: what the rank needed on the GPU where it needed most, and why it was not enough if it was not."""
+    needs = [device.memory_needed(index) for index in range(device.device_count())]
+    most = max(needs, key=lambda need: (need["reserved"], need["allocated"]))
+    device.note(device.MEMORY, 0, 0, json.dumps(most | {"out_of_memory": failure}).encode())

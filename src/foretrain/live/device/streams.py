@@ -1,0 +1,133 @@
+"""``torch.cuda.Stream`` and ``Event`` on the fake device.
+
+A build without CUDA has only placeholders for them. The device's own guard serves PyTorch's generic ``torch.Stream``
+and ``torch.Event``, so these are those, with the names and habits of the CUDA ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.cuda.streams
+
+from foretrain.live.device.patching import put
+
+
+def install(device: ModuleType) -> None:
+    """Puts the classes in place of the placeholders, and the functions that return streams."""
+
+    def index(of: Any = None) -> int:
+        if of is None:
+            return device.current_device()
+        number = of if isinstance(of, int) else torch.device(of).index
+        return device.current_device() if number is None or number < 0 else number
+
+    def existing(number: int, of: int) -> Stream:
+        return Stream(stream_id=number, device_index=of, device_type=1)
+
+    class Stream(torch.Stream):
+        """A CUDA stream in virtual time."""
+
+        def __new__(cls, device: Any = None, priority: int = 0, **given: Any) -> Stream:
+            if "stream_id" in given:
+                names = ("stream_id", "device_index", "device_type")
+                return super().__new__(cls, **{name: given[name] for name in names})
+            return super().__new__(cls, device=torch.device("cuda", index(device)), priority=priority)
+
+        def wait_event(self, event: torch.Event) -> None:
+            event.wait(self)
+
+        def wait_stream(self, stream: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            self.wait_event(stream.record_event())
+
+        def record_event(self, event: torch.Event | None = None) -> torch.Event:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        @property
+        def cuda_stream(self) -> int:
+            return self.stream_id
+
+        @property
+        def _as_parameter_(self) -> ctypes.c_void_p:
+            return ctypes.c_void_p(self.stream_id)
+
+        @property
+        def priority(self) -> int:
+            return 0
+
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return 0, -5
+
+        def __enter__(self) -> Stream:
+            before = device.current_device(), device.current_stream(self.device_index)
+            self._before = [*getattr(self, "_before", ()), before]
+            device.set_device(self.device_index)
+            device.set_stream(self.stream_id, self.device_index)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            where, stream = self._before.pop()
+            device.set_stream(stream, self.device_index)
+            device.set_device(where)
+
+        def __hash__(self) -> int:
+            return hash((self.stream_id, self.device_index))
+
+    class ExternalStream(Stream):
+        """A stream of somebody else's; there are none here."""
+
+        def __new__(cls, stream_ptr: int, device: Any = None) -> Any:
+            return super().__new__(cls, stream_id=stream_ptr, device_index=index(device), device_type=1)
+
+    class Event(torch.Event):
+        """A CUDA event in virtual time; all of them know when they happened, but only those made for it tell."""
+
+        _tells: bool
+
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+        ) -> Event:
+            where = torch.device("cuda", device.current_device())
+            self = super().__new__(cls, where, enable_timing=True, blocking=blocking, interprocess=False)
+            self._tells = enable_timing
+            return self
+
+        def record(self, stream: torch.Stream | None = None) -> None:
+            super().record(current_stream() if stream is None else stream)
+
+        def wait(self, stream: torch.Stream | None = None) -> None:
+            super().wait(current_stream() if stream is None else stream)
+
+        def elapsed_time(self, end_event: Any) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
+            """ms from this event to ``end_event``; ValueError unless both were made with ``enable_timing``."""
+            if not (self._tells and getattr(end_event, "_tells", True)):
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+            return device.elapsed(self.event_id, end_event.event_id)
+
+        @property
+        def cuda_event(self) -> int:
+            return self.event_id
+
+    def current_stream(device_: Any = None) -> Stream:
+        where = index(device_)
+        return existing(device.current_stream(where), where)
+
+    def default_stream(device: Any = None) -> Stream:
+        return existing(0, index(device))
+
+    def set_stream(stream: Stream | None) -> None:
+        if stream is not None:
+            device.set_device(stream.device_index)
+            device.set_stream(stream.stream_id, stream.device_index)
+
+    for module in (torch.cuda, torch.cuda.streams):
+        for one in (Stream, ExternalStream, Event):
+            one.__module__ = "torch.cuda.streams"
+            put(module, **{one.__name__: one})
+    put(torch.cuda, current_stream=current_stream, default_stream=default_stream, set_stream=set_stream)

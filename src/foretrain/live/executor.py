@@ -1,0 +1,362 @@
+"""The conductor: hears what the ranks send, lets virtual time advance as far as it may, and answers.
+
+See Note [Conservative time] in `foretrain.live`. What happens at one instant does not depend on the order in which
+frames came: streams and events only ever take the latest of times, which is the same in every order, and what order
+could tell, starts and queries, waits for the end of the instant and is taken together
+(Note [Starts of one instant] in `foretrain.live.comm_launch`).
+"""
+
+from __future__ import annotations
+
+import gc
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from foretrain.errors import ForetrainError, PeerLost, StallError
+from foretrain.live.comm_launch import CommTraffic
+from foretrain.live.event_log import ASK, FORGET, LEAVE, Frame, answer, frames
+from foretrain.live.folding import Folding, Message
+from foretrain.live.gpu import CommRegistry, SimulatedGpu
+from foretrain.live.groups import who
+from foretrain.live.host_queries import DeferredQueries, HostQuery
+from foretrain.live.rank_trace import SimulationTrace
+from foretrain.simulation.world import VirtualWorld
+from foretrain.units import SECOND, Time, format_time
+
+Waiting = Callable[[tuple[int, ...], float], None]
+
+_FOREVER: Final[Time] = 1 << 62
+_QUIET: Final = 1.0
+"""Seconds without a word from any rank after which that is told."""
+_LAST_WORDS: Final = 2.0
+"""Seconds that ranks have to come to a stop when one of them is lost."""
+_IN_VAIN: Final[Time] = 24 * 3600 * SECOND
+"""Virtual time after which a rank that does nothing but ask whether something has happened is told that it never will.
+Long enough for every timeout that a script may have of its own."""
+_READ: Final = 1 << 20
+
+
+class FoldingInvalid(ForetrainError):
+    """Ranks that were taken to be like others exchange messages with live ones, so they must be live themselves.
+
+    Attributes:
+        messages: source, target, and the group they were addressed in.
+    """
+
+    def __init__(self, messages: tuple[Message, ...]) -> None:
+        self.messages = messages
+        super().__init__(f"{len(messages)} messages of ranks that are not live")
+
+
+class RankLost(PeerLost):
+    """A live rank has ended without saying so; ``rank`` is its number."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        self.rank = rank
+        super().__init__(text)
+
+
+class LiveRank:
+    """A rank that is executed.
+
+    Attributes:
+        clock: the least that its host's clock can be.
+        question: what it has stopped for; None if it runs.
+        left: whether it has ended as it should.
+        in_vain: since when, by its clock, it has done nothing but ask whether something has happened of which nobody
+            knows when it will; None if it has not.
+    """
+
+    __slots__ = ("clock", "gpu", "in_vain", "left", "number", "question")
+
+    def __init__(self, number: int, gpu: SimulatedGpu) -> None:
+        self.number, self.gpu = number, gpu
+        self.clock: Time = 0
+        self.question: HostQuery | None = None
+        self.left = False
+        self.in_vain: Time | None = None
+
+
+class Executor:
+    """Executes the logs of all live ranks in one world. Knows no sockets: `conduct` does.
+
+    Args:
+        world: owned by the conductor from now on.
+        traffic: what communications are handed to.
+        folding: which ranks are live.
+        reply: sends an answer to a rank.
+        slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
+        story: remembers what happens.
+        steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
+    """
+
+    def __init__(
+        self,
+        world: VirtualWorld,
+        traffic: CommTraffic,
+        folding: Folding,
+        reply: Callable[[int, bytes], None],
+        *,
+        slowdown: float = 1.0,
+        story: SimulationTrace,
+        steps: int | None = None,
+    ) -> None:
+        self._world, self._send, self._story, self._steps = world, reply, story, steps
+        self._looks = DeferredQueries(world)
+        self._meetings = meetings = CommRegistry(world, traffic, folding)
+        story.schedules = meetings.schedules
+        self._ranks = {
+            rank: LiveRank(rank, SimulatedGpu(rank, world, meetings, story.chapters[rank], slowdown, folding.world))
+            for rank in folding.live
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks have left."""
+        return all(rank.left for rank in self._ranks.values())
+
+    def hear(self, number: int, frame: Frame) -> None:
+        """Takes what a rank has sent.
+
+        Raises:
+            Disagreement: ranks that meet call different things.
+        """
+        rank = self._ranks[number]
+        asks = bool(frame.entries) and frame.entries[-1].kind == ASK
+        told = frame.entries[:-1] if asks else frame.entries
+        rank.gpu.take(told)
+        if any(entry.kind != FORGET for entry in told):
+            rank.in_vain = None
+        rank.clock = max(rank.clock, frame.host)
+        if not asks:
+            return
+        entry = frame.entries[-1]
+        if entry.code == LEAVE:
+            rank.left = True
+            self._story.chapters[number].status = entry.a
+        rank.question = question = HostQuery(rank.gpu, entry, partial(self._reply, rank))
+        question.put()
+        if rank.question is question and question.queries:
+            self._looks.at(question)
+
+    def advance(self) -> None:
+        """Lets time advance as far as it may, until a rank runs on.
+
+        Raises:
+            StallError: all ranks have stopped, and none can be answered.
+        """
+        self._world.advance(min((rank.clock for rank in self._running()), default=_FOREVER))
+        if not self.over and not self._running():
+            self._stall("all ranks wait, and nothing more can happen:")
+
+    def finish(self) -> None:
+        """Lets happen what is left to happen when all ranks have left.
+
+        Raises:
+            StallError: something waits for a rank that has ended, and was not ended on purpose.
+        """
+        self._world.advance(_FOREVER)
+        self._check_folding()
+        missing = {rank for live in self._ranks.values() for call in live.gpu.calls() for rank in call.missing()}
+        if not all(self._ended_on_purpose(rank) for rank in missing):
+            self._stall("all ranks have ended, but not all that they launched can:")
+
+    def running(self) -> tuple[int, ...]:
+        """The ranks that neither ask nor have left."""
+        return tuple(rank.number for rank in self._running())
+
+    def has_left(self, number: int) -> bool:
+        """Whether a rank has ended as it should."""
+        return self._ranks[number].left
+
+    def lost(self, number: int) -> None:
+        """The connection to a rank is closed: RankLost unless it has left."""
+        rank = self._ranks[number]
+        if not rank.left:
+            self._world.advance(_FOREVER)  # nobody is waited for any more: the others' streams get to where they stand
+            waits = "".join(f"\n  - {line}" for line in self._waits(number)[:12])
+            heard = f"last heard of {format_time(rank.clock)} after its start"
+            waiting = f"For it wait, as far as is known:{waits}" if waits else "No other rank waits for it yet"
+            raise RankLost(number, f"rank {number} ended early, without saying so; {heard}. {waiting}")
+
+    def refuse(self, text: str) -> None:
+        """Answers all that have stopped with an error."""
+        for rank in self._ranks.values():
+            if rank.question is not None:
+                rank.question = None
+                self._send(rank.number, answer(rank.clock, payload=text.encode(), failed=True))
+
+    def _ended_on_purpose(self, rank: int) -> bool:
+        return self._steps is not None and max(self._story.chapters[rank].marks, default=0) >= self._steps
+
+    def _check_folding(self) -> None:
+        if self._meetings.mail.unfolded:
+            raise FoldingInvalid(tuple(dict.fromkeys(self._meetings.mail.unfolded)))
+
+    def _stall(self, what: str) -> NoReturn:
+        self._check_folding()
+        self._meetings.disagreements()
+        raise StallError(what, [*self._waits(), *self._meetings.schedules.waiting()])
+
+    def _running(self) -> list[LiveRank]:
+        return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
+
+    def _reply(self, rank: LiveRank, time: Time, data: bytes) -> None:
+        question = rank.question
+        assert question is not None
+        self._check_patience(rank, question)
+        rank.question = None
+        self._story.chapters[rank.number].stopped(question.code, question.host, time)
+        rank.clock = time
+        if not rank.left:
+            self._world.hold(time)
+        self._send(rank.number, data)
+
+    def _check_patience(self, rank: LiveRank, question: HostQuery) -> None:
+        """Raises if ``rank`` polls what never happens: all others have come as far as they can when it is told no."""
+        if not question.queries or question.known():
+            rank.in_vain = None
+            return
+        self._check_folding()
+        if rank.in_vain is None:
+            rank.in_vain = question.host
+        elif question.host - rank.in_vain > _IN_VAIN:
+            self._stall(f"rank {rank.number} has asked its GPU for a day if it is done, and nothing more can happen:")
+
+    def _waits(self, lacking: int | None = None) -> list[str]:
+        """Who waits for what; if ``lacking`` is given, only those that wait for that rank."""
+        waits: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for rank in self._ranks.values():
+            found = [(f"in {call}", tuple(call.missing())) for call in rank.gpu.calls()]
+            question = rank.question
+            if question is not None and question.meeting is not None:
+                found.append((f"for the values of {question.meeting}", tuple(question.meeting.unposted())))
+            elif question is not None and not found:
+                found.append(("for an answer", ()))
+            for wait in found:
+                if lacking is None or lacking in wait[1]:
+                    waits.setdefault(wait, []).append(rank.number)
+        return [self._wait_text(what, missing, ranks) for (what, missing), ranks in waits.items()]
+
+    def _wait_text(self, what: str, missing: tuple[int, ...], ranks: list[int]) -> str:
+        text = f"{who(ranks)} {'wait' if len(ranks) > 1 else 'waits'} {what}"
+        if not missing:
+            return text
+        ended = [rank for rank in missing if self._ranks[rank].left]
+        if not ended:
+            return f"{text} for {who(missing)}"
+        verb = "have" if len(ended) > 1 else "has"
+        whose = "which" if len(ended) == len(missing) else f"of which {who(ended)}"
+        return f"{text} for {who(missing)}, {whose} {verb} ended"
+
+
+def conduct(
+    sockets: Mapping[int, socket.socket],
+    world: VirtualWorld,
+    traffic: CommTraffic,
+    folding: Folding,
+    *,
+    slowdown: float = 1.0,
+    story: SimulationTrace | None = None,
+    steps: int | None = None,
+    waiting: Waiting = lambda ranks, seconds: None,
+) -> SimulationTrace:
+    """Conducts the live ranks until all have left.
+
+    Args:
+        sockets: the conductor's end of each live rank's socket pair, blocking.
+        world: where all happens.
+        traffic: what communications are handed to; knows ``world``.
+        folding: which ranks are live.
+        slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
+        story: remembers what happens; by default no activities.
+        steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
+        waiting: called about once a second while nothing comes: which ranks compute on their host, for how many s.
+
+    Raises:
+        Disagreement: ranks that meet call different things.
+        RankLost: a rank's connection was closed before it left.
+        StallError: all ranks have stopped and none can be answered, or all have ended and something waits for them.
+    """
+    story = story or SimulationTrace(folding.live)
+
+    def reply(rank: int, data: bytes) -> None:
+        with suppress(ConnectionError):  # That it is gone is what reading will tell.
+            sockets[rank].sendall(data)
+
+    conductor = Executor(world, traffic, folding, reply, slowdown=slowdown, story=story, steps=steps)
+    try:
+        with _collecting_rarely():
+            _converse(conductor, sockets, waiting)
+    except FoldingInvalid:
+        raise
+    except ForetrainError as error:
+        conductor.refuse(str(error))
+        raise
+    conductor.finish()
+    return story
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Has Python look for cycles less often: queued records are many, and looking through them takes half the time."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+
+
+def _converse(conductor: Executor, sockets: Mapping[int, socket.socket], waiting: Waiting) -> None:
+    with selectors.DefaultSelector() as selector:
+        for rank, end in sockets.items():
+            selector.register(end, selectors.EVENT_READ, (rank, end, bytearray()))
+        heard = time.monotonic()
+        while not conductor.over:
+            ready = selector.select(_QUIET)
+            if not ready:
+                waiting(conductor.running(), time.monotonic() - heard)
+                continue
+            gone = _hear(conductor, selector, ready)
+            if gone:
+                _hear_others(conductor, selector, gone)
+                conductor.lost(min(gone))
+            conductor.advance()
+            heard = time.monotonic()
+
+
+def _hear(conductor: Executor, selector: selectors.BaseSelector, ready: list[Any]) -> set[int]:
+    """Takes what has come; returns the ranks that are gone without having left."""
+    gone = set()
+    for key, _ in ready:
+        rank, end, buffer = key.data
+        data = _read(end)
+        buffer += data
+        for frame in frames(buffer):
+            conductor.hear(rank, frame)
+        if not data:
+            selector.unregister(end)
+            if not conductor.has_left(rank):
+                gone.add(rank)
+    return gone
+
+
+def _hear_others(conductor: Executor, selector: selectors.BaseSelector, gone: set[int]) -> None:
+    """Lets the others run until they stand still, so that it is known who waits for those who are gone."""
+    until = time.monotonic() + _LAST_WORDS
+    while set(conductor.running()) - gone and time.monotonic() < until:
+        gone |= _hear(conductor, selector, selector.select(_LAST_WORDS / 10))
+
+
+def _read(end: socket.socket) -> bytes:
+    """What is there; empty if the other end is closed."""
+    try:
+        return end.recv(_READ)
+    except ConnectionError:
+        return b""

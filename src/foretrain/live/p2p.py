@@ -1,0 +1,246 @@
+"""Messages between two ranks of a group: sends and receives match in their order.
+
+# Note [Messages and folding]
+A message whose one end is not executed is matched with what the representatives of its ends do in the groups of the
+same family: in a ring of alike ranks the one that is executed sends to its successor and receives from itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from foretrain.errors import Disagreement
+from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
+from foretrain.live.event_log import CONTRIBUTION, LogRecord
+from foretrain.live.folding import Folding
+from foretrain.live.groups import Group, RankHandle
+from foretrain.live.streams import Stream, StreamEvent, late
+from foretrain.units import Time
+
+Channel: TypeAlias = tuple[object, int, int]
+"""Group, or family where an end is not executed; source and target, or their representatives."""
+
+
+class P2PBatch:
+    """The messages of one NCCL group on one rank.
+
+    They proceed together: the stream stands until the last is over, and that is when the events of all happen.
+    """
+
+    __slots__ = ("ends", "host", "left", "party", "stream")
+
+    def __init__(self, party: RankHandle, stream: Stream) -> None:
+        self.party, self.stream = party, stream
+        self.host: Time = 0
+        self.ends: list[P2PEndpoint] = []
+        self.left = 0
+
+    def arrive(self, time: Time) -> None:
+        """The stream is there."""
+        self.left = len(self.ends)
+        for end in self.ends:
+            end.arrive(time)
+
+    def end_of_one(self, now: Time) -> None:
+        """One of the messages is over."""
+        self.left -= 1
+        if not self.left:
+            ends, self.ends = self.ends, []
+            for end in ends:
+                end.event.happen(now)
+                del end.event  # No cycle stays behind: it would live until the collector comes by.
+            self.stream.resume(now)
+
+    def __str__(self) -> str:
+        return " and ".join(str(end) for end in self.ends if not end.begun)
+
+    def missing(self) -> list[int]:
+        """The live ranks it waits for."""
+        return sorted({end.other for end in self.ends if not end.begun and not end.other_has_come()})
+
+
+class P2PEndpoint:
+    """One end of a message, on the rank that sends or receives it.
+
+    Attributes:
+        peer: the rank at the other end, as the script says.
+        other: the live rank that does what ``peer`` would do.
+        number: which of those that this rank sends to (or receives from) the peer in the group, from 1.
+        event: the end of the batch.
+    """
+
+    __slots__ = (
+        "_askers",
+        "_sent",
+        "arrived",
+        "batch",
+        "begun",
+        "event",
+        "group",
+        "message",
+        "number",
+        "order",
+        "other",
+        "payload",
+        "peer",
+        "sends",
+        "size",
+    )
+
+    def __init__(self, batch: P2PBatch, group: Group, entry: LogRecord, other: int, number: int) -> None:
+        self.batch, self.group, self.other, self.number = batch, group, other, number
+        self.peer, self.sends = group.members[entry.extra], not entry.code
+        self.size, self.payload = entry.c, entry.payload
+        self.order = batch.party.order()
+        self.event = StreamEvent(meeting=self)
+        self.message: P2PTransfer | None = None
+        self.arrived: Time | None = None
+        self.begun = False
+        self._sent: bytes | None = None
+        self._askers: list[Callable[[], None]] = []
+
+    def arrive(self, time: Time) -> None:
+        """The stream is there."""
+        self.arrived = time
+        self.batch.party.chapter.came(self, time)
+        if self.message is not None:
+            self.message.try_to_begin()
+
+    def match(self, message: P2PTransfer) -> None:
+        """The other end's record is there, too."""
+        self.message, self._sent = message, message.sender.payload
+        askers, self._askers = self._askers, []
+        for asker in askers:
+            asker()
+
+    def begin(self, now: Time) -> None:
+        """Both ends have come."""
+        self.begun = True
+        self.batch.party.chapter.began(self, now)
+        self.batch.party.paces.of(self.batch.stream.number).communication(1)
+
+    def finish(self, now: Time, ends: tuple[int, int]) -> None:
+        """The message is over."""
+        party, stream, name = self.batch.party, self.batch.stream.number, "send" if self.sends else "recv"
+        self.message = None
+        party.paces.of(stream).communication(-1)
+        party.chapter.ended(self, now, stream, name, self.size, ends, self.batch.host)
+        self.batch.end_of_one(now)
+
+    def values(self) -> bytes | None:
+        """The answer to a question for its values: what is sent; None as long as the other end's record is missing."""
+        payload = self._sent
+        if payload is None:
+            return None
+        source = self.batch.party.rank if self.sends else self.peer
+        return CONTRIBUTION.pack(self.group.index[source], 1, len(payload)) + payload if payload else b""
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls when the other end's record is there."""
+        self._askers.append(call)
+
+    def unposted(self) -> list[int]:
+        """The live ranks whose records are not there."""
+        return [self.other] if self._sent is None else []
+
+    def other_has_come(self) -> bool:
+        """Whether it does not wait for the other end."""
+        return self.message is not None and self.message.opposite(self).arrived is not None
+
+    def __str__(self) -> str:
+        what = f"send #{self.number} to" if self.sends else f"recv #{self.number} from"
+        return f"{what} rank {self.peer}"
+
+
+class P2PTransfer:
+    """A send and its receive."""
+
+    __slots__ = ("_starts", "receiver", "sender")
+
+    def __init__(self, starts: CommLaunches, sender: P2PEndpoint, receiver: P2PEndpoint) -> None:
+        self.sender, self.receiver, self._starts = sender, receiver, starts
+        if sender.size != receiver.size:
+            source, target = sender.batch.party.rank, receiver.batch.party.rank
+            raise Disagreement(
+                f"rank {source} calls {sender} with {sender.size:,} B, but rank {target} calls {receiver} with "
+                f"{receiver.size:,} B in {sender.group}; both must be of the same size and type"
+            )
+
+    def opposite(self, end: P2PEndpoint) -> P2PEndpoint:
+        """The other end."""
+        return self.receiver if end is self.sender else self.sender
+
+    def try_to_begin(self) -> None:
+        """An end has come: if both have, it begins when the later one is there."""
+        sent, received = self.sender.arrived, self.receiver.arrived
+        if sent is None or received is None:
+            return
+        when, now = max(sent, received), self._starts.world.now()
+        if when < now:
+            raise late(self.sender.batch.party.rank, "a message", when, now)
+        self._starts.at(when, self)
+
+    @property
+    def order(self) -> Order:
+        """Its place among those that begin at the same instant."""
+        return self.sender.order
+
+    def begin(self) -> None:
+        """Both have come."""
+        now = self._starts.world.now()
+        self.sender.begin(now)
+        self.receiver.begin(now)
+
+    def transfer(self) -> tuple[int, int, int]:
+        """Source, target and bytes, as the sender says."""
+        return self.sender.batch.party.rank, self.sender.peer, self.sender.size
+
+    def hand_to(self, traffic: CommTraffic) -> None:
+        """Messages are handed over together."""
+        raise AssertionError("a message is handed over with the others of its instant")
+
+    def end(self) -> None:
+        """It is over now."""
+        now = self._starts.world.now()
+        ends = (self.sender.batch.party.rank, self.sender.peer)
+        self.sender.finish(now, ends)
+        self.receiver.finish(now, ends)
+
+
+class P2PMatcher:
+    """All that is sent and not received yet, and the other way round; see Note [Messages and folding].
+
+    Attributes:
+        unfolded: messages with ranks that should be live: source, target, and the group they are addressed in.
+    """
+
+    def __init__(self, starts: CommLaunches, folding: Folding) -> None:
+        self._starts, self._folding = starts, folding
+        self._unmatched: dict[Channel, tuple[deque[P2PEndpoint], deque[P2PEndpoint]]] = {}
+        self._counts: dict[tuple[Group, int, int, bool], int] = {}
+        self.unfolded: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def post(self, batch: P2PBatch, group: Group, entry: LogRecord) -> P2PEndpoint:
+        """A record of ``batch``'s rank is there."""
+        rank, peer, sends = batch.party.rank, group.members[entry.extra], not entry.code
+        other = self._folding.representative(peer)
+        counted = (group, rank, peer, sends)
+        number = self._counts[counted] = self._counts.get(counted, 0) + 1
+        end = P2PEndpoint(batch, group, entry, other, number)
+        if other != peer and not self._folding.final:
+            self.unfolded.append((rank, peer, group.members) if sends else (peer, rank, group.members))
+            return end  # It waits for ever: the ranks are to start again.
+        place = group if other == peer else group.family
+        channel = (place, rank, other) if sends else (place, other, rank)
+        sent, received = self._unmatched.setdefault(channel, (deque(), deque()))
+        mine, theirs = (sent, received) if sends else (received, sent)
+        if not theirs:
+            mine.append(end)
+            return end
+        opposite = theirs.popleft()
+        message = P2PTransfer(self._starts, end, opposite) if sends else P2PTransfer(self._starts, opposite, end)
+        end.match(message)
+        opposite.match(message)
+        return end

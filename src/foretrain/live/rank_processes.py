@@ -1,0 +1,148 @@
+"""The processes of a live simulation: a zygote, and the ranks that it forks. See
+`foretrain.live.device.fork_server`."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from foretrain.errors import ForetrainError
+from foretrain.live.device.settings import RankSettings
+
+_LINE = 1 << 16
+_END_WITHIN = 3.0
+"""Seconds that ranks have to end when the simulation has."""
+
+Building = Callable[[int, int], None]
+"""Called with the number of files compiled and the number of all."""
+
+
+class Ranks:
+    """A zygote and its ranks, ended with this object. A context manager.
+
+    Args:
+        settings: what all ranks are told.
+        building: told how far the fake device's compilation is, where it has to be compiled.
+
+    Raises:
+        ForetrainError: from `start`, if the device cannot be compiled or PyTorch is another release.
+    """
+
+    def __init__(self, settings: RankSettings, building: Building | None = None) -> None:
+        self._settings = settings
+        self._building = building or (lambda done, every: None)
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.sockets: dict[int, socket.socket] = {}
+        self.pids: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
+
+    def __enter__(self) -> Ranks:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fork(self, ranks: Iterable[int]) -> None:
+        """Starts ``ranks``; the conductor's ends of their sockets are in ``sockets``."""
+        assert self._control is not None
+        for rank in ranks:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                socket.send_fds(self._control, [json.dumps({"fork": rank}).encode()], [theirs.fileno()])
+            self.sockets[rank] = ours
+        while len(self.pids) < len(self.sockets):
+            self._take(self._hear())
+
+    def status(self, rank: int, patience: float = _END_WITHIN) -> int | None:
+        """The exit status of ``rank``, negative for a signal; None if it does not end within ``patience`` s."""
+        assert self._control is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._control, selectors.EVENT_READ)
+            while rank not in self.ended and ready.select(patience):
+                self._take(self._hear())
+        return self.ended.get(rank)
+
+    def dismiss(self, patience: float = _END_WITHIN) -> None:
+        """Tells all ranks that nobody listens any more, and waits ``patience`` s for them to say where they stood."""
+        for end in self.sockets.values():
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        until = time.monotonic() + patience
+        for rank in self.sockets:
+            with suppress(ForetrainError):
+                self.status(rank, max(until - time.monotonic(), 0.0))
+
+    def close(self) -> None:
+        """Ends all ranks and the zygote, and whatever else they have started; waits until the zygote is gone."""
+        if self._process is not None:
+            # It leads a group, which may outlive it.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for end in self.sockets.values():
+            end.close()
+        if self._control is not None:
+            self._control.close()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "foretrain.live.device.fork_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+                start_new_session=True,
+            )
+        ours.sendall(json.dumps({"settings": self._settings.to_json()}).encode())
+        while not (message := self._hear()).get("ready"):
+            if "failed" in message:
+                raise ForetrainError(message["failed"])
+            if "building" in message:
+                self._building(*message["building"])
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._control is not None
+        try:
+            data = self._control.recv(_LINE)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise ForetrainError(f"the process that starts the simulated ranks {self._how_it_ended()}")
+        return json.loads(data)
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return "has ended; what it wrote says why"
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "forked" in message:
+            self.pids[message["forked"]] = message["pid"]
+        elif "ended" in message:
+            self.ended[message["ended"]] = message["status"]
+
+
+def _environment() -> dict[str, str]:
+    """Of the zygote, and so of all ranks."""
+    # The order of sets must not change from run to run. That each rank has one thread is torchrun's own default.
+    return {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONHASHSEED": "0"}

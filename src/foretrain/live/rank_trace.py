@@ -1,0 +1,342 @@
+"""What happened to each rank: steps in numbers, and, where it is asked for, every kernel and communication.
+
+# Note [Accounts of a step]
+A rank's step lasts from one STEP mark to the next. Every instant of it belongs to the first of these that fits: some
+stream computes; some communication is under way (then it is *exposed*); some stream stands at a communication whose
+other members have not come (*waiting*: stragglers, the bubble of a pipeline); or the GPU is *idle*: it waits for its
+host. A run of kernels with gaps in which the host launches counts as computing for as long as its work takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from foretrain.live.event_log import ANNOTATION, COST, KERNEL, MEMORY, NAME, WARNING, LogRecord
+from foretrain.units import Time
+
+if TYPE_CHECKING:
+    from foretrain.live.scheduled_gradients import ModelSchedule
+
+HOST = -1
+"""The stream of what the script does itself; of its host's thread n, that less n."""
+_WARMUP = 2
+"""Steps in which memory is allocated and the optimizer makes its state."""
+_LONG = 100_000
+"""Bounds of spans after which a rank whose script marks no steps is accounted for all the same."""
+
+
+class StepBreakdown(NamedTuple):
+    """The account of one step of one rank; times in ps.
+
+    Attributes:
+        number: as the script's optimizer counted.
+        begin: the mark before, or 0: the first step contains whatever came before it.
+        end: its own mark.
+        compute: some stream computed.
+        communication: some communication was under way.
+        exposed: the part of ``communication`` in which nothing was computed.
+        waiting: neither, but a stream stood at a communication that lacked members.
+        idle: the rest.
+    """
+
+    number: int
+    begin: Time
+    end: Time
+    compute: Time
+    communication: Time
+    exposed: Time
+    waiting: Time
+    idle: Time
+
+
+class Activity(NamedTuple):
+    """One interval of one rank; times in ps.
+
+    Attributes:
+        kind: a kernel, a communication, or a range that the script has named.
+        stream: number; of what the host does, `HOST` and below.
+        name: of the kernel, operation or range.
+        reached: when its stream got there.
+        start: when it began: a communication, when all members had come.
+        end: when it was over.
+        size: bytes of a communication.
+        group: world ranks of a communication; source and target of a message.
+        provenance: where a kernel's duration is from, as the rank numbers it.
+        launch: when the host launched the kernel or called the communication.
+    """
+
+    kind: Literal["kernel", "communication", "annotation"]
+    stream: int
+    name: str
+    reached: Time
+    start: Time
+    end: Time
+    size: int = 0
+    group: tuple[int, ...] = ()
+    provenance: int = 0
+    launch: Time = 0
+
+
+class HostSync(NamedTuple):
+    """The host stood still until its GPU was done with something.
+
+    Attributes:
+        question: what it asked for, by `foretrain.live.event_log.QUESTIONS`.
+        asked: since when, ps.
+        answered: until when, ps.
+    """
+
+    question: int
+    asked: Time
+    answered: Time
+
+
+class RankTrace:
+    """The story of one rank.
+
+    Args:
+        rank: in the world.
+        kept: of how many last steps to keep the activities; None of all. Without steps nothing is thrown away.
+        stepped: called with each step when it is complete.
+
+    Attributes:
+        steps: the accounts of all.
+        memory: what the rank last said of its memory.
+        warnings: texts and how often each came.
+        traced: whether activities are kept.
+        warmup: so many steps say nothing about the others.
+        status: with which exit status the rank has left, or None.
+        marks: what the host's clock showed at each step's end, by number; the GPU may have been far behind.
+        stops: where the host has stopped for its GPU; only while activities are kept.
+    """
+
+    def __init__(
+        self, rank: int, kept: int | None = 0, stepped: Callable[[int, StepBreakdown], None] | None = None
+    ) -> None:
+        self.rank = rank
+        self.steps: list[StepBreakdown] = []
+        self.memory: dict[str, Any] = {}
+        self.warnings: dict[str, int] = {}
+        self.traced = kept != 0
+        self.warmup = _WARMUP
+        self.status: int | None = None
+        self.marks: dict[int, Time] = {}
+        self.stops: list[HostSync] = []
+        self._kept, self._stepped = kept, stepped
+        self._costs: dict[int, bytes] = {}
+        self._payloads: dict[bytes, bytes] = {}
+        self._names: dict[int, str] = {}
+        # Begins and ends one after the other, back to back ones joined: what the next account is made of.
+        self._computed: list[Time] = []
+        self._communicated: list[Time] = []
+        self._waited: list[Time] = []
+        # Of the step under way, until when it is accounted for: computed, communicated, either, or waited as well.
+        self._settled: Time = 0
+        self._sums = [0, 0, 0, 0]
+        self._came: dict[object, Time] = {}
+        self._began: dict[object, Time] = {}
+        self._runs: list[tuple[int, Time, Time, Time, tuple[Any, ...]]] = []
+        self._operations: list[Activity] = []
+        self._ranges: dict[int, list[tuple[Time, bool, str]]] = {}
+
+    def ran(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> None:
+        """A run of kernels was over at ``end``; ``stream`` got to it when ``reached``."""
+        computed = self._computed
+        if computed and computed[-1] == begin:
+            computed[-1] = end
+        else:
+            computed += (begin, end)
+        if self.traced:
+            self._runs.append((stream, reached, begin, end, run))
+
+    def settled(self) -> None:
+        """A policy's decisions repeat from the step under way on; what was before it is warm-up."""
+        self.warmup = max(self.warmup, len(self.steps))
+
+    def waited(self, since: Time, now: Time) -> None:
+        """Something that was done at ``since`` had to wait for other ranks until now."""
+        if since < now:
+            self._waited += (since, now)
+
+    def came(self, what: object, time: Time) -> None:
+        """A stream comes to the communication ``what`` at ``time``."""
+        self._came[what] = time
+
+    def began(self, what: object, now: Time) -> None:
+        """All members have come."""
+        came = self._came[what]
+        if came < now:
+            self._waited += (came, now)
+        self._began[what] = now
+
+    def ended(
+        self, what: object, now: Time, stream: int, name: str, size: int, group: tuple[int, ...], launch: Time
+    ) -> None:
+        """The communication is over."""
+        came, began = self._came.pop(what), self._began.pop(what)
+        self._communicated += (began, now)
+        if self.traced:
+            self._operations.append(Activity("communication", stream, name, came, began, now, size, group, 0, launch))
+
+    def stopped(self, question: int, asked: Time, answered: Time) -> None:
+        """The host, which asked for its GPU, goes on."""
+        if self.traced and answered > asked:
+            self.stops.append(HostSync(question, asked, answered))
+
+    def note(self, note: LogRecord) -> None:
+        """Remembers what the rank says."""
+        if note.code == ANNOTATION and self.traced:
+            self._ranges.setdefault(note.b, []).append((note.host, bool(note.a), note.payload.decode()))
+        elif note.code == NAME:
+            self._names[note.a] = note.payload.decode()
+        elif note.code == MEMORY:
+            self.memory = json.loads(note.payload)
+        elif note.code == COST:
+            self._costs[note.a] = self._payloads.setdefault(note.payload, note.payload)  # most steps are alike
+        elif note.code == WARNING:
+            text = note.payload.decode()
+            self.warnings[text] = self.warnings.get(text, 0) + 1
+
+    def cost(self, step: int) -> dict[str, Any]:
+        """What the rank said of the work that it launched in step number ``step``."""
+        return json.loads(self._costs[step])
+
+    def close(self, number: int, end: Time, running: Iterable[Time]) -> None:
+        """Step ``number`` ended at ``end``; ``running`` are the begins of runs under way."""
+        self.settle(end, running)
+        compute, communication, either, any_of_them = self._sums
+        begin, end = self.steps[-1].end if self.steps else 0, self._settled
+        exposed, waiting, idle = either - compute, any_of_them - either, end - begin - any_of_them
+        step = StepBreakdown(number, begin, end, compute, communication, exposed, waiting, idle)
+        self.steps.append(step)
+        self._sums = [0, 0, 0, 0]
+        self._prune()
+        if self._stepped is not None:
+            self._stepped(self.rank, step)
+
+    def settle(self, now: Time, running: Iterable[Time]) -> None:
+        """Adds to the account what is known of the time until now, so that nothing of it need be kept."""
+        begin, now = self._settled, max(now, self._settled)
+        computed = [*self._computed, *_until(now, running)]
+        either = [*computed, *self._communicated, *_until(now, self._began.values())]
+        standing = (came for what, came in self._came.items() if what not in self._began)
+        all_of_them = [*either, *self._waited, *_until(now, standing)]
+        spans = (computed, either[len(computed) :], either, all_of_them)
+        self._sums = [total + covered(each, begin, now) for total, each in zip(self._sums, spans, strict=True)]
+        self._settled = now
+        self._computed = _after(now, self._computed)
+        self._communicated = _after(now, self._communicated)
+        self._waited = _after(now, self._waited)
+
+    @property
+    def since(self) -> Time:
+        """From when on all activities are known."""
+        return self.steps[-self._kept].begin if self._kept and len(self.steps) >= self._kept else 0
+
+    def is_long(self) -> bool:
+        """Whether it is time to `settle`, though no step ends."""
+        return len(self._computed) + len(self._communicated) + len(self._waited) > _LONG
+
+    def activities(self) -> Iterator[Activity]:
+        """What is kept: kernels, communications and named ranges; the first two stream by stream, in their order."""
+        for stream, reached, begin, end, run in sorted(self._runs, key=lambda run: run[0]):
+            yield from self._kernels(stream, reached, begin, end, run)
+        yield from sorted(self._operations, key=lambda operation: operation.stream)
+        for thread, marks in sorted(self._ranges.items()):
+            open_ranges: list[tuple[Time, str]] = []
+            for host, begins, name in marks:
+                if begins:
+                    open_ranges.append((host, name))
+                elif open_ranges:
+                    begin, name = open_ranges.pop()
+                    yield Activity("annotation", HOST - thread, name, begin, begin, host)
+
+    def _kernels(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> Iterator[Activity]:
+        """The kernels of a run: as launched, or behind each other and stretched if communication slowed them."""
+        payload, work = run[9], run[4]
+        if not payload:
+            yield Activity("kernel", stream, f"{run[8]} kernels", reached, begin, end)
+        stretched = end - begin != work
+        at, done = reached, 0
+        for name, provenance, launch, duration in KERNEL.iter_unpack(payload):
+            if stretched:
+                start = begin + (end - begin) * done // work
+                done += duration
+                over = begin + (end - begin) * done // work
+            else:
+                start = launch if launch > at else at
+                over = start + duration
+            title = self._names.get(name, f"kernel {name}")
+            yield Activity("kernel", stream, title, at, start, over, provenance=provenance, launch=launch)
+            at = over
+
+    def _prune(self) -> None:
+        if not self._kept or len(self.steps) < self._kept:
+            return
+        since = self.since
+        self._runs = [run for run in self._runs if run[3] > since]
+        self._operations = [operation for operation in self._operations if operation.end > since]
+        self.stops = [stop for stop in self.stops if stop.answered > since]
+        # The host may be far ahead of its GPU: what it names is as old as what it launched, not as what ran meanwhile.
+        launched = self.marks.get(self.steps[-self._kept].number - 1, 0)
+        for thread, marks in self._ranges.items():
+            self._ranges[thread] = _since(launched, marks)
+
+
+def covered(spans: list[Time], begin: Time, end: Time) -> Time:
+    """How much of ``[begin, end)`` any of ``spans`` covers: begins and ends one after the other, in any order."""
+    pairs = np.array(spans, np.int64).reshape(-1, 2).clip(begin, end)
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(np.concatenate([[begin], pairs[:, 1]]))
+    return int(np.maximum(pairs[:, 1] - np.maximum(pairs[:, 0], reach[:-1]), 0).sum())
+
+
+def _until(now: Time, begins: Iterable[Time]) -> list[Time]:
+    """Spans from each of ``begins`` to now."""
+    return [bound for begin in begins if begin < now for bound in (begin, now)]
+
+
+def _after(now: Time, spans: list[Time]) -> list[Time]:
+    """The spans that are not over now."""
+    pairs = np.array(spans, np.int64).reshape(-1, 2)
+    return pairs[pairs[:, 1] > now].ravel().tolist()
+
+
+def _since(time: Time, marks: list[tuple[Time, bool, str]]) -> list[tuple[Time, bool, str]]:
+    """Of the begins and ends of nested ranges, those of all that ended after ``time`` or have not."""
+    kept: list[tuple[Time, bool, str] | None] = list(marks)
+    begins: list[int] = []
+    for index, (host, opens, _) in enumerate(marks):
+        if opens:
+            begins.append(index)
+            continue
+        begin = begins.pop() if begins else None
+        if begin is None or host <= time:
+            kept[index] = None
+            if begin is not None:
+                kept[begin] = None
+    return [mark for mark in kept if mark is not None]
+
+
+class SimulationTrace:
+    """The chapters of all live ranks.
+
+    Args:
+        ranks: the live ranks.
+        kept: of how many last steps to keep the activities; None of all, which grows with the run.
+        stepped: called with (rank, step) whenever a rank has completed a step.
+
+    Attributes:
+        chapters: by rank.
+        schedules: what policies exchanged, where they did.
+    """
+
+    def __init__(
+        self, ranks: Iterable[int], kept: int | None = 0, stepped: Callable[[int, StepBreakdown], None] | None = None
+    ) -> None:
+        self.chapters = {rank: RankTrace(rank, kept, stepped) for rank in ranks}
+        self.schedules: Iterable[ModelSchedule] = ()

@@ -1,0 +1,129 @@
+"""Runs the ranks of a script, again with more live ones where it shows that the first were too few."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.device.stack import overlap_slowdown
+from foretrain.errors import ForetrainError
+from foretrain.live.device.settings import RankSettings
+from foretrain.live.executor import FoldingInvalid, conduct
+from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, script_failure
+from foretrain.live.folding import Folding, Message
+from foretrain.live.network_traffic import NetworkTraffic
+from foretrain.live.out_of_memory import check_memory
+from foretrain.live.progress import Watch, warned
+from foretrain.live.rank_processes import Ranks
+from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
+from foretrain.network.deployment import Deployment
+from foretrain.simulation.world import VirtualWorld
+
+Live = Literal["auto", "all"] | int
+"""Which ranks run: as few as are needed, all, or this many."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What ran: as in `foretrain.live.simulate.Simulated`."""
+
+    story: SimulationTrace
+    folding: Folding
+    traffic: NetworkTraffic
+    carried: NDArray[np.float64]
+
+
+class _Steps:
+    """Hears of every step, and asks with each of the first live rank what links have carried since the one before."""
+
+    def __init__(self, traffic: NetworkTraffic, first: int, stepped: Callable[[int, StepBreakdown], None]) -> None:
+        self._traffic, self._first, self._stepped = traffic, first, stepped
+        self.carried = traffic.mark()
+
+    def __call__(self, rank: int, step: StepBreakdown) -> None:
+        if rank == self._first:
+            self.carried = self._traffic.mark()
+        self._stepped(rank, step)
+
+
+class Refold:
+    """Starts the ranks with as few live as seems enough, and again with more where messages show that it is not.
+
+    Only a run tells with whom a rank exchanges messages; see Note [Who is alike] in `foretrain.live.folding`.
+    """
+
+    def __init__(self, where: Deployment, settings: RankSettings, live: Live, kept: int | None, watch: Watch) -> None:
+        self._where, self._settings, self._live = where, settings, live
+        self._kept, self._watch = kept, watch
+        self._groups: dict[tuple[tuple[int, ...], int], None] = {}
+        self._messages: dict[Message, None] = {}
+        self._heard: set[int] = set()
+
+    def run(self) -> RunOutcome:
+        """Runs them until all have ended; raises as `foretrain.live.simulate.simulate` does."""
+        for before in range(self._settings.world):
+            folding = self._folding()
+            if before:
+                self._watch.repeated(len(folding.live))
+            self._watch.folded(folding.describe())
+            try:
+                # The zygote removes the folder as well, if nobody is left to.
+                with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
+                    folded = len(folding.live) < self._settings.world
+                    settings = dataclasses.replace(self._settings, store=str(Path(folder, "store")), folded=folded)
+                    return self._once(settings, folding)
+            except FoldingInvalid as found:
+                self._messages.update(dict.fromkeys(found.messages))
+                self._groups.update(dict.fromkeys(folding.groups))
+                self._heard.update(folding.live)
+            except ScriptFailed as failed:
+                raise (after_restarts(failed, before) if before else failed) from None
+        raise AssertionError("every attempt has more live ranks than the one before")
+
+    def _folding(self) -> Folding:
+        world = self._settings.world
+        if self._live == "all":
+            return Folding.all_live(world)
+        groups = [group for group, _ in self._groups]
+        families = [family for _, family in self._groups]
+        if self._live == "auto":
+            return Folding.discover(world, groups, families, self._messages, heard=self._heard or (0,))
+        return Folding.first(world, int(self._live), groups, families, self._messages, heard=self._heard or (0,))
+
+    def _once(self, settings: RankSettings, folding: Folding) -> RunOutcome:
+        world = VirtualWorld()
+        traffic = NetworkTraffic(world, self._where, folding, self._watch.told)
+        steps = _Steps(traffic, min(folding.live), self._watch.stepped)
+        story = SimulationTrace(folding.live, self._kept, steps)
+        slowdown = overlap_slowdown(settings.measured()[0])
+        with warned(story, self._watch), Ranks(settings, self._watch.building) as ranks:
+            ranks.fork(folding.live)
+            try:
+                conduct(
+                    ranks.sockets,
+                    world,
+                    traffic,
+                    folding,
+                    slowdown=slowdown,
+                    story=story,
+                    steps=settings.steps,
+                    waiting=self._watch.waiting,
+                )
+            except FoldingInvalid:
+                raise
+            except ForetrainError as error:
+                check_memory(story)
+                cause = cause_of(error, ranks, story)
+                ranks.dismiss()
+                raise cause from None
+            check_memory(story)
+            if failed := script_failure(story):
+                raise failed
+        return RunOutcome(story, folding, traffic, steps.carried)

@@ -1,0 +1,326 @@
+"""Gradients exchanged by a policy of `foretrain.schedule` instead of the script's own collectives.
+
+A rank announces what it has to exchange (``TASKS``), and from then on tells only that another round begins and which
+gradients are there. What is there on all members goes to one engine per group, as on the leader of the real runtime
+(`foretrain.comm.coordinator.coordinator`); what its policy starts crosses the simulated network as a collective, one
+after the other as on one communicator, each after θ, the cluster's ``overhead``.
+
+    READY on all members ──▶ policy ──▶ Start(chunk) ── θ ──▶ traffic ──▶ Done ──▶ task landed: its event happens
+
+What makes a round begin, and a task ready, waits like every start for the end of the instant; see Note [Starts of one
+instant] in `foretrain.live.comm_launch`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, Protocol
+
+from foretrain.engine import Decision, Engine
+from foretrain.errors import Disagreement
+from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
+from foretrain.live.device.model_registration import Announcement
+from foretrain.live.event_log import BEGIN, READY, LogRecord
+from foretrain.live.folding import Folding
+from foretrain.live.groups import Group, RankHandle, who
+from foretrain.live.schedule_plan import SchedulePlan, plan
+from foretrain.live.streams import StreamEvent, late
+from foretrain.schedule import CostModel
+from foretrain.tasks import Chunk, Ready, StepBegin
+from foretrain.units import Time
+
+_KEPT: Final = 100_000
+"""Decisions that an exchange remembers."""
+_LAST: Final = 1 << 40
+"""In the place of a rank: what a policy asked to be woken for comes behind what ranks bring."""
+
+
+class PolicyTraffic(CommTraffic, Protocol):
+    """The traffic as a policy wants it."""
+
+    def cost(self, group: tuple[int, ...]) -> CostModel:
+        """Of one all-reduce in ``group``, θ included."""
+        ...
+
+    def overhead(self) -> Time:
+        """θ: what handing over one operation costs before its first byte moves."""
+        ...
+
+
+class GradientSchedules:
+    """The exchanges of all ranks."""
+
+    def __init__(self, starts: CommLaunches, traffic: CommTraffic, folding: Folding) -> None:
+        self._starts, self._traffic, self._folding = starts, traffic, folding
+        self._known: dict[tuple[tuple[int, ...], int], ModelSchedule] = {}
+        self._joined: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def join(self, party: RankHandle, entry: LogRecord) -> Member:
+        """``party`` announces an exchange: the k-th among these ranks is the same for all of them."""
+        announced = Announcement.decode(entry.payload)
+        count = self._joined[announced.ranks, party.rank] = self._joined.get((announced.ranks, party.rank), 0) + 1
+        schedule = self._known.get((announced.ranks, count))
+        if schedule is None:
+            group = Group(announced.ranks, 0, self._folding)
+            schedule = self._known[announced.ranks, count] = ModelSchedule(self._starts, self._traffic, group)
+        return schedule.join(party, entry.stream, announced)
+
+    def __iter__(self) -> Iterator[ModelSchedule]:
+        return iter(self._known.values())
+
+    def waiting(self) -> list[str]:
+        """Who waits for what: one line for each task that has not landed."""
+        return [line for schedule in self for line in schedule.waiting()]
+
+
+class Member:
+    """One rank's part in an exchange.
+
+    Attributes:
+        party: the rank.
+        lane: the stream on which communication is shown.
+        promises: per task, the events of its rounds that have not landed, the oldest first.
+    """
+
+    def __init__(self, party: RankHandle, lane: int, schedule: ModelSchedule, tasks: int) -> None:
+        self.party, self.lane = party, lane
+        self.promises: list[deque[StreamEvent]] = [deque() for _ in range(tasks)]
+        self._schedule = schedule
+        self._rounds = 0
+
+    def take(self, entry: LogRecord) -> tuple[StreamEvent, StreamEvent | None]:
+        """A BEGIN or READY: the event that the stream gets there, and of a READY the one that its task has landed."""
+        here, landed = StreamEvent(), None
+        if entry.kind == BEGIN:
+            self._rounds += 1
+            coming = self._schedule.coming(self._rounds - 1, None)
+        else:
+            assert entry.kind == READY
+            coming = self._schedule.coming(self._rounds - 1, entry.extra)
+            landed = StreamEvent()
+            self.promises[entry.extra].append(landed)
+        coming.expect(self.party.order())
+        here.then(lambda: coming.come(self.party, here.time or 0))
+        return here, landed
+
+
+class ModelSchedule:
+    """One exchange: the tasks of a model, its policy, and the members of its group.
+
+    Attributes:
+        group: among whom gradients are summed.
+        plan: policy and what it was made from; None until all members have announced the exchange.
+        begins: when each round began on all members, ps.
+    """
+
+    def __init__(self, starts: CommLaunches, traffic: CommTraffic, group: Group) -> None:
+        self.group = group
+        self.plan: SchedulePlan | None = None
+        self.begins: list[Time] = []
+        self._starts, self._world, self._traffic = starts, starts.world, traffic
+        self._announced: dict[int, Announcement] = {}
+        self._members: dict[int, Member] = {}
+        self._coming: dict[tuple[int, int | None], RoundBarrier] = {}
+        self._engine: Engine | None = None
+        self._queue: deque[tuple[Chunk, Callable[[Chunk], None]]] = deque()
+        self._waking = 0
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """The latest decisions of the policy."""
+        return self._engine.log if self._engine else ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether a step was made in which the policy's decisions are those of all steps to come."""
+        return self.plan is not None and len(self.begins) > self.plan.warmup + 1
+
+    @property
+    def members(self) -> list[Member]:
+        """The live ones, in the group's order."""
+        return [self._members[rank] for rank in self.group.live]
+
+    def join(self, party: RankHandle, lane: int, announced: Announcement) -> Member:
+        """A live member's announcement is there; with the last the policy is made."""
+        member = self._members[party.rank] = Member(party, lane, self, len(announced.names))
+        self._announced[party.rank] = announced
+        self._check(party.rank)
+        if len(self._members) == len(self.group.live):
+            self._make()
+        return member
+
+    def coming(self, step: int, task: int | None) -> RoundBarrier:
+        """Round ``step``, or a task of it, that members come to one after the other."""
+        found = self._coming.get((step, task))
+        if found is None:
+            found = self._coming[step, task] = RoundBarrier(self, step, task)
+        return found
+
+    def arrived(self, coming: RoundBarrier, latest: Time) -> None:
+        """All members have come, or will have at ``latest``."""
+        del self._coming[coming.step, coming.task]
+        self._starts.at(latest, coming)
+
+    def post(self, step: int, task: int | None) -> None:
+        """Tells the policy."""
+        assert self._engine is not None
+        if task is not None:
+            self._engine.post(Ready(task))
+            return
+        self.begins.append(self.now())
+        if self.plan is not None and step == self.plan.warmup + 1:
+            for member in self.members:
+                member.party.chapter.settled()
+        self._engine.post(StepBegin(step))
+
+    def name_of(self, task: int) -> str:
+        """The name of ``task``."""
+        return next(iter(self._announced.values())).names[task]
+
+    def waiting(self) -> list[str]:
+        """Who waits for what."""
+        lines = list(self._engine.waiting()) if self._engine else []
+        lacking = [rank for rank in self.group.live if rank not in self._members]
+        if lacking:
+            lines.append(f"the exchange of {self.group} has not begun on {who(lacking)}")
+        return lines + [text for coming in self._coming.values() if (text := coming.waiting())]
+
+    # ── the engine's world ──
+
+    def now(self) -> Time:
+        """The present."""
+        return self._world.now()
+
+    def call_at(self, when: Time, call: Callable[[], None]) -> None:
+        """Runs ``call`` at ``when``, behind what ranks bring at that instant."""
+        self._waking += 1
+        self._starts.at(max(when, self.now()), _Later(call, (_LAST + self.group.live[0], self._waking)))
+
+    def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
+        """Sends ``chunk`` behind all that were started before."""
+        self._queue.append((chunk, done))
+        if len(self._queue) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        now, chunk = self.now(), self._queue[0][0]
+        for member in self.members:
+            member.party.chapter.came(self, now)
+            member.party.chapter.began(self, now)
+            member.party.paces.of(member.lane).communication(1)
+        self.call_at(now + self._network().overhead(), partial(self._send, chunk))
+
+    def _send(self, chunk: Chunk) -> None:
+        self._traffic.collective(chunk.op, chunk.size, self.group.members, None, self._end)
+
+    def _end(self) -> None:
+        chunk, done = self._queue.popleft()
+        now, name = self.now(), self._name(chunk)
+        for member in self.members:
+            member.party.paces.of(member.lane).communication(-1)
+            # No host launches it: the policy does.
+            member.party.chapter.ended(self, now, member.lane, name, chunk.size, self.group.members, launch=0)
+        if self._queue:
+            self._begin()
+        done(chunk)
+
+    def _landed(self, task: int) -> None:
+        for member in self.members:
+            member.promises[task].popleft().happen(self.now())
+
+    def _name(self, chunk: Chunk) -> str:
+        assert self.plan is not None
+        first, more = self.plan.job.tasks[chunk.pieces[0].task].name, len(chunk.pieces) - 1
+        return f"{chunk.op} {first} +{more}" if more else f"{chunk.op} {first}"
+
+    def _network(self) -> PolicyTraffic:
+        return self._traffic  # pyright: ignore[reportReturnType] whoever lets ranks announce exchanges gives one
+
+    def _make(self) -> None:
+        announced = [self._announced[rank] for rank in self.group.live]
+        self.plan = plan(announced, self._network().cost(self.group.members))
+        self._engine = Engine(self.plan.policy, self, self.plan.job.tasks, self._landed, deque(maxlen=_KEPT))
+
+    def _check(self, rank: int) -> None:
+        mine, first = self._announced[rank], next(iter(self._announced.values()))
+        if (mine.schedule, mine.names, mine.sizes) != (first.schedule, first.names, first.sizes):
+            raise Disagreement(
+                f"{self.group} exchanges the gradients of {first.model}, but rank {rank} has other parameters than "
+                f"rank {next(iter(self._announced))}; make the same model on all ranks"
+            )
+
+
+class RoundBarrier:
+    """A round, or a task of it, to which the members of a group come. A meeting of `foretrain.live.comm_launch`."""
+
+    def __init__(self, schedule: ModelSchedule, step: int, task: int | None) -> None:
+        self.step, self.task = step, task
+        self._schedule = schedule
+        self._orders: list[Order] = []
+        self._came: dict[RankHandle, Time] = {}
+
+    def expect(self, order: Order) -> None:
+        """A member's record is there."""
+        self._orders.append(order)
+
+    def come(self, party: RankHandle, time: Time) -> None:
+        """The stream of ``party`` is there at ``time``, or will be."""
+        now = self._schedule.now()
+        if time < now:
+            raise late(party.rank, "a round" if self.task is None else "a task", time, now)
+        self._came[party] = time
+        if len(self._came) == len(self._schedule.group.live):
+            self._schedule.arrived(self, max(self._came.values()))
+
+    def waiting(self) -> str:
+        """Who has come, and who has not; nothing if nobody has."""
+        lacking = [rank for rank in self._schedule.group.live if rank not in {party.rank for party in self._came}]
+        if not self._came or not lacking:
+            return ""
+        here = sorted(party.rank for party in self._came)
+        what = "began" if self.task is None else f"made task {self._schedule.name_of(self.task)!r} ready in"
+        return f"{who(here)} {what} round {self.step} of {self._schedule.group}, {who(lacking)} did not"
+
+    @property
+    def order(self) -> Order:
+        """Its place among what begins at the same instant."""
+        return min(self._orders)
+
+    def begin(self) -> None:
+        """All have come."""
+        now = self._schedule.now()
+        for party, came in self._came.items():
+            if self.task is not None:
+                party.chapter.waited(came, now)
+
+    def end(self) -> None:
+        """It takes no time."""
+
+    def transfer(self) -> None:
+        """It is no message."""
+
+    def hand_to(self, traffic: CommTraffic) -> None:
+        """Tells the policy."""
+        self._schedule.post(self.step, self.task)
+
+
+class _Later:
+    """What a policy wants done at a moment. A meeting as well."""
+
+    def __init__(self, call: Callable[[], None], order: Order) -> None:
+        self._call, self.order = call, order
+
+    def begin(self) -> None:
+        """It is no communication."""
+
+    def end(self) -> None:
+        """It takes no time."""
+
+    def transfer(self) -> None:
+        """It is no message."""
+
+    def hand_to(self, traffic: CommTraffic) -> None:
+        """Does it."""
+        self._call()

@@ -1,0 +1,258 @@
+"""Data-parallel ranks in one process, whose exchange loses packets: one round of training.
+
+Three kinds, by what may differ between ranks:
+
+    Alike      gradients are lost on their way to where they are summed; the sum reaches all ranks whole: one model
+    Apart      an all-reduce loses on both ways, so ranks apply different sums: a model and an optimizer for each
+    Serving    servers hold the model; workers compute with what they have pulled, stale where a pull lost something
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from foretrain.collective import build
+from foretrain.errors import ConfigError, RecordError, unknown
+from foretrain.loss_tolerance.execution import Lossy, Tally, reduced
+from foretrain.loss_tolerance.layout import PAYLOAD, Tensor, TensorLayout
+from foretrain.loss_tolerance.losses import LossPattern
+from foretrain.loss_tolerance.plan_steps import Gap
+from foretrain.loss_tolerance.survival import Way
+from foretrain.loss_tolerance.tagging import Tagging
+from foretrain.loss_tolerance.trial import Trial, shards
+
+Return: TypeAlias = Literal["lossy", "reliable"]
+"""How sums, or parameters, come back to the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossyExchange:
+    """How ranks exchange gradients.
+
+    Attributes:
+        way: ring, halving_doubling or parameter_server (one server, which does not train).
+        ranks: that train, at least 2.
+        back: whether the second half, all-gather or pull, loses packets too.
+        gap: what stands where a rank did not get a sum, of an all-reduce only; a pull keeps the previous parameter.
+        tagging: which packets may be dropped.
+        payload: bytes of a packet.
+    """
+
+    way: Way = "parameter_server"
+    ranks: int = 4
+    back: Return = "lossy"
+    gap: Gap = "zero"
+    tagging: Tagging = field(default_factory=Tagging)
+    payload: int = PAYLOAD
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("exchange", self.way, get_args(Way)),
+            ("back", self.back, get_args(Return)),
+            ("gap", self.gap, get_args(Gap)),
+        ):
+            if value not in known:
+                raise unknown(name, value, known)
+        if self.ranks < 2:
+            raise ConfigError("workers", self.ranks, "exchange nothing", "write at least 2")
+
+    def apply(self, trial: Trial) -> Replicas:
+        """Ranks that begin with the trial's model."""
+        if self.back == "reliable":
+            return SharedModel(trial, self)
+        return Serving(trial, self) if self.way == "parameter_server" else PerRankModel(trial, self)
+
+
+class Replicas(Protocol):
+    """Ranks that train together."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is evaluated: the servers' model, or rank 0's."""
+        ...
+
+    @property
+    def tallies(self) -> Sequence[Tally]:
+        """Of every collective."""
+        ...
+
+    @property
+    def droppable(self) -> float:
+        """The share of bytes that may be dropped."""
+        ...
+
+    def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
+        """One round; returns the mean loss of all ranks' shards. ``losses``: of both halves, or of an all-reduce."""
+        ...
+
+    def drift(self) -> float:
+        """How far the ranks' parameters are from the mean of all, in the norm of that: 0 where they are alike."""
+        ...
+
+
+class SharedModel:
+    """Losses on the way to the sums alone; all ranks have the same model, so there is one."""
+
+    def __init__(self, trial: Trial, exchange: LossyExchange) -> None:
+        self._rank = Replica(trial, trial.model, trial.optimizer)
+        self._ranks = exchange.ranks
+        self._push = _collective(exchange, "reduce_scatter", self._rank)
+        self.model, self.tallies, self.droppable = trial.model, (self._push.tally,), self._push.droppable
+
+    def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
+        """See `Replicas`."""
+        found = [self._rank.gradient(shard) for shard in shards(batch, self._ranks)]
+        self._rank.apply(_summed(self._push, found, losses[0]) / np.float32(self._ranks))
+        return _mean(found)
+
+    def drift(self) -> float:
+        """See `Replicas`."""
+        return 0.0
+
+
+class PerRankModel:
+    """An all-reduce that loses on both ways: every rank applies what it got to a model of its own."""
+
+    def __init__(self, trial: Trial, exchange: LossyExchange) -> None:
+        pairs = [(trial.model, trial.optimizer)]
+        # Copied as a pair, so that each optimizer's parameters are its model's.
+        pairs += [copy.deepcopy(pairs[0]) for _ in range(exchange.ranks - 1)]
+        self._all = [Replica(trial, model, optimizer) for model, optimizer in pairs]
+        self._reduce = _collective(exchange, "all_reduce", self._all[0])
+        self.model, self.tallies, self.droppable = trial.model, (self._reduce.tally,), self._reduce.droppable
+
+    def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
+        """See `Replicas`."""
+        parts = shards(batch, len(self._all))
+        found = [rank.gradient(shard) for rank, shard in zip(self._all, parts, strict=True)]
+        holds = _packed(self._reduce, [gradient for gradient, _ in found])
+        self._reduce.run(holds, losses[0])
+        sums = self._reduce.layout.unpack(holds[: len(self._all)])
+        for rank, gradient in zip(self._all, sums, strict=True):
+            rank.apply(gradient / np.float32(len(self._all)))
+        return _mean(found)
+
+    def drift(self) -> float:
+        """See `Replicas`."""
+        return _spread(np.stack([rank.parameters() for rank in self._all]))
+
+
+class Serving:
+    """A server sums what arrives and updates; workers pull parameters and keep the previous ones where that fails.
+
+    Buffers, such as batch norm's statistics, are the workers' together.
+    """
+
+    def __init__(self, trial: Trial, exchange: LossyExchange) -> None:
+        self._rank, self._ranks = Replica(trial, trial.model, trial.optimizer), exchange.ranks
+        self._push = _collective(exchange, "reduce_scatter", self._rank)
+        self._pull = _collective(exchange, "all_gather", self._rank, gap="held")
+        self._master = self._rank.parameters()
+        self._workers = np.tile(self._master, (self._ranks, 1))
+        self.model, self.droppable = trial.model, self._push.droppable
+        self.tallies = (self._push.tally, self._pull.tally)
+
+    def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
+        """See `Replicas`."""
+        found = []
+        for parameters, shard in zip(self._workers, shards(batch, self._ranks), strict=True):
+            self._rank.load(parameters)
+            found.append(self._rank.gradient(shard))
+        self._rank.load(self._master)
+        self._rank.apply(_summed(self._push, found, losses[0]) / np.float32(self._ranks))
+        self._master = self._rank.parameters()
+        holds = self._pull.layout.pack(np.concatenate([self._workers, self._master[None]]))
+        self._pull.run(holds, losses[1])
+        self._workers = self._pull.layout.unpack(holds[: self._ranks])
+        return _mean(found)
+
+    def drift(self) -> float:
+        """See `Replicas`."""
+        return _spread(self._workers)
+
+
+class Replica:
+    """A model and its optimizer, whose parameters and gradients come and go as one vector."""
+
+    def __init__(self, trial: Trial, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._loss, self._model, self._optimizer = trial.loss, model, optimizer
+        self._own = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        self._sizes = [one.numel() for _, one in self._own]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its parameters as messages; a layer is the module that a parameter is in, in the order of registration."""
+        layers: dict[str, int] = {}
+        owners = [name.rpartition(".")[0] for name, _ in self._own]
+        return tuple(
+            Tensor(name, size, layers.setdefault(owner, len(layers)))
+            for (name, _), size, owner in zip(self._own, self._sizes, owners, strict=True)
+        )
+
+    def gradient(self, shard: Any) -> tuple[NDArray[np.float32], float]:
+        """The gradient (values,) of a shard's mean loss, and that loss."""
+        self._model.zero_grad(set_to_none=True)
+        loss = self._loss(self._model, shard)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise RecordError(f"loss returned {shown}; it must return a scalar that depends on the parameters")
+        loss.backward()
+        parts = [torch.zeros(one.numel()) if one.grad is None else one.grad.reshape(-1) for _, one in self._own]
+        return torch.cat(parts).numpy(), loss.item()
+
+    def apply(self, gradient: NDArray[np.float32]) -> None:
+        """One step of the optimizer."""
+        for (_, one), part in zip(self._own, torch.from_numpy(gradient).split(self._sizes), strict=True):
+            one.grad = part.view_as(one).clone()
+        self._optimizer.step()
+
+    def parameters(self) -> NDArray[np.float32]:
+        """A copy, (values,)."""
+        with torch.no_grad():
+            return torch.cat([one.reshape(-1) for _, one in self._own]).numpy()
+
+    def load(self, parameters: NDArray[np.float32]) -> None:
+        """The reverse of `parameters`."""
+        with torch.no_grad():
+            for (_, one), part in zip(self._own, torch.from_numpy(parameters).split(self._sizes), strict=True):
+                one.copy_(part.view_as(one))
+
+
+def _collective(
+    exchange: LossyExchange, operation: Literal["all_reduce", "reduce_scatter", "all_gather"], rank: Replica,
+    gap: Gap | None = None,
+) -> Lossy:  # fmt: skip
+    plan = build(exchange.way, operation, exchange.ranks)
+    cut = TensorLayout(rank.tensors(), plan.blocks, exchange.payload)
+    return Lossy(plan, cut, gap=gap or exchange.gap, tagging=exchange.tagging)
+
+
+def _packed(collective: Lossy, rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Ranks' vectors and zeros for helpers, (ranks + helpers, blocks, width)."""
+    packed = collective.layout.pack(np.stack(rows))
+    nothing = np.zeros((collective.plan.helpers, *packed.shape[1:]), np.float32)
+    return np.concatenate([packed, nothing])
+
+
+def _summed(
+    collective: Lossy, found: Sequence[tuple[NDArray[np.float32], float]], losses: LossPattern
+) -> NDArray[np.float32]:
+    holds = _packed(collective, [gradient for gradient, _ in found])
+    collective.run(holds, losses)
+    return collective.layout.unpack(reduced(collective.plan, holds))
+
+
+def _mean(found: Sequence[tuple[NDArray[np.float32], float]]) -> float:
+    return sum(loss for _, loss in found) / len(found)
+
+
+def _spread(parameters: NDArray[np.float32]) -> float:
+    center = parameters.mean(axis=0)
+    return float(np.linalg.norm(parameters - center, axis=1).mean() / max(float(np.linalg.norm(center)), 1e-30))

@@ -1,0 +1,99 @@
+"""A training whose exchange loses packets, round by round, with its accuracy on the way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from foretrain.loss_tolerance.losses import LossPattern, Random
+from foretrain.loss_tolerance.replicas import LossyExchange, Replicas
+from foretrain.loss_tolerance.tagging import concentrated
+from foretrain.loss_tolerance.trial import Trial, endless, finite, score
+
+LossesOf: TypeAlias = Callable[[int], Sequence[LossPattern]]
+"""What the network lost in a round of training, counted from 0: of an all-reduce, or of push and pull."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyCurve:
+    """Accuracy over rounds.
+
+    Attributes:
+        rounds: after which it was evaluated, increasing.
+        accuracies: then; NaN from where training has diverged.
+        losses: mean training loss of every round, until it diverged.
+        lost: share of all bytes sent that was lost.
+        drift: how far ranks were from their mean in the end; see `foretrain.loss_tolerance.replicas.Replicas.drift`.
+    """
+
+    rounds: tuple[int, ...]
+    accuracies: tuple[float, ...]
+    losses: tuple[float, ...]
+    lost: float
+    drift: float
+
+    def at(self, rounds: int) -> float:
+        """The accuracy after so many rounds, which must have been evaluated."""
+        return self.accuracies[self.rounds.index(rounds)]
+
+    def reaches(self, accuracy: float) -> int | None:
+        """The first evaluated round with at least ``accuracy``, or None."""
+        found = (number for number, one in zip(self.rounds, self.accuracies, strict=True) if one >= accuracy)
+        return next(found, None)
+
+
+class Training:
+    """One trial under one exchange; `advance` trains on."""
+
+    def __init__(self, trial: Trial, exchange: LossyExchange, losses: LossesOf | float = 0.0, seed: int = 0) -> None:
+        """``losses``: of every round, or the share p that is lost at random, with ``seed``."""
+        trial.model.train()  # before it is copied
+        self._trial, self._replicas = trial, exchange.apply(trial)
+        self._losses = drawn(losses, self._replicas, seed) if isinstance(losses, (int, float)) else losses
+        self._batches = endless(trial.batches)
+        self._loss: list[float] = []
+        self._curve: dict[int, float] = {}
+        self.rounds = 0
+        """How many have been trained; a training that has diverged goes through the rest without effect."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether loss or accuracy is no number any more."""
+        return bool(self._loss and not finite(self._loss[-1])) or any(not finite(a) for a in self._curve.values())
+
+    def advance(self, rounds: int, progress: Callable[[int], None] = lambda done: None) -> float:
+        """Trains ``rounds`` more and evaluates; returns the accuracy, NaN if it has diverged."""
+        self._trial.model.train()
+        for batch in itertools.islice(self._batches, rounds):
+            if not self.diverged:
+                with _may_diverge():
+                    self._loss.append(self._replicas.step(batch, self._losses(self.rounds)))
+            self.rounds += 1
+            progress(1)
+        found = float("nan") if self.diverged else score(self._trial, self._replicas.model)
+        self._curve[self.rounds] = found
+        return found
+
+    def curve(self) -> AccuracyCurve:
+        """Until now."""
+        tallies = self._replicas.tallies
+        sent, lost = sum(one.sent for one in tallies), sum(one.lost for one in tallies)
+        share = lost / sent if sent else 0.0
+        rounds, accuracies = tuple(self._curve), tuple(self._curve.values())
+        with _may_diverge():
+            return AccuracyCurve(rounds, accuracies, tuple(self._loss), share, self._replicas.drift())
+
+
+def drawn(p: float, replicas: Replicas, seed: int) -> LossesOf:
+    """The share ``p`` of all bytes lost at random, of droppable packets first; the same draws for every p."""
+    droppable, important = concentrated(p, replicas.droppable)
+    return lambda number: [Random(droppable, (seed, number, half), important=important) for half in (0, 1)]
+
+
+def _may_diverge() -> np.errstate:
+    """Around what may: it is found by its results, not by warnings."""
+    return np.errstate(over="ignore", invalid="ignore")

@@ -1,0 +1,158 @@
+"""The same one event after the other: the twin that the windows are held against, and what is simulated with it where
+links are too short for windows. Ports and hosts are the same functions; only who acts when is found another way."""
+
+from __future__ import annotations
+
+from foretrain.network.packet import state as c
+from foretrain.network.packet.host_rx import handle
+from foretrain.network.packet.host_tx import release
+from foretrain.network.packet.jit import entry, inside
+from foretrain.network.packet.packets import give_back
+from foretrain.network.packet.pfc import is_pause, obey
+from foretrain.network.packet.queues import admit, at_once, pick, ready, send
+from foretrain.network.packet.traces import look
+
+DEPARTURE = -(1 << 60)
+"""The tie of a departure from link 0: before all that arrives, and in the order of links."""
+
+
+@inside
+def earlier(event, one, other):
+    """Whether row ``one`` comes before row ``other``."""
+    if event[one, 0] != event[other, 0]:
+        return event[one, 0] < event[other, 0]
+    return event[one, 1] < event[other, 1]
+
+
+@inside
+def move(event, source, target):
+    """Copies a row."""
+    event[target, 0], event[target, 1], event[target, 2] = event[source, 0], event[source, 1], event[source, 2]
+
+
+@inside
+def push(m, event, time, tie, what):
+    """Packet ``what`` arrives at ``time``; or, as a departure, port ``what`` has sent what it was sending."""
+    at = m[c.QUEUED_EVENTS]
+    m[c.QUEUED_EVENTS] = at + 1
+    while at > 0:
+        above = (at - 1) >> 1
+        if event[above, 0] < time or (event[above, 0] == time and event[above, 1] <= tie):
+            break
+        move(event, above, at)
+        at = above
+    event[at, 0], event[at, 1], event[at, 2] = time, tie, what
+
+
+@inside
+def pop(m, event):
+    """Removes the first event, which is row 0."""
+    n = m[c.QUEUED_EVENTS] - 1
+    m[c.QUEUED_EVENTS] = n
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= n:
+            break
+        if child + 1 < n and earlier(event, child + 1, child):
+            child += 1
+        if not earlier(event, child, n):
+            break
+        move(event, child, at)
+        at = child
+    move(event, n, at)
+
+
+@inside
+def arrives(m, event, p):
+    """Packet ``p`` will arrive when it says."""
+    push(m, event, m[p + c.TIME], m[p + c.TIE], p)
+
+
+@inside
+def depart(m, event, p, link, start):
+    """``link`` sends packet ``p``."""
+    if send(m, p, link, start):
+        arrives(m, event, p)
+    push(m, event, m[link + c.BUSY], DEPARTURE + m[link + c.NUMBER], link)
+
+
+@inside
+def asked(m, event):
+    """A frame that pauses somebody goes, if one was made."""
+    if m[c.ASKING] >= 0:
+        arrives(m, event, m[c.ASKING])
+        m[c.ASKING] = -1
+
+
+@inside
+def depart_first(m, event, link, time):
+    """``link`` sends what is next in its queues."""
+    p = pick(m, link, time)
+    asked(m, event)
+    depart(m, event, p, link, time)
+
+
+@inside
+def take_over(m, event):
+    """What a host has made."""
+    p = m[c.OUT]
+    while p >= 0:
+        following = m[p + c.NEXT]
+        arrives(m, event, p)
+        p = following
+    m[c.OUT] = -1
+
+
+@inside
+def happen(m, x, event, p, time):
+    """Packet ``p`` arrives at a port or a host."""
+    kind = m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK
+    if is_pause(m, p):
+        link = m[p + c.SEQUENCE]
+        obey(m, p, link)
+        give_back(m, p)
+        if ready(m, link) and m[link + c.BUSY] <= time:
+            depart_first(m, event, link, time)
+        return
+    link = m[m[p + c.WAY] & 0xFFFFFFFF]
+    if link < 0 or kind > c.LAST_CROSSING:
+        handle(m, x, p)
+        take_over(m, event)
+    elif m[link + c.BUSY] <= time and not ready(m, link) and at_once(m, p, link):
+        depart(m, event, p, link, time)
+    else:
+        admit(m, p, link)
+        asked(m, event)
+        if ready(m, link) and m[link + c.BUSY] <= time:
+            depart_first(m, event, link, time)
+
+
+@entry
+def load(m, event):
+    """What is to happen to the flows that have come, in the heap."""
+    release(m)
+    take_over(m, event)
+
+
+@entry
+def run(m, x, event, trace, events):
+    """Goes on for so many ``events`` at most; the reason why it returns is one of `state`'s."""
+    for _ in range(events):
+        if m[c.QUEUED_EVENTS] == 0:
+            return c.STUCK if m[c.UNFINISHED] > 0 else c.DONE_ALL
+        if m[c.COMPLETED] > 0:
+            return c.BREATH
+        if event[0, 0] >= m[c.UNTIL]:
+            return c.THERE
+        if m[c.FREES] < m[c.MARGIN]:
+            return c.GROW
+        time, tie, what = event[0, 0], event[0, 1], event[0, 2]
+        if m[c.TRACE_EVERY] > 0 and not look(m, trace, time >> m[c.SHIFT]):
+            return c.BREATH
+        pop(m, event)
+        if tie >= 0:
+            happen(m, x, event, what, time)
+        elif ready(m, what):
+            depart_first(m, event, what, time)
+    return c.BREATH

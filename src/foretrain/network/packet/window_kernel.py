@@ -1,0 +1,228 @@
+"""The packet kernel: window after window, every port by itself, without a queue of events.
+
+A window is no longer than the shortest link takes, so nothing that leaves a port or a host in one arrives anywhere
+before the next: within a window ports cannot influence each other. Packets on the wire lie in a wheel of lists, one for
+each window ahead. When a window comes its packets go to the ports and hosts that they arrive at; hosts act first, since
+what they send arrives at their ports in the same window; then every port merges its arrivals, in order, with its own
+departures. `foretrain.network.packet.event_kernel` does the same one event after the other, and finds the same to the
+ps.
+"""
+
+# Note [Order]
+# At one instant a port first ends what it sends, and takes the next packet from its queues; then arrivals come, by the
+# link that they arrive over; then a host's own events; then what the host sends. No two packets come over one link at
+# one instant, and a host's packets are numbered, so this is an order of everything that meets at a port or a host. What
+# does not meet there can have any order.
+
+from __future__ import annotations
+
+from foretrain.network.packet import state as c
+from foretrain.network.packet.coupled_ports import run_switches
+from foretrain.network.packet.host_rx import handle, host_of
+from foretrain.network.packet.host_tx import release
+from foretrain.network.packet.jit import entry, inside
+from foretrain.network.packet.packets import before, fly, give_back, in_order, pop_far
+from foretrain.network.packet.pfc import is_pause, obey
+from foretrain.network.packet.queues import admit, at_once, pick, ready, send, wake
+from foretrain.network.packet.traces import look
+
+OPEN, HANDED_OUT, SENT = range(3)
+"""Phases of a window: nothing of it has happened; what arrives is where it arrives; hosts and lone ports are done."""
+
+
+@inside
+def arrive(m, p, link):
+    """Packet ``p`` comes to the port of ``link`` in this window."""
+    if m[link + c.COUPLED]:
+        at = m[link + c.NODE]
+        m[p + c.NEXT] = m[at + c.COMING]
+        m[at + c.COMING] = p
+        if not m[at + c.STIRRED]:
+            m[at + c.STIRRED] = 1
+            m[m[c.SWITCH_LIST] + m[c.SWITCHES]] = at
+            m[c.SWITCHES] += 1
+    else:
+        m[p + c.NEXT] = m[link + c.ARRIVALS]
+        m[link + c.ARRIVALS] = p
+        if not m[link + c.ACTIVE]:
+            m[link + c.ACTIVE] = 1
+            m[m[c.ACTIVE_LIST] + m[c.ACTIVES]] = link
+            m[c.ACTIVES] += 1
+
+
+@inside
+def next_window(m, far):
+    """Goes to the next window in which something may happen; False where there is none."""
+    if m[c.FLYING] == 0 and m[c.ACTIVES] == 0 and m[c.SWITCHES] == 0:
+        if m[c.FAR] == 0:
+            return False
+        m[c.NOW] = m[far[0] + c.TIME] >> m[c.SHIFT]
+    while m[c.FAR] > 0 and (m[far[0] + c.TIME] >> m[c.SHIFT]) - m[c.NOW] < c.WHEEL:
+        fly(m, far, pop_far(m, far))
+    return True
+
+
+@inside
+def hand_out(m):
+    """What arrives in this window goes to its ports and hosts."""
+    slot = c.WHEEL_AT + (m[c.NOW] & (c.WHEEL - 1))
+    p = m[slot]
+    m[slot] = -1
+    hosts = 0
+    while p >= 0:
+        following = m[p + c.NEXT]
+        m[c.FLYING] -= 1
+        kind = m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK
+        link = m[m[p + c.WAY] & 0xFFFFFFFF]
+        if kind <= c.LAST_CROSSING and link >= 0:
+            arrive(m, p, link)
+        elif kind >= c.RESUME:
+            arrive(m, p, m[p + c.SEQUENCE])
+        else:
+            node = host_of(m, p)
+            if m[node + c.COMING] < 0:
+                m[m[c.HOST_LIST] + hosts] = node
+                hosts += 1
+            m[p + c.NEXT] = m[node + c.COMING]
+            m[node + c.COMING] = p
+        p = following
+    m[c.HOSTS] = hosts
+    m[c.AT_HOST] = m[c.AT_EVENT] = m[c.EVENTS] = 0
+
+
+@inside
+def take_over(m, far, buffer, end):
+    """What a host has made: packets go to its ports, its own events to where they belong, this window included."""
+    p = m[c.OUT]
+    while p >= 0:
+        following = m[p + c.NEXT]
+        if m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK <= c.LAST_CROSSING:
+            arrive(m, p, m[m[p + c.WAY] & 0xFFFFFFFF])
+        elif m[p + c.TIME] < end:
+            at = m[c.EVENTS]
+            while at > m[c.AT_EVENT] + 1 and before(m, p, buffer[at - 1]):
+                buffer[at] = buffer[at - 1]
+                at -= 1
+            buffer[at] = p
+            m[c.EVENTS] += 1
+        else:
+            fly(m, far, p)
+        p = following
+    m[c.OUT] = -1
+
+
+@inside
+def run_hosts(m, x, far, buffer, end):
+    """Everything that hosts do in this window; False where packets may not suffice for what one does next."""
+    while m[c.AT_HOST] < m[c.HOSTS]:
+        node = m[m[c.HOST_LIST] + m[c.AT_HOST]]
+        if m[node + c.COMING] >= 0:
+            m[c.EVENTS] = in_order(m, m[node + c.COMING], buffer)
+            m[node + c.COMING] = -1
+        while m[c.AT_EVENT] < m[c.EVENTS]:
+            if m[c.FREES] < m[c.MARGIN]:
+                return False
+            handle(m, x, buffer[m[c.AT_EVENT]])
+            take_over(m, far, buffer, end)
+            m[c.AT_EVENT] += 1
+        m[c.AT_EVENT] = m[c.EVENTS] = 0
+        m[c.AT_HOST] += 1
+    return True
+
+
+@inside
+def run_port(m, far, buffer, link, end):
+    """What the port of ``link`` does before ``end``; whether it has more that it may send."""
+    n = 0
+    if m[link + c.ARRIVALS] >= 0:
+        n = in_order(m, m[link + c.ARRIVALS], buffer)
+        m[link + c.ARRIVALS] = -1
+    i = 0
+    while True:
+        busy = m[link + c.BUSY]
+        if ready(m, link) and (i == n or busy <= m[buffer[i] + c.TIME]):
+            if busy >= end:
+                break
+            p = pick(m, link, busy)
+            if send(m, p, link, busy):
+                fly(m, far, p)
+        elif i < n:
+            p = buffer[i]
+            i += 1
+            if is_pause(m, p):
+                obey(m, p, link)
+                give_back(m, p)
+            elif busy <= m[p + c.TIME] and at_once(m, p, link):
+                if send(m, p, link, m[p + c.TIME]):
+                    fly(m, far, p)
+            else:
+                time = m[p + c.TIME]
+                admit(m, p, link)
+                wake(m, link, time)
+        else:
+            break
+    return ready(m, link) != 0
+
+
+@inside
+def run_ports(m, far, buffer, end):
+    """Every port by itself; those that have more to send stay among those to look at."""
+    still, first = 0, m[c.ACTIVE_LIST]
+    for i in range(m[c.ACTIVES]):
+        link = m[first + i]
+        if run_port(m, far, buffer, link, end):
+            m[first + still] = link
+            still += 1
+        else:
+            m[link + c.ACTIVE] = 0
+    m[c.ACTIVES] = still
+
+
+@inside
+def there(m, far):
+    """Whether the next window in which something may happen ends after UNTIL."""
+    window = m[c.NOW]
+    if m[c.FLYING] == 0 and m[c.ACTIVES] == 0 and m[c.SWITCHES] == 0 and m[c.FAR] > 0:
+        window = max(window, m[far[0] + c.TIME] >> m[c.SHIFT])
+    return (window + 1) << m[c.SHIFT] > m[c.UNTIL]
+
+
+@entry
+def load(m, far):
+    """What is to happen to the flows that have come, in its windows."""
+    release(m)
+    p = m[c.OUT]
+    while p >= 0:
+        following = m[p + c.NEXT]
+        fly(m, far, p)
+        p = following
+    m[c.OUT] = -1
+
+
+@entry
+def run(m, x, far, buffer, trace, windows):
+    """Goes on for so many ``windows`` at most; the reason why it returns is one of `state`'s."""
+    for _ in range(windows):
+        if m[c.PHASE_OF_WINDOW] == OPEN:
+            if m[c.COMPLETED] > 0:
+                return c.BREATH
+            if there(m, far):
+                return c.THERE
+            if not next_window(m, far):
+                return c.STUCK if m[c.UNFINISHED] > 0 else c.DONE_ALL
+            if m[c.TRACE_EVERY] > 0 and not look(m, trace, m[c.NOW]):
+                return c.BREATH
+            hand_out(m)
+            m[c.PHASE_OF_WINDOW] = HANDED_OUT
+        end = (m[c.NOW] + 1) << m[c.SHIFT]
+        if m[c.PHASE_OF_WINDOW] == HANDED_OUT:
+            if not run_hosts(m, x, far, buffer, end):
+                return c.GROW
+            run_ports(m, far, buffer, end)
+            m[c.PHASE_OF_WINDOW] = SENT
+            m[c.AT_SWITCH] = m[c.STIRRED_STILL] = 0
+        if not run_switches(m, far, buffer, end):
+            return c.GROW
+        m[c.PHASE_OF_WINDOW] = OPEN
+        m[c.NOW] += 1
+    return c.BREATH

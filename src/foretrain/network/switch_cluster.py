@@ -1,0 +1,191 @@
+"""A cluster in its simple form: equal workers around one switch that is never the bottleneck.
+
+What has a topology is a `foretrain.network.deployment.Deployment`, whose collectives the fluid simulation times.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal, TypeAlias, get_args
+
+from foretrain.errors import ConfigError, unknown
+from foretrain.network.ps_constants import MESSAGE
+from foretrain.network.route import Hop, Route, served_cost
+from foretrain.network.route import cost as cost_of
+from foretrain.schedule import CostModel
+from foretrain.tasks import Op
+from foretrain.units import MICROSECOND, Time, format_rate, format_time, per_byte
+
+Exchange: TypeAlias = Literal["all_reduce", "ps", "ps_colocated"]
+"""How gradients become sums: ring all-reduce, or a parameter server on hosts of its own or beside the workers."""
+
+DEFAULT_LATENCY: Time = 10 * MICROSECOND
+"""One way through switch and stack; a data-centre TCP round trip is 20–50 µs."""
+DEFAULT_OVERHEAD: Time = 50 * MICROSECOND
+"""θ per operation: launch, hand-off and protocol of one collective or one message. NCCL needs 20–50 µs, gloo 250+."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``workers`` hosts of ``gpus`` GPUs each.
+
+    The GPUs of one host first reduce among themselves (at ``local``), then the hosts exchange: the hierarchy that
+    ByteScheduler, BytePS and NCCL's trees use, so that N in every formula is the number of hosts.
+
+    Attributes:
+        workers: N, hosts that train.
+        gpus: GPUs per host.
+        device: what a GPU is, a preset of `foretrain.device`; None where a recorded workload brings its times along.
+        up: a host's sending rate, bytes/s.
+        down: its receiving rate, bytes/s.
+        latency: one way between two hosts, ps.
+        overhead: θ, cost of one operation whatever its size, ps.
+        exchange: all-reduce or parameter server.
+        servers: k, dedicated server hosts (with ``exchange="ps"`` only).
+        server_rate: sending and receiving rate of a server, bytes/s; a worker's where None.
+        local: all-reduce bus bandwidth among the GPUs of one host, bytes/s; free where None.
+        floor: least time an operation takes on the wire, however small it is, ps; see `Hop`.
+        message: bytes in which a parameter server sums, and answers, at most. foretrain's own cuts whatever it is given
+            into these; MXNet's, which the papers measured, did not: what is pushed whole comes back whole.
+    """
+
+    workers: int
+    gpus: int = 1
+    device: str | None = None
+    up: float = 1.25e9
+    down: float = 1.25e9
+    latency: Time = DEFAULT_LATENCY
+    overhead: Time = DEFAULT_OVERHEAD
+    exchange: Exchange = "all_reduce"
+    servers: int = 0
+    server_rate: float | None = None
+    local: float | None = None
+    floor: Time = 0
+    message: int = MESSAGE
+
+    def __post_init__(self) -> None:
+        for field in ("workers", "gpus"):
+            _check_count(field, getattr(self, field), 1)
+        _check_count("servers", self.servers, 0)
+        _check_count("message", self.message, 1)
+        for field in ("up", "down", "server_rate", "local"):
+            rate = getattr(self, field)
+            number = isinstance(rate, float | int) and not isinstance(rate, bool)
+            if rate is not None and not (number and 0 < rate < math.inf):
+                raise ConfigError(field, rate, "is not a positive finite rate", "write e.g. '100Gbps'")
+        for field in ("latency", "overhead", "floor"):
+            _check_count(field, getattr(self, field), 0)
+        if self.exchange not in get_args(Exchange):
+            raise unknown("exchange", self.exchange, get_args(Exchange))
+        if self.exchange == "ps" and not self.servers:
+            raise ConfigError(
+                "servers", 0, "leaves the parameter server without a host", "write e.g. ps=2, or ps=colocated"
+            )
+        if self.exchange != "ps" and (self.servers or self.server_rate):
+            value = self.servers or self.server_rate
+            raise ConfigError(
+                "servers", value, f"contradicts exchange '{self.exchange}'", "dedicated servers need 'ps'"
+            )
+        if self.workers * self.gpus == 1 and self.exchange != "ps":
+            raise ConfigError(
+                "workers", 1, "with 1 GPU has nobody to exchange gradients with", "write at least 2 workers"
+            )
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs in the whole job."""
+        return self.workers * self.gpus
+
+    @property
+    def slowdown(self) -> float:
+        """Equal workers: none is slower than its kind."""
+        return 1.0
+
+    @property
+    def cost(self) -> CostModel:
+        """What one exchange costs: κ, θ and latency."""
+        route = self.routes()["all_reduce"]
+        return cost_of(route) if self.exchange == "all_reduce" else served_cost(route)
+
+    def without_latency(self) -> Cluster:
+        """The same without anything that an operation costs besides its bytes."""
+        return replace(self, latency=0, overhead=0, floor=0)
+
+    def scaled(self, factor: float) -> Cluster:
+        """The same with the hosts' links ``factor`` times as fast."""
+        server_rate = self.server_rate and self.server_rate * factor
+        return replace(self, up=self.up * factor, down=self.down * factor, server_rate=server_rate)
+
+    def routes(self) -> dict[Op, Route]:
+        """The hops of every operation.
+
+        A ring all-reduce moves 2(N−1)/N of every byte through each host in both directions at once; dedicated servers
+        are reached by 1/k of every byte from each of N workers; beside the workers, k = N and both directions carry
+        pushes and pulls.
+        """
+        if self.exchange == "all_reduce":
+            wire = self._ring()
+        elif self.exchange == "ps":
+            wire = self._dedicated()
+        else:
+            wire = self._colocated()
+        local = self._local()
+        return {op: local.get(op, ()) + wire.get(op, ()) for op in ("all_reduce", "reduce_scatter", "all_gather")}
+
+    def _local(self) -> dict[Op, Route]:
+        if self.gpus == 1 or (self.local is None and self.workers > 1):
+            return {}
+        half = Fraction(self.gpus - 1, self.gpus)
+        rate = self.local or math.inf
+        overhead = self.overhead if self.workers == 1 else 0
+        return _halves("local", 0 if rate == math.inf else per_byte(rate, half), overhead, 0)
+
+    def _ring(self) -> dict[Op, Route]:
+        if self.workers == 1:
+            return {}
+        cost = per_byte(min(self.up, self.down), Fraction(self.workers - 1, self.workers))
+        return _halves("wire", cost, self.overhead, (self.workers - 1) * self.latency, self.floor)
+
+    def _colocated(self) -> dict[Op, Route]:
+        if self.workers == 1:
+            return {}
+        # Every host sends and receives (N−1)/N of each byte when pushing and again when pulling: same wire, twice.
+        cost = per_byte(min(self.up, self.down), Fraction(self.workers - 1, self.workers))
+        push = Hop("wire", cost, self.overhead, self.latency, self.floor)
+        return {"all_reduce": (push, push), "reduce_scatter": (push,), "all_gather": (push,)}
+
+    def _dedicated(self) -> dict[Op, Route]:
+        share = Fraction(self.workers, self.servers)
+        push_cost = max(per_byte(self.up), per_byte(self.server_rate or self.down, share))
+        pull_cost = max(per_byte(self.down), per_byte(self.server_rate or self.up, share))
+        push = Hop("up", push_cost, self.overhead, self.latency, self.floor)
+        pull = Hop("down", pull_cost, self.overhead, self.latency, self.floor)
+        return {"all_reduce": (push, pull), "reduce_scatter": (push,), "all_gather": (pull,)}
+
+    def __str__(self) -> str:
+        rate = format_rate(self.up) if self.up == self.down else f"{format_rate(self.up)} / {format_rate(self.down)}"
+        how = {
+            "all_reduce": "ring all-reduce",
+            "ps": f"{self.servers} dedicated parameter server{'s' if self.servers > 1 else ''}",
+            "ps_colocated": "parameter server beside the workers",
+        }[self.exchange]
+        floor = f", floor {format_time(self.floor)}" if self.floor else ""
+        hosts = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        gpus = f" × {self.gpus} {self.device or 'GPUs'}" if self.device or self.gpus > 1 else ""
+        return (
+            f"{hosts}{gpus} @ {rate}, {how}, latency {format_time(self.latency)}, θ {format_time(self.overhead)}{floor}"
+        )
+
+
+def _halves(pipe: str, half: int, overhead: Time, latency: Time, floor: Time = 0) -> dict[Op, Route]:
+    """Routes of a collective whose two halves, reduce-scatter and all-gather, cost the same."""
+    one = (Hop(pipe, half, overhead, latency, floor),)
+    both = (Hop(pipe, 2 * half, overhead, 2 * latency, floor),)
+    return {"all_reduce": both, "reduce_scatter": one, "all_gather": one}
+
+
+def _check_count(field: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(field, value, f"is not a whole number of at least {least}", f"write e.g. {max(least, 4)}")

@@ -1,0 +1,215 @@
+"""choose: the best schedule with its expected gain, or plain DDP where there is nothing to be won."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foretrain.errors import ConfigError
+from foretrain.network import Place, cluster
+from foretrain.planner import forecast_error as doubts
+from foretrain.planner.backends import describe
+from foretrain.planner.candidate_search import ENOUGH, Candidate, Setting, run
+from foretrain.planner.compression import COMPRESSIONS, compressed, halvable, streaming
+from foretrain.planner.forecast_error import GainUncertainty, uncertainty
+from foretrain.schedule import Spec
+from foretrain.units import Time, format_time
+from foretrain.workload.step import Workload
+
+WORTH = 0.01
+"""A gain below it is nobody's reason to leave plain DDP, however certain."""
+_ABREAST = 1.05
+"""How much slower the fastest of another engine may be to be considered for being more certain."""
+_WHAT_IF = 6
+"""Simulations for what compression would bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to run, and why.
+
+    Attributes:
+        chosen: the best candidate, or the baseline where that gains too little.
+        baseline: DDP at its best bucket size, without compression, by all-reduce if there is such an engine.
+        best: the fastest candidate, chosen or not.
+        candidates: all that were considered, the fastest first, with those that were skipped.
+        uncertainty: one standard deviation of the gain of ``best``.
+        compressing: what sending half the bytes would bring, where it is not allowed.
+        simulations: how many it took.
+    """
+
+    chosen: Candidate
+    baseline: Candidate
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    uncertainty: float
+    compressing: Candidate | None
+    simulations: int
+
+    @property
+    def schedule(self) -> Spec:
+        """The policy with its knobs."""
+        return self.chosen.schedule
+
+    @property
+    def time(self) -> Time:
+        """Of an iteration, expected."""
+        return _time(self.chosen)
+
+    @property
+    def gain(self) -> float:
+        """Expected, over DDP at its best: 0.05 is 5 % more iterations in the same time."""
+        return self.gain_of(self.chosen)
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether it is plain DDP, for want of a gain."""
+        return self.chosen is self.baseline
+
+    def gain_of(self, one: Candidate) -> float:
+        """Of one candidate that was simulated."""
+        return _time(self.baseline) / _time(one) - 1
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """What was chosen, and why: two lines."""
+        return _what(self), _why(self)
+
+
+def choose(
+    workload: Workload,
+    where: str | Place | Sequence[Place],
+    *,
+    allow: Sequence[str] = (),
+    careful: bool = False,
+    doubt: GainUncertainty | None = None,
+    crowding: float = 0.0,
+    memory: float | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Recommendation:
+    """The best of every policy × knobs × engine × compression, or plain DDP where it gains less than is certain.
+
+    Args:
+        workload: one worker's step, uncompressed.
+        where: a cluster or its notation, or the same hosts with several engines (`foretrain.planner.backends`).
+        allow: compressions that may be chosen. They change what is computed, so that by default none is, and the
+            choice only says what one would bring.
+        careful: keep to knobs that real links forgive; see `foretrain.planner.tune`.
+        doubt: of the forecasts; by default as far as ours were off, by engine.
+        crowding: how busy the cores are that communicate, 0 to 1; adds to the doubt.
+        memory: bytes/s of the memory in which gradients are rounded, where ``where`` does not name a GPU.
+        progress: told what comes next.
+
+    Raises:
+        ConfigError: there is nowhere to run, or no such compression.
+    """
+    places = [cluster(where)] if isinstance(where, str) or not isinstance(where, Sequence) else list(where)
+    if not places:
+        raise ConfigError("where", places, "is empty", "name a cluster")
+    kinds: list[str | None] = [None, *dict.fromkeys(allow)]
+    settings = [
+        Setting(compressed(workload, kind, memory or streaming(place)), place, kind, careful)
+        for kind in kinds
+        for place in places
+    ]
+    progress("ddp", 0, 3)
+    baseline = settings[0].baseline()
+    progress("policies", 1, 3)
+    found = run(settings, baseline)
+    progress("uncertainty", 2, 3)
+    best, spread = _surest(settings, baseline, found, lambda one: _uncertainty(baseline, one, doubt, crowding))
+    gain = _time(baseline) / _time(best) - 1
+    chosen = best if gain >= WORTH and gain > spread else baseline
+    compressing = _what_if(workload, chosen, careful, memory) if kinds == [None] and halvable(workload) else None
+    progress("done", 3, 3)
+    known = {id(one): one for one in (baseline, best, *found)}
+    everything = sorted(known.values(), key=lambda one: (one.time is None, one.time or 0))
+    simulations = sum(setting.simulations for setting in settings)
+    return Recommendation(chosen, baseline, best, tuple(everything), spread, compressing, simulations)
+
+
+def _surest(
+    settings: Sequence[Setting],
+    baseline: Candidate,
+    found: Sequence[Candidate],
+    uncertain: Callable[[Candidate], float],
+) -> tuple[Candidate, float]:
+    """The candidate whose gain is the largest for sure, and how uncertain it is.
+
+    It is the fastest of its engine and compression. Of two engines that are forecast to be as fast, the one whose
+    forecasts have been better wins.
+    """
+    best, spread = baseline, 0.0
+    fastest = min([_time(baseline), *(_time(one) for one in found if one.time is not None)])
+    for setting in settings:
+        here = [one for one in found if one.place is setting.place and one.compression == setting.compression]
+        timed = [one for one in here if one.time is not None and one.time < _time(baseline)]
+        if not timed or _time(first := min(timed, key=_time)) > fastest * _ABREAST:
+            continue
+        doubtful = uncertain(first)
+        gain, limit = (_time(baseline) / time - 1 for time in (_time(first), first.optimum.time))
+        if gain <= doubtful < limit and gain + ENOUGH >= WORTH:
+            first = setting.sharpened(first)
+            doubtful = uncertain(first)
+            gain = _time(baseline) / _time(first) - 1
+        if best is baseline or gain - doubtful > _time(baseline) / _time(best) - 1 - spread:
+            best, spread = first, doubtful
+    return best, spread
+
+
+def _time(one: Candidate) -> Time:
+    assert one.time is not None
+    return one.time
+
+
+def _uncertainty(baseline: Candidate, best: Candidate, doubt: GainUncertainty | None, crowding: float) -> float:
+    if best is baseline:
+        return 0.0
+    both = (doubt or doubts.usual(baseline.place, crowding), doubt or doubts.usual(best.place, crowding))
+    return uncertainty(baseline, best, both)
+
+
+def _what_if(workload: Workload, chosen: Candidate, careful: bool, memory: float | None) -> Candidate | None:
+    """The same policy, or the generic one in DDP's place, with half the bytes; None where that cannot help."""
+    kind = COMPRESSIONS[0]
+    setting = Setting(compressed(workload, kind, memory or streaming(chosen.place)), chosen.place, kind, careful)
+    if setting.optimum.time >= _time(chosen) * (1 - ENOUGH):
+        return None
+    names = {chosen.schedule.name, "bytescheduler"}
+    found = min((setting.searched(name, _WHAT_IF) for name in sorted(names)), key=_time)
+    return found if _time(found) < _time(chosen) * (1 - ENOUGH) else None
+
+
+def _what(choice: Recommendation) -> str:
+    chosen, baseline, best = choice.chosen, choice.baseline, choice.best
+    ddp = f"{baseline.schedule}, {format_time(_time(baseline))}"
+    if not choice.falls_back:
+        sent = f" in {chosen.compression}" if chosen.compression else ""
+        return (
+            f"auto: {chosen.schedule} by {describe(chosen.place)}{sent}: {format_time(choice.time)} an iteration, "
+            f"{choice.gain:.1%} ± {choice.uncertainty:.1%} faster than DDP at its best ({ddp}), "
+            f"{chosen.gap:.1%} above T*"
+        )
+    if best is baseline:
+        gained = "nothing is to be won"
+    else:
+        gain = f"{choice.gain_of(best):.1%} ± {choice.uncertainty:.1%}"
+        gained = f"{gain} faster, as {best.schedule.name} is forecast to be, is no certain gain"
+    return f"auto: plain DDP ({ddp} an iteration): {gained}"
+
+
+def _why(choice: Recommendation) -> str:
+    chosen = choice.chosen
+    optimum = chosen.optimum
+    ratio = f"communication takes {optimum.link / optimum.compute:.2f}× as long as computation"
+    limit = _time(choice.baseline) / min(one.optimum.time for one in choice.candidates)
+    skipped = sum(one.time is None for one in choice.candidates)
+    ruled_out = f"bounds rule {skipped} of {len(choice.candidates)} candidates out"
+    parts = [ratio, f"no schedule can gain more than {max(0.0, limit - 1):.1%}", *[ruled_out] * (skipped > 0)]
+    if choice.best is choice.baseline and (tried := len(choice.candidates) - skipped - 1):
+        parts.append(f"of {tried} others that were simulated none is faster")
+    if choice.compressing is not None:
+        half = choice.compressing
+        took = f"{format_time(_time(half))}, a gain of {choice.gain_of(half):.1%}"
+        parts.append(f"if it were allowed, compression={half.compression!r} would make it {took}")
+    return f"auto: because {'; '.join(parts)}"

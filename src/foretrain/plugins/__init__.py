@@ -1,0 +1,1 @@
+"""A framework's side of the core: hooks turn gradients into tasks, and updates wait for their sums."""

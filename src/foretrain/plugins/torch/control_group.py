@@ -1,0 +1,156 @@
+"""Small agreements beside the gradients: bytes that all ranks see, over a process group. Never pickled.
+
+Everything here is collective and blocks; it is for setting up, not for every step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from foretrain.errors import ConfigError, Disagreement
+from foretrain.plugins.torch.streams import enqueues
+from foretrain.plugins.torch.work_wait import finish
+from foretrain.schedule import CostModel
+from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
+
+_SMALL, _LARGE = 4 << 10, 1 << 20
+"""Bytes of the operations that are timed."""
+_LONG = 150e6
+"""Nanoseconds that a series of large operations shall take."""
+_HAND_OVER: Time = 100 * MICROSECOND
+"""The least that it takes to hand an operation over."""
+_HOPS = 4
+"""So many take as long as the smallest operation of two ranks; both consist of threads that are woken."""
+_THREADS = 3
+"""The work of an operation of this runtime, in that of the smallest alone: it is ordered, awaited and used as well."""
+_TURN: Time = 500 * MICROSECOND
+"""From the end of an operation to the start of the one that waited for its credit: three threads, two processes."""
+
+
+class ControlGroup:
+    """The ranks of ``group``, for tensors on ``device``; ``check`` raises what has ended the job, if anything has.
+
+    Attributes:
+        rank: this process's in the group.
+        ranks: N.
+        enqueues: whether the wait for a collective is the device's, as with NCCL.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._group, self._check = group, check
+        self.enqueues = enqueues(group, device)
+        self._device = device if self.enqueues else torch.device("cpu")
+        self.rank = dist.get_rank(group)
+        self.ranks = dist.get_world_size(group)
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes:
+        """The ``data`` of rank ``source``, on all ranks."""
+        length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
+        self._wait(dist.broadcast(length, group=self._group, group_src=source, async_op=True))
+        payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
+        if self.rank == source and data:
+            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self._wait(dist.broadcast(payload, group=self._group, group_src=source, async_op=True))
+        return bytes(payload.cpu().tolist())
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's ``values``, as long on one as on the other."""
+        own = torch.tensor(list(values), dtype=torch.int64, device=self._device)
+        all_of_them = [torch.empty_like(own) for _ in range(self.ranks)]
+        self._wait(dist.all_gather(all_of_them, own, group=self._group, async_op=True))
+        return [other.tolist() for other in all_of_them]
+
+    def everywhere(self, value: bool) -> bool:
+        """Whether ``value`` is true on all ranks."""
+        return all(row[0] for row in self.gather([int(value)]))
+
+    def raise_alike(self, error: ConfigError | None) -> None:
+        """Raises the ``error`` of the first rank that has one on all ranks, and says which rank that is.
+
+        Whoever raised alone would leave the others waiting in their next collective.
+        """
+        failing = [rank for rank, (failed,) in enumerate(self.gather([int(error is not None)])) if failed]
+        if not failing:
+            return
+        told = (error.field, str(error.value), error.problem, error.remedy) if error is not None else ()
+        text = self.share(msgspec.json.encode(told), failing[0])
+        field, value, problem, remedy = msgspec.json.decode(text, type=tuple[str, str, str, str])
+        raise ConfigError(field, value, f"{problem} (on rank {failing[0]})", remedy)
+
+    def must_agree(self, what: str, names: Sequence[str], hashes: Sequence[int]) -> None:
+        """Raises Disagreement, on every rank alike, naming the first of ``names`` whose hash differs."""
+        counts = [row[0] for row in self.gather([len(hashes)])]
+        if len(set(counts)) > 1:
+            raise Disagreement(f"the ranks have {what}s in different numbers: {_by_rank(counts)}")
+        rows = self.gather(hashes)
+        for place, name in enumerate(names):
+            differing = [rank for rank, row in enumerate(rows) if row[place] != rows[0][place]]
+            if differing:
+                raise Disagreement(
+                    f"{what} {name!r} (of rank {self.rank}) differs on rank {differing[0]} from rank 0's"
+                )
+
+    def cost(self, crowding: float = 0.0) -> CostModel:
+        """What one all-reduce costs here, on all ranks the same.
+
+        Args:
+            crowding: share of an operation's work that delays the computation, because no core is free for it.
+
+        κ is that of large operations, two under way; floor and latency are of the smallest, two under way and alone.
+        θ is what this runtime itself takes to hand an operation over, because gloo's own is hidden behind the bytes; it
+        is a share of the floor, which has N − 1 times as many rounds as that of two ranks.
+        """
+        if self.ranks == 1:
+            return CostModel(NANOSECOND, 1)
+        (first,) = max(self.gather([int(self._series(_LARGE, 2, 2))]))
+        count = max(4, min(32, int(_LONG / first)))
+        large = median(self._series(_LARGE, count, 2) for _ in range(3))
+        worked = time.process_time_ns()
+        small = median(self._series(_SMALL, 12, 2) for _ in range(5))
+        worked = (time.process_time_ns() - worked) // (12 * 5)
+        alone = median(self._series(_SMALL, 6, 1) for _ in range(5))
+        row = max(self.gather([int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone), worked]))
+        hand_over = max(_HAND_OVER, row[1] * NANOSECOND // (_HOPS * (self.ranks - 1)))
+        return CostModel(
+            overhead=hand_over + round(crowding * _THREADS * row[3]) * NANOSECOND,
+            per_byte=max(1, row[0]),
+            latency=max(0, row[2] - row[1]) * NANOSECOND + _TURN,
+            floor=row[1] * NANOSECOND,
+        )
+
+    def _series(self, size: int, count: int, depth: int) -> float:
+        """Nanoseconds per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` under way."""
+        buffers = [torch.zeros(size // 4, device=self._device) for _ in range(depth)]
+        self.everywhere(True)
+        self._finish()
+        began = time.perf_counter_ns()
+        works: list[dist.Work] = []
+        for k in range(count):
+            if k >= depth:
+                self._wait(works[k - depth])
+            work = dist.all_reduce(buffers[k % depth], group=self._group, async_op=True)
+            assert work is not None
+            works.append(work)
+        for work in works[-depth:]:
+            self._wait(work)
+        self._finish()
+        return (time.perf_counter_ns() - began) / count
+
+    def _wait(self, work: dist.Work | None) -> None:
+        finish(work, self._check, enqueues=self.enqueues)
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _by_rank(values: Sequence[object]) -> str:
+    return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))

@@ -1,0 +1,287 @@
+"""Deferred updates: the real optimizer's own step, on the parameters whose gradients have arrived.
+
+`step()` only notes what was asked for: which optimizer, with which hyper-parameters (a scheduler may change them before
+the update happens), for which parameters. A thread then applies it in the order of urgency, a few megabytes at a time,
+as gradients land; whoever needs a parameter waits for that parameter alone. Narrowing ``param_groups`` to a few
+parameters and calling the optimizer's step is bitwise what the whole step does wherever parameters do not influence
+each other; for optimizers where they do, see `separable`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from time import perf_counter_ns
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from foretrain.comm.commands import Applied
+from foretrain.comm.ps.placement import ELEMENTWISE
+from foretrain.errors import ForetrainError
+from foretrain.plugins.torch import access_guards
+from foretrain.plugins.torch.streams import HostStreams
+from foretrain.tasks import Task
+
+_SEPARABLE: tuple[type[optim.Optimizer], ...] = tuple(getattr(optim, name) for name in ELEMENTWISE)
+_BATCH = 8 << 20
+"""Bytes to update at once: enough to hide the cost of a call (0.1 ms), little enough that the urgent do not wait."""
+
+
+def why_not_separable(optimizer: optim.Optimizer) -> str | None:
+    """Why updates of ``optimizer`` cannot be applied parameter by parameter; None where they can."""
+    kind = type(optimizer).__name__
+    if type(optimizer) not in _SEPARABLE:
+        return f"{kind} is not known to update each parameter by itself"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"this {kind} has step hooks that expect one whole step"
+    if any(map(_expects_whole, (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()))):
+        return f"this {kind}, as every optimizer, has step hooks that expect one whole step"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return f"this {kind} is differentiable"
+    return None
+
+
+def _expects_whole(hook: Callable[..., Any]) -> bool:
+    """Whether a hook must be called around a whole step: all do but those whose owner says that it does not matter."""
+    return getattr(getattr(hook, "__self__", None), "expects_whole_steps", True)
+
+
+class Update(NamedTuple):
+    """One call of step(): the optimizer's class and state, each task's hyper-parameters, and the device's mark."""
+
+    optimizer: optim.Optimizer
+    groups: tuple[dict[str, Any], ...]
+    group_of: dict[int, int]
+    step: int
+    asked: torch.cuda.Event | None
+
+
+Apply: TypeAlias = Callable[[Update, Sequence[tuple[int, torch.nn.Parameter]]], None]
+"""Updates these parameters, each with its task."""
+
+
+class DeferredOptimizer:
+    """Applies updates on a thread of its own.
+
+    Args:
+        parameters: indexed by task.
+        views: the gradients, indexed by task.
+        tasks: for urgency and size.
+        streams: of the model's device.
+        failed: told what an optimizer raised.
+        check: raises what has ended the job, if anything has.
+        keep: whether to keep an `Applied` of every batch.
+        apply: updates these parameters; `step_subset` runs their optimizer.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        views: Sequence[torch.Tensor],
+        tasks: Sequence[Task],
+        streams: HostStreams,
+        failed: Callable[[BaseException], None],
+        check: Callable[[], None],
+        keep: bool = False,
+        apply: Apply | None = None,
+    ) -> None:
+        self._apply_here = apply or step_subset
+        self._parameters, self._views, self._tasks = parameters, views, tasks
+        self._streams, self._failed, self._check = streams, failed, check
+        self._task_of = {id(parameter): index for index, parameter in enumerate(parameters)}
+        self._by_use = [task.index for task in sorted(tasks, key=lambda task: task.first_use)]
+        self._changed = threading.Condition()
+        self._landed = [True] * len(tasks)
+        self._used = [True] * len(tasks)
+        self._under_way = 0
+        self._wanted: dict[int, Update] = {}
+        self._due: list[int] = []
+        self._stop = False
+        self.applied: list[Applied] = []
+        self._keep = keep
+        self._thread = threading.Thread(target=self._run, name="foretrain-updates", daemon=True)
+        self._thread.start()
+
+    # ── from the carrier ──
+
+    def landed(self, task: int, used: bool) -> None:
+        """The gradient of ``task`` is summed; ``used`` says whether any rank had one."""
+        with self._changed:
+            self._landed[task], self._used[task] = True, used
+            self._under_way -= 1
+            if task in self._wanted:
+                heappush(self._due, self._tasks[task].first_use)
+                self._changed.notify_all()
+            elif not self._under_way:
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Something has failed: everybody who waits looks again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # ── from the training thread ──
+
+    def sent(self, task: int) -> None:
+        """The gradient of ``task`` is on its way."""
+        with self._changed:
+            self._landed[task] = False
+            self._under_way += 1
+
+    def want(self, update: Update) -> None:
+        """Applies ``update`` to every task of its groups as it lands."""
+        with self._changed:
+            for task in update.group_of:
+                access_guards.blocked[id(self._parameters[task])] = self.wait
+                self._wanted[task] = update
+                if self._landed[task]:
+                    heappush(self._due, self._tasks[task].first_use)
+            self._changed.notify_all()
+
+    def was_used(self, task: int) -> bool:
+        """Whether any rank had a gradient for ``task``, once it has landed."""
+        return self._used[task]
+
+    def wait(self, key: int) -> None:
+        """Returns when the parameter with id ``key`` is updated."""
+        task = self._task_of[key]
+        self.wait_for((task,))
+        if self._streams.enqueues:
+            self._unblock((task,))
+
+    def wait_for(self, tasks: Iterable[int]) -> None:
+        """Returns when the parameters of ``tasks`` are updated, for the current stream too."""
+        tasks = tuple(tasks)
+        if threading.current_thread() is not self._thread:
+            self._wait(lambda: all(task not in self._wanted for task in tasks))
+        self._streams.acquire(tasks)
+
+    def wait_free(self, task: int) -> None:
+        """Returns when the buffer of ``task`` may be written: its sum has arrived, and its update is done."""
+        if not self._landed[task] or task in self._wanted:
+            self._wait(lambda: self._landed[task] and task not in self._wanted)
+        self._streams.acquire((task,))
+
+    def wait_all(self) -> None:
+        """Returns when everything has landed and everything wanted is updated."""
+        self._wait(lambda: not self._under_way)
+        self.wait_wanted()
+
+    def wait_wanted(self) -> None:
+        """Returns when everything wanted is updated; gradients that no step() has asked for may be under way.
+
+        Other ranks may complete those at their step(), before which they may wait for this rank.
+        """
+        self._wait(lambda: not self._wanted)
+        self._streams.acquire_all()
+        if self._streams.enqueues and access_guards.blocked:
+            self._unblock(range(len(self._tasks)))
+
+    def pending(self) -> list[str]:
+        """Names of tasks that have not landed, the most urgent first."""
+        return [self._tasks[task].name for task in self._by_use if not self._landed[task]]
+
+    def close(self) -> None:
+        """Ends the thread; what is not updated stays so, and nobody is blocked by it any more."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+        # The buffers' memory may be used again by the caller's stream: not before what is under way is through.
+        self._streams.acquire_all()
+        for parameter in self._parameters:
+            access_guards.blocked.pop(id(parameter), None)
+
+    def _unblock(self, tasks: Iterable[int]) -> None:
+        """Nobody need wait for ``tasks`` again, now that the stream of step() does; see `HostStreams.enqueues`."""
+        if threading.current_thread() is self._thread or not self._streams.at_home():
+            return
+        with self._changed:
+            for task in tasks:
+                if task not in self._wanted:
+                    access_guards.blocked.pop(id(self._parameters[task]), None)
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        if not ready():
+            with self._changed:
+                while not ready():
+                    self._check()
+                    # A bound on the wait, so that Ctrl-C is seen.
+                    self._changed.wait(1.0)
+
+    # ── the thread ──
+
+    def _run(self) -> None:
+        views = access_guards.updating[threading.get_ident()] = {}
+        try:
+            while (batch := self._next()) is not None:
+                self._apply(batch, views)
+        except BaseException as error:
+            self._failed(error if isinstance(error, ForetrainError) else _wrapped(error))
+        finally:
+            del access_guards.updating[threading.get_ident()]
+
+    def _next(self) -> list[int] | None:
+        """The most urgent tasks that can be updated with one call of one optimizer."""
+        with self._changed:
+            while not self._due and not self._stop:
+                self._changed.wait()
+            if self._stop:
+                return None
+            batch: list[int] = []
+            size = 0
+            while self._due and size < _BATCH:
+                task = self._by_use[self._due[0]]
+                if batch and self._wanted[task] is not self._wanted[batch[0]]:
+                    break
+                heappop(self._due)
+                batch.append(task)
+                size += self._tasks[task].size
+            return batch
+
+    def _apply(self, batch: list[int], views: dict[int, torch.Tensor]) -> None:
+        update = self._wanted[batch[0]]
+        used = [task for task in batch if self._used[task]]
+        began = perf_counter_ns()
+        if used:
+            for task in used:
+                views[id(self._parameters[task])] = self._views[task]
+            with self._streams.updating(used, update.asked):
+                self._apply_here(update, [(task, self._parameters[task]) for task in used])
+                self._streams.updated(used)
+            views.clear()
+        if self._keep:
+            self.applied.append(Applied(tuple(batch), update.step, began, perf_counter_ns()))
+        with self._changed:
+            for task in batch:
+                del self._wanted[task]
+                if not self._streams.enqueues:
+                    access_guards.blocked.pop(id(self._parameters[task]), None)
+            self._changed.notify_all()
+
+
+def step_subset(update: Update, members: Sequence[tuple[int, torch.nn.Parameter]], *, hooked: bool = True) -> None:
+    """One step of the optimizer on ``members`` alone; ``hooked`` with the hooks of all optimizers around it.
+
+    It runs on a twin that shares the optimizer's state: its ``param_groups`` belong to the training thread, where a
+    scheduler may write into them at this moment.
+    """
+    twin = object.__new__(type(update.optimizer))
+    twin.__dict__.update(update.optimizer.__dict__)
+    by_group: dict[int, list[torch.nn.Parameter]] = {}
+    for task, parameter in members:
+        by_group.setdefault(update.group_of[task], []).append(parameter)
+    twin.param_groups = [{**update.groups[place], "params": these} for place, these in sorted(by_group.items())]
+    step: Any = type(update.optimizer).step
+    (step if hooked else getattr(step, "__wrapped__", step))(twin)
+
+
+def _wrapped(error: BaseException) -> ForetrainError:
+    wrapped = ForetrainError(f"the optimizer failed in a deferred update: {error!r}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,97 @@
+"""The two process groups of an attachment: one for gradients alone, one for all that is agreed beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from foretrain.plugins.torch.control_group import ControlGroup
+from foretrain.plugins.torch.work_wait import abort
+
+logger = logging.getLogger("foretrain")
+
+
+class Groups:
+    """Two groups of the same ranks and backend as ``parent``, which nobody else uses. Making them is collective.
+
+    Collectives of one group must be issued in one order; the model's own collectives and ours have none in common.
+
+    Args:
+        parent: the ranks that train; None is all of them.
+        patience: seconds after which a collective is given up.
+        device: of the model.
+
+    Attributes:
+        gradients: for the carrier.
+        side: for everything else.
+    """
+
+    def __init__(self, parent: dist.ProcessGroup | None, patience: float, device: torch.device) -> None:
+        self._parent, self._device = parent, device
+        # get_backend says "undefined" where init_process_group was left to choose.
+        backend, patient = dist.get_backend_config(parent), timedelta(seconds=patience)
+        if parent is None or dist.get_world_size(parent) == dist.get_world_size():
+            made = [dist.new_group(timeout=patient, backend=backend) for _ in range(2)]
+        else:
+            made = [_subgroup(parent, backend, patient, device) for _ in range(2)]
+        gradients, side = made
+        assert isinstance(gradients, dist.ProcessGroup)
+        assert isinstance(side, dist.ProcessGroup)
+        self.gradients, self.side = gradients, side
+
+    def within(self, group: dist.ProcessGroup | None) -> bool:
+        """Whether they are of no use without ``group``; None is all of them."""
+        return group is None or group in (dist.group.WORLD, self._parent)
+
+    def part(self, timeout: float, *, together: bool = True) -> None:
+        """Gives them back when every rank is done with them; one that does not come in ``timeout`` s keeps nobody.
+
+        Not ``together`` nobody waits: no rank will use them again.
+        """
+        try:
+            work = dist.barrier(group=self.side, async_op=True) if together else None
+            if work is not None:
+                work.wait(timedelta(seconds=timeout))
+        except (RuntimeError, ValueError) as error:
+            logger.debug("not all ranks closed: %s", error)
+            return
+        with contextlib.suppress(ValueError):  # the script has destroyed all groups already
+            for group in (self.gradients, self.side):
+                dist.destroy_process_group(group)
+
+    def abort(self) -> None:
+        """Frees the device from what they have enqueued there; see `foretrain.plugins.torch.work_wait.abort`."""
+        abort(self._device, self.gradients, self.side)
+
+    def keep_for_ever(self) -> None:
+        """Keeps them from being destroyed when Python ends.
+
+        gloo's destructor waits for its threads, and they wait for a rank that may be stopped, for as long as a
+        collective may take. A process that has failed must end now.
+        """
+        for group in (self.gradients, self.side):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta, device: torch.device) -> dist.ProcessGroup:
+    """Another group of the ranks of ``group``, made by them alone.
+
+    ``new_group(use_local_synchronization=True)`` would name it after how many groups a process has, which differs
+    between processes that are in different ones, and again after one was destroyed. Here its first rank numbers it.
+    """
+    ranks, store = dist.get_process_group_ranks(group), c10d._get_default_store()
+    sideband = ControlGroup(group, device)
+    number = str(store.add("foretrain/groups", 1)) if sideband.rank == 0 else ""
+    name = f"foretrain-{sideband.share(number.encode()).decode()}"
+    made, _ = c10d._new_process_group_helper(
+        len(ranks), sideband.rank, ranks, backend, store, c10d.GroupName(name), timeout=patience
+    )
+    assert isinstance(made, dist.ProcessGroup)
+    c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
+    return made

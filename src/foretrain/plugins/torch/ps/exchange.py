@@ -1,0 +1,434 @@
+"""One worker's engine, and its connections to the shards.
+
+One thread runs everything here, as `foretrain.comm.coordinator.coordinator` does for all-reduce: it hears what the
+servers send and what the training thread makes ready, posts that to the engine, and pushes what the policy decides. A
+chunk is done, and its credit back, when servers have all of it; the way back is theirs to schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+import zmq
+
+from foretrain.comm.ps.batching import unbundle
+from foretrain.comm.ps.client.connection import Connection, Links, failure
+from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk
+from foretrain.comm.ps.client.push_log import PushedRange, PushLog
+from foretrain.comm.ps.client.state_transfer import StateTransfer
+from foretrain.comm.ps.frames import FAILURES, RETURNS, FrameKind, Header
+from foretrain.comm.ps.placement import Placement
+from foretrain.comm.silence import SilenceDetector
+from foretrain.comm.timers import Timers
+from foretrain.engine import Decision, Engine
+from foretrain.errors import PeerLost, StallError
+from foretrain.plugins.torch.collective_executor import CommRecord, describe
+from foretrain.plugins.torch.ps.staging import Staging
+from foretrain.plugins.torch.streams import HostStreams
+from foretrain.schedule import Job, Spec
+from foretrain.schedule.link_drift import Gauge
+from foretrain.tasks import Chunk, Ready, StepBegin
+from foretrain.units import Time
+
+logger = logging.getLogger("foretrain")
+
+_KEEP: Final = 4096
+"""Decisions to remember: for people, some steps are enough."""
+_FAREWELL: Final = 2.0
+"""Seconds for a goodbye to leave."""
+
+
+class _Word(IntEnum):
+    """What the training thread says."""
+
+    OPEN = 1
+    READY = 2
+    RETUNE = 3
+    CLOSE = 4
+    ASK = 5
+
+
+class ServedExchange:
+    """`foretrain.comm.coordinator.protocol.CoordinatedExchange` over a parameter server. It owns one thread, and
+    ``links``.
+
+    Args:
+        job: tasks and what sending costs.
+        spec: the policy to run.
+        staging: the gradients as bytes.
+        streams: of the model's device.
+        links: to every shard.
+        epoch: declarations of this worker before this one.
+        landed: called with a task and whether any worker had a gradient for it when its sum is there.
+        failed: told once what ended the job.
+        silence: seconds after which a server that says nothing is lost.
+        patience: seconds after which work that does not move is stuck.
+        origin: ns of the monotonic clock that count as 0.
+        keep: whether to keep a `CommRecord` of every chunk.
+        rules: the hyperparameters as they are now, where optimizers run on the servers.
+        gauge: listens to the policy, where somebody wants to know when the link changes.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        spec: Spec,
+        staging: Staging,
+        streams: HostStreams,
+        links: Links,
+        *,
+        epoch: int,
+        landed: Callable[[int, bool], None],
+        failed: Callable[[BaseException], None],
+        silence: float,
+        patience: float,
+        origin: int,
+        keep: bool = False,
+        rules: Callable[[], bytes] = bytes,
+        gauge: Gauge | None = None,
+    ) -> None:
+        self._gauge = gauge
+        self._job, self._staging, self._streams = job, staging, streams
+        self._links, self._connections = links, links.connections
+        self._updated = staging.declaration.optimized is not None
+        self._landed, self._failed = landed, failed
+        self._silence, self._patience, self._keep = silence, patience, keep
+        self.spec = spec
+        self._flights = InFlight([task.size for task in job.tasks])
+        self._pushes = PushLog(staging, self._connections, self._flights, epoch)
+        self._absent: set[int] = set()
+        self._used = [False] * len(job.tasks)
+        self._opened: deque[tuple[bool, bytes]] = deque()
+        self._rules = rules
+        self._errand: StateTransfer | None = None
+        self._ask_again: set[int] = set()
+        """Servers that do not know of it, as they do not yet have all that was pushed, or no more."""
+        self._early: list[tuple[int, bool]] = []
+        self._to_land = 0
+        self._log: deque[Decision] = deque(maxlen=_KEEP)
+        self.records: list[CommRecord] = []
+        self._engine = self._make_engine()
+        self._timers = Timers(origin)
+        self._stale = False
+        """Whether the engine runs another policy than `spec`."""
+        self._inbox: deque[tuple[_Word, Any, Any]] = deque()
+        self._vigil = SilenceDetector(silence)
+        self._moved = self._said = time.monotonic()
+        self._closing = self._over = False
+        self._leaves: float | None = None
+        """At the end: until when this worker stays for others, which may need its pushes again."""
+        self._needed: set[int] = set()
+        """Servers that have not said yet that nobody does."""
+        self._rung = False
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._ear, zmq.POLLIN)
+        for connection in self._connections:
+            for each in connection.sockets:
+                self._poller.register(each, zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="foretrain-engine", daemon=True)
+        self._thread.start()
+
+    # ── the training thread ──
+
+    def open(self, step: int, again: bool) -> None:
+        """The first gradient of a round exists here."""
+        self._post(_Word.OPEN, again, self._rules())
+
+    def ready(self, task: int, used: bool) -> None:
+        """``task`` may be pushed."""
+        self._post(_Word.READY, task, used)
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def retune(self, spec: Spec) -> None:
+        """Runs ``spec`` from this worker's next round on; the others may run another."""
+        self._post(_Word.RETUNE, spec, None)
+
+    def ask(self, errand: StateTransfer) -> None:
+        """Begins ``errand``; one at a time."""
+        self._post(_Word.ASK, errand, None)
+
+    @property
+    def placement(self) -> Placement:
+        """Where every byte lives."""
+        return self._pushes.placement
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """The latest decisions."""
+        return tuple(self._log)
+
+    def last(self) -> str:
+        """What has been under way longest, for messages."""
+        oldest = self._flights.oldest()
+        if oldest is None:
+            return f"nothing is under way after round {self._pushes.step}"
+        return f"round {self._pushes.step}: {describe(oldest.chunk, self._job.tasks)} is under way"
+
+    def close(self, reason: str | None = None) -> None:
+        """Says goodbye, or why it gives up, and ends the thread and the connections. Idempotent.
+
+        Without a reason the other workers are waited for, for ``silence`` seconds: where a server is lost now, sums of
+        the last round can only be made again with what was pushed here. Where servers update, their snapshots are.
+        """
+        if not self._closing:
+            self._closing = True
+            self._post(_Word.CLOSE, reason, None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_FAREWELL + 1 + (0 if reason else self._silence))
+
+    # ── the engine's world ──
+
+    def now(self) -> Time:
+        """Picoseconds since the origin."""
+        return self._timers.now()
+
+    def call_at(self, when: Time, call: Callable[[], None]) -> None:
+        """Runs ``call`` on this thread at ``when``."""
+        self._timers.call_at(when, call)
+
+    def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
+        """Pushes or pulls ``chunk``, each of its bytes at the shard where it lives."""
+        ranges = [(piece.task, *self._staging.aligned(piece)) for piece in chunk.pieces]
+        flight = InFlightChunk(chunk, done, sum(end - start for _, start, end in ranges), time.perf_counter_ns())
+        if not flight.left:
+            # Less than an element: it goes with the piece in which its element ends.
+            self.call_at(0, lambda: done(chunk))
+        elif chunk.op == "all_gather":
+            for task, start, end in ranges:
+                self._flights.pull(flight, task, start, end)
+                self._pushes.pull(task, start, end)
+        else:
+            spans = [PushedRange(*each) for each in ranges if each[1] < each[2]]
+            for span in spans:
+                self._flights.push(flight, *span)
+            with torch.no_grad(), self._streams.issuing([span.task for span in spans if self._used[span.task]]):
+                self._pushes.push(spans, self._used.__getitem__, held=chunk.op == "reduce_scatter")
+
+    # ── the loop ──
+
+    def _post(self, word: _Word, value: Any, extra: Any) -> None:
+        self._inbox.append((word, value, extra))
+        if not self._rung:
+            self._rung = True
+            with contextlib.suppress(OSError):
+                self._bell.send(b"!")
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._turn()
+        except BaseException as error:
+            if self._leaves is None:
+                self._tell(error)
+            if not self._closing:
+                self._failed(error)
+        finally:
+            self._links.close(_FAREWELL)
+            self._bell.close()
+            self._ear.close()
+
+    def _turn(self) -> None:
+        for ready, _ in self._poller.poll(0 if self._inbox else int(self._idle())):
+            if ready == self._ear.fileno():
+                # Before the inbox is emptied: what comes after that rings again.
+                self._ear.recv(4096)
+                self._rung = False
+        for connection in self._connections:
+            self._hear(connection)
+        while self._inbox:
+            self._take(*self._inbox.popleft())
+        self._timers.run_due()
+        self._watch()
+
+    def _idle(self) -> float:
+        """Milliseconds to wait at most."""
+        return 1e3 * self._timers.seconds_left(self._silence / 8)
+
+    def _hear(self, connection: Connection) -> None:
+        heard = connection.read()
+        if self._pushes.hear(connection) and self._errand is not None:
+            self._ask_again.add(connection.shard)
+        values = [unbundle(*each) if each[0].kind is FrameKind.VALUE else () for each in heard]
+        if came := sum(len(item.data) for items in values for item in items):
+            connection.send(Header(FrameKind.RECEIVED, size=came))
+        for (header, payload), items in zip(heard, values, strict=True):
+            for item in items:
+                self._value(header.step, *item)
+            if header.kind is FrameKind.RECEIVED:
+                for span in self._pushes.received(connection, header):
+                    self._received(*span)
+            elif header.kind is FrameKind.WANTED:
+                self._pushes.wanted(connection, header)
+                self._caught_up(connection)
+            elif header.kind is FrameKind.COMMITTED:
+                self._pushes.committed(connection, header)
+                self._caught_up(connection)
+            elif header.kind is FrameKind.LOST:
+                if self._pushes.lose(connection, header.part):
+                    logger.warning("worker %d is lost, and the others go on without it", header.part)
+            elif header.kind is FrameKind.DONE:
+                self._needed.discard(connection.shard)
+            elif header.kind is FrameKind.STATE and self._errand is not None:
+                self._errand.hear(header, payload, self._say)
+            elif header.kind is FrameKind.FAIL:
+                raise failure(header, payload)
+
+    def _say(self, shard: int, header: Header, payload: bytes) -> None:
+        if shard not in self._ask_again:
+            self._connections[shard].send(header, payload)
+
+    def _caught_up(self, connection: Connection) -> None:
+        """What comes behind all that was pushed, where a server has all of that again."""
+        self._say_done(connection)
+        if self._errand is not None and connection.shard in self._ask_again and self._pushes.complete(connection.shard):
+            self._ask_again.discard(connection.shard)
+            self._errand.say_again(connection.shard, self._say)
+
+    def _received(self, task: int, start: int, end: int) -> None:
+        self._moved = time.monotonic()
+        self._finish(self._flights.acknowledge(task, start, end))
+
+    def _finish(self, flights: Sequence[InFlightChunk]) -> None:
+        for flight in flights:
+            if self._keep:
+                self.records.append(CommRecord(flight.chunk, flight.issued, time.perf_counter_ns()))
+            flight.done(flight.chunk)
+
+    def _value(self, step: int, number: int, offset: int, size: int, payload: bytes | memoryview) -> None:
+        if step != self._pushes.step:
+            return
+        part = self._pushes.placement.parts[number]
+        start = part.offset + offset
+        self._pushes.together = True
+        # A sum says that the push was heard, too, where that answer was lost with a connection.
+        self._received(part.task, start, start + size)
+        arrived = self._flights.arrive(part.task, start, start + size)
+        if not len(payload):
+            self._absent.add(part.task)
+        elif arrived.new:
+            with torch.no_grad(), self._streams.arriving():
+                wide = len(payload) // size
+                for low, high in arrived.new:
+                    self._staging.store(
+                        part.task, low, memoryview(payload)[(low - start) * wide : (high - start) * wide]
+                    )
+                mark = self._streams.arrived()
+            self._streams.landed((part.task,), mark)
+        self._finish(arrived.pulled)
+        if arrived.landed:
+            self._landed(part.task, part.task not in self._absent)
+            self._to_land -= 1
+            self._begin_if_due()
+
+    def _take(self, word: _Word, value: Any, extra: Any) -> None:
+        if word is _Word.READY:
+            if self._opened or self._to_land == 0:
+                self._early.append((value, extra))
+            else:
+                self._release(value, extra)
+        elif word is _Word.OPEN:
+            self._moved = time.monotonic()
+            self._opened.append((value, extra))
+            self._begin_if_due()
+        elif word is _Word.RETUNE:
+            self.spec = value
+            self._stale = True
+        elif word is _Word.ASK:
+            self._errand = value
+            self._ask_again = {shard for shard in range(len(self._connections)) if not self._pushes.complete(shard)}
+            value.begin(self._say)
+        elif word is _Word.CLOSE:
+            self._leave(value)
+
+    def _release(self, task: int, used: bool) -> None:
+        self._used[task] = used
+        self._engine.post(Ready(task))
+
+    def _begin_if_due(self) -> None:
+        """A round begins when it has been opened, and the one before has landed."""
+        if self._to_land or not self._opened:
+            return
+        again, rule = self._opened.popleft()
+        self._pushes.begin(again, rule)
+        self._to_land = len(self._job.tasks)
+        self._absent.clear()
+        if self._stale:
+            self._stale, self._engine = False, self._make_engine()
+        self._engine.post(StepBegin(self._pushes.step))
+        early, self._early = self._early, []
+        for task, used in early:
+            self._release(task, used)
+
+    def _make_engine(self) -> Engine:
+        policy = self.spec.build(self._job)
+        watched = policy if self._gauge is None else self._gauge.watch(policy)
+        return Engine(watched, self, self._job.tasks, None, self._log)
+
+    # ── losses and ends ──
+
+    def _watch(self) -> None:
+        now = self._vigil.come_round()
+        if now - self._said > min(1.0, self._silence / 4):
+            self._said = now
+            for connection in self._connections:
+                connection.send(Header(FrameKind.ALIVE))
+        for connection in self._connections:
+            if silent := self._vigil.too_long(connection.heard):
+                host, port = connection.address
+                why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
+                raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")
+        if self._to_land and now - self._moved > self._patience:
+            raise StallError(f"nothing has moved for {self._patience:g} s; {self.last()}", self._engine.waiting())
+
+        if self._leaves is not None and (not self._needed or now > self._leaves):
+            self._say_goodbye()
+
+    def _leave(self, reason: str | None) -> None:
+        if reason:
+            self._over = True
+            self._tell(PeerLost(reason))
+        elif self._to_land or self._opened:
+            self._say_goodbye()
+        else:
+            self._leaves = time.monotonic() + self._silence
+            self._needed.update(part.shard for part in self.placement.parts)
+            for connection in self._connections:
+                if self._pushes.ready(connection.shard):
+                    connection.send(Header(FrameKind.DONE))
+                self._say_done(connection)
+
+    def _say_done(self, connection: Connection) -> None:
+        """At the end: nothing more comes from here. Said behind all that was pushed, and again to a server that was
+        started anew, which may have told this worker and not the others that nobody needs anything."""
+        if self._leaves is None or not self._pushes.ready(connection.shard):
+            return
+        if self._updated and self._pushes.saved(connection.shard):
+            self._needed.discard(connection.shard)
+        else:
+            connection.send(Header(FrameKind.DONE))
+
+    def _say_goodbye(self) -> None:
+        self._over = True
+        for connection in self._connections:
+            connection.send(Header(FrameKind.BYE, RETURNS if self._links.returns else 0))
+
+    def _tell(self, error: BaseException) -> None:
+        flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0
+        text = str(error).encode()[:60_000]
+        for connection in self._connections:
+            with contextlib.suppress(zmq.ZMQError):
+                connection.send(Header(FrameKind.FAIL, flag, size=len(text)), text)

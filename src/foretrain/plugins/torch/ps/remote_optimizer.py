@@ -1,0 +1,285 @@
+"""Optimizers that run on the servers, as a worker sees them.
+
+attach ─ `refuse`: only what can be run there is
+first scheduled step ─ `RemoteOptimizer.begin`: rank 0's parameters and optimizer state go up, all forget theirs
+each round ─ `RemoteOptimizer.rules`: hyperparameters go up before gradients;  `RemoteOptimizer.adopt`: parameters come
+back state_dict(), close() ─ `RemoteOptimizer.collect`: the state comes back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from torch import nn, optim
+
+from foretrain.comm.ps.client.state_transfer import Messages, StateTransfer
+from foretrain.comm.ps.frames import FrameKind, Header
+from foretrain.comm.ps.hyperparameters import Setting, finite
+from foretrain.comm.ps.hyperparameters import encode as encode_rules
+from foretrain.comm.ps.placement import ELEMENTWISE, Optimized, ShardPart, dtype_name
+from foretrain.errors import ConfigError
+from foretrain.plugins.torch.deferred_optimizer import Update, why_not_separable
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer
+from foretrain.plugins.torch.optimizers import OptimizerHooks
+from foretrain.plugins.torch.ps.exchange import ServedExchange
+from foretrain.plugins.torch.ps.server.state_codec import SCALARS, PartState, contents, decode, encode
+from foretrain.schedule import Spec
+
+_LEAST: Final = 256 << 10
+"""Bytes of a part at least: an optimizer's call takes 0.1 ms, in which it could have updated as many."""
+_MOST: Final = 1 << 20
+"""At most: of wide parameters and narrow gradients four times as much is one message."""
+_LOOKS: Final = 3
+"""Rounds in which every element is compared: what a script does to parameters besides, it does from the start."""
+_OWN: Final = frozenset(("foreach", "capturable", "differentiable"))
+"""How an optimizer computes, and not what."""
+_INSTEAD: Final = "write updates='workers' (--updates workers)"
+
+
+def refuse(optimizers: Sequence[optim.Optimizer], model: nn.Module) -> None:
+    """ConfigError for optimizers that servers cannot run."""
+    own = {id(parameter) for parameter in model.parameters()}
+    taken: set[int] = set()
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        if (reason := why_not_separable(optimizer)) is not None:
+            raise ConfigError("optimizer", name, f"cannot run on servers: {reason}", f"{_INSTEAD}, or one of {_KNOWN}")
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if id(parameter) not in own and parameter.numel():
+                what = "has parameters that are none of the model's, and servers have only those"
+                raise ConfigError("optimizer", name, what, f"give them an optimizer of their own, or {_INSTEAD}")
+            if id(parameter) in taken:
+                raise ConfigError("optimizer", name, "has a parameter that another has, too", "give it to one")
+            taken.add(id(parameter))
+        _settings(optimizer)
+
+
+_KNOWN = ", ".join(ELEMENTWISE)
+
+
+def part_limit(schedule: Spec) -> int:
+    """Bytes of a part: what the policy cuts tensors into, so that a piece is updated and back without the others."""
+    knobs = schedule.settings
+    cut = knobs.get("slice", knobs.get("partition", _MOST))
+    return int(min(max(cut, _LEAST), _MOST))
+
+
+class RemoteOptimizer:
+    """What this worker knows of them.
+
+    Args:
+        parameters: indexed by task.
+        attachments: of the optimizers, with their tasks.
+        consistency: how far workers go apart.
+        passes: backward passes of a step: all of them are one round, as what was pushed is applied.
+
+    Attributes:
+        optimized: what to declare.
+        tasks: of each optimizer.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], attachments: Sequence[OptimizerHooks], consistency: str, passes: int
+    ) -> None:
+        self.passes = passes
+        self._parameters = parameters
+        self._optimizers = [attachment.optimizer for attachment in attachments]
+        self.tasks = [dict(attachment.tasks) for attachment in attachments]
+        self._first = [sum(len(o.param_groups) for o in self._optimizers[:k]) for k in range(len(self._optimizers))]
+        owner = {task: place for place, tasks in enumerate(self.tasks) for task in tasks}
+        self._owner = [owner.get(task, -1) for task in range(len(parameters))]
+        self.optimized = Optimized(
+            classes=tuple(type(o).__name__ for o in self._optimizers for _ in o.param_groups),
+            group_of=tuple(
+                self._first[place] + self.tasks[place][task] if place >= 0 else -1
+                for task, place in enumerate(self._owner)
+            ),
+            dtypes=tuple(dtype_name(parameter.dtype) for parameter in parameters),
+            consistency=consistency,
+        )
+        self._views: Sequence[torch.Tensor] = ()
+        self._parts: list[ShardPart] = []
+        self._versions = [parameter._version for parameter in parameters]
+        self._adopted: set[int] = set()
+        self._looks = _LOOKS
+        self._announced = [_settings(optimizer) for optimizer in self._optimizers]
+
+    # ── each round ──
+
+    def rules(self) -> bytes:
+        """The hyperparameters as they are now: those of the round that begins."""
+        self._announced = [_settings(optimizer) for optimizer in self._optimizers]
+        return encode_rules([group for groups in self._announced for group in groups])
+
+    def check_rules(self, place: int) -> None:
+        """ConfigError where hyperparameters of an optimizer are others than when the round began."""
+        for before, now in zip(self._announced[place], _settings(self._optimizers[place]), strict=True):
+            for name, value in now.items():
+                if before[name] != value:
+                    what = f"was {before[name]} when backward() began, and servers have updated with that"
+                    raise ConfigError(f"optimizer.{name}", value, what, f"change it before backward(), or {_INSTEAD}")
+
+    def check_parameters(self) -> None:
+        """ConfigError where somebody else than the servers has written into a parameter that they update.
+
+        What goes by ``.data`` has no version; that is seen by the values, in the first rounds.
+        """
+        adopted, self._adopted = (self._adopted if self._looks else set()), set()
+        self._looks -= bool(self._looks)
+        for task, parameter in enumerate(self._parameters):
+            known = parameter._version == self._versions[task]
+            if known and task in adopted:
+                known = torch.allclose(parameter.detach(), self._views[task], 0, 0, equal_nan=True)
+            if self._owner[task] >= 0 and not known:
+                what = f"of shape {tuple(parameter.shape)} was written to, and servers do not know"
+                remedy = f"load a model before attach(), or close() and attach it again; else {_INSTEAD}"
+                raise ConfigError("parameter", f"task {task}", what, remedy)
+
+    def adopt(self, update: Update, members: Sequence[tuple[int, nn.Parameter]]) -> None:
+        """``members``, each with its task, become what the servers have made of them."""
+        with torch.no_grad():
+            for task, parameter in members:
+                parameter.copy_(self._views[task])
+                self._versions[task] = parameter._version
+                self._adopted.add(task)
+
+    # ── beginning and end ──
+
+    def begin(self, exchange: ServedExchange, views: Sequence[torch.Tensor], check: Check, *, seeds: bool) -> None:
+        """Rounds go over ``exchange`` from now on, and what comes back is in ``views``.
+
+        ``check`` raises what has ended the job, if anything has. Of all workers one ``seeds`` the servers: tells them
+        what to begin with.
+        """
+        self._views, self._exchange, self._check = views, exchange, check
+        self._parts = [part for part in exchange.placement.parts if self._owner[part.task] >= 0]
+        if seeds:
+            sizes = _sizes(self._parts)
+            # Parts of a task are neighbours.
+            whole = lru_cache(1)(self._contents)
+            self._ask(lambda part: _seed(part, _cut(whole(part.task), part, sizes[part.task])), self._parts)
+
+    def _ask(self, messages: Messages, parts: Sequence[ShardPart]) -> dict[int, list[bytes]]:
+        errand = StateTransfer(parts, messages)
+        self._exchange.ask(errand)
+        return errand.wait(self._check)
+
+    def forget(self, *places: int) -> None:
+        """The state of these optimizers, or of all, is the servers'."""
+        for place in places or range(len(self.tasks)):
+            for task in self.tasks[place]:
+                self._optimizers[place].state.pop(self._parameters[task], None)
+
+    def collect(self, places: Iterable[int], *, adopt: bool = False) -> None:
+        """Brings the state of these optimizers back; with ``adopt`` the parameters as well, as they are now."""
+        tasks = {task: place for place in places for task in self.tasks[place]}
+        parts = [part for part in self._parts if part.task in tasks]
+        frames = self._ask(lambda part: [(Header(FrameKind.FETCH, part=part.number), b"")], parts)
+        found: dict[int, list[PartState]] = {task: [] for task in tasks}
+        for part in parts:
+            found[part.task].append(decode(frames.pop(part.number)))
+        for task, place in tasks.items():
+            self._give_back(task, place, _joined(found[task]), adopt=adopt)
+
+    def _contents(self, task: int) -> PartState:
+        """A whole task, flat."""
+        parameter = self._parameters[task]
+        state = self._optimizers[self._owner[task]].state.get(parameter, {})
+        flat = {
+            name: value if name in SCALARS or value is None else _flat(parameter, value)
+            for name, value in state.items()
+        }
+        return contents(_flat(parameter, parameter.detach()), flat)
+
+    def _give_back(self, task: int, place: int, found: PartState, *, adopt: bool) -> None:
+        parameter, optimizer = self._parameters[task], self._optimizers[place]
+        group = optimizer.param_groups[self.tasks[place][task]]
+        there = group.get("capturable") or group.get("fused") or isinstance(optimizer, optim.ASGD)
+        device = parameter.device if there else torch.device("cpu")
+        state: dict[str, Any] = {
+            name: value.to(device) if name in SCALARS else _shaped(parameter, value)
+            for name, value in found.state.items()
+        }
+        if state:
+            optimizer.state[parameter] = state
+        if adopt:
+            with torch.no_grad():
+                parameter.copy_(_shaped(parameter, found.parameter))
+            self._versions[task] = parameter._version
+
+
+Check = Callable[[], None]
+"""Raises what has ended the job, if anything has."""
+
+
+def _settings(optimizer: optim.Optimizer) -> list[dict[str, Setting]]:
+    """What the servers must know of each parameter group."""
+    return [
+        {name: _plain(name, group[name]) for name in optimizer.defaults if name not in _OWN}
+        for group in optimizer.param_groups
+    ]
+
+
+def _plain(name: str, value: Any) -> Setting:
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    elif isinstance(value, tuple | list):
+        value = tuple(each.item() if isinstance(each, torch.Tensor) else each for each in value)
+    numbers = value if isinstance(value, tuple) else (0 if value is None else value,)
+    if not all(isinstance(each, bool | int | float) for each in numbers) or not finite(value):
+        raise ConfigError(f"optimizer.{name}", value, "is nothing that servers can be told", _INSTEAD)
+    return value
+
+
+def _flat(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, of the shape of ``parameter``, on the host and in the order in which that is exchanged."""
+    like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=tensor.dtype, device=tensor.device)
+    buffers = GradientBuffer([like], [0])
+    buffers.views[0].copy_(tensor)
+    return buffers.flat[0].cpu()
+
+
+def _shaped(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """The other way round, on the device of ``parameter``."""
+    like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=flat.dtype, device=parameter.device)
+    buffers = GradientBuffer([like], [0])
+    buffers.flat[0].copy_(flat)
+    return buffers.views[0]
+
+
+def _sizes(parts: Iterable[ShardPart]) -> dict[int, int]:
+    """Bytes of each task."""
+    sizes: dict[int, int] = {}
+    for part in parts:
+        sizes[part.task] = sizes.get(part.task, 0) + part.size
+    return sizes
+
+
+def _cut(whole: PartState, part: ShardPart, size: int) -> PartState:
+    """The elements of ``part`` of a task of ``size`` bytes on the wire."""
+    width = size // len(whole.parameter)
+    place = slice(part.offset // width, (part.offset + part.size) // width)
+    state = {name: value if name in SCALARS else value[place] for name, value in whole.state.items()}
+    return PartState(whole.parameter[place], state)
+
+
+def _joined(parts: Sequence[PartState]) -> PartState:
+    """A task from its parts, in order; counters are the first's."""
+    first = parts[0]
+    state = {
+        name: value if name in SCALARS else torch.cat([part.state[name] for part in parts])
+        for name, value in first.state.items()
+        if all(name in part.state for part in parts)
+    }
+    return PartState(torch.cat([part.parameter for part in parts]), state)
+
+
+def _seed(part: ShardPart, found: PartState) -> list[tuple[Header, bytes]]:
+    frames = encode(found)
+    return [
+        (Header(FrameKind.SEED, part=part.number, step=number, offset=len(frames), size=len(frame)), frame)
+        for number, frame in enumerate(frames)
+    ]

@@ -1,0 +1,32 @@
+"""Shards that update parameters: PyTorch's own optimizers, run part by part on the server.
+
+`make_optimizer_shard` imports PyTorch when a job is declared that needs it, and `prepare` does so before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from foretrain.comm.ps.placement import Declared, Optimized, ShardPart
+from foretrain.comm.ps.server.modes import Mode
+
+__all__ = ["make_optimizer_shard", "prepare"]
+
+
+def make_optimizer_shard(
+    parts: Iterable[ShardPart], tasks: Sequence[Declared], optimized: Optimized, workers: int, lost: Iterable[int]
+) -> Mode:
+    """Return a shard that updates ``parts``; see `foretrain.comm.ps.server.modes.OptimizerShardFactory`."""
+    from foretrain.plugins.torch.ps.server.optimizer_shard import OptimizerShard
+
+    return OptimizerShard(parts, tasks, optimized, workers, lost)
+
+
+def prepare() -> None:
+    """Import what updates need. PyTorch takes some seconds, in which a server does not answer."""
+    import torch
+
+    from foretrain.plugins.torch.ps.server import optimizer_shard
+
+    assert optimizer_shard.OptimizerShard
+    torch.optim.SGD([torch.nn.Parameter(torch.empty(0))])

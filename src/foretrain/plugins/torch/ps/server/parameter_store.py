@@ -1,0 +1,123 @@
+"""The parameters that live on a shard, and the optimizers that update them, part by part.
+
+Each optimizer is PyTorch's own, and sees one part at a time as if it were a whole parameter. That gives the same bits
+as the whole would, because only such optimizers are run here as treat each element by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import optim
+
+from foretrain.comm.ps.frames import Malformed
+from foretrain.comm.ps.hyperparameters import Group
+from foretrain.comm.ps.placement import WIDTHS, Declared, Optimized, ShardPart
+from foretrain.errors import ForetrainError
+from foretrain.plugins.torch.ps.server.state_codec import PartState, bytes_of, contents, from_plain, to_plain
+
+_HERE: Final = {"foreach": False, "capturable": False, "differentiable": False}
+"""How optimizers run here, whatever they do on the workers: the same arithmetic, for one tensor on a CPU."""
+
+
+class ParameterStore:
+    """Of the parts that live here.
+
+    Args:
+        parts: of this shard.
+        tasks: of the whole job.
+        optimized: what is updated how.
+    """
+
+    def __init__(self, parts: Iterable[ShardPart], tasks: Sequence[Declared], optimized: Optimized) -> None:
+        self._parts = {part.number: part for part in parts}
+        self._tasks, self._optimized = tasks, optimized
+        self._optimizers: list[optim.Optimizer] = [
+            getattr(optim, name)([torch.nn.Parameter(torch.empty(0))]) for name in optimized.classes
+        ]
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        self._held: dict[int, torch.nn.Parameter] = {}
+        self._answers: dict[int, memoryview] = {}
+        """The bytes of parts as they are, until they change: what is being sent is never written."""
+
+    def group_of(self, part: int) -> int:
+        """By which group ``part`` is updated; −1 by none."""
+        return self._optimized.group_of[self._parts[part].task]
+
+    def seeded(self, part: int) -> bool:
+        """Whether it is known what ``part`` begins with."""
+        return part in self._held
+
+    def load(self, part: int, found: PartState) -> None:
+        """``part`` is this from now on; `Malformed` where it is of another size or type."""
+        here = self._parts.get(part)
+        group = self.group_of(part) if here is not None else -1
+        if here is None or group < 0:
+            raise Malformed("part", f"the state of part {part}, which is not updated here")
+        declared = self._tasks[here.task]
+        kind = getattr(torch, self._optimized.dtypes[here.task])
+        count = here.size // WIDTHS[declared.dtype]
+        if found.parameter.dtype != kind or len(found.parameter) != count:
+            raise Malformed("state", f"{len(found.parameter)} {found.parameter.dtype} for {count} {kind}")
+        optimizer = self._optimizers[group]
+        if (before := self._held.pop(part, None)) is not None:
+            optimizer.state.pop(before, None)
+        parameter = self._held[part] = torch.nn.Parameter(found.parameter)
+        if found.state:
+            optimizer.state[parameter] = dict(found.state)
+        self._answers.pop(part, None)
+
+    def contents(self, part: int) -> PartState:
+        """What ``part`` is now; not a copy."""
+        parameter = self._held[part]
+        return contents(parameter.detach(), self._optimizers[self.group_of(part)].state.get(parameter, {}))
+
+    def update(self, part: int, gradient: torch.Tensor, groups: Sequence[Group]) -> None:
+        """One step of the optimizer of ``part`` by ``gradient``, with the hyperparameters in ``groups``.
+
+        Raises:
+            ForetrainError: the optimizer did.
+        """
+        parameter, group = self._held[part], self.group_of(part)
+        optimizer = self._optimizers[group]
+        known = optimizer.defaults
+        here = {name: value for name, value in _HERE.items() if name in known}
+        said = {name: value for name, value in groups[group].items() if name in known}
+        parameter.grad = gradient.to(parameter.dtype)
+        optimizer.param_groups = [{**known, **said, **here, "params": [parameter]}]
+        try:
+            optimizer.step()
+        except Exception as error:
+            name = self._tasks[self._parts[part].task].name
+            raise ForetrainError(f"the optimizer of {name!r} failed on its server: {error!r}") from error
+        finally:
+            parameter.grad = None
+        self._answers.pop(part, None)
+
+    def answer(self, part: int, start: int, end: int) -> memoryview:
+        """The parameters that gradient bytes ``[start, end)`` of ``part`` are for; they will not change."""
+        if part not in self._answers:
+            self._answers[part] = memoryview(bytes_of(self._held[part]))
+        here = self._parts[part]
+        wide, narrow = WIDTHS[self._optimized.dtypes[here.task]], WIDTHS[self._tasks[here.task].dtype]
+        return self._answers[part][start // narrow * wide : end // narrow * wide]
+
+    def state(self) -> dict[int, dict[str, Any]]:
+        """Parameters and optimizers' state of each part; not copies."""
+        return {
+            part: {
+                "parameter": to_plain(found.parameter),
+                "state": {name: to_plain(value) for name, value in found.state.items()},
+            }
+            for part in sorted(self._held)
+            for found in (self.contents(part),)
+        }
+
+    def restore(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+        """As it was when `state` was called."""
+        for part, found in state.items():
+            tensors = {name: from_plain(value) for name, value in found["state"].items()}
+            self.load(part, PartState(from_plain(found["parameter"]), tensors))

@@ -1,0 +1,128 @@
+"""Gradients as bytes on the wire, and sums as gradients.
+
+What is pushed is a copy. A gradient's place in the flat buffer is where its sum will be written, and a message may have
+to be said again after that: what was pushed is kept for two rounds, or for longer where a server keeps more than sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from foretrain.comm.ps.placement import Declaration, Declared, Optimized, dtype_name
+from foretrain.network.ps_constants import MESSAGE
+from foretrain.plugins.torch.compression import Rounding
+from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer
+from foretrain.tasks import Piece, Task
+
+
+class _Buffer(NamedTuple):
+    """One flat buffer's copies on the host, of the type that is sent.
+
+    Attributes:
+        kind: the type.
+        came: what has come back, sums as they were sent or parameters as they are; the flat buffer itself where that
+            is the same.
+    """
+
+    kind: torch.dtype
+    came: torch.Tensor
+
+
+class Staging:
+    """The bytes of ``gradients`` on their way.
+
+    Args:
+        gradients: the flat buffers.
+        tasks: indexed by task; their sizes are of the wire.
+        dtype: what is sent; None sends elements as they are.
+        workers: N.
+        job: its name, for the servers.
+        limit: bytes of a part at most.
+        optimized: what servers update; None where they give back sums.
+    """
+
+    def __init__(
+        self,
+        gradients: GradientBuffer,
+        tasks: Sequence[Task],
+        dtype: torch.dtype | None,
+        workers: int,
+        job: str,
+        limit: int = MESSAGE,
+        optimized: Optimized | None = None,
+    ) -> None:
+        self._gradients = gradients
+        self._rounding = Rounding(gradients.flat, dtype) if dtype else None
+        self._buffers = []
+        for flat in gradients.flat:
+            kind = dtype or flat.dtype
+            back = flat.dtype if optimized is not None else kind
+            direct = flat.device.type == "cpu" and back == flat.dtype
+            self._buffers.append(_Buffer(kind, flat if direct else self._empty(len(flat), back)))
+        self._free = [self._copies() for _ in range(2)]
+        self._sent: dict[int, list[tuple[torch.Tensor, memoryview]]] = {}
+        """What was pushed in each round that is kept, per flat buffer."""
+        self._came = [_bytes_of(buffer.came) for buffer in self._buffers]
+        self._width = [buffer.kind.itemsize for buffer in self._buffers]
+        whole = [gradients.runs([Piece(task.index, 0, task.size)])[0] for task in tasks]
+        self._place = [(run.buffer, run.start) for run in whole]
+        declared = tuple(self._declared(task) for task in tasks)
+        self.declaration = Declaration(declared, workers, job, limit, optimized)
+
+    def _declared(self, task: Task) -> Declared:
+        buffer, _ = self._place[task.index]
+        return Declared(task.name, task.size, dtype_name(self._buffers[buffer].kind), task.first_use)
+
+    def _empty(self, count: int, kind: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=kind, pin_memory=self._gradients.flat[0].is_cuda)
+
+    def _copies(self) -> list[tuple[torch.Tensor, memoryview]]:
+        """Room for what is pushed in a round, per flat buffer, with its bytes."""
+        made = [self._empty(len(buffer.came), buffer.kind) for buffer in self._buffers]
+        return [(tensor, _bytes_of(tensor)) for tensor in made]
+
+    def begin(self, step: int, since: int) -> None:
+        """Round ``step`` will be filled; what was pushed before round ``since`` is forgotten."""
+        for old in [round_ for round_ in self._sent if round_ < since]:
+            self._free.append(self._sent.pop(old))
+        self._sent[step] = self._free.pop() if self._free else self._copies()
+
+    def aligned(self, piece: Piece) -> tuple[int, int]:
+        """First byte of ``piece`` and the one behind its last, where an element goes with the byte it ends in."""
+        width = self._width[self._place[piece.task][0]]
+        return piece.offset // width * width, (piece.offset + piece.size) // width * width
+
+    def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """Copies these bytes of a gradient, and returns the copy."""
+        buffer, base = self._place[task]
+        width = self._width[buffer]
+        run = BufferSlice(buffer, base + start // width, base + end // width)
+        values = self._gradients.slice(run)
+        if self._rounding is not None:
+            values = self._rounding.round(run, values)
+        self._sent[step][buffer][0][run.start : run.end].copy_(values)
+        return self.kept(task, start, end, step)
+
+    def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
+        """The same bytes as they were pushed in round ``step``."""
+        buffer, base = self._place[task]
+        at = base * self._width[buffer]
+        return self._sent[step][buffer][1][at + start : at + end]
+
+    def store(self, task: int, start: int, data: memoryview) -> None:
+        """Writes what has come for the gradient's bytes from ``start`` on where the gradient was."""
+        buffer, base = self._place[task]
+        came, flat = self._buffers[buffer].came, self._gradients.flat[buffer]
+        low, width = base + start // self._width[buffer], came.element_size()
+        self._came[buffer][low * width : low * width + len(data)] = data
+        if came is not flat:
+            high = low + len(data) // width
+            flat[low:high].copy_(came[low:high], non_blocking=True)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host."""
+    return tensor.view(torch.uint8).numpy().data

@@ -1,0 +1,183 @@
+"""A parameter server in virtual time, as one worker sees it where all workers are alike.
+
+    start ──▶ local ──▶ up ──▶ server ──▶ queue, the most urgent first ──▶ down ──▶ landed
+                                  └── acknowledged: done ──▶ credit
+
+As in `foretrain.comm.ps`, pushing and pulling are two directions with orders of their own. A push is done, and its
+credit back, when the server has acknowledged all of it; the sum comes as the server's queue has it. What a server has
+handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.ps_constants`). Beside the workers
+both directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
+
+All workers being alike, the last of them has pushed a byte when the first has; nobody waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from foretrain.network.ps_constants import MESSAGE, WINDOW
+from foretrain.network.route import Route
+from foretrain.simulation.links import ExclusiveLink, SharedLink
+from foretrain.simulation.pipes import Label, Pipes
+from foretrain.simulation.world import ARRIVAL, VirtualWorld
+from foretrain.tasks import Chunk, Op, Piece, Task
+from foretrain.trace import Span, Timeline
+from foretrain.units import Time, moving
+
+_UP, _DOWN = 0, 1
+_NAMES: Final = ("up", "down")
+"""The timeline's lanes."""
+
+
+class ParameterServerCarrier:
+    """Moves chunks through servers.
+
+    Args:
+        routes: the hops of each operation; an all-reduce's last two are pushing and pulling.
+        tasks: indexed by `Task.index`.
+        landed: called with a task's index when the sums of all its bytes have come.
+        timeline: where to record who used which wire when; None records nothing.
+        label: names a chunk for the timeline.
+        message: bytes that are summed, and answered, together, at most.
+    """
+
+    def __init__(
+        self,
+        routes: dict[Op, Route],
+        tasks: Sequence[Task],
+        landed: Callable[[int], None],
+        timeline: Timeline | None = None,
+        label: Label = lambda _: ("", 0),
+        *,
+        message: int = MESSAGE,
+    ) -> None:
+        self._message = message
+        self._push, self._pull = routes["all_reduce"][-2:]
+        ways: dict[Op, Route] = {op: route[: -2 if op == "all_reduce" else -1] for op, route in routes.items()}
+        self._local = Pipes(ways, timeline, label) if any(ways.values()) else None
+        self._tasks, self._landed, self._timeline, self._label = tasks, landed, timeline, label
+        shared = self._push.pipe == self._pull.pipe
+        self._lanes = SharedLink(2).lanes if shared else (ExclusiveLink(), ExclusiveLink())
+        self._left = [task.size for task in tasks]
+        self._queue: list[tuple[int, int, _Answer]] = []
+        self._count = self._handed = 0
+
+    def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
+        """Pushes ``chunk``, or has pulled what was pushed."""
+        if self._local is not None:
+            self._local.carry(chunk, world, lambda chunk: self._leave_host(chunk, world, done))
+        else:
+            self._leave_host(chunk, world, done)
+
+    def _leave_host(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
+        if chunk.op == "all_gather":
+            # Asked for without being sent: a message of a few bytes.
+            pull = _Pull(chunk, done, chunk.size)
+            overhead, asked = self._pull.overhead, world.now() + self._push.latency
+            for piece in chunk.pieces:
+                world.schedule(asked, ARRIVAL, self._answer, piece, overhead, world, pull)
+                overhead = 0
+            return
+
+        messages = [part for piece in chunk.pieces for part in _messages(piece, self._message)]
+        for place, part in enumerate(messages):
+            last = place + 1 == len(messages)
+            # One operation, however it is cut: the first message costs what any does, the last what the least does.
+            work = moving(part.size, self._push.cost) + (0 if place else self._push.overhead)
+            work = max(self._push.floor if last else 0, work)
+            heard = self._hears(chunk, part, 0 if place else self._pull.overhead, done if last else None, world)
+            self._send(_UP, part, work, world, heard)
+
+    def _hears(
+        self, chunk: Chunk, part: Piece, overhead: Time, done: Callable[[Chunk], None] | None, world: VirtualWorld
+    ) -> Callable[[], None]:
+        """What happens when ``part`` has left: the server has it, says so, and has its sum to send."""
+
+        def arrive() -> None:
+            if done is not None:
+                world.schedule(world.now() + self._pull.latency, ARRIVAL, done, chunk)
+            if chunk.op == "all_reduce":
+                self._answer(part, overhead, world)
+
+        return lambda: world.schedule(world.now() + self._push.latency, ARRIVAL, arrive)
+
+    def _answer(self, part: Piece, overhead: Time, world: VirtualWorld, pull: _Pull | None = None) -> None:
+        """The server has, or is asked for, ``part``: its sum waits for its turn."""
+        self._count += 1
+        answer = _Answer(part, overhead, pull)
+        heappush(self._queue, (self._tasks[part.task].first_use, self._count, answer))
+        self._hand_over(world)
+
+    def _hand_over(self, world: VirtualWorld) -> None:
+        while self._queue and self._handed < WINDOW:
+            urgency, count, answer = heappop(self._queue)
+            piece = answer.piece
+            if piece.size > (most := self._message):
+                rest = Piece(piece.task, piece.offset + most, piece.size - most)
+                heappush(self._queue, (urgency, count, _Answer(rest, 0, answer.pull)))
+                answer = answer._replace(piece=Piece(piece.task, piece.offset, most))
+            self._handed += answer.piece.size
+            self._give_back(answer, world)
+
+    def _give_back(self, answer: _Answer, world: VirtualWorld) -> None:
+        size = answer.piece.size
+
+        def sent() -> None:
+            world.schedule(world.now() + self._pull.latency, ARRIVAL, self._arrive, answer, world)
+
+        work = max(self._pull.floor, answer.overhead + moving(size, self._pull.cost))
+        self._send(_DOWN, answer.piece, work, world, sent)
+
+    def _arrive(self, answer: _Answer, world: VirtualWorld) -> None:
+        task, size = answer.piece.task, answer.piece.size
+        world.schedule(world.now() + self._push.latency, ARRIVAL, self._acknowledge, size, world)
+        self._left[task] -= size
+        if not self._left[task]:
+            self._left[task] = self._tasks[task].size
+            self._landed(task)
+        if answer.pull is not None:
+            answer.pull.came(size)
+
+    def _acknowledge(self, size: int, world: VirtualWorld) -> None:
+        self._handed -= size
+        self._hand_over(world)
+
+    def _send(self, way: int, piece: Piece, work: Time, world: VirtualWorld, sent: Callable[[], None]) -> None:
+        timeline, size = self._timeline, piece.size
+        name, step = self._label(Chunk("all_reduce", (piece,), size)) if timeline is not None else ("", 0)
+
+        def out(start: Time) -> None:
+            if timeline is not None:
+                timeline.add(Span(_NAMES[way], "communication", name, step, start, world.now(), size))
+            sent()
+
+        self._lanes[way].send(work, world, out)
+
+
+class _Answer(NamedTuple):
+    """Sums that a server has to send; ``overhead`` is what doing so costs besides their bytes, ps."""
+
+    piece: Piece
+    overhead: Time
+    pull: _Pull | None
+
+
+class _Pull:
+    """Sums that were asked for; ``done(chunk)`` is called when all have come."""
+
+    def __init__(self, chunk: Chunk, done: Callable[[Chunk], None], left: int) -> None:
+        self._chunk, self._done, self._left = chunk, done, left
+
+    def came(self, size: int) -> None:
+        """``size`` more bytes have."""
+        self._left -= size
+        if not self._left:
+            self._done(self._chunk)
+
+
+def _messages(piece: Piece, most: int) -> Iterator[Piece]:
+    """The messages of at most ``most`` bytes in which ``piece`` is pushed."""
+    for start in range(0, piece.size, most):
+        yield Piece(piece.task, piece.offset + start, min(most, piece.size - start))

@@ -1,0 +1,180 @@
+"""Replay: a training loop without tensors, in any world.
+
+It computes as a GPU would, one layer after the other; releases gradients when the workload says so; and holds each
+layer's forward until its own parameters have landed and been updated, or the whole pass until all have where the policy
+keeps the barrier. Each policy decides only what is sent.
+
+    step k:   backward (t = 0) ── gradients released ──┐            step k+1: backward …
+                                                       └ landed → updated → forward of that layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from foretrain.engine import Decision, Engine, World
+from foretrain.errors import StallError
+from foretrain.schedule import Job, ScheduledPolicy
+from foretrain.tasks import Ready, StepBegin
+from foretrain.trace import Kind, Span, Timeline
+from foretrain.units import Time
+from foretrain.workload.step import Workload
+
+
+class TrainingLoop:
+    """Runs ``steps`` steps of ``workload`` under ``policy`` in ``world``.
+
+    Args:
+        workload: what is computed and released.
+        job: the scheduler's view of it.
+        policy: decides what is sent.
+        world: virtual or wall.
+        steps: how many; ``steps`` + 1 backward passes begin.
+        timeline: where to record computation; None records nothing.
+        finished: called once when the last step is complete.
+        served: whether whoever carries the chunks says what has `landed`, as where a sum comes back by itself after
+            its push is done; otherwise a task has landed when all its bytes are done.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        job: Job,
+        policy: ScheduledPolicy,
+        world: World,
+        steps: int,
+        timeline: Timeline | None = None,
+        finished: Callable[[], None] = lambda: None,
+        served: bool = False,
+    ) -> None:
+        self._workload = workload
+        self._job = job
+        self._world = world
+        self._barrier = policy.barrier
+        self._steps = steps
+        self._timeline = timeline
+        self._finished = finished
+        self._engine = Engine(policy, world, job.tasks, None if served else self.landed)
+        self._releases = [
+            (release, tuple(group)) for release, group in groupby(job.by_release, key=job.releases.__getitem__)
+        ]
+        self._owned = [0] * len(workload.layers)
+        for layer in job.layers:
+            self._owned[layer] += 1
+        self.begins: list[Time] = []
+        self.on_begin: Callable[[], None] | None = None
+        self._reset()
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """What the policy decided."""
+        return self._engine.log
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps have run."""
+        return len(self.begins) > self._steps
+
+    def begin(self) -> None:
+        """Begins the first backward pass now."""
+        self._begin_backward()
+
+    def landed(self, task: int) -> None:
+        """The sum of ``task`` is here."""
+        layer = self._job.layers[task]
+        self._missing[layer] -= 1
+        self._unlanded -= 1
+        if not self._missing[layer]:
+            now, update = self._world.now(), self._workload.layers[layer].update
+            self._open[layer] = now + update
+            if update and not self._barrier:
+                self._draw("optimizer", "update", self._workload.layers[layer].name, now, now + update)
+        self._advance()
+
+    def raise_if_stalled(self) -> None:
+        """StallError, saying who waits for what, unless all steps have run."""
+        self.raise_if_stalled_before(self._steps)
+
+    def raise_if_stalled_before(self, steps: int) -> None:
+        """The same for the first ``steps`` steps."""
+        if len(self.begins) > steps:
+            return
+        step = len(self.begins) - 1
+        waits = [
+            f"layer {layer.name!r}: its forward waits for {missing} of its {owned} gradients"
+            for layer, missing, owned in zip(self._workload.layers, self._missing, self._owned, strict=True)
+            if missing
+        ]
+        raise StallError(f"step {step} of {steps} cannot go on:", [*waits, *self._engine.waiting()])
+
+    def _reset(self) -> None:
+        self._missing = list(self._owned)
+        self._open: list[Time] = [0] * len(self._owned)
+        self._unlanded = len(self._job.tasks)
+        self._next = 0
+        self._gpu: Time = 0
+        self._computing = True
+
+    def _begin_backward(self) -> None:
+        now = self._world.now()
+        self.begins.append(now)
+        if self.on_begin:
+            self.on_begin()
+        if self.complete:
+            self._finished()
+            return
+        self._reset()
+        self._engine.post(StepBegin(len(self.begins) - 1))
+        for release, group in self._releases:
+            self._world.call_at(now + release, lambda group=group: self._release(group))
+        self._gpu = now + self._workload.backward
+        self._world.call_at(self._gpu, self._end_backward)
+        if self._timeline is not None:
+            self._draw_backward(now)
+
+    def _release(self, group: Sequence[int]) -> None:
+        for task in group:
+            self._engine.post(Ready(task))
+
+    def _end_backward(self) -> None:
+        self._computing = False
+        self._advance()
+
+    def _advance(self) -> None:
+        """Runs the forward pass as far as what has landed allows."""
+        if self._computing or (self._barrier and self._unlanded):
+            return
+        layers = self._workload.layers
+        if self._barrier and not self._next:
+            self._update_all()
+        while self._next < len(layers) and not self._missing[self._next]:
+            layer = layers[self._next]
+            start = self._gpu if self._barrier else max(self._gpu, self._open[self._next])
+            if start > self._gpu:
+                self._draw("gpu", "wait", layer.name, self._gpu, start)
+            self._gpu = start + layer.forward
+            self._draw("gpu", "forward", layer.name, start, self._gpu)
+            self._next += 1
+        if self._next == len(layers):
+            self._computing = True
+            self._world.call_at(self._gpu, self._begin_backward)
+
+    def _update_all(self) -> None:
+        """The barrier: everything has landed, now everything is updated, on the GPU."""
+        now = self._world.now()
+        if now > self._gpu:
+            self._draw("gpu", "wait", "barrier", self._gpu, now)
+        self._gpu = max(self._gpu, now) + self._workload.update
+        if self._workload.update:
+            self._draw("gpu", "update", "all", self._gpu - self._workload.update, self._gpu)
+
+    def _draw(self, lane: str, kind: Kind, name: str, start: Time, end: Time) -> None:
+        if self._timeline is not None:
+            self._timeline.add(Span(lane, kind, name, len(self.begins) - 1, start, end))
+
+    def _draw_backward(self, now: Time) -> None:
+        for layer in reversed(self._workload.layers):
+            if layer.backward:
+                self._draw("gpu", "backward", layer.name, now, now + layer.backward)
+                now += layer.backward

@@ -1,0 +1,671 @@
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.comm.coordinator import handshake as module
+from foretrain.comm.coordinator.address import local_address
+from foretrain.comm.coordinator.handshake import Listener, connect
+from foretrain.comm.coordinator.link import BODY_LIMIT, Link, LinkError, LinkMessage
+from foretrain.errors import ConfigError, ForetrainError
+
+SECRET = bytes(range(32))
+OTHER = bytes(range(1, 33))
+PATIENCE = 20.0
+"""Seconds until a test that hangs fails instead."""
+
+
+def sockets():
+    """The sockets this process holds open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return sorted(name for name in found if name.startswith("socket:"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    before = sockets(), set(threading.enumerate())
+    yield
+    assert (sockets(), set(threading.enumerate())) == before
+
+
+@contextmanager
+def beside(call, *arguments, **named):
+    """A call that runs in another thread; gone, whatever happens, at the end."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(call, *arguments, **named)
+
+
+@contextmanager
+def linked(**named):
+    """Both ends of an authenticated link: the listener's, and that of rank 1."""
+    with Listener("127.0.0.1", SECRET, expected=[1], **named) as listener:
+        with beside(connect, listener.address, SECRET, 1, PATIENCE, **named) as other:
+            ours = listener.accept(PATIENCE)[1]
+        with ours, other.result() as theirs:
+            yield ours, theirs
+
+
+@contextmanager
+def wired():
+    """A link, and the bare socket at its other end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        bare = socket.create_connection(server.getsockname())
+        with bare, Link(server.accept()[0], 7) as ours:
+            yield ours, bare
+
+
+def receive(ours, count):
+    """Exactly so many messages."""
+    got = []
+    while len(got) < count:
+        more = ours.receive(PATIENCE)
+        assert more, f"only {len(got)} of {count} messages came"
+        got += more
+    assert len(got) == count
+    return got
+
+
+def flood(ours, size=0):
+    """Send until the link ends; TCP takes the first messages even when nobody is there."""
+    while True:
+        ours.send(1, body=bytes(size))
+
+
+def drain(ours):
+    """Receive until the link ends."""
+    while ours.receive(PATIENCE):
+        pass
+    raise AssertionError("the link neither speaks nor ends")
+
+
+def frame(kind, flag, value, body):
+    return struct.pack("<BBHII", kind, flag, 0, value, len(body)) + body
+
+
+# Messages
+
+
+def test_a_message_arrives_as_it_was_sent():
+    with linked() as (ours, theirs):
+        assert (ours.peer, theirs.peer) == (1, 0)
+        ours.send(3, 4, 5, b"six")
+        theirs.send(255, 255, 2**32 - 1)
+        assert theirs.receive(PATIENCE) == [LinkMessage(3, 4, 5, b"six")]
+        assert ours.receive(None) == [LinkMessage(255, 255, 2**32 - 1, b"")]
+        assert ours.receive(0.01) == ours.receive(0) == ours.read() == []
+
+
+@pytest.mark.parametrize("size", [65_523, 65_524, 65_525, 3_000_000, BODY_LIMIT])
+def test_large_bodies_arrive(size):
+    body = secrets.token_bytes(size)
+    with linked() as (ours, theirs), beside(theirs.send, 1, body=body) as sent:
+        assert receive(ours, 1) == [LinkMessage(1, 0, 0, body)]
+        sent.result()
+
+
+def test_messages_of_several_threads_keep_whole_and_in_order():
+    threads, each = 4, 500
+    with linked() as (ours, theirs):
+
+        def work(thread):
+            for number in range(each):
+                theirs.send(thread, 0, number, bytes([thread]) * (number % 97 + 20_000 * (number % 50 == 0)))
+
+        with ThreadPoolExecutor(threads) as pool:
+            done = [pool.submit(work, thread) for thread in range(threads)]
+            got = receive(ours, threads * each)
+            for future in done:
+                future.result()
+    assert all(set(message.body) <= {message.kind} for message in got)
+    for thread in range(threads):
+        assert [message.value for message in got if message.kind == thread] == list(range(each))
+
+
+def test_a_message_may_come_byte_by_byte():
+    with wired() as (ours, bare):
+        data = frame(1, 2, 3, b"four") + frame(5, 6, 7, b"")
+        got = []
+        for byte in data[:-1]:
+            bare.sendall(bytes([byte]))
+            got += ours.receive(0.001)
+        got += ours.receive(0.05)
+        assert got == [LinkMessage(1, 2, 3, b"four")]
+        bare.sendall(data[-1:])
+        assert receive(ours, 1) == [LinkMessage(5, 6, 7, b"")]
+
+
+messages = st.builds(
+    LinkMessage, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**32 - 1), st.binary(max_size=40)
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(messages, max_size=8), st.lists(st.integers(0, 500)))
+def test_messages_do_not_depend_on_how_the_bytes_are_cut(sent, cuts):
+    data = b"".join(frame(each.kind, each.flag, each.value, each.body) for each in sent)
+    with wired() as (ours, bare):
+        got = []
+        for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+            bare.sendall(data[start:stop])
+            got += ours.read()
+        got += receive(ours, len(sent) - len(got))
+    assert got == sent
+
+
+def test_what_fits_no_header_is_refused_before_anything_is_sent():
+    with linked() as (ours, theirs):
+        for fields in [(256, 0, 0), (-1, 0, 0), (0, 256, 0), (0, 0, 2**32)]:
+            with pytest.raises(ConfigError, match="does not fit"):
+                ours.send(*fields)
+        with pytest.raises(ConfigError, match="too large"):
+            ours.send(0, body=bytes(BODY_LIMIT + 1))
+        ours.send(1)
+        assert receive(theirs, 1) == [LinkMessage(1, 0, 0, b"")]
+
+
+# The end of a link
+
+
+def test_what_was_sent_before_the_end_is_received_before_the_error():
+    with linked() as (ours, theirs):
+        theirs.send(1)
+        theirs.close()
+        assert receive(ours, 1)
+        for _ in range(2):
+            with pytest.raises(LinkError, match="link to rank 1 is closed: the peer ended it;") as caught:
+                ours.receive(PATIENCE)
+            assert caught.value.peer == 1
+        with pytest.raises(LinkError, match="closed"):
+            ours.read()
+        with pytest.raises(LinkError, match="closed"):
+            flood(ours)
+
+
+def test_an_end_in_the_middle_of_a_message_is_told():
+    with wired() as (ours, bare):
+        bare.sendall(frame(1, 2, 3, b"four")[:-1])
+        bare.shutdown(socket.SHUT_WR)
+        with pytest.raises(LinkError, match="middle of a message"):
+            ours.receive(PATIENCE)
+
+
+def test_a_reset_is_an_end():
+    with wired() as (ours, bare):
+        bare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        bare.close()
+        with pytest.raises(LinkError, match="reset"):
+            ours.receive(PATIENCE)
+
+
+def announced(size, reserved=0):
+    return struct.pack("<BBHII", 1, 0, reserved, 0, size)
+
+
+@pytest.mark.parametrize("bad", [announced(BODY_LIMIT + 1), announced(2**32 - 1), announced(0, reserved=1)])
+def test_what_is_no_message_ends_the_link_after_what_came_before(bad):
+    with wired() as (ours, bare):
+        bare.sendall(frame(1, 2, 3, b"good") + bad)
+        assert receive(ours, 1) == [LinkMessage(1, 2, 3, b"good")]
+        with pytest.raises(LinkError, match="no message"):
+            ours.receive(PATIENCE)
+        with pytest.raises(LinkError, match="no message"):
+            ours.send(1)
+        bare.settimeout(PATIENCE)
+        assert bare.recv(1) == b""
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=200))
+def test_any_bytes_on_a_link_are_messages_or_a_link_error(data):
+    with wired() as (ours, bare):
+        bare.sendall(data)
+        bare.shutdown(socket.SHUT_WR)
+        with pytest.raises(LinkError):
+            drain(ours)
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_close_wakes_a_blocked_receive(timeout):
+    with linked() as (ours, _), beside(ours.receive, timeout) as blocked:
+        time.sleep(0.05)
+        ours.close()
+        with pytest.raises(LinkError, match="closed on this side"):
+            blocked.result(PATIENCE)
+        ours.close()
+        assert ours.fileno() == -1
+        for call in (ours.read, lambda: ours.receive(1), lambda: ours.send(1)):
+            with pytest.raises(LinkError, match="closed on this side"):
+                call()
+
+
+def test_close_wakes_a_blocked_send():
+    with linked() as (ours, _), beside(flood, ours, 1 << 20) as blocked:
+        time.sleep(0.1)
+        ours.close()
+        with pytest.raises(LinkError, match="closed on this side"):
+            blocked.result(PATIENCE)
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_a_peer_that_reads_nothing_ends_the_link(size):
+    with linked(send_timeout=0.2) as (ours, theirs):
+        with pytest.raises(LinkError, match="takes nothing"):
+            flood(ours, size)
+        with pytest.raises(LinkError, match="takes nothing"):
+            ours.send(1)
+        with pytest.raises(LinkError, match="closed"):  # what is whole is received, the half message is not
+            drain(theirs)
+
+
+def test_shutdown_wakes_a_selector():
+    with linked() as (ours, _), module.selectors.DefaultSelector() as selector:
+        selector.register(ours, module.selectors.EVENT_READ)
+        assert selector.select(0) == []
+        with beside(selector.select, PATIENCE) as blocked:
+            ours.shutdown()
+            assert blocked.result(PATIENCE)
+        with pytest.raises(LinkError, match="closed on this side"):
+            ours.read()
+
+
+def test_a_selector_says_when_to_read():
+    with linked() as (ours, theirs), module.selectors.DefaultSelector() as selector:
+        selector.register(ours, module.selectors.EVENT_READ)
+        theirs.send(1)
+        assert selector.select(PATIENCE)
+        assert ours.read() == [LinkMessage(1, 0, 0, b"")]
+        assert selector.select(0) == []
+
+
+def test_a_forked_child_has_no_part_in_a_link():
+    with linked() as (ours, theirs), beside(ours.receive, PATIENCE) as received:
+        child = os.fork()
+        if not child:
+            # Its copies of the locks may be held by a thread that only the parent has.
+            ours.close()
+            try:
+                theirs.send(1)
+            except LinkError as error:
+                told = "belongs to the process that was forked" in str(error)
+                os._exit(0 if told and ours.fileno() == theirs.fileno() == -1 else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        theirs.send(1)
+        assert received.result() == [LinkMessage(1, 0, 0, b"")]
+
+
+# Who is let in
+
+
+def test_every_expected_rank_is_let_in_under_its_own_name():
+    ranks = range(1, 9)
+    with Listener("127.0.0.1", SECRET, expected=ranks) as listener, ThreadPoolExecutor(8) as pool:
+        waiting = {rank: pool.submit(connect, listener.address, SECRET, rank, PATIENCE) for rank in ranks}
+        links = listener.accept(PATIENCE)
+        theirs = {rank: future.result() for rank, future in waiting.items()}
+    assert links.keys() == set(ranks)
+    for rank in ranks:
+        theirs[rank].send(9, value=rank)
+        assert receive(links[rank], 1)[0].value == rank == links[rank].peer
+        theirs[rank].close()
+        links[rank].close()
+    assert listener.refused == 0
+
+
+def test_accept_returns_whom_it_has_and_goes_on_when_called_again():
+    with Listener("127.0.0.1", SECRET, expected=[1, 2]) as listener:
+        assert listener.accept(0) == {}
+        with beside(connect, listener.address, SECRET, 2, PATIENCE) as other:
+            links = listener.accept(0.3)
+        assert links.keys() == {2}
+        with beside(connect, listener.address, SECRET, 1, PATIENCE) as another:
+            both = listener.accept(PATIENCE)
+        assert both.keys() == {1, 2}
+        assert both[2] is links[2]
+        for each in (*both.values(), other.result(), another.result()):
+            each.close()
+
+
+def test_nobody_is_waited_for_where_nobody_is_expected():
+    with Listener("127.0.0.1", SECRET, expected=[]) as listener:
+        assert listener.accept(PATIENCE) == {}
+
+
+def test_a_rank_may_come_before_its_listener():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = probe.getsockname()
+    with beside(connect, address, SECRET, 1, PATIENCE) as early:
+        time.sleep(0.1)
+        with Listener("127.0.0.1", SECRET, port=address[1], expected=[1]) as listener:
+            assert listener.address == address
+            links = listener.accept(PATIENCE)
+        links[1].close()
+        early.result().close()
+
+
+@contextmanager
+def open_to_strangers(expected=(1,), last=(1,)):
+    """A listener that accepts in another thread until it has everybody; the ``last`` are let in at the end."""
+    with Listener("127.0.0.1", SECRET, expected=expected) as listener:
+        with beside(listener.accept, PATIENCE) as accepted:
+            yield listener
+            for rank in last:
+                connect(listener.address, SECRET, rank, PATIENCE).close()
+        links = accepted.result()
+        assert links.keys() == set(expected)
+        for each in links.values():
+            each.close()
+
+
+def wait_for(condition):
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_a_stranger_with_the_wrong_secret_is_refused(caplog):
+    with open_to_strangers() as listener:
+        with pytest.raises(LinkError, match=r"rank 1 is not linked .*refused us"):
+            connect(listener.address, OTHER, 1, PATIENCE)
+        wait_for(lambda: listener.refused == 1)
+    (record,) = caplog.records
+    assert record.name == "foretrain.link"
+    assert "127.0.0.1" in record.getMessage()
+    assert "does not know the job's secret" in record.getMessage()
+    for secret in (SECRET, OTHER):
+        assert secret.hex() not in caplog.text
+        assert repr(secret) not in caplog.text
+
+
+def test_an_unknown_rank_is_refused(caplog):
+    with open_to_strangers() as listener:
+        for rank in (0, 2, 2**32 - 1):
+            with pytest.raises(LinkError, match="not expected"):
+                connect(listener.address, SECRET, rank, PATIENCE)
+        wait_for(lambda: listener.refused == 3)
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        f"rank {rank} is not expected" for rank in (0, 2, 2**32 - 1)
+    ]
+
+
+def test_a_second_process_of_the_same_rank_is_refused(caplog):
+    with open_to_strangers(expected=(1, 2), last=(2,)) as listener:
+        first = connect(listener.address, SECRET, 1, PATIENCE)
+        with pytest.raises(LinkError, match="linked already"):
+            connect(listener.address, SECRET, 1, PATIENCE)
+        wait_for(lambda: listener.refused == 1)
+        first.send(5)
+        wait_for(lambda: 1 in listener._links)
+        assert receive(listener._links[1], 1)[0].kind == 5
+        first.close()
+    assert "rank 1 is here already" in caplog.text
+
+
+def test_a_recorded_handshake_lets_nobody_in():
+    with open_to_strangers() as listener, socket.create_server(("127.0.0.1", 0)) as tap:
+        # The handshake of a good rank, which a tap passes on until it has seen the answer and keeps.
+        with beside(connect, tap.getsockname(), SECRET, 1, PATIENCE) as good:
+            with tap.accept()[0] as towards_rank, socket.create_connection(listener.address) as towards_listener:
+                towards_rank.sendall(towards_listener.recv(40, socket.MSG_WAITALL))
+                answer = towards_rank.recv(68, socket.MSG_WAITALL)
+            with pytest.raises(LinkError):
+                good.result()
+        assert len(answer) == 68
+        wait_for(lambda: listener.refused == 1)
+        with socket.create_connection(listener.address) as thief:
+            thief.settimeout(PATIENCE)
+            thief.sendall(answer)
+            assert len(thief.recv(4096, socket.MSG_WAITALL)) == 40  # the challenge, and then the end
+        wait_for(lambda: listener.refused == 2)
+
+
+def test_the_silent_block_nobody_and_are_refused_in_time(monkeypatch, caplog):
+    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", 0.3)
+    with open_to_strangers(expected=(1, 2), last=(2,)) as listener:
+        silent = [socket.create_connection(listener.address) for _ in range(5)]
+        with connect(listener.address, SECRET, 1, PATIENCE):
+            wait_for(lambda: listener.refused == 5)
+        for each in silent:
+            each.close()
+    assert caplog.text.count("did not say who it is within 0.3 s") == 5
+
+
+def test_more_strangers_than_are_heard_at_once_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", 0.3)
+    monkeypatch.setattr(module, "PENDING_LIMIT", 2)
+    with open_to_strangers(last=()) as listener:
+        silent = [socket.create_connection(listener.address) for _ in range(7)]
+        connect(listener.address, SECRET, 1, PATIENCE).close()
+        assert listener.refused in (6, 7)  # the last may still be pending beside rank 1
+        for each in silent:
+            each.close()
+
+
+def test_who_is_pending_at_the_end_is_refused():
+    with Listener("127.0.0.1", SECRET, expected=[1]) as listener:
+        with socket.create_connection(listener.address) as silent:
+            assert listener.accept(0.05) == {}
+            listener.close()
+            silent.settimeout(PATIENCE)
+            assert len(silent.recv(4096)) == 40
+            assert silent.recv(1) == b""
+        listener.close()
+    assert listener.refused == 1
+
+
+def test_a_rank_nobody_took_is_closed_with_the_listener():
+    with Listener("127.0.0.1", SECRET, expected=[1]) as listener:
+        with beside(connect, listener.address, SECRET, 1, PATIENCE) as other:
+            # As accept, up to where an interrupt may end it before it has returned.
+            while not listener._links:
+                for key, _ in listener._selector.select():
+                    listener._hear(key.data) if key.data else listener._greet()
+        theirs = other.result()
+    with theirs, pytest.raises(LinkError, match="closed"):
+        theirs.receive(PATIENCE)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=4))
+def test_any_bytes_thrown_at_the_listener_are_refused_and_the_good_get_in(throws):
+    with open_to_strangers() as listener:
+        for data in throws:
+            with socket.create_connection(listener.address) as stranger:
+                stranger.sendall(data)
+                stranger.shutdown(socket.SHUT_WR)
+        wait_for(lambda: listener.refused == len(throws))
+        assert listener.refused == len(throws)
+
+
+# Whom a rank believes
+
+
+@contextmanager
+def answering(*parts):
+    """An address where somebody says these bytes, or what a function makes of the answer, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def work():
+            with server.accept()[0] as accepted:
+                for part in parts:
+                    accepted.sendall(part if isinstance(part, bytes) else part(accepted.recv(68, socket.MSG_WAITALL)))
+                if len(parts) < 2:
+                    accepted.settimeout(1)
+                    accepted.recv(1)
+
+        with beside(work) as done:
+            yield server.getsockname()
+            done.result()
+
+
+NONCE = bytes(32)
+CHALLENGE = b"ftlink1\n" + NONCE
+
+
+def prove(secret):
+    def proof(answer):
+        rank, theirs, _ = struct.unpack("<I32s32s", answer)
+        return module._mac(secret, module._LISTENER_ROLE, rank, theirs, NONCE)
+
+    return proof
+
+
+def test_a_listener_that_knows_the_secret_is_believed():
+    with answering(CHALLENGE, prove(SECRET)) as address:
+        connect(address, SECRET, 1, PATIENCE, peer=4).close()
+
+
+@pytest.mark.parametrize("proof", [prove(OTHER), lambda answer: answer[-32:], lambda _: bytes(32)])
+def test_a_listener_that_does_not_know_the_secret_is_not_believed(proof):
+    with (
+        answering(CHALLENGE, proof) as address,
+        pytest.raises(LinkError, match=r"rank 1 is not linked to 127\.0\.0\.1:\d+: .*does not know the job's secret"),
+    ):
+        connect(address, SECRET, 1, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", "no foretrain listener"), (b"220 hello\r\n", "did not answer")],
+)
+def test_who_says_something_else_is_no_listener(said, told):
+    with answering(said) as address, pytest.raises(LinkError, match=told):
+        connect(address, SECRET, 1, 0.3)
+
+
+def test_who_hangs_up_is_no_listener():
+    with answering(b"", b"") as address, pytest.raises(LinkError, match="hung up"):
+        connect(address, SECRET, 1, PATIENCE)
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=60), st.binary(max_size=40))
+def test_any_bytes_from_a_listener_are_a_link_error(said, answered):
+    def work(server):
+        with server.accept()[0] as accepted:
+            accepted.sendall(said + answered)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        beside(work, server),
+        pytest.raises(LinkError),
+    ):
+        connect(server.getsockname(), SECRET, 1, PATIENCE)
+
+
+def test_where_nobody_listens_a_rank_gives_up_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = probe.getsockname()
+    with pytest.raises(LinkError, match=r"rank 3 cannot connect to 127\.0\.0\.1:\d+: .*refused.*waited 0.2 s"):
+        connect(address, SECRET, 3, 0.2)
+
+
+def test_a_port_dialled_from_itself_is_not_a_listener(monkeypatch):
+    class FromItself(socket.socket):
+        """Binds to the port it will dial: TCP connects it to itself."""
+
+        def connect(self, address):
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(address)
+            super().connect(address)
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = probe.getsockname()
+    monkeypatch.setattr(module.socket, "socket", FromItself)
+    with pytest.raises(LinkError, match="refused"):
+        connect(address, SECRET, 1, 0.05)
+
+
+def test_an_unknown_host_is_a_link_error():
+    with pytest.raises(LinkError, match=r"cannot connect to no-such-host\.invalid:1"):
+        connect(("no-such-host.invalid", 1), SECRET, 1, 1.0)
+
+
+# What the caller got wrong
+
+
+def test_a_short_secret_is_refused_and_not_shown():
+    for call in (lambda: Listener("127.0.0.1", b"hush", expected=[]), lambda: connect(("127.0.0.1", 1), b"hush", 1, 1)):
+        with pytest.raises(ConfigError, match="secret: '4 bytes' is too short") as caught:
+            call()
+        assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0"])
+def test_a_listener_is_never_open_to_every_network(host):
+    with pytest.raises(ConfigError, match="every address"):
+        Listener(host, SECRET, expected=[1])
+
+
+def test_an_address_of_another_host_or_a_taken_one_is_refused():
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0' cannot be listened on"):
+        Listener("192.0.2.1", SECRET, expected=[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ConfigError, match="in use"),
+    ):
+        Listener("127.0.0.1", SECRET, port=taken.getsockname()[1], expected=[1])
+
+
+@pytest.mark.parametrize("rank", [-1, 2**32])
+def test_what_is_no_rank_cannot_connect(rank):
+    with pytest.raises(ConfigError, match="is not a rank"):
+        connect(("127.0.0.1", 1), SECRET, rank, 1)
+
+
+def test_a_link_error_is_a_foretrain_error():
+    assert issubclass(LinkError, ForetrainError)
+
+
+# Which address to listen on
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+@pytest.fixture(autouse=True)
+def no_interface_in_the_environment(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_an_interface_has_an_address():
+    assert local_address("lo", ("192.0.2.1", 1)) == "127.0.0.1"
+
+
+def test_an_unknown_interface_is_named_beside_those_that_exist():
+    with pytest.raises(ConfigError, match=r"interface: 'nope0' is no interface .*lo \(127\.0\.0\.1\)"):
+        local_address("nope0", None)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_the_environment_names_an_interface(monkeypatch, variable):
+    monkeypatch.setenv(variable, "lo")
+    assert local_address(None, ("192.0.2.1", 1)) == "127.0.0.1"
+    monkeypatch.setenv(variable, "nope0")
+    with pytest.raises(ConfigError, match=f"{variable}: 'nope0'"):
+        local_address(None, None)
+
+
+@pytest.mark.parametrize("pattern", ["^docker0", "=nope0", "nope0,nope1", "nope0:1", ""])
+def test_patterns_are_not_names(monkeypatch, pattern):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", pattern)
+    assert local_address(None, None) == "127.0.0.1"
+
+
+def test_the_address_towards_a_host_is_the_one_it_is_reached_from():
+    assert local_address(None, ("127.0.0.1", 9)) == "127.0.0.1"
+    assert local_address(None, ("no-such-host.invalid", 9)) == "127.0.0.1"

@@ -1,0 +1,90 @@
+"""Errands: few parts at a time, said again when a session begins anew, and whole whatever comes twice."""
+
+import threading
+
+import pytest
+
+from foretrain.comm.ps.client.state_transfer import StateTransfer
+from foretrain.comm.ps.frames import FrameKind, Header
+from foretrain.comm.ps.placement import ShardPart
+from foretrain.errors import PeerLost
+
+PARTS = [ShardPart(number, 0, number, 1, number % 2) for number in range(20)]
+
+
+def never():
+    """What ends the job: nothing, and nothing has to be waited for here."""
+    raise AssertionError("it waits for an answer")
+
+
+class Shards:
+    """Two that answer when they are told to: two frames for a part."""
+
+    def __init__(self):
+        self.heard = []
+
+    def say(self, shard, header, payload):
+        assert PARTS[header.part].shard == shard
+        self.heard.append(header.part)
+
+
+def answer(errand, shards, part, *frames):
+    for number in frames:
+        errand.hear(
+            Header(FrameKind.STATE, part=part, step=number, offset=2), memoryview(bytes([part, number])), shards.say
+        )
+
+
+def test_few_at_a_time_and_in_order():
+    shards = Shards()
+    errand = StateTransfer(PARTS, lambda part: [(Header(FrameKind.FETCH, part=part.number), b"")])
+    errand.begin(shards.say)
+    for part in range(20):
+        assert shards.heard == list(range(min(20, part + 8)))
+        answer(errand, shards, part, 0, 1)
+    frames = errand.wait(never)
+    assert frames == {part: [bytes([part, 0]), bytes([part, 1])] for part in range(20)}
+
+
+def test_what_one_shard_has_heard_is_said_again_and_comes_whole():
+    """It may be another shard in its place."""
+    shards = Shards()
+    errand = StateTransfer(PARTS[:4], lambda part: [(Header(FrameKind.FETCH, part=part.number), b"")])
+    errand.begin(shards.say)
+    answer(errand, shards, 0, 0)
+    answer(errand, shards, 1, 0)
+    answer(errand, shards, 2, 0, 1)
+    errand.say_again(0, shards.say)
+    assert shards.heard == [0, 1, 2, 3, 0, 2]
+    answer(errand, shards, 0, 0, 1)
+    answer(errand, shards, 0, 0, 1)  # a late answer to the first time
+    answer(errand, shards, 2, 0, 1)
+    answer(errand, shards, 1, 1)
+    answer(errand, shards, 3, 0, 1)
+    assert errand.wait(never) == {part: [bytes([part, 0]), bytes([part, 1])] for part in range(4)}
+
+
+def test_an_empty_answer_is_one():
+    shards = Shards()
+    errand = StateTransfer(PARTS[:1], lambda part: [(Header(FrameKind.SEED, part=part.number), b"")])
+    errand.begin(shards.say)
+    errand.hear(Header(FrameKind.STATE, part=0), memoryview(b""), shards.say)
+    assert errand.wait(never) == {0: []}
+
+
+def test_nothing_to_ask_for_is_done_at_once():
+    errand = StateTransfer([], lambda part: [])
+    errand.begin(Shards().say)
+    assert errand.wait(never) == {}
+
+
+def test_what_ends_the_job_ends_the_wait():
+    failed = threading.Event()
+    failed.set()
+
+    def check():
+        if failed.is_set():
+            raise PeerLost("the server is gone")
+
+    with pytest.raises(PeerLost):
+        StateTransfer(PARTS, lambda part: []).wait(check)

@@ -1,0 +1,213 @@
+"""A shard's sums against numpy's, however workers cut and in whatever order their pushes come."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.comm.ps.frames import Malformed
+from foretrain.comm.ps.placement import Declared, ShardPart
+from foretrain.comm.ps.server.shard import SumShard
+
+COUNT = 48
+SIZE = 4 * COUNT
+
+
+def shard(workers, dtype="float32", size=SIZE):
+    return SumShard([ShardPart(7, 0, 0, size, 0)], [Declared("layer", size, dtype, 0)], workers)
+
+
+def cuts(draw):
+    edges = sorted({0, COUNT, *draw(st.lists(st.integers(1, COUNT - 1), max_size=4))})
+    return list(pairwise(edges))
+
+
+class Worker:
+    """Pushes, and keeps what it is told."""
+
+    def __init__(self, rank, values, ranges):
+        self.rank, self.values, self.left = rank, values, list(ranges)
+        self.has = np.full(COUNT, np.nan, np.float32)
+
+    def tell(self, value):
+        low, high = value.start // 4, value.end // 4
+        data = np.zeros(high - low, np.float32) if value.data is None else np.frombuffer(value.data, np.float32)
+        self.has[low:high] = data
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_everybody_gets_the_sum_by_rank_once(data):
+    count = data.draw(st.integers(1, 4))
+    random = np.random.default_rng(data.draw(st.integers(0, 9)))
+    one = shard(count)
+    for step in range(3):
+        workers = [Worker(rank, random.standard_normal(COUNT, np.float32), cuts(data.draw)) for rank in range(count)]
+        told = np.zeros((count, COUNT), int)
+        while any(worker.left for worker in workers):
+            worker = data.draw(st.sampled_from([worker for worker in workers if worker.left]))
+            start, end = worker.left.pop(data.draw(st.integers(0, len(worker.left) - 1)))
+            payload = memoryview(worker.values[start:end].tobytes())
+            answer = one.push(worker.rank, 7, step, 4 * start, 4 * (end - start), payload)
+            for target, value in answer:
+                told[target, value.start // 4 : value.end // 4] += 1
+                workers[target].tell(value)
+        assert (told == 1).all()
+        total = workers[0].values.copy()
+        for worker in workers[1:]:
+            total += worker.values
+        for worker in workers:
+            np.testing.assert_array_equal(worker.has, total)
+
+
+def push(one, worker, step, values, start=0, end=COUNT):
+    payload = None if values is None else memoryview(values[start:end].tobytes())
+    return one.push(worker, 7, step, 4 * start, 4 * (end - start), payload)
+
+
+def alike(deliveries, *workers):
+    """The one value that was sent to these workers."""
+    assert [worker for worker, _ in deliveries] == list(workers)
+    (value,) = {(each.start, each.end): each for _, each in deliveries}.values()
+    return value
+
+
+def test_what_is_pushed_again_counts_once_and_is_answered_again():
+    one, values = shard(2), np.arange(COUNT, dtype=np.float32)
+    push(one, 0, 0, values)
+    assert push(one, 0, 0, values) == []
+    told = alike(push(one, 1, 0, values), 0, 1)
+    again = alike(push(one, 0, 0, values, 8, 16), 0)
+    assert bytes(again.data) == bytes(told.data[32:64]) == (2 * values[8:16]).tobytes()
+    push(one, 0, 1, values)
+    later = alike(push(one, 1, 0, values), 1)  # round 0 may still be asked for by who was not told
+    assert bytes(later.data) == (2 * values).tobytes()
+    push(one, 1, 1, values)
+    push(one, 0, 2, values)
+    assert push(one, 1, 0, values) == []
+
+
+def test_what_nobody_has_is_absent_and_zeros_elsewhere():
+    one, values = shard(2), np.ones(COUNT, np.float32)
+    push(one, 0, 0, None)
+    told = alike(push(one, 1, 0, None), 0, 1)
+    assert told.data is None
+    push(one, 0, 1, None)
+    told = alike(push(one, 1, 1, values), 0, 1)
+    assert bytes(told.data) == values.tobytes()
+    push(one, 0, 2, None)
+    push(one, 1, 2, values, 0, 8)
+    push(one, 1, 2, None, 8, COUNT)
+    again = [value for _, value in push(one, 0, 2, None)]
+    assert [(value.start, value.end, value.data is None) for value in again] == [(0, 32, False), (32, SIZE, True)]
+
+
+def test_a_lost_worker_counts_no_more():
+    one, values = shard(3), np.ones(COUNT, np.float32)
+    push(one, 0, 0, values)
+    push(one, 2, 0, 4 * values, 0, 8)
+    early = alike(push(one, 1, 0, values, 0, 8), 0, 1, 2)
+    assert bytes(early.data) == (6 * values[:8]).tobytes()
+    push(one, 1, 0, values, 8, 16)
+    freed = alike(one.without(2), 0, 1)
+    # As much as three would have: the mean over workers stays a mean.
+    np.testing.assert_array_equal(np.frombuffer(freed.data, np.float32), 1.5 * 2 * values[8:16])
+    rest = alike(push(one, 1, 0, values, 16, COUNT), 0, 1)
+    assert (rest.start, rest.end) == (64, SIZE)
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
+def test_short_numbers_are_rounded_once(dtype, torch_dtype):
+    random = torch.Generator().manual_seed(1)
+    values = torch.randn(4, 256, generator=random).to(torch_dtype)
+    one = shard(4, dtype, 512)
+    for rank, row in enumerate(values):
+        told = one.push(rank, 7, 0, 0, 512, memoryview(row.view(torch.uint8).numpy().tobytes()))
+    expected = values[0].float()
+    for row in values[1:]:
+        expected = expected + row.float()
+    found = torch.frombuffer(bytearray(told[0].value.data), dtype=torch_dtype)
+    assert torch.equal(found, expected.to(torch_dtype))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((0, 8, 0, 0, SIZE, None), "part"),
+        ((0, 7, 0, 2, 4, None), "range"),
+        ((0, 7, 0, 0, 6, None), "range"),
+        ((0, 7, 0, 0, 0, None), "range"),
+        ((0, 7, 0, SIZE, 4, None), "range"),
+        ((0, 7, 0, 8, SIZE, None), "range"),
+        ((0, 7, 0, 0, SIZE, memoryview(b"1234")), "size"),
+        ((0, 7, 4, 0, SIZE, None), "round"),
+    ],
+)
+def test_pushes_that_make_no_sense(arguments, reason):
+    one = shard(2)
+    for worker in range(2):
+        push(one, worker, 1, np.zeros(COUNT, np.float32))
+    with pytest.raises(Malformed) as error:
+        one.push(*arguments)
+    assert error.value.reason == reason
+
+
+def test_nobody_overtakes_a_round():
+    one, values = shard(2), np.ones(COUNT, np.float32)
+    push(one, 0, 0, values)
+    push(one, 0, 1, values)
+    with pytest.raises(Malformed, match="before round 0 is complete"):
+        push(one, 0, 2, values)
+    assert one.waits() == [
+        f"round 0: part of task 'layer' waits for worker 1 ({SIZE} bytes)",
+        f"round 1: part of task 'layer' waits for worker 1 ({SIZE} bytes)",
+    ]
+
+
+def test_what_is_held_is_sent_when_it_is_pulled():
+    one, values = shard(2), np.ones(COUNT, np.float32)
+    assert one.push(0, 7, 0, 0, SIZE, memoryview(values.tobytes()), held=True) == []
+    assert one.pull(0, 7, 0, 0, 16) == []
+    deliveries = push(one, 1, 0, values, 0, 8)
+    assert [(worker, value.start, value.end) for worker, value in deliveries] == [(1, 0, 32), (0, 0, 16)]
+    assert [(value.start, value.end) for _, value in one.pull(0, 7, 0, 16, 32)] == [(16, 32)]
+    assert [(worker, value.end) for worker, value in push(one, 1, 0, values, 8, COUNT)] == [(1, SIZE), (0, 48)]
+    with pytest.raises(Malformed, match="a pull of 4 bytes"):
+        one.pull(0, 7, 1, 0, 4)
+
+
+def anew(workers):
+    return SumShard([ShardPart(7, 0, 0, SIZE, 0)], [Declared("layer", SIZE, "float32", 0)], workers, anew=True)
+
+
+def test_a_shard_that_was_started_anew_begins_with_any_round():
+    one, values = anew(2), np.ones(COUNT, np.float32)
+    assert push(one, 0, 41, values) == []
+    told = alike(push(one, 1, 41, 2 * values), 0, 1)
+    assert bytes(told.data) == (3 * values).tobytes()
+    assert push(one, 1, 40, values) == []
+    assert one.owed(0) is None  # though it has not pushed round 40: it need not
+    push(one, 1, 42, values)
+    assert one.owed(0) == 42
+    assert one.owed(1) is None
+
+
+def test_what_only_the_slow_have_said_again_is_forgotten():
+    """Worker 1 says rounds 5 and 6 again, and worker 0 rounds 6 and 7: it has all sums of 6, so nobody lacks 5's."""
+    one, values = anew(2), np.ones(COUNT, np.float32)
+    push(one, 1, 5, values)
+    push(one, 0, 6, values)
+    push(one, 0, 7, values)
+    assert push(one, 1, 5, values) == []
+    told = alike(push(one, 1, 6, 2 * values), 0, 1)
+    assert (told.step, bytes(told.data)) == (6, (3 * values).tobytes())
+    one = anew(2)
+    push(one, 1, 5, values)
+    push(one, 0, 7, values)
+    assert push(one, 0, 6, values) == []
+    assert alike(push(one, 1, 6, values), 0, 1).step == 6
+    with pytest.raises(Malformed, match="round 10 of part 7, which is in round 7"):
+        push(one, 0, 10, values)

@@ -1,0 +1,289 @@
+"""Snapshots: what is written is read, what is not whole or another's is not, and a shard goes on from the last."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from foretrain.comm.ps.frames import KEEPS, FrameKind, Header
+from foretrain.comm.ps.server import job as module
+from foretrain.comm.ps.server import snapshots
+from foretrain.comm.ps.server.snapshots import Damaged, SnapshotPolicy, Snapshots, packed, read
+from tests.comm.ps.server.jobs import Worker, declaration, serving
+from tests.comm.ps.server.stateful import RATE, Sgd
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | arrays.arrays(
+        st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]),
+        arrays.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3),
+        elements=st.just(1),
+    )
+)
+keys = st.text(max_size=4) | st.integers(0, 9)
+trees = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+    return type(one) is type(other) and one == other
+
+
+@given(tree=trees)
+def test_what_is_written_is_read(tmp_path_factory, tree):
+    path = tmp_path_factory.getbasetemp() / "tree"
+    path.write_bytes(b"".join(packed({"state": tree})))
+    assert same(read(path)["state"], tree)
+
+
+@given(place=st.integers(0, 400), flip=st.integers(1, 255), cut=st.booleans())
+def test_what_is_not_whole_is_not_read(tmp_path_factory, place, flip, cut):
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    whole = bytearray(b"".join(packed({"state": {"a": np.arange(60.0), "b": "text"}})))
+    place %= len(whole)
+    if cut:
+        del whole[place:]
+    else:
+        whole[place] ^= flip
+    path.write_bytes(whole)
+    with pytest.raises(Damaged):
+        read(path)
+
+
+def test_what_cannot_be_kept_is_refused():
+    with pytest.raises(TypeError, match="object in a shard's state is neither plain nor an array"):
+        list(packed({"a": object()}))
+
+
+class Counting:
+    """As many rounds as it is told."""
+
+    begun, left, living = True, (), (0,)
+
+    def __init__(self, rounds=0):
+        self.done, self.array = [rounds], np.zeros(3)
+
+    def state(self):
+        return {"done": self.done, "array": self.array}
+
+    def restore(self, state):
+        self.done, self.array = state["done"], state["array"]
+
+
+def kept(folder, what=None, every=2, shard=0):
+    return Snapshots(folder, every, what or declaration(10), 1, shard, 2)
+
+
+def test_the_last_is_kept_and_read_if_it_is_whole(tmp_path, caplog):
+    one = kept(tmp_path)
+    shard = Counting()
+    for rounds in range(1, 9):
+        shard.done, shard.array[:] = [rounds], rounds
+        assert one.offer(shard) == (rounds % 2 == 0)
+        shard.array[:] = -1  # it goes on, and what is written is what it was
+        one.close()
+        assert list(one.saved) == [rounds // 2 * 2][: rounds // 2]
+    (newest,) = tmp_path.rglob("*.shard")
+    assert newest.name == "after-000000000008-rounds.shard"
+    found = Counting()
+    kept(tmp_path).restore(found)
+    assert (found.done, list(found.array)) == ([8], [8, 8, 8])
+    newest.write_bytes(newest.read_bytes()[:-1])
+    newest.with_name(".half.tmp").write_bytes(b"of one that was killed")
+    kept(tmp_path).restore(shard := Counting())
+    assert shard.done == [0]
+    assert f"snapshot {newest} is passed over: is damaged" in caplog.text
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_those_of_another_shard_or_job_are_not_read(tmp_path, caplog):
+    shard = Counting(2)
+    for number in (0, 1):
+        one = kept(tmp_path, shard=number)
+        one.offer(shard)
+        one.close()
+    theirs, mine = sorted(tmp_path.rglob("*.shard"))
+    mine.write_bytes(theirs.read_bytes())
+    found = Counting()
+    kept(tmp_path, shard=1).restore(found)
+    assert found.done == [0]
+    assert "is of another job or shard: shard 0 against 1" in caplog.text
+
+
+def test_serving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    writing, may = threading.Event(), threading.Semaphore(0)
+
+    def slow(path, pieces):
+        writing.set()
+        assert may.acquire(timeout=10)
+        list(pieces)
+
+    monkeypatch.setattr(snapshots, "write_atomically", slow)
+    one = kept(tmp_path, every=1)
+    keeping = SnapshotPolicy(shard := Counting(), one)
+    shard.done = [1]
+    assert keeping.news() == {0: (1, 0, False)}
+    assert writing.wait(10)
+    shard.done = [2]
+    assert keeping.news() == {0: (2, 0, False)}
+    assert keeping.news() == {}
+    may.release()
+    keeping.close()
+    assert keeping.news() == {0: (2, 1, False)}
+    may.release()
+    keeping.close()
+    assert keeping.news() == {0: (2, 2, False)}
+
+
+def test_who_closes_may_go_when_a_file_knows_of_it(tmp_path):
+    one = kept(tmp_path, every=1)
+    keeping = SnapshotPolicy(shard := Counting(), one)
+    shard.done = [1]
+    keeping.news()
+    one.close()
+    shard.left = (0,)
+    keeping.want()
+    assert keeping.news() == {0: (1, 1, False)}
+    one.close()
+    assert keeping.news() == {0: (1, 1, True)}
+
+
+def test_what_is_wanted_is_tried_again_where_it_could_not_be_written(tmp_path):
+    one = kept(tmp_path, every=100)
+    keeping = SnapshotPolicy(shard := Counting(), one)
+    folder = next(tmp_path.iterdir())
+    folder.rmdir()
+    shard.done, shard.left = [1], (0,)
+    keeping.want()
+    keeping.news()
+    one.close()
+    assert one.failed == 1
+    folder.mkdir()
+    keeping.news()
+    one.close()
+    assert keeping.news() == {0: (1, 1, True)}
+
+
+def test_a_folder_that_cannot_be_written_commits_nothing(tmp_path, caplog):
+    one = kept(tmp_path, every=1)
+    next(tmp_path.iterdir()).rmdir()
+    one.offer(Counting(1))
+    one.close()
+    assert not one.saved
+    assert "no snapshot after round 0" in caplog.text
+
+
+def test_workers_do_not_keep_for_ever_what_cannot_be_written(tmp_path, caplog):
+    one = kept(tmp_path, every=2)
+    keeping = SnapshotPolicy(shard := Counting(), one)
+    next(tmp_path.iterdir()).rmdir()
+    for rounds in range(1, 8):
+        shard.done = [rounds]
+        assert keeping.news() == {0: (rounds, 0, False)}
+        one.close()
+    shard.done = [8]
+    keeping.news()
+    one.close()  # the fourth has failed now, if it had not before
+    shard.done = [9]
+    assert keeping.news() == {0: (9, 9, False)}
+    assert "no more snapshots are tried, as 4 could not be written: this server must not die" in caplog.text
+
+
+def test_writing_that_is_slower_than_training_is_told_once(tmp_path, caplog, monkeypatch):
+    may = threading.Semaphore(0)
+    monkeypatch.setattr(snapshots, "write_atomically", lambda path, pieces: may.acquire(timeout=10))
+    keeping = SnapshotPolicy(shard := Counting(), one := kept(tmp_path, every=2))
+    for rounds in range(1, 12):
+        shard.done = [rounds]
+        assert keeping.news()[0].saved == 0
+    assert caplog.text.count("snapshots are written slower than rounds pass") == 1
+    may.release()
+    one.close()
+    assert keeping.news() == {0: (11, 2, False)}
+    may.release()
+    keeping.close()
+
+
+def test_a_job_that_fails_leaves_no_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module, "mode", lambda declaration, mine, workers, lost, anew, _: Sgd(mine, declaration.tasks, workers)
+    )
+    what = declaration(10)
+    with serving(2, snapshots=tmp_path, every=1) as service:
+        team = [Worker(service.address, rank) for rank in range(2)]
+        try:
+            for worker in team:
+                worker.join(what)
+            rounds(team, what, range(2))
+            team[0].until(lambda: bool(list(tmp_path.rglob("*.shard"))))
+            team[0].connection.send(Header(FrameKind.FAIL, size=4), b"no..")
+            team[1].until(lambda: bool(team[1].kinds(FrameKind.FAIL)))
+        finally:
+            for worker in team:
+                worker.__exit__()
+    assert not list(tmp_path.rglob("*"))
+
+
+def gradient(rank, step):
+    return np.random.default_rng(10 * step + rank).standard_normal(10).astype(np.float32)
+
+
+def parameters(rounds):
+    found = np.zeros(10, np.float32)
+    for step in range(rounds):
+        found -= RATE * (gradient(0, step) + gradient(1, step))
+    return found
+
+
+def rounds(team, what, steps):
+    for step in steps:
+        for worker in team:
+            worker.push_all(what, step, [gradient(worker.rank, step)])
+        for worker in team:
+            worker.until(lambda worker=worker, step=step: worker.told(what, step) is not None)
+
+
+def test_a_stateful_shard_goes_on_from_its_last_snapshot(tmp_path, monkeypatch):
+    """It is lost three rounds after a snapshot; those rounds are said again, and all that follows is as it had been."""
+    monkeypatch.setattr(
+        module, "mode", lambda declaration, mine, workers, lost, anew, _: Sgd(mine, declaration.tasks, workers)
+    )
+    what, options = declaration(10), {"snapshots": tmp_path, "every": 4}
+    with serving(2, **options) as service:
+        address = service.address
+        team = [Worker(address, rank) for rank in range(2)]
+        for worker in team:
+            worker.join(what)
+        rounds(team, what, range(4))
+        team[0].until(lambda: any(header.step == 4 for header in team[0].headers(FrameKind.COMMITTED)))
+        rounds(team, what, range(4, 7))
+    with serving(2, port=address[1], **options) as service:
+        try:
+            for worker in team:
+                worker.until(lambda worker=worker: worker.connection.sessions == 2)
+                worker.heard.clear()
+                worker.declare(what, rounds=7)
+                worker.until(lambda worker=worker: bool(worker.headers(FrameKind.WANTED)))
+                (wanted,) = worker.headers(FrameKind.WANTED)
+                assert (wanted.step, wanted.flag) == (4, KEEPS)
+            rounds(team, what, range(4, 9))
+            np.testing.assert_array_equal(team[1].told(what, 8)[0], parameters(9))
+            assert service.failure is None
+        finally:
+            for worker in team:
+                worker.__exit__()

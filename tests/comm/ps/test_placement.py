@@ -1,0 +1,84 @@
+"""Placement: every byte has one home, and no shard has more than a part above its share."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.comm.ps.frames import Malformed
+from foretrain.comm.ps.placement import Declaration, Declared, Placement
+from foretrain.errors import ConfigError
+from foretrain.tasks import Piece
+
+sizes = st.lists(st.integers(1, 5000).map(lambda size: 4 * size), min_size=1, max_size=12)
+
+
+def declaration(sizes, limit=4096):
+    tasks = tuple(Declared(f"layer{place}", size, "float32", place) for place, size in enumerate(sizes))
+    return Declaration(tasks, 2, limit=limit)
+
+
+@given(sizes, st.integers(1, 5), st.integers(64, 8192))
+def test_every_byte_has_one_home(sizes, shards, limit):
+    placement = Placement(declaration(sizes, limit), shards)
+    for task, size in enumerate(sizes):
+        at = 0
+        for part, start, length in placement.of(Piece(task, 0, size)):
+            assert (part.task, part.offset, start, length) == (task, at, 0, part.size)
+            assert part.size <= limit
+            assert part.offset % 64 == 0
+            at += length
+        assert at == size
+    assert [part.number for part in placement.parts] == list(range(len(placement.parts)))
+
+
+@given(sizes, st.integers(1, 5))
+def test_shards_are_balanced(sizes, shards):
+    placement = Placement(declaration(sizes), shards)
+    loads = [sum(part.size for part in placement.parts if part.shard == shard) for shard in range(shards)]
+    largest = max(part.size for part in placement.parts)
+    assert max(loads) <= sum(loads) / shards + largest
+
+
+@given(sizes, st.data())
+def test_a_piece_is_where_its_bytes_are(sizes, data):
+    placement = Placement(declaration(sizes), 3)
+    task = data.draw(st.integers(0, len(sizes) - 1))
+    offset = data.draw(st.integers(0, sizes[task] - 1))
+    size = data.draw(st.integers(1, sizes[task] - offset))
+    at = offset
+    for part, start, length in placement.of(Piece(task, offset, size)):
+        assert part.offset + start == at
+        assert 0 < length <= part.size - start
+        at += length
+    assert at == offset + size
+
+
+def test_a_declaration_is_read_as_it_was_written():
+    one = declaration([4, 8])
+    assert Declaration.decode(one.encode()) == one
+    assert one.difference(declaration([4, 8])) is None
+    assert "layer1" in (one.difference(declaration([4, 12])) or "")
+    assert one.difference(declaration([4])) == "2 tasks against 1"
+    assert one.difference(declaration([4, 8], 64)) == "parts of 4096 against 64 bytes"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{}",
+        b'{"tasks": [{"name": "a", "size": 6, "dtype": "float32", "urgency": 0}], "workers": 2}',
+        b'{"tasks": [{"name": "a", "size": 0, "dtype": "float32", "urgency": 0}], "workers": 2}',
+        b'{"tasks": [{"name": "a", "size": 8, "dtype": "int8", "urgency": 0}], "workers": 2}',
+        b'{"tasks": [], "workers": 2, "limit": 1}',
+        b'{"tasks": [], "workers": 2, "job": "../../etc/x"}',
+    ],
+)
+def test_declarations_that_do_not_read(payload):
+    with pytest.raises(Malformed):
+        Declaration.decode(payload)
+
+
+def test_no_shards():
+    with pytest.raises(ConfigError, match=r"servers: 0 is no number of servers; write at least 1"):
+        Placement(declaration([4]), 0)

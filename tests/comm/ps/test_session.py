@@ -1,0 +1,89 @@
+"""Sessions: what is altered, replayed, left out, reflected or forged is told from what is said."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.comm.ps.frames import HEADER, FrameKind, Header, Malformed, unpack
+from foretrain.comm.ps.session import AuthenticatedSession, Rejected, nonce, proof
+
+SECRET = bytes(range(32))
+
+
+def pair(secret=SECRET, other=SECRET):
+    c, s = nonce(), nonce()
+    return AuthenticatedSession(secret, 3, 1, c, s, serves=False), AuthenticatedSession(other, 3, 1, c, s, serves=True)
+
+
+def heard(end, frame, payload=b""):
+    header, tag = unpack(frame)
+    end.open(header, tag, payload)
+    return header
+
+
+def test_both_directions():
+    worker, server = pair()
+    for step in range(3):
+        header = heard(
+            server, worker.seal(Header(FrameKind.PUSH, 1, part=4, step=step, offset=8, size=5), b"abcde"), b"abcde"
+        )
+        assert header == Header(FrameKind.PUSH, 1, 3, step, 4, step, 8, 5)
+        assert heard(worker, server.seal(Header(FrameKind.VALUE, step=step))).sender == 1
+
+
+@given(st.integers(0, HEADER.size + 15), st.integers(1, 255))
+def test_no_bit_can_be_altered(place, flip):
+    worker, server = pair()
+    frame = bytearray(worker.seal(Header(FrameKind.PUSH, size=3), b"abc"))
+    frame[place] ^= flip
+    with pytest.raises(Malformed):
+        heard(server, bytes(frame), b"abc")
+
+
+def test_a_payload_cannot_be_altered():
+    worker, server = pair()
+    frame = worker.seal(Header(FrameKind.PUSH, size=3), b"abc")
+    with pytest.raises(Rejected, match="wrong tag"):
+        heard(server, frame, b"abd")
+
+
+def test_replays_gaps_reflections_and_strangers():
+    worker, server = pair()
+    first, second, third = (worker.seal(Header(FrameKind.ALIVE)) for _ in range(3))
+    heard(server, first)
+    with pytest.raises(Rejected, match="once more") as replay:
+        heard(server, first)
+    assert replay.value.reason == "replay"
+    with pytest.raises(Rejected, match="1 messages of 3 are missing") as gap:
+        heard(server, third)
+    assert gap.value.reason == "gap"
+    heard(server, second)
+    with pytest.raises(Rejected, match="wrong tag"):
+        heard(worker, second)
+    with pytest.raises(Rejected, match="wrong tag"):
+        heard(pair()[1], first)
+    with pytest.raises(Rejected, match="wrong tag"):
+        heard(pair(other=os.urandom(32))[1], pair()[0].seal(Header(FrameKind.ALIVE)))
+
+
+def test_a_proof_is_of_one_role_rank_shard_and_pair_of_nonces():
+    c, s = nonce(), nonce()
+    proofs = {
+        proof(secret, role, rank, shard, one, other)
+        for secret in (SECRET, b"x" * 32)
+        for role in ("worker", "server")
+        for rank in (0, 1)
+        for shard in (0, 1)
+        for one, other in ((c, s), (s, c))
+    }
+    assert len(proofs) == 32
+
+
+@given(st.binary(max_size=80))
+def test_noise_does_not_read(noise):
+    worker, server = pair()
+    with pytest.raises(Malformed):
+        heard(server, noise)
+    assert heard(server, worker.seal(Header(FrameKind.ALIVE))).kind is FrameKind.ALIVE

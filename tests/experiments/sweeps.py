@@ -1,0 +1,72 @@
+"""A sweep that takes a moment, and a process that runs it in small bites, so that there is much to interrupt."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+SWEEP = """
+workloads = ["alexnet"]
+schedules = [
+  "ddp", "fifo",
+  { notation = "bytescheduler", knobs = { partition = ["1MB", "4MB"], credit = ["4MB", "16MB"] } },
+]
+jitter = 0.05
+seeds = 2
+[[clusters]]
+notation = "{hosts}x1xV100@{rate}"
+axes = { hosts = [2, 4, 8], rate = { from = "1Gbps", to = "40Gbps", points = 9 } }
+"""
+COUNT = 27 * 2 * 6
+_BITES = """
+import foretrain.experiments.execution as execution
+execution._BATCH, execution._FLUSH = 0.01, 0.0
+from foretrain.cli import main
+main()
+"""
+
+
+def start(file: Path, *arguments: str) -> subprocess.Popen[str]:
+    """``foretrain sweep FILE`` in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _BITES, "sweep", str(file), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def stored(out: Path) -> list[str]:
+    """The ids in the journal of ``out``, entry by entry, as often as they are there."""
+    found = []
+    for path in out.with_name(f"{out.name}.journal").glob("*.json"):
+        found += [result["id"] for result in json.loads(path.read_bytes())["results"]]
+    return found
+
+
+def wait_for(process: subprocess.Popen[str], out: Path, more: int) -> None:
+    """Until there are ``more`` results than now, or the process has ended."""
+    goal = len(stored(out)) + more
+    while len(stored(out)) < goal and process.poll() is None:
+        time.sleep(0.005)
+
+
+def gone(group: int, patience: float = 30) -> bool:
+    """Whether no process of ``group`` is left, at the latest after ``patience`` seconds."""
+    for _ in range(int(patience / 0.05)):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def commands_of(group: int) -> Sequence[str]:
+    """What the processes of ``group`` are, for a message."""
+    listed = subprocess.run(["ps", "-eo", "pgid,pid,stat,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(group)]

@@ -1,0 +1,48 @@
+"""Settings as points."""
+
+import math
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.planner.knob_space import Space
+from foretrain.schedule import POLICIES, spec
+from foretrain.workload import zoo
+
+WORK = zoo("resnet50", device="V100")
+SPACES = {name: Space.of(spec(name), WORK, running=True) for name in POLICIES}
+NAMES = st.sampled_from([name for name, space in SPACES.items() if space.free])
+
+
+@given(NAMES, st.integers())
+def test_what_is_proposed_is_within_what_makes_a_difference(name, seed):
+    space = SPACES[name]
+    for one in (space.random(random.Random(seed)), *space.grid(2)):
+        for knob in space.free:
+            low, high = space.limits(knob)
+            value = one.settings[knob.name]
+            assert value in knob.grid if knob.grid else 0.9 * low <= value <= 1.1 * high
+
+
+@given(NAMES, st.integers(), st.sampled_from([2.0, 4.0]))
+def test_neighbours_differ_in_one_knob_by_one_stride(name, seed, stride):
+    space = SPACES[name]
+    here = space.random(random.Random(seed))
+    for place, knob in enumerate(space.free):
+        for near in space.neighbours(here, knob, stride):
+            apart = [abs(a - b) for a, b in zip(space.point(here), space.point(near), strict=True)]
+            assert all(not far for other, far in enumerate(apart) if other != place)
+            assert 0 < apart[place] <= math.log(stride) + 0.2
+
+
+def test_knobs_that_are_set_are_kept():
+    space = Space.of(spec("bytescheduler(credit=1MB)"), WORK)
+    assert [knob.name for knob in space.free] == ["partition", "fuse"]
+    assert all(one.settings["credit"] == 1_000_000 for one in space.grid(3))
+    assert len(space.grid(3)) == 3 * 4
+
+
+def test_what_only_noise_gives_a_meaning_is_searched_in_running_jobs():
+    assert "quantile" not in {knob.name for knob in Space.of(spec("prophet"), WORK).free}
+    assert "quantile" in {knob.name for knob in Space.of(spec("prophet"), WORK, running=True).free}

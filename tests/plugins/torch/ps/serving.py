@@ -1,0 +1,46 @@
+"""Servers for the tests of the runtime: real processes' ranks push to services of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from foretrain.comm.ps.server.job import ServerConfig
+from foretrain.comm.ps.server.service import Service
+from foretrain.errors import ForetrainError
+from foretrain.plugins.torch.ps.server import make_optimizer_shard
+
+KEY = bytes(range(32))
+
+
+@contextlib.contextmanager
+def servers(shards: int, workers: int, **options) -> Iterator[tuple[str, list[Service]]]:
+    """Their addresses, as `attach` takes them, and they themselves."""
+    with contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(
+                Service(
+                    "127.0.0.1",
+                    KEY,
+                    ServerConfig(workers, shard, shards, **options, optimizer_shard=make_optimizer_shard),
+                )
+            )
+            for shard in range(shards)
+        ]
+        threads = [threading.Thread(target=_run, args=(service,)) for service in made]
+        for thread in threads:
+            thread.start()
+        try:
+            yield ",".join(f"{host}:{port}" for host, port in (service.address for service in made)), made
+        finally:
+            for service in made:
+                service.stop()
+            for thread in threads:
+                thread.join(10)
+                assert not thread.is_alive()
+
+
+def _run(service: Service) -> None:
+    with contextlib.suppress(ForetrainError):  # `Service.failure` has it
+        service.run()

@@ -1,0 +1,157 @@
+"""Workers that go their own ways: real processes, some slow, some done early, and the loss that they reach."""
+
+import math
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.distributed_c10d import _get_default_store  # noqa: E402
+
+from foretrain.plugins.torch import attach  # noqa: E402
+from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
+from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
+from tests.plugins.torch.ps.serving import KEY, servers  # noqa: E402
+
+FAST = 14
+"""Steps of the fast worker."""
+SLOW = 7
+BOUND = 2
+
+
+def apart(model, optimizer, addresses, consistency, **options):
+    os.environ[SECRET] = KEY.hex()
+    return attach(
+        model, optimizer, SMALL, warmup=WARMUP, engine="ps", servers=addresses, consistency=consistency, **options
+    )
+
+
+def step_of(model, optimizer, step):
+    objective(model(batch(step))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Board:
+    """Where a rank writes which steps it has begun."""
+
+    def __init__(self, name):
+        self._store, self._name = _get_default_store(), name
+
+    def write(self, step):
+        self._store.set(f"{self._name} {step}", "begun")
+
+    def wait(self, step):
+        self._store.wait([f"{self._name} {step}"])
+
+    def begun(self, step):
+        return self._store.check([f"{self._name} {step}"])
+
+
+def slow_and_fast(addresses, consistency, bound):
+    """Rank 0 trains as fast as it may; rank 1 only when rank 0 is as far as it may be, and notes if it is further."""
+    model = mlp()
+    optimizer = sgd(model)
+    board = Board(f"{consistency} {addresses}")
+    attached = apart(model, optimizer, addresses, consistency)
+    further = 0
+    for step in range(FAST if dist.get_rank() == 0 else SLOW):
+        if dist.get_rank() == 0:
+            board.write(step)
+        elif step > WARMUP:
+            # One step ahead it has the answer to, one it has begun: its forward pass waits.
+            board.wait(min(step + bound + 1, FAST))
+            output = model(batch(step))
+            further += board.begun(step + bound + 2)
+            objective(output).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            continue
+        step_of(model, optimizer, step)
+    attached.close()
+    if dist.get_rank() == 0:
+        board.write(FAST)
+    return further, attached.steps
+
+
+def test_under_ssp_the_fast_one_goes_as_far_ahead_as_it_may_and_no_further(ranks):
+    with servers(2, 2) as (addresses, made):
+        (_, fast), (further, slow) = ranks(slow_and_fast, addresses, f"ssp({BOUND})", BOUND, timeout=60)
+        assert not any(service.failure or service.rejected for service in made)
+    assert not further
+    assert (fast, slow) == (FAST - WARMUP, SLOW - WARMUP)
+
+
+def test_asynchronously_one_may_be_done_before_the_other_has_begun(ranks):
+    with servers(2, 2) as (addresses, made):
+        (_, fast), (_, slow) = ranks(slow_and_fast, addresses, "async", FAST, timeout=60)
+        assert not any(service.failure or service.rejected for service in made)
+    assert (fast, slow) == (FAST - WARMUP, SLOW - WARMUP)
+
+
+# ---------------------------------------------------------------- convergence
+
+ROWS, STEPS = 96, 24
+
+
+def dataset():
+    """Points of two classes that no plane parts: ``(rows, 8)``, and which class."""
+    random = torch.Generator().manual_seed(3)
+    points = torch.randn(ROWS, 8, generator=random)
+    return points, (points[:, :2].prod(1) + 0.3 * points[:, 2] > 0).float()
+
+
+def classifying(addresses, consistency, rate, make):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = make(model.parameters(), lr=rate)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    points, classes = dataset()
+    own = slice(rank, None, ranks)
+    with apart(model, optimizer, addresses, consistency) as attached:
+        for _ in range(STEPS):
+            output = model(points[own]).squeeze(1)
+            nn.functional.binary_cross_entropy_with_logits(output, classes[own]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        attached.synchronize()
+    # Those that are done early have not seen what the others do after that.
+    with torch.no_grad():
+        loss = nn.functional.binary_cross_entropy_with_logits(model(points).squeeze(1), classes).item()
+    return loss, sorted(optimizer.state_dict()["state"])
+
+
+@pytest.mark.parametrize(("make", "rate", "share"), [(torch.optim.SGD, 1.0, 3), (torch.optim.AdamW, 0.03, 3**0.5)])
+def test_all_consistencies_reach_the_same_loss(three, make, rate, share):
+    losses = {}
+    for consistency in ("bsp", "async", "ssp(1)"):
+        with servers(1, 3) as (addresses, _):
+            own_rate = rate if consistency == "bsp" else rate / share
+            outcomes = three(classifying, addresses, consistency, own_rate, make, timeout=60)
+        # The last to be done has everybody's updates.
+        losses[consistency] = min(loss for loss, _ in outcomes)
+        assert all(states == [0, 1, 2, 3] * (make is torch.optim.AdamW) for _, states in outcomes)
+    for consistency in ("async", "ssp(1)"):
+        assert losses[consistency] - losses["bsp"] < 0.2 * (math.log(2) - losses["bsp"]), losses
+
+
+# ---------------------------------------------------------------- buffers
+
+
+def normalized(addresses):
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    optimizer = sgd(model)
+    with apart(model, optimizer, addresses, "async"):
+        for _ in range((dist.get_rank() + 1) * (WARMUP + 2)):
+            objective(model(torch.randn(4, 8) + 10 * dist.get_rank())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model[1].num_batches_tracked.item()
+
+
+def test_buffers_stay_each_workers_own(ranks):
+    with servers(1, 2) as (addresses, _):
+        assert ranks(normalized, addresses, timeout=60) == [WARMUP + 2, 2 * (WARMUP + 2)]

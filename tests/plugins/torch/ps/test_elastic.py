@@ -1,0 +1,75 @@
+"""Elastic jobs: a worker is killed at a moment that a seed draws, and the others finish with the same parameters.
+
+FORETRAIN_KILLS says how many seeds to try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from foretrain.plugins.torch import attach  # noqa: E402
+from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
+from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
+from tests.plugins.torch.ps.serving import KEY, servers  # noqa: E402
+
+STEPS = 24
+SIZE = 3
+SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "2")))
+
+
+def trained(addresses, updates="workers", schedule=SMALL):
+    """A hash of all parameters; BatchNorm has buffers, which nobody shares."""
+    os.environ[SECRET] = KEY.hex()
+    model = nn.Sequential(mlp(2), nn.BatchNorm1d(32), mlp(2))
+    optimizer = sgd(model)
+    options = {"engine": "ps", "servers": addresses, "elastic": True, "updates": updates}
+    with attach(model, optimizer, schedule, warmup=WARMUP, timeout=20, **options) as attached:
+        for step in range(STEPS):
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            print(f"after {step}.", flush=True)
+        attached.share_buffers()
+    dist.destroy_process_group()
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+
+
+@pytest.mark.parametrize("updates", ["workers", "servers"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_others_finish_alike(job, seed, updates):
+    chance, ranks = random.Random(seed), job(SIZE)
+    victim, when, later = seed % SIZE, chance.randrange(WARMUP + 1, STEPS - 8), chance.random() * 0.02
+    over = threading.Event()
+    ranks(dist.is_initialized)  # all have begun
+
+    def kill():
+        while f"after {when}." not in ranks.wrote(victim):
+            if over.wait(0.002):
+                return
+        time.sleep(later)
+        os.kill(ranks.pids[victim], signal.SIGKILL)
+
+    with servers(2, SIZE, elastic=True) as (addresses, made):
+        thread = threading.Thread(target=kill)
+        thread.start()
+        outcomes = ranks.outcomes(trained, addresses, updates, timeout=60)
+        over.set()
+        thread.join()
+        codes = ranks.exits(20, without=set(range(SIZE)) - {victim})
+    others = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
+    assert not any(outcome.error for outcome in others), [outcome.error for outcome in others]
+    assert len({outcome.value for outcome in others}) == 1, (victim, when, later)
+    assert not any(service.failure for service in made)
+    assert codes[victim] == -signal.SIGKILL

@@ -1,0 +1,154 @@
+"""When a worker or a server of a parameter server is lost, every worker ends soon and says who and what for."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from foretrain.plugins.torch import attach  # noqa: E402
+from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
+from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
+from tests.plugins.torch.ps.serving import KEY, servers  # noqa: E402
+from tests.plugins.torch.ranks import ROOT  # noqa: E402
+from tests.plugins.torch.test_attach_faults import (  # noqa: E402
+    FAR,
+    MIDDLE,
+    PATIENCE,
+    SIZE,
+    TIMEOUT,
+    allowed,
+    assert_a_pause_loses_nobody,
+    interrupted,
+    killed,
+    last_line,
+    leaves,
+    raises,
+    raises_in_backward,
+    stopped,
+)
+from tests.processes import started  # noqa: E402
+
+
+def suffering(fault, victim, addresses):
+    """Trains over servers; before step ``MIDDLE`` ``fault`` happens to rank ``victim``."""
+    os.environ[SECRET] = KEY.hex()
+    model = mlp()
+    optimizer = sgd(model)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=allowed(fault), engine="ps", servers=addresses)
+    for step in range(FAR):
+        if fault is not None and step == MIDDLE and dist.get_rank() == victim:
+            fault(model)
+        objective(model(batch(step))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == MIDDLE:
+            print("in the middle", flush=True)
+
+
+@pytest.mark.parametrize(
+    "fault", [killed, stopped, raises, raises_in_backward, interrupted, leaves], ids=lambda fault: fault.__name__
+)
+def test_every_worker_ends_and_says_whom_it_lost(job, fault):
+    victim, ranks = 1, job(SIZE)
+    without = {victim} if fault is stopped else set()
+    with servers(2, SIZE, silence=allowed(fault)) as (addresses, made):
+        outcomes = ranks.outcomes(
+            suffering, fault, victim, addresses, timeout=3 * PATIENCE, grace=PATIENCE, without=without
+        )
+        ranks.exits(PATIENCE, without)
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            line = last_line(outcome.error)
+            assert re.match(r"foretrain\.errors\.PeerLost", line) or "PeerLost" in outcome.error, outcome.error
+            assert re.search(rf"worker {victim}\b", outcome.error), outcome.error
+    assert any(service.failure is not None for service in made)
+
+
+def test_every_worker_ends_when_a_server_is_gone(job):
+    command = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0", "--workers", str(SIZE)]
+    environment = {**os.environ, SECRET: KEY.hex(), "PYTHONPATH": str(ROOT)}
+    ranks = job(SIZE)
+    with started(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        address = server.stdout.readline().split()[-1]
+
+        def kill():
+            deadline = time.monotonic() + 3 * PATIENCE
+            while time.monotonic() < deadline:
+                if any("in the middle" in ranks.wrote(rank) for rank in range(len(ranks.pids))):
+                    break
+                time.sleep(0.05)
+            server.send_signal(signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        outcomes = ranks.outcomes(suffering, None, 0, address, timeout=3 * PATIENCE, grace=PATIENCE)
+        thread.join()
+        ranks.exits(PATIENCE, set())
+    for outcome in outcomes:
+        assert re.search(rf"PeerLost: server 0 at {re.escape(address)} has been silent", outcome.error), outcome.error
+
+
+@pytest.mark.parametrize("when", [0, MIDDLE])
+def test_nobody_is_lost_when_the_machines_are_paused(job, when):
+    command = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0", "--timeout", "1s"]
+    secret = {SECRET: KEY.hex()}
+    environment = os.environ | secret | {"PYTHONPATH": str(ROOT)}
+    with started([*command, "--workers", str(SIZE)], stdout=subprocess.PIPE, text=True, env=environment) as server:
+        options = {"engine": "ps", "servers": server.stdout.readline().split()[-1]}
+        assert_a_pause_loses_nobody(job(SIZE), when, options, secret, [server.pid])
+        server.terminate()
+
+
+def secretless(addresses, key):
+    if key:
+        os.environ[SECRET] = key
+    model = mlp()
+    optimizer = sgd(model)
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, engine="ps", servers=addresses):
+        for step in range(MIDDLE):
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("", r"ConfigError: FORETRAIN_SECRET: '' is not set, and servers let nobody in without"),
+        ("ab" * 32, r"PeerLost: .*server 0 at .* has another secret"),
+    ],
+)
+def test_nobody_without_the_secret(job, key, said):
+    ranks = job(2)
+    with servers(1, 2) as (addresses, _):
+        for outcome in ranks.outcomes(secretless, addresses, key, timeout=PATIENCE, grace=PATIENCE):
+            assert re.search(said, outcome.error), outcome.error
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "ps"}, r"FORETRAIN_SERVERS: '' names no server"),
+        ({"engine": "ps", "servers": "here"}, r"servers: 'here' is no address"),
+        ({"servers": "127.0.0.1:1"}, r"servers: .* are of no use to all-reduce"),
+        ({"elastic": True}, r"elastic: True is not possible with all-reduce"),
+        ({"engine": "rings"}, r"engine: 'rings' is unknown"),
+    ],
+)
+def test_arguments_that_make_no_sense(job, options, said):
+    for outcome in job(2).outcomes(attaching, options, timeout=PATIENCE):
+        assert re.search(said, outcome.error), outcome.error
+
+
+def attaching(options):
+    model = mlp()
+    attach(model, sgd(model), SMALL, **options)
