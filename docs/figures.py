@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import chart  # noqa: E402
+import hero  # noqa: E402
 
 import foretrain as ft  # noqa: E402
 from foretrain.cli import main as foretrain  # noqa: E402
@@ -119,15 +119,8 @@ def pictures() -> Iterator[tuple[str, str]]:
         pair = [beside, run] if name != "fifo" else [run, beside]
         yield f"{name}.svg", lanes_svg(pair, width=860, title=f"five layers on 4 workers at 10 Gbps: {run.schedule}")
     yield "staircase.svg", staircase_svg(ft.workload.zoo("resnet50"))
-    table = compare(ft.workload.zoo("resnet50"), "4x1xV100@7Gbps", ["ddp", "dear", "prophet"])
-    yield "readme.svg", light(lanes_svg(table.runs, width=780, title="ResNet-50 on 4 V100 at 7 Gb/s"))
-
-
-def light(svg: str) -> str:
-    """Half the bytes: without tooltips, which an embedded picture never shows, and without what is too thin to see."""
-    svg = re.sub(r"<rect [^>]*><title>[^<]*</title></rect>", lambda rect: rect[0].split("><")[0] + "/>", svg)
-    svg = svg.replace("></rect>", "/>")
-    return re.sub(r'<rect x="[\d.]+" width="0\.[0-3]\d"[^>]*/>\n', "", svg)
+    table = compare(ft.workload.zoo("resnet50"), "4x1xV100@7Gbps", ["ddp", "prophet"])
+    yield "readme.svg", hero.svg(*table.runs, title="ResNet-50 on 4 V100 at 7 Gb/s")
 
 
 def knobs_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Count the files and lines of src/foretrain; fail on shared class names and on import cycles: ``python tools/house.py``.
+"""Count files and lines of src/foretrain; fail on shared class names and import cycles: ``python tools/house.py``.
 
 A public class name stands in one file only, so that a name in a message or a page leads to one place. Files do not
 import each other in a circle at module level; imports for type checking count, imports inside functions do not.
