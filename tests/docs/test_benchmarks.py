@@ -1,0 +1,62 @@
+"""Every number of the benchmark page names a command that the repository has, a date and a machine."""
+
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith("| what ")
+]
+
+
+def program(command: str) -> Path:
+    """Return the file that a row's command runs."""
+    found = re.match(r"`(?:python|foretrain \w+) ([\w/]+\.py)", command)
+    assert found, f"{command} names no program"
+    return ROOT / found[1]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
+def test_a_row_names_a_program_of_the_repository_a_date_and_a_machine(row):
+    what, result, command, day, machine = row
+
+    assert what
+    assert result
+    assert program(command).is_file(), command
+    assert date.fromisoformat(day)
+    assert machine in {"EPYC", "Xeon", "any"}
+
+
+def test_options_in_commands_exist():
+    for _, _, command, _, _ in ROWS:
+        for option in re.findall(r"--\w+", command):
+            text = program(command).read_text(encoding="utf-8")
+            text += (ROOT / "benchmarks" / "measure.py").read_text(encoding="utf-8")
+            assert option in text, command
+
+
+def test_make_bench_runs_every_benchmark_of_the_page():
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
+    by_hand = {"benchmarks/attach.py", "benchmarks/compatibility.py", "examples/tolerance/digits.py"}
+    for name in {program(row[2]).relative_to(ROOT).as_posix() for row in ROWS} - by_hand:
+        assert name in recipe, name
+
+
+def test_numbers_of_the_readme_stand_on_the_page_too():
+    rows = re.findall(r"^\| .* \| `(?:python|foretrain) .*$", README, re.MULTILINE)
+    assert rows
+    page = set(re.findall(r"\d[\d.,]*", PAGE))
+    for row in rows:
+        result = row.split("|")[2]
+        assert set(re.findall(r"\d[\d.,]*", result)) <= page, row
+
+
+def test_the_readme_fits_a_screen_or_two():
+    assert len(README.splitlines()) < 120
