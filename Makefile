@@ -3,20 +3,27 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BUILT := $(VENV)/.built
+NATIVE := $(wildcard src/foretrain/live/device/native/*)
+KERNELS := $(wildcard src/foretrain/network/*/*.py src/foretrain/network/*/*/*.py src/foretrain/comm/ps/server/float16.py)
 # One more than cores of a small machine: many tests wait for processes of their own.
 WORKERS ?= 3
+SECONDS ?= 300
+SLOW := ranks or device or lab or process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench docs clean
+.PHONY: help setup demo test test-rest test-all fuzz lint format bench docs clean
 
 help:
 	@echo "make demo    record a real training step here, forecast it on 4 workers, write out/*.html"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests of a change: all that need no processes, and one of each path that does"
+	@echo "make test-all  run all tests"
+	@echo "make fuzz    search counterexamples with new seeds; SECONDS=300"
 	@echo "make lint    ruff, basedpyright, import-linter"
 	@echo "make bench   run the benchmarks, quickly"
 	@echo "make docs    build the documentation into docs/_build/html"
 
-setup: $(READY)
+setup: $(BUILT)
 
 # torch comes first and pinned, so that no range elsewhere pulls a newer one with gigabytes of CUDA packages.
 $(READY): pyproject.toml
@@ -25,11 +32,25 @@ $(READY): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
+# Cold caches would be filled while tests run, several times over.
+$(BUILT): $(READY) $(NATIVE) $(KERNELS)
+	$(BIN)/python -m tests.prebuild
+	@touch $@
+
 demo: $(READY)
 	$(BIN)/python examples/demo.py --out out
 
-test: $(READY)
+test: $(BUILT)
+	$(BIN)/pytest -n $(WORKERS) -m "smoke or not ($(SLOW))"
+
+test-rest: $(BUILT)
+	$(BIN)/pytest -n $(WORKERS) -m "not smoke and ($(SLOW))"
+
+test-all: $(BUILT)
 	$(BIN)/pytest -n $(WORKERS)
+
+fuzz: $(BUILT)
+	$(BIN)/python -m tests.fuzz $(SECONDS) $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

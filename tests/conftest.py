@@ -8,10 +8,19 @@ import pytest
 from hypothesis import settings
 
 from foretrain.lab import remove
+from tests.markers import mark
 
-# A deadline would make a test depend on how busy the machine is.
-settings.register_profile("foretrain", deadline=None)
+# A deadline would make a test depend on how busy the machine is; new draws each time would make it depend on chance.
+settings.register_profile("foretrain", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("foretrain")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they use, before ``-m`` selects."""
+    for item in items:
+        mark(item)
 
 
 @pytest.fixture

@@ -3,10 +3,13 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent.parent / "docs"
 REMEDY = "run: python docs/figures.py"
 
 
+@pytest.mark.process  # it simulates live ranks, too
 def test_regenerating_gives_the_same_bytes():
     spec = importlib.util.spec_from_file_location("figures", DOCS / "figures.py")
     assert spec

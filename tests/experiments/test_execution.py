@@ -131,6 +131,7 @@ def test_what_cannot_be_simulated_says_why_and_stops_nothing(tmp_path: Path):
     assert found.failed[0]["iteration_time"] is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("backend", ["processes", "dask", "ray"])
 def test_every_backend_gives_the_same(backend, tmp_path: Path):
     if backend != "processes":
@@ -145,6 +146,7 @@ def test_every_backend_gives_the_same(backend, tmp_path: Path):
     assert [found[known] for known in made.scenarios] == [evaluation.result_of(one) for one in made.scenarios.values()]
 
 
+@pytest.mark.process
 def test_a_dask_cluster_that_runs_is_used_by_its_address(tmp_path: Path):
     distributed = pytest.importorskip("distributed")
     with (

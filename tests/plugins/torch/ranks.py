@@ -166,16 +166,19 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the job by force, which is much faster than letting interpreters shut down."""
-        for link in self._links:
-            link.close()
-        for pid, code in zip(self.pids, self.exits(0), strict=True):
-            if code is None:
-                os.kill(pid, signal.SIGKILL)
-        self.exits(5)
-        self._links, self.pids, self._spent = [], [], False
-        if self._folder:
-            self._folder.cleanup()
-            self._folder = None
+        folder, self._folder = self._folder, None
+        try:
+            for link in self._links:
+                link.close()
+            for pid, code in zip(self.pids, self.exits(0), strict=True):
+                if code is None:
+                    with contextlib.suppress(ProcessLookupError):  # it has ended since
+                        os.kill(pid, signal.SIGKILL)
+            self.exits(30)
+        finally:
+            self._links, self.pids, self._spent = [], [], False
+            if folder:
+                folder.cleanup()
 
     def _start(self) -> None:
         if self._links:
