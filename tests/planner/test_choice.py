@@ -7,7 +7,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.network import cluster
-from foretrain.planner import GainUncertainty, backends, choose, tune
+from foretrain.planner import GainUncertainty, choose, engines, tune
 from foretrain.planner.backends import engine_of
 from foretrain.planner.candidate_search import ENOUGH, Setting
 from foretrain.planner.compression import compressed
@@ -141,7 +141,7 @@ def test_every_part_of_the_profile_counts(field):
 
 def test_engines_are_those_that_the_hosts_can_have():
     def names(where):
-        return [engine_of(place) for place in backends(cluster(where))]
+        return [engine_of(place) for place in engines(cluster(where))]
 
     assert names("4x1xV100@10Gbps") == ["all_reduce", "ps_colocated"]
     assert names("4x1xV100@10Gbps,ps=colocated") == ["all_reduce", "ps_colocated"]
@@ -150,7 +150,7 @@ def test_engines_are_those_that_the_hosts_can_have():
 
 
 def test_servers_of_their_own_win_where_there_are_as_many_as_workers():
-    choice = choose(zoo("vgg16"), backends(cluster("4x1xV100@10Gbps,ps=4")))
+    choice = choose(zoo("vgg16"), engines(cluster("4x1xV100@10Gbps,ps=4")))
     assert engine_of(choice.chosen.place) == "ps"
     assert engine_of(choice.baseline.place) == "all_reduce"
     assert choice.gain > 0.4

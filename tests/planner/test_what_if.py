@@ -4,7 +4,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.network import cluster
-from foretrain.planner import backends, choose
+from foretrain.planner import choose, engines
 from foretrain.planner.what_if import NOW, scaled, usual, what_if
 from foretrain.workload import zoo
 
@@ -15,8 +15,8 @@ def test_every_case_is_a_choice_of_its_own():
     found = what_if(VGG, WHERE, ["rate=40Gbps", "compression=fp16", "batch=64"])
     now, faster, smaller, larger = found.cases
     assert [case.label for case in found.cases] == [NOW, "rate=40Gbps", "compression=fp16", "batch=64"]
-    assert now.choice.time == choose(VGG, backends(WHERE)).time
-    assert faster.choice.time == choose(VGG, backends(cluster("4x1xV100@40Gbps"))).time
+    assert now.choice.time == choose(VGG, engines(WHERE)).time
+    assert faster.choice.time == choose(VGG, engines(cluster("4x1xV100@40Gbps"))).time
     assert smaller.choice.chosen.compression == "fp16"
     assert larger.workload.batch == 64
     assert found.most is faster

@@ -5,11 +5,11 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
+from foretrain.report.lanes import block, thin
 
 from foretrain.errors import ConfigError
 from foretrain.experiments import Comparison
-from foretrain.report import lanes_svg, timeline_plot
-from foretrain.report.timeline_plot import block, thin
+from foretrain.report import lanes, lanes_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -56,20 +56,20 @@ def test_thinning_keeps_bytes_and_busy_time_and_fills_no_gap(comparison: Compari
 
 def test_a_figure_shows_what_is_asked_for_over_as_long_as_that_takes(comparison: Comparison):
     runs = sorted(comparison.runs, key=lambda run: run.iteration_time)
-    figure = timeline_plot(runs, shown=runs[:1])
+    figure = lanes(runs, shown=runs[:1])
     assert {trace.meta["run"] for trace in figure.data if trace.meta and trace.visible} == {0}
     assert figure.layout.xaxis.range == pytest.approx((0, 2.02 * runs[0].iteration_time / 1e9))
-    everything = timeline_plot(runs)
+    everything = lanes(runs)
     assert {trace.meta["run"] for trace in everything.data if trace.meta and trace.visible} == set(range(len(runs)))
 
 
 def test_runs_of_one_policy_are_told_apart(comparison: Comparison):
-    for words in (lanes_svg(comparison.runs), str(timeline_plot(comparison.runs).layout.yaxis.ticktext)):
+    for words in (lanes_svg(comparison.runs), str(lanes(comparison.runs).layout.yaxis.ticktext)):
         assert "bytescheduler 1" in words
         assert "bytescheduler 2" in words
 
 
 def test_no_runs_are_refused():
-    for draw in (timeline_plot, lanes_svg):
+    for draw in (lanes, lanes_svg):
         with pytest.raises(ConfigError, match="is empty"):
             draw([])

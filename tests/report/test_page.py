@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.experiments import Comparison
-from foretrain.report import bars, curves, page, timeline_plot
+from foretrain.report import bars, curves, lanes, page
 from foretrain.report.page import render
 from foretrain.report.table import labels, ranking
 
@@ -41,7 +41,7 @@ def test_bars_hold_every_run_and_end_at_its_time(comparison: Comparison):
 
 def test_lanes_cover_two_iterations(comparison: Comparison):
     runs = list(comparison.runs[:2])
-    figure = timeline_plot(runs)
+    figure = lanes(runs)
     bars = [(trace.base, trace.x) for trace in figure.data if trace.base is not None]
     latest = max(start + length for starts, lengths in bars for start, length in zip(starts, lengths, strict=True))
     assert latest == pytest.approx(max(2 * run.iteration_time for run in runs) / 1e9, rel=0.01)

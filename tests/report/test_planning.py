@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from foretrain.network import cluster
-from foretrain.planner import backends, choose
+from foretrain.planner import choose, engines
 from foretrain.planner.what_if import what_if
 from foretrain.report.planning import candidates, rows, what_ifs
 from foretrain.schedule import spec
@@ -22,7 +22,7 @@ def written(what: RenderableType, width: int) -> str:
 
 @pytest.fixture(scope="module")
 def choice():
-    return choose(zoo("resnet50"), backends(PLACE))
+    return choose(zoo("resnet50"), engines(PLACE))
 
 
 def test_no_schedule_is_broken_in_the_middle_of_a_word(choice):
