@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE))
 
 import chart  # noqa: E402
 import hero  # noqa: E402
+import layers  # noqa: E402
 
 import foretrain as ft  # noqa: E402
 from foretrain.cli import main as foretrain  # noqa: E402
@@ -99,6 +100,7 @@ COMMANDS = {
 def figures() -> Iterator[tuple[str, str]]:
     """Every file of ``docs/_figures`` and its content."""
     yield from pictures()
+    yield "layers.svg", layers.svg()
     comparisons = [compare(ft.workload.zoo(model), place, trace=False) for model, place in CASES]
     for name in PICTURED:
         yield f"{name}.md", f"{knobs_of(name)}\n{MIDDLE}\n{cases_of(name, comparisons)}"
