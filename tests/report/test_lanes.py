@@ -5,7 +5,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from foretrain.report.lanes import block, thin
+from foretrain.report.timeline_plot import block, thin
 
 from foretrain.errors import ConfigError
 from foretrain.experiments import Comparison
