@@ -1,24 +1,32 @@
-"""The main job, end to end: ``make demo``.
+"""The three uses of foretrain, one screen each: ``make demo``.
 
-Records one training step of a real PyTorch model on this machine, forecasts it on four such machines joined by 1 Gb/s,
-and then VGG-16 on the testbed of the ByteScheduler paper: 4 machines of 8 V100 and 4 servers, at the effective 11 Gb/s
-a machine that its published baseline implies (benchmarks/paper/bytescheduler.py). Writes two pages and two traces.
+1. Compare schedules for ResNet-50 on 4 V100 at 7 Gb/s, where scheduling pays; the same on every machine.
+2. Simulate an unmodified FSDP script on 16 H100 GPUs that are not there.
+3. Record one real training step on this machine and forecast it on four such machines at 1 Gb/s.
+
+Writes pages to look at, and says where.
 """
 
 import argparse
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from torch import nn
 
 import foretrain as ft
-from foretrain.report import page, summary, write_trace
+from foretrain.report import page
+from foretrain.units import format_time
 
+EXAMPLES = Path(__file__).parent
+SHOWN = ("ddp", "p3", "bytescheduler", "prophet")
 BATCH = 32
 STAGES = (64, 64, 128, 128, 256, 256, 512, 512)
 
@@ -60,47 +68,79 @@ def training() -> tuple[nn.Module, Callable[[], None], int]:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Progress]:
-    """A bar with elapsed and remaining time."""
-    left = (TextColumn("{task.description:44s}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*left, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
-        bar.add_task(title, total=None)
-        yield bar
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with the elapsed time; yield what moves it."""
+    with Progress(TextColumn("{task.description:32s}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def compare(workload: ft.Workload, cluster: str, console: Console, out: Path) -> None:
+    """Print what an iteration takes under each schedule and under the optimum, and whether a change is worth it."""
+    with progress("comparing schedules") as move:
+        found = ft.compare(workload, cluster, SHOWN, progress=lambda _, done, total: move(done, total))
+    table = Table("schedule", "iteration", "speed-up", "GPU idle", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for run in sorted(found.runs, key=lambda run: -run.iteration_time):
+        speed = f"{found.speedup(run):.2f}×"
+        table.add_row(run.schedule.name, format_time(run.iteration_time), speed, f"{run.idle:.0%}")
+    limit = found.baseline.iteration_time / found.bound.time
+    table.add_row("optimum T*", format_time(found.bound.time), f"{limit:.2f}×", "")
+    console.print(table)
+    console.print(f"\n{found.advice.text}")
+    page(found, out)
+    console.print(f"[dim]wrote {out}[/dim]")
+
+
+def simulate(console: Console, out: Path) -> None:
+    """Run a script on simulated GPUs; print what it says of itself and the summary of the forecast."""
+    arguments = ["simulate", "--cluster", "dgx-h100:2", "--steps", "3", "--html", str(out), "--"]
+    script = EXAMPLES / "simulate" / "gpt_fsdp2.py"
+    command = [sys.executable, "-m", "foretrain", *arguments, str(script)]
+    environment = os.environ | {"COLUMNS": "88"}
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
+    if ran.returncode:
+        console.print("The simulation failed; see above. It needs a C++ compiler.")
+        return
+    lines = ran.stdout.splitlines()
+    own = [line for line in lines if line.startswith("step ")]
+    first = next(number for number, line in enumerate(lines) if line.startswith("cluster"))
+    summary = lines[first : lines.index("", first)]
+    console.print("\n".join(["", "the script prints:", *own[-1:], "", "foretrain prints:", *summary]), markup=False)
+
+
+def record(out: Path) -> ft.Workload:
+    """Record a training step of ResNet-18 on this machine."""
+    # Threads that spin for each other are slowed tenfold by anything else that runs: leave one core free.
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
+    model, step, batch = training()
+    with progress("recording a step of ResNet-18") as move:
+        recorded = ft.workload.record(step, model, batch=batch, name="resnet18", unit="images", progress=move)
+    ft.workload.save(recorded, out)
+    return recorded
 
 
 def main() -> None:
-    """Runs the demo; ``--out`` says where the pages go."""
+    """Run the demo; ``--out`` says where the pages go."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out"))
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
 
-    # Threads that spin for each other are slowed tenfold by anything else that runs: leave one core free.
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
-    model, step, batch = training()
-    with progress("recording ResNet-18's training step here") as bar:
-        tell = lambda done, total: bar.update(bar.task_ids[0], completed=done, total=total)  # noqa: E731
-        recorded = ft.workload.record(step, model, batch=batch, name="resnet18", unit="images", progress=tell)
-    ft.workload.save(recorded, out / "resnet18.toml")
+    console.rule("1 of 3: ResNet-50 on 4 V100 at 7 Gb/s", align="left")
+    resnet50 = ft.workload.zoo("resnet50", batch=64, device="V100")
+    compare(resnet50, "4x1xV100@7Gbps", console, out / "resnet50.html")
 
-    scenarios = {
-        "resnet18": (recorded, "4 workers @ 1Gbps"),
-        "vgg16": (ft.workload.zoo("vgg16", batch=32), "4x8xV100@11Gbps,ps=4"),
-    }
-    for name, (workload, place) in scenarios.items():
-        with progress(f"comparing schedules: {name} on {place}") as bar:
-            tell = lambda what, done, total: bar.update(bar.task_ids[0], completed=done, total=total)  # noqa: E731
-            table = ft.compare(workload, place, progress=tell)
-        with progress(f"sweeping the link's rate: {name}") as bar:
-            tell = lambda what, done, total: bar.update(bar.task_ids[0], completed=done, total=total)  # noqa: E731
-            shown = ("ddp", "p3", "dear", "bytescheduler", "prophet")
-            swept = ft.sweep(workload, place, shown, "rate=500Mbps:100Gbps", progress=tell)
-        table = table.with_sweep(swept)
-        console.print(summary(table))
-        page(table, out / f"{name}.html")
-        write_trace(table.runs, out / f"{name}.perfetto")
-        console.print(f"wrote {out / name}.html and {out / name}.perfetto (for ui.perfetto.dev)\n")
+    console.print()
+    console.rule("2 of 3: examples/simulate/gpt_fsdp2.py on 16 H100 GPUs that are not there", align="left")
+    simulate(console, out / "gpt.html")
+
+    console.print()
+    console.rule("3 of 3: a training step of this machine, on 4 such machines at 1 Gb/s", align="left")
+    compare(record(out / "resnet18.toml"), "4 workers @ 1Gbps", console, out / "resnet18.html")
+    console.print("\nNext: foretrain record train.py:setup --out mine.toml, and compare your own step.")
 
 
 if __name__ == "__main__":
