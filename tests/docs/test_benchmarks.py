@@ -60,3 +60,9 @@ def test_numbers_of_the_readme_stand_on_the_page_too():
 
 def test_the_readme_fits_a_screen_or_two():
     assert len(README.splitlines()) < 120
+
+
+def test_every_link_of_the_readme_leads_somewhere():
+    links = [link for link in re.findall(r"\]\(([^)#]+)", README) if not link.startswith("http")]
+    assert len(links) > 10
+    assert not [link for link in links if not (ROOT / link).exists()]
