@@ -28,8 +28,7 @@ from foretrain.cli.script import loaded
 from foretrain.loss_tolerance.replicas import LossyExchange, Replica
 from foretrain.loss_tolerance.rounds import NetworkRounds
 from foretrain.loss_tolerance.tagging import Criterion, Tagging
-from foretrain.loss_tolerance.time_to_accuracy import time_to_accuracy, timed
-from foretrain.loss_tolerance.training import Training
+from foretrain.loss_tolerance.training import Training, time_to_accuracy, timed
 from foretrain.loss_tolerance.trial import build_trial
 from foretrain.network.fabrics.star import star
 from foretrain.network.packet import LinkLosses, Packets, Queues

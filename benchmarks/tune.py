@@ -29,15 +29,15 @@ from typing import Any, NamedTuple
 
 import auto
 from measure import finish, options
+from published_tuners import PUBLISHED, Bayesian, RandomSearch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from foretrain.network import Cluster, cluster
-from foretrain.planner.forecaster import JobForecaster
-from foretrain.planner.knob_space import Space
+from foretrain.planner.knob_space import Proposer, Space
 from foretrain.planner.online import Tuner
-from foretrain.planner.proposers import PUBLISHED, Bayesian, Proposer, RandomSearch
+from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.schedule import Spec, spec
 from foretrain.simulation import simulate
 from foretrain.units import to_seconds

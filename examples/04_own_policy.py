@@ -8,7 +8,7 @@ from foretrain.network import cluster
 from foretrain.schedule import Job
 from foretrain.schedule.buckets import whole
 from foretrain.simulation import VirtualWorld
-from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Action, Done, Event, Ready, Start

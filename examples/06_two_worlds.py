@@ -8,7 +8,7 @@ from foretrain.network import cluster
 from foretrain.plugins.torch import WallWorld
 from foretrain.schedule import spec
 from foretrain.simulation import VirtualWorld
-from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk

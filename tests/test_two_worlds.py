@@ -11,7 +11,7 @@ from foretrain.network import Hop
 from foretrain.plugins.torch import WallWorld
 from foretrain.schedule import CostModel, Job, ScheduledPolicy, script, spec
 from foretrain.simulation import VirtualWorld
-from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.tasks import Action, Chunk, Event, Op, StepBegin
 from foretrain.trace import Timeline

@@ -122,7 +122,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, float]) -> None:
     """The documentation's page and its picture."""
     from foretrain.device import preset
-    from foretrain.device.stack import HOST_LAUNCH, host_launch, stack_factor
+    from foretrain.device.gpu import HOST_LAUNCH, host_launch, stack_factor
 
     good = [one for one in found if one.predicted is not None]
     possible = Counter(row.family for row in read(DATA)[0])

@@ -32,8 +32,8 @@ from torch.nn import functional
 from foretrain.device import OperatorModel, calibration, preset_names
 from foretrain.device.aten import work
 from foretrain.device.calibration import Calibration
+from foretrain.device.calls import contiguous
 from foretrain.device.presets import preset_of_product
-from foretrain.device.tensors import contiguous
 from foretrain.errors import ConfigError
 from foretrain.operator_benchmark import MeasuringSession
 from foretrain.operator_benchmark.calibrating import calibrated

@@ -23,7 +23,7 @@ from foretrain.network.servers.eflops import eflops_baseline
 from foretrain.network.topology.graph import Topology
 from foretrain.schedule import Job, bound, spec
 from foretrain.simulation import VirtualWorld
-from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.units import Time
 from foretrain.workload import Workload, zoo

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from foretrain.device import calibration, calls
-from foretrain.device.calls import OperatorCall
-from foretrain.device.tensors import contiguous
+from foretrain.device.calls import OperatorCall, contiguous
 
 SCRIPT = """
 import torch, torch.distributed as dist

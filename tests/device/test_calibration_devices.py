@@ -7,9 +7,8 @@ import pytest
 
 from foretrain.device import OperatorModel, calibration, overlap_slowdown, preset
 from foretrain.device.calibration import Calibration, MeasuredCall, OperatorTime
-from foretrain.device.calls import OperatorCall
+from foretrain.device.calls import OperatorCall, contiguous
 from foretrain.device.gpu import Arithmetic, Device
-from foretrain.device.tensors import contiguous
 from foretrain.device.work import Gemm, HostCopy, MemoryWork
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.device import calls
-from foretrain.device.calls import OperatorCall
-from foretrain.device.tensors import Meta, contiguous
+from foretrain.device.calls import Meta, OperatorCall, contiguous
 from foretrain.errors import ConfigError
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)

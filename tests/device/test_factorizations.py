@@ -3,9 +3,9 @@
 import pytest
 
 from foretrain.device import OperatorModel, preset
-from foretrain.device.aten import contiguous, work
-from foretrain.device.factorizations import BLOCKED, RULES, TWO_SIDED
-from foretrain.device.tensors import moved
+from foretrain.device.aten import _FACTORIZATIONS as RULES
+from foretrain.device.aten import BLOCKED, TWO_SIDED, contiguous, work
+from foretrain.device.calls import moved
 from foretrain.device.work import Unknown
 
 

@@ -18,7 +18,7 @@ from foretrain.schedule import Spec
 from foretrain.simulation import simulate
 from foretrain.units import to_seconds
 from foretrain.workload import zoo
-from foretrain.workload.jitter import jittered
+from foretrain.workload.step import jittered
 from tests.experiments.sweeps import COUNT, SWEEP, commands_of, gone, start, stored, wait_for
 
 pytest.importorskip("joblib")

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.experiments import SweepFile, expand, parse
-from foretrain.experiments.scenario import Scenario, Source, Where
+from foretrain.experiments.evaluation import Scenario, Source, Where
 from foretrain.experiments.sweep_file import ClusterAxis, ScheduleAxis, WorkloadAxis
 
 few = st.integers(1, 3)

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.experiments import ScenarioResult, expand, parse
-from foretrain.experiments.pareto import best, front, over_seeds
-from foretrain.experiments.result_table import table
+from foretrain.experiments.result_table import best, front, over_seeds, table
 
 SWEEP = parse("""
 workloads = ["alexnet", { model = "vgg16", batch = [16, 32] }]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
-from foretrain.experiments.values import Quantity, Range, quantity, values
+from foretrain.experiments.conditions import Quantity, Range, quantity, values
 
 
 @pytest.mark.parametrize(

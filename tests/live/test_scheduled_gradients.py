@@ -12,7 +12,7 @@ from foretrain.live.event_log import STREAM
 from foretrain.network import Hop
 from foretrain.schedule import POLICIES, Job
 from foretrain.simulation import VirtualWorld
-from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.tasks import Op
 from foretrain.units import NANOSECOND, moving

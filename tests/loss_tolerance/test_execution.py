@@ -5,7 +5,7 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.loss_tolerance import Lossy, Random, RecordedLosses, Tagging
-from foretrain.loss_tolerance import expectation as exact
+from foretrain.loss_tolerance import plan_steps as exact
 from foretrain.loss_tolerance.execution import reduced
 from foretrain.loss_tolerance.layout import VALUE, layout
 

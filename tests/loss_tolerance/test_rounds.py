@@ -18,8 +18,7 @@ from foretrain.loss_tolerance.replicas import LossyExchange, Replica
 from foretrain.loss_tolerance.rounds import NetworkRounds
 from foretrain.loss_tolerance.survival import Way
 from foretrain.loss_tolerance.tagging import Criterion, Tagging
-from foretrain.loss_tolerance.time_to_accuracy import timed
-from foretrain.loss_tolerance.training import Training
+from foretrain.loss_tolerance.training import Training, timed
 from foretrain.loss_tolerance.trial import Trial
 from foretrain.network.fabrics.leaf_spine import leaf_spine
 from foretrain.network.fabrics.star import star

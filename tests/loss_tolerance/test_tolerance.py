@@ -6,9 +6,8 @@ from scipy import stats
 pytest.importorskip("torch")
 
 from foretrain.errors import ConfigError, RecordError
-from foretrain.loss_tolerance.non_inferiority import interval, student_t
 from foretrain.loss_tolerance.replicas import LossyExchange
-from foretrain.loss_tolerance.tolerance import ToleranceSettings, profile
+from foretrain.loss_tolerance.tolerance import ToleranceSettings, interval, profile, student_t
 from tests.loss_tolerance.trials import build
 
 

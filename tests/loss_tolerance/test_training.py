@@ -8,8 +8,7 @@ torch = pytest.importorskip("torch")
 from foretrain.errors import ConfigError, RecordError  # noqa: E402
 from foretrain.loss_tolerance import Random, RecordedLosses, Tagging  # noqa: E402
 from foretrain.loss_tolerance.replicas import LossyExchange  # noqa: E402
-from foretrain.loss_tolerance.time_to_accuracy import elapsed, time_to_accuracy, timed  # noqa: E402
-from foretrain.loss_tolerance.training import AccuracyCurve, Training  # noqa: E402
+from foretrain.loss_tolerance.training import AccuracyCurve, Training, elapsed, time_to_accuracy, timed  # noqa: E402  # noqa: E402
 from foretrain.loss_tolerance.trial import build_trial, endless, shards  # noqa: E402
 from tests.loss_tolerance.trials import build  # noqa: E402
 

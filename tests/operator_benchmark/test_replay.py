@@ -1,11 +1,9 @@
 import pytest
 import torch
 
-from foretrain.device.calls import OperatorCall
-from foretrain.device.tensors import Meta, contiguous
+from foretrain.device.calls import Meta, OperatorCall, contiguous
 from foretrain.operator_benchmark.grid import convolutions
-from foretrain.operator_benchmark.replay import Unrepeatable, replay
-from foretrain.operator_benchmark.substitutes import substitute
+from foretrain.operator_benchmark.replay import Unrepeatable, replay, substitute
 
 CPU = torch.device("cpu")
 

@@ -1,10 +1,9 @@
 import torch
 
-from foretrain.device.calls import OperatorCall
-from foretrain.device.tensors import contiguous
+from foretrain.device.calls import OperatorCall, contiguous
 from foretrain.device.work import Attention, Gemm, HostCopy, MemoryWork
 from foretrain.operator_benchmark import MeasuringSession, grid, host, measure
-from foretrain.operator_benchmark.described import described, product
+from foretrain.operator_benchmark.calibrating import described, product
 from foretrain.operator_benchmark.session import settled
 
 CPU = torch.device("cpu")

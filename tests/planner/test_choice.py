@@ -8,9 +8,8 @@ import pytest
 from foretrain.errors import ConfigError
 from foretrain.network import cluster
 from foretrain.planner import GainUncertainty, choose, engines, tune
-from foretrain.planner.backends import engine_of
+from foretrain.planner.backends import compressed, engine_of
 from foretrain.planner.candidate_search import ENOUGH, Setting
-from foretrain.planner.compression import compressed
 from foretrain.planner.forecast_error import NONE, uncertainty
 from foretrain.schedule import IDEAL, POLICIES
 from foretrain.simulation import bound, simulate

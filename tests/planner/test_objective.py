@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.planner.objective import robust
+from foretrain.planner.knob_space import robust
 
 TIMES = st.lists(st.floats(0.1, 10), min_size=1, max_size=40)
 

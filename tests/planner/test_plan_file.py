@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from foretrain.errors import ConfigError
 from foretrain.network import cluster
 from foretrain.planner import Auto, SavedPlan, choose, load, requested_schedule, save, saved
-from foretrain.planner.plan import Fingerprint, fingerprint
-from foretrain.planner.plan_file import dumps, loads
+from foretrain.planner.plan import Fingerprint, dumps, fingerprint, loads
 from foretrain.schedule import POLICIES, Spec, spec
 from foretrain.workload import zoo
 from tests.planner.plans import plan_of

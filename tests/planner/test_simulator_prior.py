@@ -3,13 +3,10 @@
 import math
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.planner.knob_space import Space
-from foretrain.planner.objective import IterationTimes
-from foretrain.planner.proposers import Bayesian, RandomSearch
+from foretrain.planner.knob_space import IterationTimes, Space
 from foretrain.planner.simulator_prior import SimulatorPrior
 from foretrain.schedule import spec
 from foretrain.workload import zoo
@@ -71,17 +68,6 @@ def test_it_begins_with_what_it_is_given():
     start = SPACE.at(partition=123_000, credit=456_000, fuse=0.0)
     proposer = informed(valley(2e6, 2e7), start=start)
     assert proposer.ask() == proposer.best == start
-
-
-def test_random_search_and_bayesian_optimisation_find_the_same():
-    truth = valley(2e6, 2e7)
-    pytest.importorskip("optuna")
-    for proposer in (RandomSearch(SPACE, SPACE.at(), 40, seed=1), Bayesian(SPACE, SPACE.at(), 13, seed=1)):
-        assert proposer.best == SPACE.at()
-        tried = search(proposer, truth)
-        assert len(tried) in (13, 40)
-        assert truth(proposer.best) == min(map(truth, tried))
-        assert truth(proposer.best) < 1.03
 
 
 def test_what_was_learnt_before_a_change_is_believed_for_the_most_part():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from foretrain.network import cluster
-from foretrain.planner.objective import IterationTimes
+from foretrain.planner.knob_space import IterationTimes
 from foretrain.planner.tuned_knobs import Saved, folder
 from foretrain.schedule import spec
 from foretrain.workload import zoo

@@ -2,8 +2,7 @@
 
 import pytest
 
-from foretrain.schedule.arrivals import Arrivals
-from foretrain.schedule.blocks import blocks
+from foretrain.schedule.arrivals import Arrivals, blocks
 
 
 def observed(*steps, keep=None):

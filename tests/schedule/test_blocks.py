@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.schedule.blocks import blocks
+from foretrain.schedule.arrivals import blocks
 
 RELEASES = st.lists(st.integers(0, 10**14), max_size=60)
 FACTORS = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0])

@@ -4,7 +4,7 @@ import pytest
 
 from foretrain.engine import Engine
 from foretrain.schedule import CostModel, Job, spec
-from foretrain.schedule.link_drift import Gauge
+from foretrain.schedule.monitor import Gauge
 from foretrain.tasks import Ready, StepBegin
 from foretrain.units import COST_SHIFT, MILLISECOND
 from foretrain.workload import Gradient, Layer, Workload

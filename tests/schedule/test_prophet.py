@@ -9,7 +9,7 @@ import pytest
 from foretrain.engine import Engine
 from foretrain.network import Cluster, cluster
 from foretrain.schedule import CostModel, Job, Spec
-from foretrain.schedule.blocks import blocks
+from foretrain.schedule.arrivals import blocks
 from foretrain.simulation import VirtualWorld, simulate
 from foretrain.simulation.simulation import job_on
 from foretrain.simulation.world import ARRIVAL

@@ -11,7 +11,7 @@ from foretrain.engine import Engine
 from foretrain.errors import ScheduleError
 from foretrain.schedule import POLICIES, script
 from foretrain.simulation import VirtualWorld, simulate
-from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.links import Pipes
 from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk, Piece, Ready, StepBegin, Task
 from foretrain.workload import zoo

@@ -5,7 +5,7 @@ import pytest
 from foretrain.errors import StallError
 from foretrain.network import Cluster
 from foretrain.simulation import VirtualWorld
-from foretrain.simulation.pipes import Pipes
+from foretrain.simulation.links import Pipes
 from foretrain.simulation.world import ARRIVAL, LOOK, START, TIMER
 from foretrain.tasks import Chunk, Piece
 from foretrain.trace import Timeline

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
 from foretrain.workload import Gradient, Layer, Workload, zoo
-from foretrain.workload.jitter import jittered
+from foretrain.workload.step import jittered
 
 RESNET = zoo("resnet50")
 

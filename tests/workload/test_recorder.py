@@ -16,8 +16,12 @@ from foretrain import torch_version  # noqa: E402
 from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError  # noqa: E402
 from foretrain.torch_version import require_torch  # noqa: E402
 from foretrain.units import MILLISECOND, SECOND  # noqa: E402
-from foretrain.workload.recorder import record  # noqa: E402
-from foretrain.workload.stopwatch import CudaStopwatch, HostStopwatch, stopwatch  # noqa: E402
+from foretrain.workload.recorder import (  # noqa: E402
+    CudaStopwatch,
+    HostStopwatch,
+    record,
+    stopwatch,
+)
 
 X = torch.ones(2, 4)
 CPU = torch.device("cpu")

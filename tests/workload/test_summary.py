@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import RecordError
-from foretrain.workload.model_parts import Anatomy
-from foretrain.workload.step_log import HookEvent, observe
+from foretrain.workload.step_log import Anatomy, HookEvent, observe
 from foretrain.workload.summary import share, summarize
 
 TWO = Anatomy(

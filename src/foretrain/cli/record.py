@@ -16,7 +16,7 @@ from rich.table import Table
 from foretrain.cli.arguments import check_writable
 from foretrain.cli.script import loaded
 from foretrain.errors import ConfigError, MissingExtra, RecordError
-from foretrain.schedule.blocks import blocks
+from foretrain.schedule.arrivals import blocks
 from foretrain.torch_version import require_torch
 from foretrain.units import format_size, format_time
 from foretrain.workload.step import Gradient, Layer, Workload

@@ -49,8 +49,7 @@ def sweep(
         json: write the numbers.
     """
     from foretrain.experiments import ResultStore, expand, read
-    from foretrain.experiments.pareto import check_objectives
-    from foretrain.experiments.result_table import check_parquet
+    from foretrain.experiments.result_table import check_objectives, check_parquet
 
     out = file.with_suffix(".parquet") if out is None else out
     check_writable(out=out, html=html, json=json)

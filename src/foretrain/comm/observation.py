@@ -17,8 +17,8 @@ import msgspec
 
 from foretrain.comm.cpu_contention import Ticks, crowding, ticks
 from foretrain.units import NANOSECOND, Time
+from foretrain.workload.recorder import Stopwatch
 from foretrain.workload.step import Gradient, Layer, Workload
-from foretrain.workload.stopwatch import Stopwatch
 
 
 class StepProfile(msgspec.Struct, frozen=True):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from foretrain.comm.coordinator.protocol import TunableExchange, pack_spec, unpack_spec
 from foretrain.engine import Decision
-from foretrain.planner.objective import IterationTimes
+from foretrain.planner.knob_space import IterationTimes
 from foretrain.planner.online import Tuner
 from foretrain.schedule import Spec
-from foretrain.schedule.link_drift import Gauge
+from foretrain.schedule.monitor import Gauge
 
 ASK_EVERY = 4
 """Rounds; asking costs two broadcasts of a few bytes."""

@@ -9,10 +9,21 @@ model.estimate(device.Gemm(8192, 4096, 4096))                           # by mea
 From an ATen operator to its `Work`: `foretrain.device.aten`. What a user measured: `foretrain.device.calibration`.
 """
 
-from foretrain.device.gpu import PRECISIONS, Arithmetic, Device, Kind, Precision, element_size
+from foretrain.device.gpu import (
+    HOST_LAUNCH,
+    PRECISIONS,
+    Arithmetic,
+    Device,
+    Kind,
+    Precision,
+    element_size,
+    host_launch,
+    overlap_slowdown,
+    stack_factor,
+    stacks,
+)
 from foretrain.device.model import OperatorEstimate, OperatorModel, Provenance
 from foretrain.device.presets import preset, preset_names
-from foretrain.device.stack import HOST_LAUNCH, host_launch, overlap_slowdown, stack_factor, stacks
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown, Work
 
 __all__ = [

@@ -45,7 +45,16 @@ from foretrain.files import write_atomically
 from foretrain.units import Time, exact_rate, exact_size, exact_time, parse_rate, parse_size, parse_time
 
 VERSION: Final = 1
-_OPERATORS = {kind.__name__: kind for kind in (Gemm, Attention, Convolution, MemoryWork, HostCopy, Unknown)}
+_OPERATORS = {
+    "Gemm": Gemm,
+    "Attention": Attention,
+    "Convolution": Convolution,
+    "Memory": MemoryWork,
+    "HostCopy": HostCopy,
+    "Unknown": Unknown,
+}
+"""Kinds of work by their names in calibration files."""
+_NAMES = {kind: name for name, kind in _OPERATORS.items()}
 _TEXTS = {"dtype": FORMATS, "algorithm": get_args(Algorithm)}
 
 
@@ -160,7 +169,7 @@ def _entry(found: OperatorTime) -> dict[str, Any]:
     # No Nothing is ever measured, and all other works are dataclasses.
     attributes = dataclasses.asdict(found.work)
     return (
-        {"operator": type(found.work).__name__} | attributes | {"time": exact_time(found.time), "spread": found.spread}
+        {"operator": _NAMES[type(found.work)]} | attributes | {"time": exact_time(found.time), "spread": found.spread}
     )
 
 
@@ -294,11 +303,11 @@ def _time(fields: dict[str, Any]) -> tuple[Time, float]:
 
 def _work(kind: type, fields: dict[str, Any]) -> Work:
     declared = {one.name: one for one in dataclasses.fields(kind)}
-    _table(fields, kind.__name__, set(declared))
+    _table(fields, _NAMES[kind], set(declared))
     for name, one in declared.items():
         if name not in fields:
             if one.default is dataclasses.MISSING:
-                raise ConfigError(name, None, "is missing", f"write the {name} of the {kind.__name__}")
+                raise ConfigError(name, None, "is missing", f"write the {name} of the {_NAMES[kind]}")
             continue
         value = fields[name]
         if name in _TEXTS:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from foretrain.device.tensors import Meta, elements, moved, number_format, tensors_in
+from foretrain.device.calls import Meta, elements, moved, number_format, tensors_in
 from foretrain.device.work import Algorithm, Attention, Convolution, Gemm, MemoryWork, Work
 
 Values: TypeAlias = tuple[Any, ...]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from foretrain.device.calls import Meta, element_bytes, elements, moved, tensors_in
 from foretrain.device.matmul import Rule, Values
-from foretrain.device.tensors import Meta, element_bytes, elements, moved, tensors_in
 from foretrain.device.work import HostCopy, MemoryWork, Work
 
 _SHARED_ROW = 48 * 1024

@@ -2,7 +2,7 @@
 
 In this order: what the user measured (`foretrain.device.calibration`), a measured shape of the table
 (`foretrain.device.table`), its neighbours, a roofline. An operator nobody knows costs the bytes it touches: none is
-free. One factor per software stack (`foretrain.device.stack`) scales everything that was not measured by the user.
+free. One factor per software stack (`foretrain.device.gpu`) scales everything that was not measured by the user.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from foretrain.device.arithmetic import rate, twins
-from foretrain.device.copies import copy_time
-from foretrain.device.fused_attention import attention_seconds
+from foretrain.device.arithmetic import attention_seconds, copy_time, rate, twins
 from foretrain.device.gpu import ACHIEVED_BANDWIDTH, KERNEL_OVERHEAD
 from foretrain.device.presets import preset
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown
@@ -77,7 +75,7 @@ class OperatorModel:
 
     Attributes:
         device: the GPU.
-        factor: of the software stack, above 1 where it is slower than the table's; see `foretrain.device.stack`.
+        factor: of the software stack, above 1 where it is slower than the table's; see `foretrain.device.gpu`.
         tf32: whether products of FP32 matrices may use TF32 (``torch.backends.cuda.matmul.allow_tf32``).
         tf32_convolutions: the same of convolutions (``torch.backends.cudnn.allow_tf32``).
         measured: what was measured on such a GPU; preferred, and not scaled.

@@ -10,14 +10,12 @@ scenario.py    one scenario, and its id     result_table.py  columns, and the Pa
 expansion.py   all scenarios of a file      pareto.py        the best, and the Pareto front
 """
 
-from foretrain.experiments.advice import Advice, advise, fastest
-from foretrain.experiments.comparison import Comparison, compare
+from foretrain.experiments.comparison import Advice, Comparison, advise, compare, fastest
+from foretrain.experiments.evaluation import Scenario
 from foretrain.experiments.execution import run
 from foretrain.experiments.expansion import Expansion, expand
 from foretrain.experiments.parameter_sweep import ParameterSweep, sweep
-from foretrain.experiments.result import ScenarioResult
-from foretrain.experiments.result_store import ResultStore
-from foretrain.experiments.scenario import Scenario
+from foretrain.experiments.result_store import ResultStore, ScenarioResult
 from foretrain.experiments.sweep_file import SweepFile, parse, read
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""compare: each schedule at its best, against DDP at its best and against the optimum."""
+"""Compare schedules at their best with DDP at its best and with the optimum, and advise in one plain sentence."""
 
 from __future__ import annotations
 
@@ -8,14 +8,158 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.errors import ConfigError
-from foretrain.experiments.advice import Advice, advise, fastest
 from foretrain.experiments.parameter_sweep import ParameterSweep
-from foretrain.network import Place, cluster
+from foretrain.network import Cluster, Place, cluster
 from foretrain.planner import Wanted, requested_schedule, resolved, tune
-from foretrain.schedule import POLICIES, Bound, Spec
+from foretrain.schedule import IDEAL, POLICIES, Bound, Spec
 from foretrain.simulation import Run, simulate
-from foretrain.units import to_seconds
+from foretrain.simulation.simulation import bound
+from foretrain.units import Time, format_rate, format_time, to_seconds
 from foretrain.workload.step import Workload
+
+_WORTH = 1.03
+"""A speed-up below this is not worth anyone's change."""
+_COSTLY = 0.1
+"""A gap to T* from which on what T* leaves out is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether it is worth it.
+
+    Attributes:
+        worth_it: whether the best schedule gains at least 3 % over DDP at its best, not counting what it gains only
+            by updating parameters beside the computation.
+        gain: the best schedule's speed-up over DDP at its best, that included.
+        verdict: worth it or not.
+        reasons: why, and what would help.
+    """
+
+    worth_it: bool
+    gain: float
+    verdict: str
+    reasons: str
+
+    @property
+    def text(self) -> str:
+        """All in one sentence."""
+        return f"{self.verdict}; {self.reasons}."
+
+
+def fastest(runs: Sequence[Run]) -> Run:
+    """The fastest run of a schedule that one would use: the ideal only where there is no other."""
+    return min(runs, key=lambda run: (run.schedule.name == IDEAL, run.iteration_time))
+
+
+def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
+    """What the comparison means for someone who runs DDP today."""
+    best = fastest(runs)
+    gain = baseline.iteration_time / best.iteration_time
+    updates = _updates(baseline, best)
+    worth = (baseline.iteration_time - updates) / best.iteration_time >= _WORTH
+    verdict = _verdict(baseline, best, worth, gain) + _caveat(baseline, best, updates)
+    if _costly(best):
+        # T* leaves latency and θ out, so nothing that is read off it would be to the point.
+        reasons = (
+            f"latency and the cost per operation decide ({best.gap:.0%} above the optimum, which counts neither); "
+            "fewer and larger operations or a faster network stack would help"
+        )
+    else:
+        reasons = f"{_why(best)}; {_what_helps(best)}"
+    return Advice(worth, gain, verdict, reasons)
+
+
+def _verdict(baseline: Run, best: Run, worth: bool, gain: float) -> str:
+    limit = baseline.iteration_time / baseline.bound.time
+    if worth:
+        return (
+            f"Worth it: {best.schedule.name} makes an iteration {gain:.2f}× as fast as DDP at its best; "
+            f"no schedule can exceed {limit:.2f}×"
+        )
+    if limit < _WORTH:
+        return f"Not worth it: DDP at its best is within {limit - 1:.1%} of the optimum, so no schedule can gain more"
+    if gain <= 1:
+        what = "no schedule here beats DDP at its best"
+    else:
+        what = f"{best.schedule.name} gains {gain - 1:.1%} over DDP at its best"
+    return f"Not worth it: {what}; at most {limit - 1:.1%} is possible"
+
+
+def _updates(baseline: Run, best: Run) -> Time:
+    """How much of the gain comes not from hiding communication but from running the optimizer beside the computation.
+
+    The model gives updates room to run there; a GPU that is busy has none.
+    """
+    gained = baseline.iteration_time - best.iteration_time
+    return 0 if best.barrier else max(0, min(gained, baseline.workload.update))
+
+
+def _caveat(baseline: Run, best: Run, updates: Time) -> str:
+    gained = baseline.iteration_time - best.iteration_time
+    if not updates or updates < gained / 4:
+        return ""
+    return f" ({updates / gained:.0%} of that by updating parameters beside the computation, if it leaves room to)"
+
+
+def _why(run: Run) -> str:
+    """Which resource decides, in numbers."""
+    b = run.bound
+    share = f"communication takes {b.link / b.compute:.2f}× as long as computation"
+    if b.kind == "compute-bound":
+        return f"the GPU decides ({share} and can hide behind it)"
+    if b.kind == "embedding-bound":
+        return f"layer {b.layer!r} decides ({share}; what comes last is needed first)"
+    return f"the link decides ({share})"
+
+
+def _costly(run: Run) -> bool:
+    """Whether latency and θ keep ``run`` from the optimum by more than is worth a change."""
+    if run.gap < _COSTLY:
+        return False
+    free = run.cluster.without_latency()
+    time = simulate(run.workload, free, run.schedule, trace=False).iteration_time
+    return time * (1 + _COSTLY / 2) < run.iteration_time
+
+
+def _what_helps(run: Run) -> str:
+    """The change outside the schedule that shortens T* most, if any does by 5 %."""
+    now = run.bound
+    if now.kind == "compute-bound":
+        return "only faster computation would help, e.g. lower precision or a faster GPU"
+    found = [(bound(run.workload, place).time, words) for place, words in _changes(run.cluster)]
+    found.append((_half_sized(run), "sending gradients in half the bits"))
+    doubled = max(now.time - now.compute, 0) // 2 + now.compute
+    found.append((doubled, "exchanging once for two batches (per batch)"))
+    time, words = min(found)
+    if time > 0.95 * now.time:
+        return "no single change of bandwidth, placement, compression or batch would gain 5 %"
+    return f"{words} would bring the optimum from {format_time(now.time)} to {format_time(time)}"
+
+
+def _changes(place: Place) -> list[tuple[Place, str]]:
+    double = place.scaled(2)
+    if not isinstance(place, Cluster):
+        changes: list[tuple[Place, str]] = [(double, "links twice as fast")]
+        if place.collective != "auto":
+            changes.append((place.carried_by("auto"), "the fastest collective"))
+        return changes
+    changes = [(double, f"{format_rate(2 * place.up)} links")]
+    if place.local:
+        inside = dataclasses.replace(place, local=2 * place.local)
+        changes.append((inside, f"{format_rate(2 * place.local)} inside each host"))
+    if place.exchange == "ps":
+        more = dataclasses.replace(place, servers=2 * place.servers)
+        changes.append((more, f"{more.servers} parameter servers"))
+        if place.workers > 1:
+            beside = dataclasses.replace(place, exchange="all_reduce", servers=0, server_rate=None)
+            changes.append((beside, "all-reduce instead of parameter servers"))
+    return changes
+
+
+def _half_sized(run: Run) -> int:
+    gradients = tuple(dataclasses.replace(g, size=max(1, g.size // 2)) for g in run.workload.gradients)
+    return bound(dataclasses.replace(run.workload, gradients=gradients), run.cluster).time
+
 
 ALL_SCHEDULES: tuple[str, ...] = tuple(POLICIES)
 Progress = Callable[[str, int, int], None]

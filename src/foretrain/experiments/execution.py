@@ -20,9 +20,8 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from foretrain.errors import ConfigError, MissingExtra
-from foretrain.experiments.evaluation import Evaluated, evaluate
+from foretrain.experiments.evaluation import Evaluated, Scenario, evaluate
 from foretrain.experiments.result_store import ResultStore
-from foretrain.experiments.scenario import Scenario
 from foretrain.parent_death import end_with_parent
 
 if TYPE_CHECKING:

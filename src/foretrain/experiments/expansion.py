@@ -12,15 +12,14 @@ from typing import TypeVar, cast
 
 from foretrain.device import Precision
 from foretrain.errors import ConfigError, unknown
-from foretrain.experiments.conditions import Condition, condition
-from foretrain.experiments.scenario import Scenario, Source, Where, digest
+from foretrain.experiments.conditions import Axis, Condition, Value, condition, values
+from foretrain.experiments.evaluation import Scenario, Source, Where, digest
 from foretrain.experiments.sweep_file import ClusterAxis, ScheduleAxis, SweepFile, WorkloadAxis
-from foretrain.experiments.values import Axis, Value, values
 from foretrain.network import cluster
 from foretrain.network.notation import DEFAULT_DEVICE
 from foretrain.schedule import POLICIES, Knob, Spec, spec
 from foretrain.workload import load
-from foretrain.workload.jitter import check_sigma
+from foretrain.workload.step import check_sigma
 
 _T = TypeVar("_T")
 _OWN = ("model", "batch", "precision", "device", "cluster", "schedule", "jitter", "seed")

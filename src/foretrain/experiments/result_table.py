@@ -1,19 +1,24 @@
-"""All results of a sweep as one table: a row for each scenario, in the order of the file; and its Parquet file."""
+"""Table of a sweep's results and its Parquet file, the best schedules, and the Pareto front.
+
+Rows stand in the order of the sweep file, one for each scenario.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from foretrain.errors import MissingExtra
-from foretrain.experiments.result import ScenarioResult
-from foretrain.experiments.scenario import Scenario
-from foretrain.experiments.values import Value, quantity
+from foretrain.errors import ConfigError, MissingExtra, unknown
+from foretrain.experiments.conditions import Value, quantity
+from foretrain.experiments.evaluation import Scenario
+from foretrain.experiments.result_store import ScenarioResult
 from foretrain.files import write_atomically
-from foretrain.schedule import POLICIES, spec
+from foretrain.schedule import IDEAL, POLICIES, spec
 
 if TYPE_CHECKING:
     import pyarrow
@@ -202,3 +207,108 @@ def _outcomes(result: ScenarioResult, knobs: Iterable[Column]) -> Row:
     row: Row = {name: getattr(result, name) for name in ScenarioResult.__struct_fields__ if name not in _PARTS}
     row |= {"error": None, "device": result.device or None, "bandwidth": result.bandwidth or None}
     return row | {column.name: result.knobs.get(column.name.removeprefix("knob_")) for column in knobs}
+
+
+_MORE_IS_BETTER = ("samples_per_second", "speedup")
+"""Of all other columns less is."""
+_COSTS = ("bandwidth", "gpus", "operations")
+"""What throughput is weighed against unless a sweep says: the first that varies."""
+_KEY = ("workload", "batch", "sequence", "precision", "device", "cluster")
+"""What tells apart what cannot be chosen by scheduling."""
+
+
+def over_seeds(table: Table) -> list[Row]:
+    """A row for each scenario but for its seed: numbers are medians, ``seeds`` says of how many."""
+    numbers = [column.name for column in table.columns if column.kind not in ("text", "flag", "count")]
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in table.made:
+        groups.setdefault((*(row[name] for name in _KEY), row["asked"], row["tuned"], row["jitter"]), []).append(row)
+    made = []
+    for rows in groups.values():
+        if len(rows) > 1:
+            medians = {name: _median([row[name] for row in rows]) for name in numbers}
+            made.append(rows[0] | medians | {"seeds": len(rows)})
+        else:
+            made.append(rows[0] | {"seeds": 1})
+    return made
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return median(found) if found else None
+
+
+def best(rows: Iterable[Row]) -> list[Row]:
+    """For each workload and cluster the fastest schedule; the ideal only where there is no other."""
+    groups: dict[tuple[object, ...], Row] = {}
+    for row in rows:
+        key = (*(row[name] for name in _KEY), row["jitter"])
+        if key not in groups or _order(row) < _order(groups[key]):
+            groups[key] = row
+    return list(groups.values())
+
+
+def _order(row: Row) -> tuple[bool, float]:
+    return row["policy"] == IDEAL, row["iteration_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoFront:
+    """What cannot be made better in one objective without making it worse in the other.
+
+    Attributes:
+        objectives: two columns; of `_MORE_IS_BETTER` more is better, of all others less.
+        rows: by workload, each along the front, from the best in the second objective on.
+    """
+
+    objectives: tuple[str, str]
+    rows: dict[str, tuple[Row, ...]]
+
+
+def check_objectives(names: Sequence[str]) -> None:
+    """Raises ConfigError for what a front cannot be made of, as far as that is known before there are results."""
+    numbers = [column.name for column in (*PARAMETERS, *OUTCOMES) if column.kind not in ("text", "flag")]
+    for name in names:
+        if name not in numbers and not name.startswith(("axis_", "knob_")):
+            raise unknown("objectives", name, numbers)
+    if names and len(set(names)) != 2:
+        problem = "is not two columns"
+        raise ConfigError("objectives", list(names), problem, 'write e.g. ["samples_per_second", "gpus"]')
+
+
+def front(rows: Sequence[Row], objectives: Sequence[str] = ()) -> ParetoFront:
+    """The Pareto front of each workload. Raises ConfigError for objectives that the rows do not have."""
+    first, second = objectives or _usual(rows)
+    for name in (first, second):
+        if rows and name not in rows[0]:
+            raise unknown("objectives", name, rows[0])
+        if rows and any(isinstance(row[name], str) for row in rows):
+            raise ConfigError("objectives", name, "is text", "name a column of numbers")
+    have = [row for row in rows if row[first] is not None and row[second] is not None]
+    useful = [row for row in have if row["policy"] != IDEAL] or have
+    groups: dict[str, list[Row]] = {}
+    for row in useful:
+        groups.setdefault(row["workload"], []).append(row)
+    return ParetoFront((first, second), {name: _undominated(group, first, second) for name, group in groups.items()})
+
+
+def _usual(rows: Sequence[Row]) -> tuple[str, str]:
+    for name in _COSTS:
+        if len({row[name] for row in rows if row[name] is not None}) > 1:
+            return "samples_per_second", name
+    return "samples_per_second", _COSTS[-1]
+
+
+def _undominated(rows: Iterable[Row], first: str, second: str) -> tuple[Row, ...]:
+    """Along ``second``, each that is better in ``first`` than all before it."""
+    found: list[Row] = []
+    reached = math.inf
+    for row in sorted(rows, key=lambda row: (_cost(row, second), _cost(row, first))):
+        if (cost := _cost(row, first)) < reached:
+            found.append(row)
+            reached = cost
+    return tuple(found)
+
+
+def _cost(row: Row, name: str) -> float:
+    return -row[name] if name in _MORE_IS_BETTER else row[name]

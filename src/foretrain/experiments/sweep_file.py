@@ -1,7 +1,7 @@
 """The TOML file of a sweep: which workloads, clusters, schedules, knobs and seeds.
 
     seeds = 3                                            # or a list of them
-    jitter = 0.03                                        # what they vary; see `foretrain.workload.jitter`
+    jitter = 0.03                                        # what they vary; see `foretrain.workload.step`
     exclude = ["schedule = p3 and rate >= 50Gbps"]       # see `foretrain.experiments.conditions`
 
     [[workloads]]
@@ -30,7 +30,7 @@ import msgspec
 
 from foretrain.device import Precision
 from foretrain.errors import ConfigError, unknown
-from foretrain.experiments.values import Axis, Range
+from foretrain.experiments.conditions import Axis, Range
 
 
 class WorkloadAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -23,7 +23,7 @@ class LaunchSettings:
     """What ``foretrain run`` was asked for and every process must know.
 
     Attributes:
-        schedule: a policy with its knobs, ``"auto"``, or a plan file's path, as `foretrain.planner.schedule_request`
+        schedule: a policy with its knobs, ``"auto"``, or a plan file's path, as `foretrain.planner.plan`
         reads it.
         compression: what gradients are sent as; None leaves it to the script.
         timeout: seconds after which a silent rank counts as lost.

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.device.stack import overlap_slowdown
+from foretrain.device.gpu import overlap_slowdown
 from foretrain.errors import ForetrainError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.executor import FoldingInvalid, conduct

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device import calls
-from foretrain.device.stack import host_launch, stack_factor
+from foretrain.device.gpu import host_launch, stack_factor
 from foretrain.errors import ConfigError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.folding import Folding
@@ -79,7 +79,7 @@ def simulate(
         live: which ranks run as processes of their own; the others are represented.
         steps: after how many steps of the optimizer to end the script; None lets it run to its end.
         kept: of how many last steps to keep every kernel and communication; None keeps all.
-        factor: of the framework's efficiency, or its name; see `foretrain.device.stack`.
+        factor: of the framework's efficiency, or its name; see `foretrain.device.gpu`.
         host: what launching an operator costs the host, ps, or the CPU time that the script takes on this machine, with
             which no two forecasts are alike; None is what it costs on servers with GPUs.
         calibration: a file of what was measured on the cluster's devices, preferred to what is known of them.

@@ -119,7 +119,7 @@ class NetworkRounds:
         return TimedRound(tuple(half.losses for half in halves), sum(half.time for half in halves), gone / sent)
 
     def times(self) -> list[Time]:
-        """Of all rounds, ps: what `foretrain.loss_tolerance.time_to_accuracy` takes, once computation is added."""
+        """Of all rounds, ps: what `foretrain.loss_tolerance.training` takes, once computation is added."""
         rounds = len(self._halves) // len(self._plans) if self._by_magnitude else self.count
         return [self.round(number).time for number in range(rounds)]
 

@@ -1,4 +1,4 @@
-"""A training whose exchange loses packets, round by round, with its accuracy on the way."""
+"""Trainings whose exchange loses packets, evaluated round by round, and their simulated time to accuracy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from foretrain.errors import ConfigError
 from foretrain.loss_tolerance.losses import LossPattern, Random
 from foretrain.loss_tolerance.replicas import LossyExchange, Replicas
 from foretrain.loss_tolerance.tagging import concentrated
 from foretrain.loss_tolerance.trial import Trial, endless, finite, score
+from foretrain.units import Time
 
 LossesOf: TypeAlias = Callable[[int], Sequence[LossPattern]]
 """What the network lost in a round of training, counted from 0: of an all-reduce, or of push and pull."""
@@ -97,3 +100,25 @@ def drawn(p: float, replicas: Replicas, seed: int) -> LossesOf:
 def _may_diverge() -> np.errstate:
     """Around what may: it is found by its results, not by warnings."""
     return np.errstate(over="ignore", invalid="ignore")
+
+
+def elapsed(rounds: int, iterations: Sequence[Time] | NDArray[np.integer]) -> Time:
+    """ps until the end of so many rounds; ``iterations``, ps each, begin anew where they are fewer."""
+    times = [int(time) for time in iterations]
+    if not times or min(times) <= 0:
+        raise ConfigError("iterations", times[:4], "are no times of iterations", "give at least one, in ps")
+    whole, rest = divmod(rounds, len(times))
+    return whole * sum(times) + sum(times[:rest])
+
+
+def timed(curve: AccuracyCurve, iterations: Sequence[Time] | NDArray[np.integer]) -> list[tuple[Time, float]]:
+    """The curve over time: (ps, accuracy)."""
+    return [(elapsed(number, iterations), one) for number, one in zip(curve.rounds, curve.accuracies, strict=True)]
+
+
+def time_to_accuracy(
+    curve: AccuracyCurve, iterations: Sequence[Time] | NDArray[np.integer], accuracy: float
+) -> Time | None:
+    """ps until the first evaluation with at least ``accuracy``; None if there is none."""
+    number = curve.reaches(accuracy)
+    return None if number is None else elapsed(number, iterations)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretrain.device.calls import OperatorCall
-from foretrain.device.tensors import Meta, contiguous
+from foretrain.device.calls import Meta, OperatorCall, contiguous
 from foretrain.device.work import Attention, Format, Gemm, HostCopy, MemoryWork, Work
 
 Run = Callable[[], object]

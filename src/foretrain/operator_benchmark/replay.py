@@ -1,4 +1,8 @@
-"""An operator called again as a script called it: the same shapes, strides and types, with made-up values."""
+"""Replay of operator calls: the same shapes, strides and types as in the script, with made-up values.
+
+GPU operators that a CPU lacks are replaced: fused attention has a name of its own on each. The names and arguments are
+those of PyTorch 2.13's schemas.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,55 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from foretrain.device.calls import OperatorCall
-from foretrain.device.tensors import Meta, tensors_in
-from foretrain.operator_benchmark.substitutes import substitute
+from foretrain.device.calls import Meta, OperatorCall, tensors_in
+
+_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def substitute(call: OperatorCall) -> OperatorCall:
+    """The call that a CPU makes instead; ``call`` itself where it makes the same."""
+    name, given = call.operator.removeprefix("aten::"), call.arguments
+    if name == "_scaled_dot_product_efficient_attention":
+        query, key, value, mask, _, dropout, causal, scale = given
+        return _forward(query, key, value, dropout, causal, mask, scale)
+    if name == "_scaled_dot_product_flash_attention":
+        query, key, value, dropout, causal, _, scale, *_ = given
+        return _forward(query, key, value, dropout, causal, None, scale)
+    if name == "_scaled_dot_product_efficient_attention_backward":
+        gradient, query, key, value, mask, out, sums, _, _, dropout, _, causal, scale = given
+        return _backward(gradient, query, key, value, out, sums, dropout, causal, mask, scale)
+    if name == "_scaled_dot_product_flash_attention_backward":
+        gradient, query, key, value, out, sums, _, _, _, _, dropout, causal, _, _, scale, *_ = given
+        return _backward(gradient, query, key, value, out, sums, dropout, causal, None, scale)
+    return call
+
+
+def _forward(query: Any, key: Any, value: Any, dropout: float, causal: bool, mask: Any, scale: Any) -> OperatorCall:
+    return OperatorCall(_CPU, (query, key, value, dropout, causal, mask, scale))
+
+
+def _backward(
+    gradient: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    sums: Any,
+    dropout: float,
+    causal: bool,
+    mask: Any,
+    scale: Any,
+) -> OperatorCall:
+    # Efficient attention pads its sums to a multiple of 32 queries; the CPU's has one for each.
+    fitting = sums._replace(shape=(*query.shape[:-1],), stride=_rows(query.shape[:-1]))
+    return OperatorCall(f"{_CPU}_backward", (gradient, query, key, value, out, fitting, dropout, causal, mask, scale))
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    from foretrain.device.calls import contiguous
+
+    return contiguous(shape).stride
+
 
 _BOUNDS: Final[dict[str, Callable[[Any], int]]] = {
     "embedding": lambda given: given[0].shape[0],

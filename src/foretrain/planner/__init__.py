@@ -5,14 +5,11 @@ every policy × knobs × backend × compression ─▶ choose ─▶ Recommendat
 `tune` searches the knobs of one policy against the simulator; `foretrain.planner.online` does so while a job trains.
 """
 
-from foretrain.planner.backends import engines
+from foretrain.planner.backends import COMPRESSIONS, engines
 from foretrain.planner.candidate_search import Candidate
 from foretrain.planner.choice import Recommendation, choose
-from foretrain.planner.compression import COMPRESSIONS
 from foretrain.planner.forecast_error import GainUncertainty
-from foretrain.planner.plan import SavedPlan, saved
-from foretrain.planner.plan_file import load, save
-from foretrain.planner.schedule_request import Auto, Wanted, requested_schedule, resolved, said
+from foretrain.planner.plan import Auto, SavedPlan, Wanted, load, requested_schedule, resolved, said, save, saved
 from foretrain.planner.search import forecaster, start, tune
 
 __all__ = [

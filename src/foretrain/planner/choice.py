@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from foretrain.errors import ConfigError
 from foretrain.network import Place, cluster
 from foretrain.planner import forecast_error as doubts
-from foretrain.planner.backends import describe
+from foretrain.planner.backends import COMPRESSIONS, compressed, describe, halvable, streaming
 from foretrain.planner.candidate_search import ENOUGH, Candidate, Setting, run
-from foretrain.planner.compression import COMPRESSIONS, compressed, halvable, streaming
 from foretrain.planner.forecast_error import GainUncertainty, uncertainty
 from foretrain.schedule import Spec
 from foretrain.units import Time, format_time

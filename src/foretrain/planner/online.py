@@ -15,8 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from foretrain.planner.objective import IterationTimes, robust
-from foretrain.planner.proposers import Proposer
+from foretrain.planner.knob_space import IterationTimes, Proposer, robust
 from foretrain.schedule import Spec
 
 logger = logging.getLogger("foretrain")

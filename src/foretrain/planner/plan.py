@@ -1,15 +1,48 @@
-"""A plan to keep: what was chosen, what it was expected to bring, and what it was chosen for."""
+"""Saved plans: the chosen schedule, its expected gain, and the workload and cluster it was chosen for.
+
+A plan file is TOML that a person can read and edit, checked strictly:
+
+    policy = "prophet"
+    engine = "all_reduce"
+    compression = "none"
+
+    [knobs]
+    partition = "2MB"
+
+    [expected]
+    iteration = "184.2ms"
+    ddp = "238.1ms"
+    uncertainty = 0.024
+
+    [made_for]
+    workload = "resnet50, batch 64"
+    ...
+
+`load` after `save` gives back exactly the same plan.
+
+`requested_schedule` reads what users write where a schedule is named: a policy, ``"auto"`` or the path of a plan file.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
+import msgspec
+
+from foretrain.errors import ConfigError, unknown
+from foretrain.files import write_atomically
 from foretrain.network import Cluster, Exchange, Place
 from foretrain.planner.backends import engine_of
-from foretrain.planner.choice import Recommendation
-from foretrain.schedule import POLICIES, CostModel, Spec
-from foretrain.units import Time, format_size, format_time
+from foretrain.planner.choice import Recommendation, choose
+from foretrain.schedule import AUTO, POLICIES, CostModel, Spec, spec
+from foretrain.units import Time, exact_size, exact_time, format_size, format_time, parse_size, parse_time
 from foretrain.workload.step import Workload
 
 _CLOSE = 0.1
@@ -147,3 +180,219 @@ def _spelled_out(plan: Spec) -> Spec:
 def _near(one: Time, other: Time, factor: float) -> bool:
     low, high = sorted((max(1, one), max(1, other)))
     return high <= low * factor
+
+
+_REMEDY = "write it anew with `foretrain tune WORKLOAD --cluster CLUSTER --out FILE`"
+_HEAD = """\
+# What the planner chose. foretrain run --plan, foretrain simulate --plan and attach(schedule=Path(...)) take it.
+# Where something else is trained than what it was made for, they say what differs.
+"""
+
+
+class _Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Times with units; the uncertainty is a share."""
+
+    iteration: str
+    ddp: str
+    uncertainty: float
+
+
+class _MadeFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See `Fingerprint`."""
+
+    workload: str
+    cluster: str
+    tensors: int
+    size: str
+    compute: str
+    ranks: int
+    exchange: str
+    overhead: str
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan file's keys."""
+
+    policy: str
+    engine: Literal["all_reduce", "ps", "ps_colocated"]
+    expected: _Expected
+    made_for: _MadeFor
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    servers: int = 0
+    knobs: dict[str, str] = {}
+
+
+def save(plan: SavedPlan, path: str | os.PathLike[str]) -> None:
+    """Writes ``plan``; an existing file is replaced in one step or not at all."""
+    write_atomically(path, dumps(plan))
+
+
+def load(path: str | os.PathLike[str]) -> SavedPlan:
+    """Reads a plan. Raises ConfigError that names the file, the key, what stood there and what to write."""
+    name = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError("plan", name, f"cannot be read ({why})", "give the path of a plan file") from None
+    try:
+        return loads(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
+
+
+def dumps(plan: SavedPlan) -> str:
+    """The file's text."""
+    known = {knob.name: knob for knob in POLICIES[plan.schedule.name].knobs}
+    made = plan.made_for
+    tables: dict[str, dict[str, Any]] = {
+        "": {
+            "policy": plan.schedule.name,
+            "engine": plan.engine,
+            "servers": plan.servers,
+            "compression": plan.compression or "none",
+        },
+        "knobs": {name: known[name].write(value) for name, value in plan.schedule.knobs.items()},
+        "expected": {
+            "iteration": exact_time(plan.time),
+            "ddp": exact_time(plan.baseline),
+            "uncertainty": plan.uncertainty,
+        },
+        "made_for": {
+            "workload": made.workload,
+            "cluster": made.cluster,
+            "tensors": made.tensors,
+            "size": exact_size(made.size),
+            "compute": exact_time(made.compute),
+            "ranks": made.ranks,
+            "exchange": exact_time(made.exchange),
+            "overhead": exact_time(made.overhead),
+        },
+    }
+    lines = [_HEAD.rstrip()]
+    for title, table in tables.items():
+        lines += ["", f"[{title}]"] if title else [""]
+        lines += [f"{key} = {_written(value)}" for key, value in table.items()]
+    return "\n".join([*lines, ""])
+
+
+def loads(text: str) -> SavedPlan:
+    """The plan that ``text`` spells; ConfigError names the key."""
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("TOML", text[:40], f"does not parse ({error})", "mend that line") from None
+    try:
+        read = msgspec.convert(table, _File, strict=True)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), table) from None
+    if read.policy not in POLICIES:
+        raise unknown("policy", read.policy, POLICIES)
+    if (read.servers > 0) != (read.engine == "ps"):
+        raise ConfigError("servers", read.servers, f"contradicts engine {read.engine!r}", "only 'ps' has some")
+    if not 0 <= read.expected.uncertainty < float("inf"):
+        raise ConfigError("expected.uncertainty", read.expected.uncertainty, "is no share", "write e.g. 0.02")
+    made = read.made_for
+    for field in ("tensors", "ranks"):
+        if getattr(made, field) < 1:
+            raise ConfigError(f"made_for.{field}", getattr(made, field), "is none at all", "write 1 or more")
+    return SavedPlan(
+        schedule=_schedule(read),
+        engine=read.engine,
+        servers=read.servers,
+        compression=None if read.compression == "none" else read.compression,
+        time=_positive(read.expected.iteration, "expected.iteration"),
+        baseline=_positive(read.expected.ddp, "expected.ddp"),
+        uncertainty=read.expected.uncertainty,
+        made_for=Fingerprint(
+            workload=made.workload,
+            cluster=made.cluster,
+            tensors=made.tensors,
+            size=parse_size(made.size, "made_for.size"),
+            compute=parse_time(made.compute, "made_for.compute"),
+            ranks=made.ranks,
+            exchange=parse_time(made.exchange, "made_for.exchange"),
+            overhead=parse_time(made.overhead, "made_for.overhead"),
+        ),
+    )
+
+
+def _schedule(read: _File) -> Spec:
+    known = {knob.name: knob for knob in POLICIES[read.policy].knobs}
+    found = {}
+    for name, value in read.knobs.items():
+        if name not in known:
+            raise unknown("knobs", name, known)
+        try:
+            found[name] = known[name].check(known[name].parse(value))
+        except ConfigError as error:
+            raise error.at("knobs") from None
+    return spec(Spec(read.policy, found))
+
+
+def _positive(text: str, field: str) -> int:
+    if (time := parse_time(text, field)) < 1:
+        raise ConfigError(field, text, "is no time at all", "write e.g. '184.2ms'")
+    return time
+
+
+def _named(message: str, table: dict[str, Any]) -> ConfigError:
+    """A ConfigError for what msgspec says: the key it stands at, its value, and what is expected."""
+    what, _, where = message.partition(" - at ")
+    path = where.strip("`").removeprefix("$").lstrip(".")
+    if missing := re.search(r"missing required field `(\w+)`", what):
+        return ConfigError(".".join(filter(None, (path, missing[1]))), None, "is missing", _REMEDY)
+    if extra := re.search(r"unknown field `(\w+)`", what):
+        known = {"": _File, "expected": _Expected, "made_for": _MadeFor}[path]
+        return unknown(".".join(filter(None, (path, "key"))), extra[1], known.__struct_fields__)
+    value: Any = table
+    for key in filter(None, path.split(".")):
+        value = value.get(key) if isinstance(value, dict) else None
+    return ConfigError(path or "plan", value, f"is not what belongs there ({what})", _REMEDY)
+
+
+def _written(value: object) -> str:
+    # JSON's escapes are TOML's, except that TOML also wants DEL escaped; floats are written alike.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """The wish that the planner choose, once there is a workload and a cluster to choose for. It has no knobs."""
+
+    def __str__(self) -> str:
+        return AUTO
+
+
+Wanted: TypeAlias = Spec | Auto | SavedPlan
+
+
+def requested_schedule(schedule: str | os.PathLike[str] | Wanted) -> Wanted:
+    """What ``schedule`` asks for: ``"auto"``, the path of a plan file (ends in ``.toml``), or a policy with its knobs.
+
+    ConfigError names what does not read, and what to write.
+    """
+    if isinstance(schedule, Spec | Auto | SavedPlan):
+        return schedule
+    if isinstance(schedule, os.PathLike):
+        return load(schedule)
+    if not isinstance(schedule, str):
+        return spec(schedule)  # refuses it
+    text = schedule.strip()
+    if text.lower() == AUTO:
+        return Auto()
+    if text.lower().startswith(f"{AUTO}("):
+        raise ConfigError("schedule", schedule, "has knobs, which the planner sets", "write auto alone, or a policy")
+    return load(text) if text.endswith(".toml") else spec(text)
+
+
+def resolved(schedule: Wanted, workload: Workload, place: Place) -> Spec:
+    """The policy with its knobs that ``schedule`` comes to for ``workload`` on ``place``, by its own engine."""
+    if isinstance(schedule, Auto):
+        return choose(workload, place).schedule
+    return schedule.schedule if isinstance(schedule, SavedPlan) else schedule
+
+
+def said(schedule: Wanted) -> str:
+    """It as a text for people and for agreements: a plan file's policy."""
+    return str(schedule.schedule if isinstance(schedule, SavedPlan) else schedule)

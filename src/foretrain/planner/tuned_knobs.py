@@ -12,7 +12,7 @@ import msgspec
 from foretrain.errors import ConfigError
 from foretrain.files import write_atomically
 from foretrain.network import Cluster
-from foretrain.planner.objective import IterationTimes
+from foretrain.planner.knob_space import IterationTimes
 from foretrain.schedule import Spec, spec
 from foretrain.workload.step import Workload
 

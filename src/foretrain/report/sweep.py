@@ -11,8 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from foretrain.experiments.pareto import ParetoFront, best, front, over_seeds
-from foretrain.experiments.result_table import Row, Table
+from foretrain.experiments.result_table import ParetoFront, Row, Table, best, front, over_seeds
 from foretrain.files import write_atomically
 from foretrain.report.columns import foldable, plain_table
 from foretrain.report.document import Card, document

@@ -1,18 +1,73 @@
-"""Wires in virtual time: what is sent on one goes one after the other; what is sent side by side shares it.
+"""Links, pipes and operations in virtual time: the resources that carry the communication of one job.
 
-A *lane* is what one connection sends: first in, first out, whole. Lanes of one wire that are busy share it equally, as
-TCP connections through one port do.
+On a `Link` transfers of one lane follow each other and lanes share it. A *lane* is what one connection sends: first in,
+first out, whole. Lanes of one wire that are busy share it equally, as TCP connections through one port do.
+
+Pipes are the simple cluster's network. Each pipe serves chunks one after the other, whole, in the order in which they
+came: enqueued communication cannot be preempted. A route of several hops stores and forwards chunk by chunk, so small
+chunks pipeline.
+
+Operations are the collectives of one job on a topology: one after the other, as on one stream of NCCL.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from foretrain.network.deployment import Deployment
+from foretrain.network.route import Hop, Route
 from foretrain.simulation.world import ARRIVAL, VirtualWorld
+from foretrain.tasks import Chunk, Op
+from foretrain.trace import Span, Timeline
 from foretrain.units import Time
+
+Label = Callable[[Chunk], tuple[str, int]]
+"""A chunk's name and step, for the timeline."""
+
+
+class Pipes:
+    """First-in-first-out pipes.
+
+    Args:
+        routes: the hops of each operation.
+        timeline: where to record who used which pipe when; None records nothing.
+        label: names a chunk for the timeline.
+    """
+
+    def __init__(
+        self, routes: Mapping[Op, Route], timeline: Timeline | None = None, label: Label = lambda _: ("", 0)
+    ) -> None:
+        self._routes = routes
+        self._timeline = timeline
+        self._label = label
+        self._free: dict[str, Time] = {hop.pipe: 0 for route in routes.values() for hop in route}
+
+    def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
+        """Sends ``chunk`` through every hop of its route."""
+        self._enter(chunk, self._routes[chunk.op], 0, world, done)
+
+    def _enter(
+        self, chunk: Chunk, route: Route, place: int, world: VirtualWorld, done: Callable[[Chunk], None]
+    ) -> None:
+        hop = route[place]
+        arrived = self._serve(hop, chunk, world.now()) + hop.latency
+        if place + 1 == len(route):
+            world.schedule(arrived, ARRIVAL, done, chunk)
+        else:
+            world.schedule(arrived, ARRIVAL, self._enter, chunk, route, place + 1, world, done)
+
+    def _serve(self, hop: Hop, chunk: Chunk, now: Time) -> Time:
+        free = self._free[hop.pipe]
+        start = free if free > now else now
+        end = self._free[hop.pipe] = start + hop.occupancy(chunk.size)
+        if self._timeline is not None:
+            name, step = self._label(chunk)
+            self._timeline.add(Span(hop.pipe, "communication", name, step, start, end, chunk.size))
+        return end
+
 
 Out = Callable[[Time], None]
 """Called when something is out, with the time when its turn came."""
@@ -108,3 +163,32 @@ class _Shared:
     def next(self, now: Time, parts: int) -> None:
         """The head's turn has come."""
         self.start, self.left = now, self.waiting[0][0] * parts
+
+
+LANE = "network"
+"""The timeline's lane for collectives on a topology."""
+
+
+class Operations:
+    """First in, first out; each takes θ and what the fluid simulation says of it alone.
+
+    Args:
+        where: the job's deployment.
+        timeline: where to record what was sent when; None records nothing.
+        label: names a chunk for the timeline.
+    """
+
+    def __init__(self, where: Deployment, timeline: Timeline | None = None, label: Label = lambda _: ("", 0)) -> None:
+        self._where = where
+        self._timeline = timeline
+        self._label = label
+        self._free: Time = 0
+
+    def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
+        """Sends ``chunk`` behind all that were started before."""
+        start = max(self._free, world.now())
+        self._free = start + self._where.overhead + self._where.duration(chunk.op, chunk.size)
+        if self._timeline is not None:
+            name, step = self._label(chunk)
+            self._timeline.add(Span(LANE, "communication", name, step, start, self._free, chunk.size))
+        world.schedule(self._free, ARRIVAL, done, chunk)

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 
 from foretrain.network.ps_constants import MESSAGE, WINDOW
 from foretrain.network.route import Route
-from foretrain.simulation.links import ExclusiveLink, SharedLink
-from foretrain.simulation.pipes import Label, Pipes
+from foretrain.simulation.links import ExclusiveLink, Label, Pipes, SharedLink
 from foretrain.simulation.world import ARRIVAL, VirtualWorld
 from foretrain.tasks import Chunk, Op, Piece, Task
 from foretrain.trace import Span, Timeline

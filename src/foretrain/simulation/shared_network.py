@@ -14,10 +14,9 @@ from foretrain.network.network_simulator import ProgramHandle
 from foretrain.network.program import Program
 from foretrain.schedule import Spec, spec
 from foretrain.schedule import bound as bound_of
-from foretrain.simulation.operations import LANE
+from foretrain.simulation.links import LANE
 from foretrain.simulation.replay import TrainingLoop
-from foretrain.simulation.run import Run
-from foretrain.simulation.simulation import job_on, label_of
+from foretrain.simulation.simulation import Run, job_on, label_of
 from foretrain.simulation.world import ARRIVAL, TIMER, ChunkCarrier, VirtualWorld
 from foretrain.tasks import Chunk
 from foretrain.trace import Span, Timeline

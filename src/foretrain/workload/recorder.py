@@ -1,4 +1,4 @@
-"""Record a workload from a real PyTorch model: hooks keep a log, and everything else is read from the log afterwards.
+"""Record a workload from a real PyTorch model: hooks keep a log, from which everything else is read afterwards.
 
 What the hooks see, in `foretrain.workload.step_log`'s words: the call of every module, every accumulation of a
 gradient, every optimizer step, and when ``torch.autograd.backward`` begins and returns. A hook takes a mark and appends
@@ -9,26 +9,106 @@ No hook of torch fires at that moment. A full backward hook on the model fires o
 which is not small where the vocabulary is large, and it wraps the outputs; a hook on the loss needs the loss. So
 ``torch.autograd.backward``, through which ``Tensor.backward`` goes, is replaced by one that takes two marks, and put
 back at the end.
+
+# Note [Clocks]
+Moments are taken on the host's clock or, for a GPU, on its own, in the order of its stream.
+A GPU runs behind the host, so the host's clock says when a kernel was *asked for*. A CUDA event says when it was
+reached, and costs no synchronisation until it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Protocol
 
-from foretrain.errors import ConfigError
+from foretrain.errors import ConfigError, RecordError
 from foretrain.torch_version import require_torch
-from foretrain.workload.model_parts import dissect
-from foretrain.workload.step_log import HookEvent, Kind, StepLog, observe
-from foretrain.workload.stopwatch import Stopwatch, stopwatch
+from foretrain.units import MILLISECOND, NANOSECOND, Time
+from foretrain.workload.step_log import HookEvent, Kind, StepLog, dissect, observe
 from foretrain.workload.summary import summarize
 
 if TYPE_CHECKING:
     import torch
 
+if TYPE_CHECKING:
+    import torch
+
     from foretrain.workload.step import Workload
+
+
+class Stopwatch(Protocol):
+    """Takes marks cheaply while a step runs, and turns them into times when it is over."""
+
+    place: str
+    """What is being timed, for people: ``"CPU (2 threads)"``."""
+
+    def mark(self) -> Any:
+        """This moment, in whatever form is cheapest."""
+        ...
+
+    def settle(self, marks: Sequence[Any]) -> list[Time]:
+        """Picoseconds from the first mark to each mark, never decreasing. May wait for the device."""
+        ...
+
+
+class HostStopwatch:
+    """The host's monotonic clock."""
+
+    def __init__(self, threads: int) -> None:
+        self.place = f"CPU ({threads} thread{'s' if threads != 1 else ''})"
+
+    mark = staticmethod(perf_counter_ns)
+
+    def settle(self, marks: Sequence[int]) -> list[Time]:
+        """Picoseconds from the first mark to each mark."""
+        return [(mark - marks[0]) * NANOSECOND for mark in marks]
+
+
+class CudaStopwatch:
+    """CUDA events on the stream that is current where the mark is taken, which in a gradient hook is the engine's."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._cuda, self._device = torch.cuda, device
+        self.place = torch.cuda.get_device_name(device)
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all work queued so far."""
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def settle(self, marks: Sequence[torch.cuda.Event]) -> list[Time]:
+        """Picoseconds from the first mark to each mark; waits for the device once.
+
+        An event on a side stream may be reached before one that was logged earlier on another: the running maximum
+        keeps the order of the log, in which nothing ends before it begins.
+        """
+        self._cuda.synchronize(self._device)
+        times = (round(marks[0].elapsed_time(mark) * MILLISECOND) for mark in marks[1:])
+        return list(accumulate(times, max, initial=0))
+
+
+def stopwatch(devices: set[torch.device]) -> Stopwatch:
+    """The stopwatch for a model whose parameters live on ``devices``."""
+    import torch
+
+    if len(devices) != 1:
+        shown = ", ".join(sorted(map(str, devices)))
+        raise RecordError(
+            f"the parameters live on {shown}; a recording is of one worker on one device: move them to one"
+        )
+    (device,) = devices
+    if device.type == "cpu":
+        return HostStopwatch(torch.get_num_threads())
+    if device.type == "cuda":
+        return CudaStopwatch(device)
+    raise RecordError(f"the parameters live on {str(device)!r}, which has no stopwatch; move the model to cpu or cuda")
 
 
 def record(

@@ -21,9 +21,8 @@ from statistics import median
 
 from foretrain.errors import RecordError
 from foretrain.units import Time
-from foretrain.workload.model_parts import Anatomy
 from foretrain.workload.step import Gradient, Layer, Workload
-from foretrain.workload.step_log import StepLog
+from foretrain.workload.step_log import Anatomy, StepLog
 
 
 def summarize(

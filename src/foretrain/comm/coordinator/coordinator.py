@@ -30,7 +30,7 @@ from foretrain.comm.timers import Timers
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement, PeerLost, StallError
 from foretrain.schedule import Job, Spec
-from foretrain.schedule.link_drift import Gauge
+from foretrain.schedule.monitor import Gauge
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
 

@@ -12,10 +12,9 @@ import torch
 from foretrain.device import calls
 from foretrain.device.aten import Meta, work
 from foretrain.device.calibration import Calibration
-from foretrain.device.calls import OperatorCall
+from foretrain.device.calls import OperatorCall, moved
 from foretrain.device.gpu import Device
 from foretrain.device.model import PROVENANCES, OperatorModel
-from foretrain.device.tensors import moved
 from foretrain.device.work import Attention, Gemm, HostCopy, MemoryWork, Nothing, Unknown, Work
 
 _DTYPES = {

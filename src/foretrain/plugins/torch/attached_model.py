@@ -40,7 +40,7 @@ from foretrain.plugins.torch.optimizers import OptimizerHooks
 from foretrain.plugins.torch.warmup import Warmup
 from foretrain.schedule import Bound, Spec
 from foretrain.units import Time
-from foretrain.workload.stopwatch import stopwatch
+from foretrain.workload.recorder import stopwatch
 
 _taken: set[int] = set()
 """Ids of all parameters that are attached."""

@@ -22,7 +22,7 @@ from foretrain.comm.coordinator.protocol import TunableExchange
 from foretrain.comm.options import AttachOptions
 from foretrain.comm.tuned_exchange import TunedExchange
 from foretrain.network.ps_constants import MESSAGE
-from foretrain.planner.objective import IterationTimes
+from foretrain.planner.knob_space import IterationTimes
 from foretrain.plugins.torch.collective_executor import CollectiveExecutor, CommRecord
 from foretrain.plugins.torch.compression import Rounding, wire_dtype
 from foretrain.plugins.torch.control_group import ControlGroup
@@ -32,7 +32,7 @@ from foretrain.plugins.torch.runtime_plan import RuntimePlan, replayed_order
 from foretrain.plugins.torch.static_order import StaticOrder
 from foretrain.plugins.torch.streams import enqueues, streams
 from foretrain.schedule import Spec
-from foretrain.schedule.link_drift import Gauge
+from foretrain.schedule.monitor import Gauge
 
 if TYPE_CHECKING:
     from foretrain.comm.ps.client.connection import Links

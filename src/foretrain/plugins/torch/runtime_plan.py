@@ -13,10 +13,10 @@ from foretrain.comm.observation import StepProfile, workload_of
 from foretrain.comm.options import AttachOptions
 from foretrain.network import Cluster
 from foretrain.planner import Auto, SavedPlan, Wanted, choose, tune
-from foretrain.planner.forecaster import JobForecaster
 from foretrain.planner.knob_space import Space
 from foretrain.planner.online import Tuner
 from foretrain.planner.plan import fingerprint
+from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.planner.tuned_knobs import Saved, folder
 from foretrain.plugins.torch.compression import wire_dtype
 from foretrain.plugins.torch.control_group import ControlGroup

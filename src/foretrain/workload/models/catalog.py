@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from foretrain import errors
 from foretrain.device import PRECISIONS, Device, Precision, preset
 from foretrain.errors import ConfigError
-from foretrain.workload.models import alexnet, bert, cost, gpt2, inception, llama, resnet, transformer, vgg
+from foretrain.workload.models import alexnet, bert, gpt2, inception, llama, resnet, transformer, vgg
+from foretrain.workload.models.net import Optimizer, gradients_of, layers_of, rescaled
 from foretrain.workload.step import Workload
 
 if TYPE_CHECKING:
@@ -94,13 +95,13 @@ def zoo(
     number = _precision(model, gpu, precision)
     net = _build(canonical, model, sequence)
     images = isinstance(model, ImageModel)
-    optimizer: cost.Optimizer = "sgd" if images else "adam"
-    layers = cost.layers_of(net, gpu, number, samples, optimizer)
+    optimizer: Optimizer = "sgd" if images else "adam"
+    layers = layers_of(net, gpu, number, samples, optimizer)
     source = f"cost model of {gpu.name} in {number}, {optimizer}"
     if throughput is not None:
-        layers = cost.rescaled(layers, samples, _rate(throughput))
+        layers = rescaled(layers, samples, _rate(throughput))
         source += f", rescaled to {throughput:g} samples/s"
-    gradients = cost.gradients_of(net, layers, number)
+    gradients = gradients_of(net, layers, number)
     return Workload(canonical, samples, layers, gradients, "images" if images else "sequences", source)
 
 

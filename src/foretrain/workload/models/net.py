@@ -1,4 +1,4 @@
-"""The builder: a model is written down as its forward pass, and shapes, parameters and costs follow.
+"""Model builder: a model is written down as its forward pass; shapes, parameters, costs and layer times follow.
 
 Operators come in execution order, parameters in registration order (the order of ``module.parameters()``). The two
 agree unless a model registers a module before it runs; `Net.declare` says so. Where a model branches, the branches
@@ -7,13 +7,28 @@ run one after the other in the order of the published forward function, which is
 What has no parameters (ReLU, pooling, softmax, residual sums) is folded into the operator it follows, so that the
 times of all operators add up to the whole step. Everything is counted per sample, in numbers and not in bytes: a net
 knows neither batch nor precision nor device.
+
+# Note [Operator costs]
+A kernel takes max(2·macs·batch / achieved FLOP/s, bytes / (0.8·bandwidth)) plus a launch. The optimizer streams its
+state through memory once. All parameters of a layer are released together, when the layer's backward pass ends.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from foretrain.device import Device, Precision, element_size
+from foretrain.errors import ConfigError
+from foretrain.units import SECOND, Time
+from foretrain.workload.step import Gradient, Layer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from foretrain.workload.models.net import Architecture, LayerKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -218,3 +233,64 @@ class Net:
                 full = f"{name}.{suffix}"
                 assert self._parameters.get(full) is None, f"{full} appears twice"
                 self._parameters[full] = Parameter(full, shape, len(self._operators) - 1)
+
+
+Optimizer: TypeAlias = Literal["sgd", "adam"]
+
+_UPDATE_BYTES: dict[Optimizer, int] = {"sgd": 20, "adam": 28}
+"""Bytes moved per parameter: weight and states (one for momentum, two for Adam) read and written in fp32, gradient
+read. Half precision moves as much: it saves two bytes of gradient and writes a half copy of the weight."""
+
+
+def layers_of(
+    net: Architecture, device: Device, precision: Precision, batch: int, optimizer: Optimizer
+) -> tuple[Layer, ...]:
+    """The operators of ``net`` with their times."""
+    size = element_size(precision)
+
+    def total(kernels: Sequence[LayerKernel]) -> Time:
+        return sum(
+            device.time(
+                kernel.kind,
+                precision,
+                flops=2 * kernel.macs * batch,
+                moved=size * (kernel.moved * batch + kernel.fixed),
+            )
+            for kernel in kernels
+        )
+
+    owned = [0] * len(net.operators)
+    for parameter in net.parameters:
+        owned[parameter.operator] += parameter.elements
+    return tuple(
+        Layer(
+            operator.name,
+            total(operator.forward),
+            total(operator.backward),
+            device.time("memory", precision, moved=_UPDATE_BYTES[optimizer] * elements) if elements else 0,
+        )
+        for operator, elements in zip(net.operators, owned, strict=True)
+    )
+
+
+def rescaled(layers: Sequence[Layer], batch: int, throughput: float) -> tuple[Layer, ...]:
+    """The same layers, all faster or slower by one factor, so that a step alone does ``throughput`` samples/s."""
+    step = sum(layer.forward + layer.backward + layer.update for layer in layers)
+    factor = batch / throughput * SECOND / step
+    if factor * step < 1000 * len(layers):
+        raise ConfigError("throughput", throughput, "leaves no time to compute", "write samples per second of one GPU")
+
+    def scaled(time: Time) -> Time:
+        return round(time * factor)
+
+    return tuple(Layer(x.name, scaled(x.forward), scaled(x.backward), scaled(x.update)) for x in layers)
+
+
+def gradients_of(net: Architecture, layers: Sequence[Layer], precision: Precision) -> tuple[Gradient, ...]:
+    """One gradient per parameter, in registration order; a tied one belongs to its first use."""
+    size = element_size(precision)
+    released = list(accumulate(layer.backward for layer in reversed(layers)))[::-1]
+    return tuple(
+        Gradient(parameter.name, size * parameter.elements, parameter.operator, released[parameter.operator])
+        for parameter in net.parameters
+    )

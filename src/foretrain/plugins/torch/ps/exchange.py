@@ -35,7 +35,7 @@ from foretrain.plugins.torch.collective_executor import CommRecord, describe
 from foretrain.plugins.torch.ps.staging import Staging
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.schedule import Job, Spec
-from foretrain.schedule.link_drift import Gauge
+from foretrain.schedule.monitor import Gauge
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
 

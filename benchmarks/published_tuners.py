@@ -1,17 +1,16 @@
-"""Which knobs to try next, of what was measured so far: at random, and by Bayesian optimisation as published.
+"""Tuners to compare with: random search, and Bayesian optimisation as published.
 
-`foretrain.planner.simulator_prior` is ours, which knows what the simulator says.
+`foretrain.planner.simulator_prior` is ours, which begins with the simulator's forecasts.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from foretrain.errors import ConfigError
-from foretrain.planner.knob_space import Space
-from foretrain.planner.objective import IterationTimes
+from foretrain.planner.knob_space import IterationTimes, Space
 from foretrain.schedule import Spec
 
 if TYPE_CHECKING:
@@ -21,23 +20,6 @@ PUBLISHED = 15
 """Samples of ByteScheduler's tuner (its source): so many in all."""
 _BEGIN = 10
 """Of these at random."""
-
-
-class Proposer(Protocol):
-    """Says what to try, and is told what came of it."""
-
-    @property
-    def best(self) -> Spec:
-        """What to run with, of all that is known; what it began with before anything is."""
-        ...
-
-    def ask(self) -> Spec | None:
-        """What to try next; None where nothing more is to be won."""
-        ...
-
-    def tell(self, spec: Spec, sample: IterationTimes) -> None:
-        """``spec`` was measured; more than once where it was tried more than once."""
-        ...
 
 
 class MeasuredProposer:
