@@ -5,11 +5,11 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from foretrain.report.timeline_plot import block, thin
 
 from foretrain.errors import ConfigError
 from foretrain.experiments import Comparison
 from foretrain.report import lanes, lanes_svg
+from foretrain.report.timeline_plot import block, thin
 
 SVG = "{http://www.w3.org/2000/svg}"
 

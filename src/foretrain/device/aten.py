@@ -68,7 +68,7 @@ def _solution(per_column: Count, factor: int, right: int, count: Count = lambda 
 def _eigenvalues(bare: Count, vectors: Count, flag: int) -> Rule:
     """With vectors if the argument at position ``flag`` says so."""
 
-    def rule(arguments: Values, results: Values) -> Unknown:
+    def rule(arguments: Values, results: Values) -> Work:
         wanted = len(arguments) <= flag or bool(arguments[flag])
         return _factorization(vectors if wanted else bare, TWO_SIDED)(arguments, results)
 
