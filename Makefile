@@ -15,11 +15,11 @@ SLOW := ranks or device or lab or process
 .PHONY: help setup demo test test-rest test-all fuzz lint format bench docs clean
 
 help:
-	@echo "make demo    record a real training step here, forecast it on 4 workers, write out/*.html"
+	@echo "make demo    compare, simulate, record: the three uses, a screen each; writes out/*.html"
 	@echo "make test    run the tests of a change: all that need no processes, and one of each path that does"
 	@echo "make test-all  run all tests"
 	@echo "make fuzz    search counterexamples with new seeds; SECONDS=300"
-	@echo "make lint    ruff, basedpyright, import-linter"
+	@echo "make lint    ruff, basedpyright, import-linter, layout"
 	@echo "make bench   run the benchmarks, quickly"
 	@echo "make docs    build the documentation into docs/_build/html"
 
@@ -37,7 +37,7 @@ $(BUILT): $(READY) $(NATIVE) $(KERNELS)
 	$(BIN)/python -m tests.prebuild
 	@touch $@
 
-demo: $(READY)
+demo: $(BUILT)
 	$(BIN)/python examples/demo.py --out out
 
 test: $(BUILT)

@@ -1,4 +1,4 @@
-"""A line chart as SVG: a logarithmic x axis, a linear y axis, a legend in the upper right corner."""
+"""Line chart as SVG: a logarithmic x axis, a linear y axis, a legend in the upper right corner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 70, 24, 24, 60
 def svg(
     lines: Mapping[str, Sequence[Point]], *, x: str, y: str, xs: Point, ys: Point, rule: float | None = None
 ) -> str:
-    """``lines`` within ``xs`` and ``ys``; ``rule`` is an x to mark."""
+    """Draw ``lines`` within ``xs`` and ``ys``; ``rule`` is an x to mark."""
 
     def place(point: Point) -> Point:
         across = math.log(point[0] / xs[0]) / math.log(xs[1] / xs[0])

@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages: ``make docs``."""
+"""Configuration of Sphinx: ``make docs``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ autodoc_default_options = {"exclude-members": "__init__, __new__"}
 
 
 def _show_indented_blocks_as_code(app, what, name, obj, options, lines):
-    """Docstrings set formulas and examples off by indentation alone; reStructuredText wants '::' before them."""
+    """Put '::' before indented formulas and examples of docstrings, as reStructuredText wants it."""
     found, inside = [], False
     for line in lines:
         indented = line.startswith("    ")
@@ -44,7 +44,7 @@ def _show_indented_blocks_as_code(app, what, name, obj, options, lines):
 
 
 def _is_text(before: list[str]) -> bool:
-    """Whether the paragraph before is flush text, and neither a directive nor a section such as ``Args:``."""
+    """Return whether the paragraph before is flush text, and neither a directive nor a section such as ``Args:``."""
     last = next((line for line in reversed(before) if line.strip()), "")
     return not last.startswith((" ", "..", ":", "-"))
 
@@ -60,7 +60,7 @@ def _block(translator, node):
 
 
 def setup(app):
-    """Sphinx's hook."""
+    """Connect to Sphinx."""
     # Before napoleon, which listens with the usual priority.
     app.connect("autodoc-process-docstring", _show_indented_blocks_as_code, priority=100)
     # MathML, which browsers draw by themselves: Sphinx's own renderers need the network or TeX.

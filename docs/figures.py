@@ -1,4 +1,4 @@
-"""Every picture, table and command output of the documentation: ``python docs/figures.py`` writes them anew.
+"""Write every picture, table and command output of the documentation: ``python docs/figures.py``.
 
 All of it is simulated, so that the same source gives the same bytes on every machine; a test checks that.
 """
@@ -94,11 +94,11 @@ COMMANDS = {
     "error-policy": "foretrain compare vgg16 --cluster 4x1xV100@10Gbps --schedules bytesheduler",
     "error-knob": 'foretrain compare vgg16 --cluster 4x1xV100@10Gbps --schedules "ddp(bucket=25)"',
 }
-"""What the pages quote, run in ``docs/files``."""
+"""Commands that pages quote, run in ``docs/files``."""
 
 
 def figures() -> Iterator[tuple[str, str]]:
-    """Every file of ``docs/_figures`` and its content."""
+    """Yield every file of ``docs/_figures`` and its content."""
     yield from pictures()
     yield "layers.svg", layers.svg()
     comparisons = [compare(ft.workload.zoo(model), place, trace=False) for model, place in CASES]
@@ -126,7 +126,7 @@ def pictures() -> Iterator[tuple[str, str]]:
 
 
 def knobs_of(name: str) -> str:
-    """A table of a policy's knobs, straight from where they are declared."""
+    """Return a table of a policy's knobs, from where they are declared."""
     knobs: tuple[Knob, ...] = POLICIES[name].knobs
     if not knobs:
         return "It has no knobs.\n"
@@ -139,7 +139,7 @@ def knobs_of(name: str) -> str:
 
 
 def columns() -> str:
-    """A table of the columns of a sweep's Parquet file, straight from where they are declared."""
+    """Return a table of the columns of a sweep's Parquet file, from where they are declared."""
     axes = Column("axis_NAME", "number", "value of an axis of the clusters, in its unit; text where it is none")
     knobs = Column("knob_NAME", "number", "knob of the schedule as it ran, defaults included; null where it has none")
     rows = ["| column | holds | meaning |", "|---|---|---|"]
@@ -148,7 +148,7 @@ def columns() -> str:
 
 
 def cases_of(name: str, comparisons: list[Comparison]) -> str:
-    """How one policy does in every case, and in a sentence where it does best and worst."""
+    """Return a table of one policy in every case, and a sentence on its best and worst."""
     found = [(table, next(run for run in table.runs if run.schedule.name == name)) for table in comparisons]
     rows = [
         "",
@@ -179,14 +179,14 @@ def _case(item: tuple[tuple[Comparison, Run], tuple[str, str]], unit: str = "") 
 
 
 def written(run: Run) -> Iterator[tuple[str, str]]:
-    """The knobs that a search moved away from their defaults."""
+    """Yield the knobs that a search moved away from their defaults."""
     for knob in POLICIES[run.schedule.name].knobs:
         if run.schedule.settings[knob.name] != knob.default:
             yield knob.name, knob.write(run.schedule.settings[knob.name])
 
 
 def overview(comparisons: list[Comparison]) -> str:
-    """Speed over DDP at its best: a row for every policy, a numbered column for every case, and what the cases are."""
+    """Return speeds over DDP at its best: a row for each policy, a numbered column for each case, then the cases."""
     numbers = range(1, len(comparisons) + 1)
     rows = [f"| policy | {' | '.join(map(str, numbers))} |", f"|---|{'--:|' * len(comparisons)}"]
     for runs in zip(*(table.runs for table in comparisons), strict=True):
@@ -204,7 +204,7 @@ def _cell(table: Comparison, run: Run) -> str:
 
 
 def even(ratio: float, layers: int = 50) -> Workload:
-    """A chain of equal layers, backward twice the forward, whose gradients take ``ratio`` of the computation to send.
+    """Return equal layers, backward twice the forward, whose gradients take ``ratio`` of the computation to send.
 
     A host of the `gains` cluster moves a byte in 1.2 ns.
     """
@@ -219,7 +219,7 @@ def even(ratio: float, layers: int = 50) -> Workload:
 
 
 def gains() -> Iterator[tuple[str, str]]:
-    """How much any schedule can gain over a barrier, T_WFBP/T*, over communication/computation."""
+    """Yield how much a schedule can gain over a barrier, T_WFBP/T*, over communication/computation."""
     lines: dict[str, list[tuple[float, float]]] = {"even layers": []}
     for step in range(61):
         bound = ft.bound(even(10 ** (-1 + step / 30)), "4x1xV100@10Gbps")
@@ -246,7 +246,7 @@ def _two_digits(value: float) -> str:
 
 
 def output(command: str) -> str:
-    """The command and what it writes, 88 columns wide."""
+    """Return the command and its output, 88 columns wide."""
     text = io.StringIO()
     before = Path.cwd(), dict(os.environ)
     os.environ |= {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb"}
@@ -258,7 +258,7 @@ def output(command: str) -> str:
         os.chdir(before[0])
         os.environ.clear()
         os.environ.update(before[1])
-    # What is said only where preparing takes long says nothing about the command.
+    # A notice that appears only where preparation takes long is no part of the command's output.
     lines = [line.rstrip() for line in text.getvalue().splitlines() if not line.startswith("foretrain: preparing")]
     return f"$ {command}\n" + "\n".join(lines).strip("\n") + "\n"
 
