@@ -6,6 +6,8 @@
 - ``device``: runs a script on the simulated CUDA device.
 - ``lab``: makes network namespaces.
 - ``process``: starts any other process. Where the product starts it, the test is marked by hand.
+
+``smoke`` is written by hand; ``smoke_case("ID")`` makes a smoke test of that one case of a parametrized test.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ def mark(item: pytest.Item) -> None:
     found |= {_BY_MODULE[name] for name in _modules(functions) if name in _BY_MODULE}
     if len(found) > 1:
         found.discard("process")  # for what has no other marker
+    if any(item.callspec.id in case.args for case in item.iter_markers("smoke_case")):
+        found.add("smoke")
     for name in sorted(found):
         item.add_marker(name)
 

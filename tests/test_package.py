@@ -48,6 +48,7 @@ def test_public_names():
         ("import foretrain.workload", ("torch", "numpy")),
     ],
 )
+@pytest.mark.smoke
 def test_imports_stay_lean(code: str, absent: tuple[str, ...]):
     script = f"{code}; import sys; print(sorted(set({absent!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -40,6 +40,7 @@ def test_layouts_of_a_gpt(whole, ranks, layout):
     assert split == pytest.approx(whole[GPT, 8], abs=2e-5)
 
 
+@pytest.mark.smoke
 def test_interleaved_stages(whole):
     """Three ranks of two stages each, with steps before, in and after the steady state."""
     layout = ("--global-batch", 12, "--pp", 3, "--vp", 2)

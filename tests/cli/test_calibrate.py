@@ -47,6 +47,7 @@ def cpu(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.smoke
 def test_a_quick_calibration_describes_the_cpu(cpu):
     found = calibration.load(cpu)
     device = found.described()

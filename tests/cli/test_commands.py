@@ -30,6 +30,7 @@ def test_version_and_help():
         assert "record" in shown.stdout
 
 
+@pytest.mark.smoke
 def test_compare_prints_the_table_and_writes_what_was_asked(tmp_path: Path):
     outputs = {kind: tmp_path / f"vgg.{kind}" for kind in ("json", "html", "perfetto")}
     done = foretrain(

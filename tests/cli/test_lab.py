@@ -20,6 +20,7 @@ def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
 
 
+@pytest.mark.smoke
 def test_from_up_to_down(name, capsys):
     built = lab("up", "--hosts", "3", "--rate", "500Mbps", "--name", name)
     assert built.returncode == 0, built.stderr

@@ -3,7 +3,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.collective import ALGORITHMS, build, steps_on_critical_path, verify
@@ -24,6 +24,7 @@ def test_every_rank_ends_with_what_is_promised(ranks):
             raise
 
 
+@settings(max_examples=40)
 @given(ranks=st.integers(2, 12), seed=st.integers(0, 10**6))
 def test_whatever_the_order_in_which_steps_end(ranks, seed):
     choice = list(plans(ranks))
@@ -31,7 +32,7 @@ def test_whatever_the_order_in_which_steps_end(ranks, seed):
     expect(plan, play(plan, seed=seed))
 
 
-@pytest.mark.parametrize(("ranks", "local"), [(12, 2), (12, 3), (12, 4), (12, 6), (32, 8), (48, 8)])
+@pytest.mark.parametrize(("ranks", "local"), [(12, 2), (12, 3), (12, 4), (12, 6), (24, 8)])
 def test_servers_may_use_any_algorithms_inside_and_between(ranks, local):
     named = [name for name, offer in ALGORITHMS.items() if set(HALVES) <= set(offer.operations)]
     plain = [name for name in named if name not in ("hdrm", "hierarchical", "parameter_server")]
@@ -49,7 +50,7 @@ def test_a_large_ring(bidirectional):
     verify(build("ring", "all_reduce", 128, bidirectional=bidirectional))
 
 
-@pytest.mark.parametrize("ranks", [*SIZES, 1000, 1024])
+@pytest.mark.parametrize("ranks", [*SIZES, 63, 64, 1000, 1024])
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "circulant"])
 def test_no_more_bytes_than_the_bound_and_the_published_number_of_rounds(name, ranks):
     rounds = ranks - 1 if name == "ring" else math.ceil(math.log2(ranks))

@@ -16,6 +16,7 @@ def learns(values: list[float]) -> bool:
     return len(values) == 3 and values[0] > values[1] > values[2]
 
 
+@pytest.mark.smoke
 def test_cnn_ddp():
     printed = torchrun("examples/simulate/cnn_ddp.py", *CNN)
 

@@ -133,6 +133,7 @@ def test_what_cannot_be_simulated_says_why_and_stops_nothing(tmp_path: Path):
 
 @pytest.mark.process
 @pytest.mark.parametrize("backend", ["processes", "dask", "ray"])
+@pytest.mark.smoke_case("processes")
 def test_every_backend_gives_the_same(backend, tmp_path: Path):
     if backend != "processes":
         pytest.importorskip({"dask": "distributed"}.get(backend, backend), reason=f"{backend} is not installed")

@@ -66,6 +66,7 @@ def test_every_rank_knows_the_job_and_its_place(lab):
     assert environments(lab)[0]["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.smoke
 def test_ranks_run_on_their_hosts_and_reach_the_master(lab):
     code = """
 import os, socket, time

@@ -124,6 +124,7 @@ def test_interfaces_addresses_and_mtu(name):
     assert not {link["ifname"] for link in ip("link")} & {"fth0", "fth1", "ftp0", "ftp1", "ftbr"}
 
 
+@pytest.mark.smoke
 def test_bytes_arrive_and_are_counted(name):
     size = 3_000_000
     serve = f"""

@@ -181,6 +181,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.smoke
 def test_servers_listen_on_their_hosts_and_end_with_the_block(lab):
     with serving(lab, [1, 1], workers=1) as served:
         assert [address.rpartition(":")[0] for address in served.addresses] == [lab.hosts[1].address] * 2

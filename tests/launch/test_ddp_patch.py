@@ -180,6 +180,7 @@ def test_after_an_exception_nothing_is_waited_for(ranks):
         jobs.uneven_later,
     ],
 )
+@pytest.mark.smoke_case("plain")
 def test_the_same_bits_by_a_real_schedule(ranks, script):
     said = []
     for alone, taken in ranks(jobs.both_really, script, USUAL):

@@ -140,6 +140,7 @@ def test_an_unmodified_script_trains_to_the_same_bits(folder):
     assert len(said) == 3
 
 
+@pytest.mark.smoke
 def test_the_example(folder):
     taken = ours(folder, "--", str(EXAMPLE))
     assert taken.returncode == 0, taken.stderr

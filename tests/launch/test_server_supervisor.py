@@ -101,6 +101,7 @@ def test_a_script_whose_optimizer_runs_on_the_servers(folder, consistency):
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.smoke_case("15")
 def test_no_server_outlives_the_command(folder, end):
     command = foretrain("run", "--nproc", "2", "--servers", "2", "--", "endless.py", str(folder))
     with started(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:

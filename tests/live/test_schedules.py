@@ -59,6 +59,7 @@ def simulated(tmp_path_factory):
     return run
 
 
+@pytest.mark.smoke
 def test_priority_gains_what_it_should(simulated):
     stock, done = simulated(None), simulated(POLICY)
     (exchange,) = done.story.schedules

@@ -31,6 +31,7 @@ def by_rank(ended: Ended) -> dict[int, object]:
     ],
     ids=["DDP on 2 servers", "FSDP2 by tensor parallel", "pipeline by FSDP2 by tensor parallel"],
 )
+@pytest.mark.smoke_case("DDP on 2 servers")
 def test_few_live_ranks_tell_what_all_would(cluster: str, arguments: tuple[object, ...], live: list[int]) -> None:
     few = simulate(cluster, "train.py", *arguments)
     every = simulate(cluster, "train.py", *arguments, options=("--live", "all"))
@@ -61,6 +62,7 @@ def test_objects_come_to_ranks_that_are_live() -> None:
     assert forecast(simulate("dgx-h100:1,ranks=0-1", "objects.py", options=("--live", "all")))["live"] == [0, 1]
 
 
+@pytest.mark.smoke
 def test_two_runs_give_the_same_forecast_and_the_script_prints_it() -> None:
     where, script = "dgx-h100:1,ranks=0-3", ("train.py", "--pipeline", 2)
     once, again = (simulate(where, *script) for _ in range(2))

@@ -51,6 +51,7 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
         ("waits for a value", 1, ["fault.py:", "has read a Float value on the host 20,000 times"]),
     ],
 )
+@pytest.mark.smoke_case("raise on one-1-words0")
 def test_fault_is_told_in_the_scripts_own_words(fault: str, status: int, words: list[str]) -> None:
     # What all ranks do alike needs one of them.
     live = "auto" if fault in ("raise", "memory", "needs data", "waits for a note", "waits for a value") else "all"

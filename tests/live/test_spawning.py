@@ -40,6 +40,7 @@ def spawning(folder: Path) -> Path:
     return script
 
 
+@pytest.mark.smoke
 def test_a_rank_is_the_process_that_is_spawned_for_its_gpu(tmp_path: Path) -> None:
     ended = simulate("dgx-h100:1,ranks=0-2", spawning(tmp_path), options=("--live", "all"))
     assert ended.status == 0, ended.err

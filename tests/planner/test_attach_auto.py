@@ -14,6 +14,7 @@ from tests.planner.plans import plan_of  # noqa: E402
 from tests.plugins.torch.models import STEPS, assert_same, batch, mlp, objective, plain, sgd  # noqa: E402
 
 
+@pytest.mark.smoke
 def test_what_the_planner_chooses_trains_the_same(ranks):
     seen = assert_same(ranks, plain, schedule="auto")
     assert len({schedule for rank in seen for schedule in rank.schedules}) == 1

@@ -339,6 +339,7 @@ def play(twin: Twin, steps: list[tuple[str, int, int]]) -> tuple[list[str], list
     max_split=st.sampled_from([None, 24]),
     poll_always=st.booleans(),
 )
+@pytest.mark.smoke
 def test_agrees_with_the_twin(
     shell: Shell,
     steps: list[tuple[str, int, int]],

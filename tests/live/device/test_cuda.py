@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.live.device.simulated import simulated
 
 
@@ -39,6 +41,7 @@ def test_settings_of_the_allocator_sleep_and_the_version_of_cudnn(tmp_path: Path
     )
 
 
+@pytest.mark.smoke
 def test_runtime_and_handles(tmp_path: Path) -> None:
     simulated(
         tmp_path,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.live.device.simulated import simulated
 
 
@@ -53,6 +55,7 @@ def test_a_replayed_graph_takes_the_kernels_time_and_one_launch(tmp_path: Path) 
     )
 
 
+@pytest.mark.smoke
 def test_graphed_callables_train(tmp_path: Path) -> None:
     simulated(
         tmp_path,

@@ -58,6 +58,7 @@ def test_the_profiler_shows_virtual_times_of_kernels(tmp_path: Path) -> None:
     assert "Failed to record" not in done.stderr
 
 
+@pytest.mark.smoke
 def test_a_profile_has_the_kernels_in_virtual_time_and_changes_none(tmp_path: Path) -> None:
     script = f"""{TRAINING}
     def timed(number, after):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.live.device.simulated import simulated
 
 
@@ -40,6 +42,7 @@ def test_values_stay_in_a_storage_that_grows(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.smoke
 def test_a_represented_world_writes_and_reads_distributed_checkpoints(tmp_path: Path) -> None:
     simulated(
         tmp_path,

@@ -73,5 +73,6 @@ def with_a_secret():
         del os.environ[rendezvous.SECRET]
 
 
+@pytest.mark.smoke
 def test_a_secret_that_all_ranks_have(three):
     assert three(with_a_secret) == [True] * 3

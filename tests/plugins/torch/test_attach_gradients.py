@@ -44,6 +44,7 @@ def accumulating(side, parts, no_sync):
 
 
 @pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.smoke_case("2")
 def test_accumulation_with_no_sync(ranks, parts):
     assert_same(ranks, accumulating, parts, True)
 

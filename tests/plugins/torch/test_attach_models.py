@@ -278,11 +278,18 @@ def test_activation_checkpointing(ranks, reentrant, shared):
 # ---------------------------------------------------------------- parameters that have no gradient now and then
 
 
-@pytest.mark.parametrize("to_none", [True, False], ids=["to none", "to zero"])
-@pytest.mark.parametrize("reads", [True, False], ids=["reads", "blind"])
+EACH = "another each step on each rank"
+
+
 @pytest.mark.parametrize("how", CHOICES)
-def test_branches_that_are_not_taken(ranks, how, reads, to_none):
-    assert_same(ranks, branching, how, reads, to_none)
+@pytest.mark.smoke_case("another each step on each rank")
+def test_branches_that_are_not_taken(ranks, how):
+    assert_same(ranks, branching, how, True, True)
+
+
+@pytest.mark.parametrize(("reads", "to_none"), [(True, False), (False, True), (False, False)])
+def test_branches_whoever_reads_gradients_and_however_they_are_cleared(ranks, reads, to_none):
+    assert_same(ranks, branching, EACH, reads, to_none)
 
 
 ROUNDING = 1e-5
@@ -310,8 +317,10 @@ def accumulating(side, how, passes, clears):
 ACCUMULATIONS = {"two passes": ((2,), 1), "one, three, two passes": ((1, 3, 2), 1), "cleared every second": ((1,), 2)}
 
 
-@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
-@pytest.mark.parametrize("how", CHOICES)
+@pytest.mark.parametrize(
+    ("how", "accumulation"),
+    [*((how, "one, three, two passes") for how in CHOICES), (EACH, "two passes"), (EACH, "cleared every second")],
+)
 def test_branches_when_gradients_accumulate(ranks, how, accumulation):
     tolerance = ROUNDING if "passes" in accumulation else 0.0
     assert_same(ranks, accumulating, how, *ACCUMULATIONS[accumulation], tolerance=tolerance)
@@ -319,8 +328,7 @@ def test_branches_when_gradients_accumulate(ranks, how, accumulation):
 
 @pytest.mark.parametrize("accumulation", ACCUMULATIONS)
 def test_branches_when_gradients_accumulate_and_the_order_is_replayed(ranks, accumulation):
-    how = "another each step on each rank"
-    assert_same(ranks, accumulating, how, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, agreement="replay")
+    assert_same(ranks, accumulating, EACH, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, agreement="replay")
 
 
 class Often(Checkpointed):
@@ -377,7 +385,7 @@ def locally_in_between(side, how):
         yield loss
 
 
-@pytest.mark.parametrize("how", CHOICES)
+@pytest.mark.parametrize("how", ["never the last", "nobody's until late", EACH])
 def test_branches_and_a_local_pass_in_between(ranks, how):
     assert_same(ranks, locally_in_between, how, tolerance=ROUNDING)
 

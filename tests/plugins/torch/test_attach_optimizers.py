@@ -383,6 +383,7 @@ def hooked_globally(side):
     yield calls
 
 
+@pytest.mark.smoke
 def test_hooks_of_all_optimizers_run_once_a_step_and_see_whole_ones(ranks):
     assert_same(ranks, hooked_globally, said="every optimizer")
 

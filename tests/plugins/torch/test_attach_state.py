@@ -291,6 +291,7 @@ def resumed(side):
         yield loss
 
 
+@pytest.mark.smoke
 def test_a_checkpoint_resumes_in_a_new_model(ranks):
     assert_same(ranks, resumed)
 

@@ -99,6 +99,7 @@ def in_full(plan):
     return str(Spec(plan.name, plan.settings))
 
 
+@pytest.mark.smoke
 def test_rank_0_decides_and_all_follow(ranks, folder):
     (told, seen), (nothing, followed) = ranks(events, folder, 120)
     assert nothing is None

@@ -85,6 +85,7 @@ def test_under_ssp_the_fast_one_goes_as_far_ahead_as_it_may_and_no_further(ranks
     assert (fast, slow) == (FAST - WARMUP, SLOW - WARMUP)
 
 
+@pytest.mark.smoke
 def test_asynchronously_one_may_be_done_before_the_other_has_begun(ranks):
     with servers(2, 2) as (addresses, made):
         (_, fast), (_, slow) = ranks(slow_and_fast, addresses, "async", FAST, timeout=60)

@@ -22,6 +22,7 @@ def keyed(side, recipe, *args):
 
 
 @pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.smoke_case("1")
 def test_trains_the_same(ranks, shards):
     with servers(shards, 2) as (addresses, made):
         assert_same(ranks, keyed, plain, engine="ps", servers=addresses)

@@ -48,6 +48,7 @@ def trained(addresses, updates="workers", schedule=SMALL):
 
 @pytest.mark.parametrize("updates", ["workers", "servers"])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.smoke_case("0-workers")
 def test_the_others_finish_alike(job, seed, updates):
     chance, ranks = random.Random(seed), job(SIZE)
     victim, when, later = seed % SIZE, chance.randrange(WARMUP + 1, STEPS - 8), chance.random() * 0.02

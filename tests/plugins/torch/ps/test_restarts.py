@@ -114,6 +114,7 @@ class Killer:
 
 @pytest.mark.parametrize("updates", ["workers", "servers"])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.smoke_case("0-workers")
 def test_no_update_is_lost_or_applied_twice(ranks, expected, seed, updates, monkeypatch, tmp_path):
     chance, run = random.Random(seed), f"seed {seed}, updates on {updates}"
     monkeypatch.setenv(SECRET, KEY.hex())

@@ -82,6 +82,7 @@ def test_every_kind_of_schedule(same, schedule):
     same(plain, schedule=schedule)
 
 
+@pytest.mark.smoke
 def test_three_workers(three):
     with servers(2, 3) as (addresses, _):
         options = {"engine": "ps", "servers": addresses, "updates": "servers"}
