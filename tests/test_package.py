@@ -53,3 +53,22 @@ def test_imports_stay_lean(code: str, absent: tuple[str, ...]):
     script = f"{code}; import sys; print(sorted(set({absent!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # its import fails, as where it is not installed
+import importlib, pkgutil, foretrain
+for package in {packages}:
+    found = importlib.import_module(f"foretrain.{{package}}")
+    for module in pkgutil.walk_packages(getattr(found, "__path__", ()), f"{{found.__name__}}."):
+        importlib.import_module(module.name)
+"""
+
+
+@pytest.mark.smoke
+def test_communication_and_everything_below_it_imports_without_torch():
+    simulated = ("collective", "device", "network", "planner", "schedule", "simulation", "trace", "workload")
+    code = _WITHOUT_TORCH.format(packages=("comm", "engine", "experiments", "tasks", "units", *simulated))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
