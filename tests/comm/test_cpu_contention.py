@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretrain.comm.cpu_contention import Ticks, crowding, ticks
+from foretrain.comm.observation import Ticks, crowding, ticks
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 import pytest
 
-from foretrain.comm import silence as vigil
-from foretrain.comm.silence import SilenceDetector
+from foretrain.comm import event_loop
+from foretrain.comm.event_loop import SilenceDetector
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(vigil.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(event_loop.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -18,8 +18,8 @@ def silence(clock, gaps, allowed=8.0):
     listener, heard = SilenceDetector(allowed), clock[0]
     for gap in gaps:
         clock[0] += gap
-        listener.come_round()
-        if (found := listener.too_long(heard)) is not None:
+        listener.tick()
+        if (found := listener.exceeded(heard)) is not None:
             assert found > allowed
             return clock[0] - heard
     return None
@@ -41,10 +41,10 @@ def test_after_a_nap_all_have_their_time_again(clock, nap):
 def test_whom_one_heard_after_a_nap_counts_from_there(clock):
     listener = SilenceDetector(8.0)
     clock[0] += 50
-    listener.come_round()
+    listener.tick()
     heard = clock[0] + 4
     for _ in range(13):
         clock[0] += 1
-        listener.come_round()
-    assert listener.too_long(heard) == 9
-    assert listener.too_long(heard + 1) is None
+        listener.tick()
+    assert listener.exceeded(heard) == 9
+    assert listener.exceeded(heard + 1) is None

@@ -1,4 +1,4 @@
-"""What ranks agree to send, and the records of when it was sent and applied."""
+"""Commands that all ranks issue in the same order, and records of when chunks were sent and updates applied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foretrain.tasks import Chunk
 
 
 class CollectiveCommand(NamedTuple):
-    """What all ranks issue at one place of their sequence.
+    """One collective that all ranks issue at the same place of their sequences.
 
     Attributes:
         sequence: that place, counted from 0.
@@ -23,7 +23,7 @@ class CollectiveCommand(NamedTuple):
 
 
 class CommRecord(NamedTuple):
-    """When a chunk was issued and completed, nanoseconds of the monotonic clock."""
+    """Times at which a chunk was issued and completed, in nanoseconds of the monotonic clock."""
 
     chunk: Chunk
     issued: int
@@ -31,7 +31,7 @@ class CommRecord(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """When a batch was updated, nanoseconds of the monotonic clock."""
+    """Times at which a batch of updates began and ended, in nanoseconds of the monotonic clock."""
 
     tasks: tuple[int, ...]
     step: int

@@ -1,4 +1,4 @@
-"""What the first steps show: in which order parameters are used, and when gradients come.
+"""Profile of the first steps: in which order parameters are used, and when gradients are ready.
 
 Registration order is not the order of use, and only a look at a running step tells it. Times are those of this
 hardware, this batch and this model, so that policies which plan ahead (Prophet, MG-WFBP, PACE …) have something to plan
@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from foretrain.comm.cpu_contention import Ticks, crowding, ticks
 from foretrain.units import NANOSECOND, Time
 from foretrain.workload.recorder import Stopwatch
 from foretrain.workload.step import Gradient, Layer, Workload
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """One rank's typical step; times in ps.
+    """Typical step of one rank; times in ps.
 
     Attributes:
         order: task indices by first use; those never used come last.
@@ -35,7 +35,7 @@ class StepProfile(msgspec.Struct, frozen=True):
         fires: per task, how often its gradient was accumulated in one backward pass, at most.
         passes: backward passes before gradients were summed.
         crowding: how much an operation's work delays the computation, in thousandths; see
-        `foretrain.comm.cpu_contention`.
+        `foretrain.comm.observation`.
     """
 
     order: list[int]
@@ -50,7 +50,7 @@ class StepProfile(msgspec.Struct, frozen=True):
 
     @property
     def compute(self) -> Time:
-        """Forward and backward: what tells the slowest rank from the others."""
+        """Return forward plus backward time, by which ranks are compared for speed."""
         return self.forward + self.backward
 
 
@@ -68,7 +68,7 @@ class _Step:
 
 
 class StepObserver:
-    """Notes what happens in each step. All methods are called on the training thread.
+    """Records what happens in each step. All methods are called on the training thread.
 
     Args:
         count: tasks.
@@ -88,11 +88,11 @@ class StepObserver:
 
     @property
     def steps(self) -> int:
-        """Whole steps seen."""
+        """Return the number of whole steps seen."""
         return len(self._steps)
 
     def begin_forward(self) -> None:
-        """A forward pass of the whole model begins.
+        """Note that a forward pass of the whole model begins.
 
         If passes before it have left their gradients to it, as in gradient accumulation, they are part of the step: the
         first needs the parameters, and what is computed until this one ends counts as the last layer's forward pass.
@@ -104,25 +104,25 @@ class StepObserver:
         self._inside = True
 
     def end_forward(self) -> None:
-        """It ends, and the backward pass begins."""
+        """Note that the forward pass ends and the backward pass begins."""
         self._step.forward.append((-2, self._watch.mark()))
         self._inside = False
 
     def use(self, task: int) -> None:
-        """``task`` is used; only the first use in a forward pass counts."""
+        """Note that ``task`` is used; only the first use in a forward pass counts."""
         if self._inside and task not in self._step.used:
             self._step.used.add(task)
             self._step.forward.append((task, self._watch.mark()))
 
     def gradient(self, task: int, number: int) -> None:
-        """A gradient was accumulated in the backward pass of this number."""
+        """Note that a gradient was accumulated in backward pass ``number``."""
         self._step.gradients.pop(task, None)
         self._step.gradients[task] = self._watch.mark()
         self._step.fires.setdefault(number, Counter())[task] += 1
         self._recent.add(number)
 
     def reduced(self) -> None:
-        """Gradients are summed now. What comes again before step(), as a closure does, is another round."""
+        """Note that gradients are summed now; further passes before step(), as of a closure, are another round."""
         if self._began is not None:
             self._computed = self._computed.plus(self._began, ticks())
             self._began = None
@@ -131,16 +131,16 @@ class StepObserver:
             self._recent.clear()
 
     def updated(self, took: Time) -> None:
-        """An optimizer took ``took``."""
+        """Note that an optimizer step took ``took``."""
         self._step.update += took
 
     def end_step(self) -> None:
-        """step() was called for the last time before the next backward pass."""
+        """Note that step() was called for the last time before the next backward pass."""
         self._steps.append(self._step)
         self._step = _Step()
 
     def observed(self) -> StepProfile:
-        """The median step; the first one, which pays for allocations, counts only when it is the only one."""
+        """Return the median step; the first, which pays for allocations, counts only if it is the only one."""
         steps = [self._settle(step) for step in self._steps[1:] or self._steps]
         uses, order = self._uses(steps)
         releases = [
@@ -159,11 +159,13 @@ class StepObserver:
         )
 
     def backwards(self) -> int:
-        """Backward passes of the last step that were to be summed, together or one by one."""
+        """Return how many backward passes of the last step were to be summed, together or one by one."""
         return max(1, len(self._steps[-1].fires))
 
     def unseen(self) -> list[int]:
-        """Tasks that had a gradient and were never seen in use: from the beginning of the forward pass they may be."""
+        """Return tasks that had a gradient and were never seen in use; they may be used from the beginning of the
+        forward pass.
+        """
         used = set().union(*(step.used for step in self._steps))
         return sorted(set().union(*(step.gradients for step in self._steps)) - used)
 
@@ -205,7 +207,7 @@ class _Times:
 
 
 def workload_of(seen: StepProfile, names: Sequence[str], sizes: Sequence[int], model: str, place: str) -> Workload:
-    """The observed step as a `Workload`: a layer is what one module's parameters are first used for.
+    """Return the observed step as a `Workload`: a layer is the parameters that one module uses first.
 
     Args:
         seen: the step.
@@ -240,3 +242,36 @@ def workload_of(seen: StepProfile, names: Sequence[str], sizes: Sequence[int], m
         layers[0] = Layer(layers[0].name, NANOSECOND, layers[0].backward, layers[0].update)
     everything = tuple(gradients[task] for task in range(len(names)))
     return Workload(model, 1, tuple(layers), everything, source=f"observed on {place}")
+
+
+_STAT = Path("/proc/stat")
+_FREE = 0.7
+"""A share of busy cores up to which whoever wakes finds a free one."""
+
+
+class Ticks(NamedTuple):
+    """CPU time of all cores together: busy and total, in the kernel's unit."""
+
+    busy: int
+    all: int
+
+    def plus(self, began: Ticks, now: Ticks) -> Ticks:
+        """Return these ticks plus the time between two readings of `ticks`."""
+        return Ticks(self.busy + now.busy - began.busy, self.all + now.all - began.all)
+
+
+def ticks() -> Ticks:
+    """Return the ticks since boot; zeros where the kernel does not report them."""
+    try:
+        first = _STAT.read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return Ticks(0, 0)
+    # cpu user nice system idle iowait irq softirq steal guest guest_nice; the last two are in user and nice already.
+    times = [int(word) for word in first.split()[1:9]]
+    return Ticks(sum(times) - sum(times[3:5]), sum(times))
+
+
+def crowding(spent: Ticks) -> float:
+    """Return 0 if a woken thread finds a free core, up to 1 if each operation takes its time from the computation."""
+    busy = spent.busy / spent.all if spent.all > 0 else 0.0
+    return min(1.0, max(0.0, (busy - _FREE) / (1 - _FREE)))

@@ -29,7 +29,7 @@ class TrainingLoop:
         workload: what is computed and released.
         job: the scheduler's view of it.
         policy: decides what is sent.
-        world: virtual or wall.
+        world: where it runs.
         steps: how many; ``steps`` + 1 backward passes begin.
         timeline: where to record computation; None records nothing.
         finished: called once when the last step is complete.

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.comm.coordinator import handshake as module
-from foretrain.comm.coordinator.address import local_address
 from foretrain.comm.coordinator.handshake import Listener, connect
-from foretrain.comm.coordinator.link import BODY_LIMIT, Link, LinkError, LinkMessage
+from foretrain.comm.coordinator.link import BODY_LIMIT, Link, LinkError, LinkMessage, local_address
 from foretrain.errors import ConfigError, ForetrainError
 
 SECRET = bytes(range(32))
@@ -519,7 +518,7 @@ CHALLENGE = b"ftlink1\n" + NONCE
 def prove(secret):
     def proof(answer):
         rank, theirs, _ = struct.unpack("<I32s32s", answer)
-        return module._mac(secret, module._LISTENER_ROLE, rank, theirs, NONCE)
+        return module._link_proof(secret, module._LISTENER_ROLE, rank, theirs, NONCE)
 
     return proof
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.comm.ps.batching import Item, bundle, unbundle
-from foretrain.comm.ps.frames import ABSENT, HELD, SEVERAL, FrameKind, Header, Malformed
+from foretrain.comm.ps.frames import ABSENT, HELD, SEVERAL, FrameKind, Header, Item, Malformed, bundle, unbundle
 
 PUSH = Header(FrameKind.PUSH, HELD, step=3)
 items = st.builds(

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.comm.auth import nonce
 from foretrain.comm.ps.frames import HEADER, FrameKind, Header, Malformed, unpack
-from foretrain.comm.ps.session import AuthenticatedSession, Rejected, nonce, proof
+from foretrain.comm.ps.session import AuthenticatedSession, Rejected, session_proof
 
 SECRET = bytes(range(32))
 
@@ -71,7 +72,7 @@ def test_replays_gaps_reflections_and_strangers():
 def test_a_proof_is_of_one_role_rank_shard_and_pair_of_nonces():
     c, s = nonce(), nonce()
     proofs = {
-        proof(secret, role, rank, shard, one, other)
+        session_proof(secret, role, rank, shard, one, other)
         for secret in (SECRET, b"x" * 32)
         for role in ("worker", "server")
         for rank in (0, 1)

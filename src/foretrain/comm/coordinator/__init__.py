@@ -1,2 +1,1 @@
-"""All ranks issue the same collectives in the same order: rank 0 decides, the others follow over authenticated
-links."""
+"""Agreement on one order of collectives: rank 0 decides and sends commands to all ranks over authenticated links."""

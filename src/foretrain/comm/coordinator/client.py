@@ -1,4 +1,4 @@
-"""Every rank but the first: says what is ready, and issues what it is told to."""
+"""Client of the coordinator on every other rank: reports ready tasks and issues the commands that it receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foretrain.comm.coordinator.protocol import (
     unpack_failure,
     unpack_spec,
 )
-from foretrain.comm.silence import SilenceDetector
+from foretrain.comm.event_loop import SilenceDetector
 from foretrain.engine import Decision
 from foretrain.errors import PeerLost
 from foretrain.schedule import Spec
@@ -25,7 +25,7 @@ from foretrain.tasks import Task
 
 
 class CoordinatorClient:
-    """One rank's link to the leader, and the thread that listens on it.
+    """Link of one rank to the coordinator, and the thread that listens on it.
 
     Args:
         tasks: indexed by task.
@@ -65,7 +65,9 @@ class CoordinatorClient:
         self._thread.start()
 
     def open(self, step: int, again: bool) -> None:
-        """Tells the leader that ``step`` has begun, and from time to time what was issued before it."""
+        """Tell the coordinator that ``step`` has begun; every ``check_every`` steps also send the hash of issued
+        commands.
+        """
         self._step = step
         if self._left:
             self._failed(PeerLost(self._about("closed its attachment while this rank goes on")))
@@ -75,14 +77,14 @@ class CoordinatorClient:
         self._send(CoordinatorMessage.OPEN, again, step)
 
     def ready(self, task: int, used: bool) -> None:
-        """Tells the leader that ``task`` is ready, and what has waited for it."""
+        """Report ``task`` as ready, together with small tasks that waited for company."""
         self._ready.append(ready_word(task, used))
         self._held += self._tasks[task].size
         if self._held >= self._small:
             self.flush()
 
     def flush(self) -> None:
-        """Tells the leader what has waited."""
+        """Report the ready tasks that were held back."""
         if self._ready:
             self._send(CoordinatorMessage.READY, 0, 0, pack_ready(self._ready))
             self._ready.clear()
@@ -90,14 +92,14 @@ class CoordinatorClient:
 
     @property
     def log(self) -> tuple[Decision, ...]:
-        """Decisions are the leader's."""
+        """Return no decisions: the coordinator makes them."""
         return ()
 
     def retune(self, spec: Spec) -> None:
-        """Rank 0's call counts."""
+        """Ignore the call: only rank 0 changes the policy."""
 
     def close(self, reason: str | None = None) -> None:
-        """Says goodbye, or why it gives up, and ends the thread."""
+        """Send a goodbye, or ``reason`` if this rank gives up, and end the thread."""
         if not self._closing:
             self._closing = True
             self._send(
@@ -123,14 +125,14 @@ class CoordinatorClient:
             self._failed(error)
 
     def _listen(self) -> None:
-        vigil = SilenceDetector(self._silence)
+        detector = SilenceDetector(self._silence)
         heard = said = time.monotonic()
         while not self._closing:
             messages = self._link.receive(self._silence / 8)
-            now = vigil.come_round()
+            now = detector.tick()
             if messages:
                 heard = now
-            elif silent := vigil.too_long(heard):
+            elif silent := detector.exceeded(heard):
                 raise PeerLost(self._about(f"has been silent for {silent:.1f} s"))
             if now - said > self._silence / 4:
                 said = now
@@ -157,4 +159,4 @@ class CoordinatorClient:
 
 
 def _nothing(order: CollectiveCommand) -> None:
-    """Credit is the leader's business."""
+    """Ignore the completion: the coordinator counts credit."""

@@ -1,4 +1,4 @@
-"""Rank 0: the one engine, fed with what is ready on every rank.
+"""Coordinator on rank 0: one engine, fed with the tasks that are ready on every rank.
 
 One thread runs everything here: it reads the other ranks' messages, this rank's own events and the completions of its
 carrier, posts them to the engine, and sends every decision to all before it issues it itself.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import socket
 import threading
 import time
 from collections import deque
@@ -25,8 +24,7 @@ from foretrain.comm.coordinator.protocol import (
     pack_spec,
     unpack_ready,
 )
-from foretrain.comm.silence import SilenceDetector
-from foretrain.comm.timers import Timers
+from foretrain.comm.event_loop import Inbox, SilenceDetector, Timers
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement, PeerLost, StallError
 from foretrain.schedule import Job, Spec
@@ -43,7 +41,7 @@ _FAREWELL = 2.0
 
 
 class Coordinator:
-    """The coordinator of an all-reduce job.
+    """Coordinator of an all-reduce job.
 
     Args:
         job: tasks and what sending costs.
@@ -93,17 +91,13 @@ class Coordinator:
         self._log: deque[Decision] = deque(maxlen=_KEEP)
         self._engine = self._make_engine()
         self._timers = Timers(origin)
-        self._inbox: deque[tuple[int, Any, Any]] = deque()
-        self._sleeping = False
+        self._inbox = Inbox()
         self._closing = self._over = False
-        self._vigil = SilenceDetector(silence)
+        self._silence_detector = SilenceDetector(silence)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self._moved = self._said = time.monotonic()
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._ear, selectors.EVENT_READ, None)
+        self._selector.register(self._inbox, selectors.EVENT_READ, None)
         for rank, link in self._links.items():
             self._selector.register(link, selectors.EVENT_READ, rank)
         self._thread = threading.Thread(target=self._run, name="foretrain-leader", daemon=True)
@@ -112,51 +106,51 @@ class Coordinator:
     # ── the training thread ──
 
     def open(self, step: int, again: bool) -> None:
-        """The first gradient of round ``step`` exists here."""
-        self._post(CoordinatorMessage.OPEN, step, again)
+        """Announce that the first gradient of round ``step`` exists on this rank."""
+        self._inbox.post(CoordinatorMessage.OPEN, step, again)
 
     def ready(self, task: int, used: bool) -> None:
-        """``task`` is ready here.
+        """Report that ``task`` is ready on this rank.
 
         The thread is woken only if it was the last rank to be: it changes its mask before it empties its inbox, and
         here the inbox is filled before the mask is looked at, so that one of the two sees the other.
         """
-        self._inbox.append((_OWN_READY, task, used))
+        self._inbox.append(_OWN_READY, task, used)
         if any(masks[task] | 1 == self._everyone for masks in self._masks):
-            self._ring()
+            self._inbox.wake()
 
     def flush(self) -> None:
-        """Nothing is held back here: what is ready costs no message."""
+        """Do nothing: on this rank ready tasks cost no message."""
 
     def retune(self, spec: Spec) -> None:
-        """Runs ``spec`` from the next step on: no rank but this one decides, so the step is agreed."""
+        """Run ``spec`` from the next step on; as only this rank decides, all ranks change at the same step."""
         self._wanted = spec
 
     @property
     def log(self) -> tuple[Decision, ...]:
-        """The latest decisions."""
+        """Return the latest decisions."""
         return tuple(self._log)
 
     def close(self, reason: str | None = None) -> None:
-        """Says goodbye, or why it gives up, hears the others' goodbyes for a moment, and ends."""
+        """Send a goodbye, or ``reason`` if this rank gives up, wait briefly for the other ranks' goodbyes, and end."""
         if not self._closing:
             self._closing = True
-            self._post(CoordinatorMessage.BYE, 0, reason)
+            self._inbox.post(CoordinatorMessage.BYE, 0, reason)
         if threading.current_thread() is not self._thread:
             self._thread.join(_FAREWELL + 1)
 
     # ── the engine's world ──
 
     def now(self) -> Time:
-        """Picoseconds since the origin."""
+        """Return the picoseconds since the origin."""
         return self._timers.now()
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
-        """Runs ``call`` on this thread at ``when``."""
+        """Run ``call`` on this thread at ``when``."""
         self._timers.call_at(when, call)
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Orders ``chunk`` on all ranks, this one last: the others have the longer way."""
+        """Send the command for ``chunk`` to all other ranks, then issue it here: messages take longer than a call."""
         used = self._used[self._step & 1]
         unused = frozenset(piece.task for piece in chunk.pieces if not used[piece.task])
         order = CollectiveCommand(self._executor.sequence, chunk, unused)
@@ -166,19 +160,9 @@ class Coordinator:
                 link.send(CoordinatorMessage.ORDER, flag, order.sequence, body)
             except LinkError as error:
                 self._lose(rank, str(error))
-        self._executor.start(order, lambda order: self._post(_COMPLETE, order, done))
+        self._executor.start(order, lambda order: self._inbox.post(_COMPLETE, order, done))
 
     # ── the loop ──
-
-    def _post(self, kind: int, value: Any, extra: Any) -> None:
-        self._inbox.append((kind, value, extra))
-        self._ring()
-
-    def _ring(self) -> None:
-        if self._sleeping:
-            self._sleeping = False
-            with contextlib.suppress(OSError):
-                self._bell.send(b"!")
 
     def _run(self) -> None:
         try:
@@ -190,26 +174,19 @@ class Coordinator:
             self._selector.close()
             for link in self._links.values():
                 link.close()
-            self._bell.close()
-            self._ear.close()
+            self._inbox.close()
 
     def _turn(self) -> None:
-        self._sleeping = True
-        wait = 0.0 if self._inbox else self._idle()
-        for key, _ in self._selector.select(wait):
+        for key, _ in self._selector.select(self._inbox.sleep(self._timers.seconds_left(self._silence / 8))):
             if key.data is None:
-                self._ear.recv(4096)
+                self._inbox.clear_wakeups()
             else:
                 self._hear(key.data)
-        self._sleeping = False
-        while self._inbox:
-            kind, value, extra = self._inbox.popleft()
+        self._inbox.awake()
+        for kind, value, extra in self._inbox.drain():
             self._take(0, kind, value, extra)
         self._timers.run_due()
         self._watch()
-
-    def _idle(self) -> float:
-        return self._timers.seconds_left(self._silence / 8)
 
     def _hear(self, rank: int) -> None:
         link = self._links.get(rank)
@@ -253,7 +230,7 @@ class Coordinator:
         self._begin_if_due()
 
     def _begin_if_due(self) -> None:
-        """A step begins when all ranks have opened it and the last one has landed."""
+        """Begin the next step once all ranks have opened it and every task of the last one is complete."""
         step = self._step + 1
         if self._to_land or self._opened.get(step) != self._everyone:
             return
@@ -309,7 +286,7 @@ class Coordinator:
             self._begin_if_due()
 
     def _compare(self, rank: int, step: int, stamp: bytes) -> None:
-        """The hash of everything ordered before ``step`` must be the same everywhere."""
+        """Compare the hash of all commands before ``step`` with the other ranks'; raise Disagreement if one differs."""
         found = self._checks.setdefault(step, {})
         found[rank] = (int.from_bytes(stamp[:8], "little"), stamp[8:])
         own = found.get(0)
@@ -328,7 +305,7 @@ class Coordinator:
     # ── losses ──
 
     def _watch(self) -> None:
-        now = self._vigil.come_round()
+        now = self._silence_detector.tick()
         if now - self._said > self._silence / 4:
             self._said = now
             for rank, link in list(self._links.items()):
@@ -337,7 +314,7 @@ class Coordinator:
                 except LinkError as error:
                     self._lose(rank, str(error))
             for rank in self._links:
-                if silent := self._vigil.too_long(self._heard[rank]):
+                if silent := self._silence_detector.exceeded(self._heard[rank]):
                     raise PeerLost(self._about(rank, f"has been silent for {silent:.1f} s"))
         if (self._to_land or self._opened) and now - self._moved > self._patience:
             raise StallError(f"nothing has moved for {self._patience:g} s; {self._executor.last()}", self._waits())
@@ -361,7 +338,7 @@ class Coordinator:
                 link.send(CoordinatorMessage.BYE)
 
     def _miss_the_left(self) -> None:
-        """Who said goodbye has sent all that was open then; a round that opens later waits for it in vain."""
+        """Raise PeerLost if a round waits for a rank that closed before the round began."""
         for step, opened in self._opened.items():
             for rank in range(1, self._everyone.bit_length()):
                 if self._left >> rank & 1 and not opened >> rank & 1:
@@ -382,7 +359,7 @@ class Coordinator:
         return f"rank {rank} {what}; {self._executor.last()}; {doing}"
 
     def _waits(self) -> list[str]:
-        """Who waits for what: each task of the step in hand that is not ready everywhere, then what the engine has."""
+        """Return what is waited for: tasks of this step that are not ready on all ranks, then the engine's list."""
         step = max([self._step, *self._opened])
         masks = self._masks[step & 1]
         lines = []
@@ -398,7 +375,7 @@ class Coordinator:
         self._failed(error)
 
     def _tell(self, error: BaseException) -> None:
-        """Tells everyone, each rank the same."""
+        """Send ``error`` to all ranks."""
         flag, body = pack_failure(error)
         for link in self._links.values():
             with contextlib.suppress(LinkError):

@@ -1,4 +1,4 @@
-"""How a link between ranks comes about: both ends prove that they know the job's secret.
+"""Handshake of links between ranks: both ends prove that they know the job's secret.
 
 One rank opens a `Listener`, the others `connect` to it, and both ends then hold a `Link`. Neither end believes the
 other before it has answered a fresh challenge:
@@ -15,10 +15,8 @@ authenticated message by message: it keeps strangers out, not whoever can rewrit
 from __future__ import annotations
 
 import errno
-import hmac
 import logging
 import os
-import secrets
 import selectors
 import socket
 import struct
@@ -27,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from foretrain.comm.auth import NONCE_SIZE, PROOF_SIZE, nonce, proof, same
 from foretrain.comm.coordinator.link import SEND_TIMEOUT, Link, LinkError
 from foretrain.errors import ConfigError
 
@@ -40,17 +39,15 @@ SECRET_SIZE = 32
 """Bytes the job's secret has at least."""
 
 _MAGIC = b"ftlink1\n"
-_NONCE_SIZE = 32
-_MAC_SIZE = 32
-_CHALLENGE_SIZE = len(_MAGIC) + _NONCE_SIZE
-_ANSWER = struct.Struct(f"<I{_NONCE_SIZE}s{_MAC_SIZE}s")
-_RANK_ROLE = b"foretrain link 1: rank\0"
-_LISTENER_ROLE = b"foretrain link 1: listener\0"
+_CHALLENGE_SIZE = len(_MAGIC) + NONCE_SIZE
+_ANSWER = struct.Struct(f"<I{NONCE_SIZE}s{PROOF_SIZE}s")
+_RANK_ROLE = "foretrain link 1: rank"
+_LISTENER_ROLE = "foretrain link 1: listener"
 
 
 @dataclass(slots=True)
 class _Stranger:
-    """A connection that has not yet said who it is."""
+    """Connection whose peer has not yet proved its identity."""
 
     socket: socket.socket
     address: tuple[str, int]
@@ -60,7 +57,7 @@ class _Stranger:
 
 
 class Listener:
-    """The end that waits: binds to one address and lets in each expected rank once. Not for several threads.
+    """Listening end: binds to one address and accepts each expected rank once. Not thread-safe.
 
     Attributes:
         refused: connections turned away so far; each is logged to ``foretrain.link`` with its address and the reason.
@@ -102,7 +99,7 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where to `connect`: (host, port)."""
+        """Return (host, port) to `connect` to."""
         return self._socket.getsockname()
 
     def __enter__(self) -> Listener:
@@ -112,7 +109,7 @@ class Listener:
         self.close()
 
     def accept(self, timeout: float) -> dict[int, Link]:
-        """Let ranks in until every expected one is here or ``timeout`` seconds have passed.
+        """Accept ranks until every expected one is linked or ``timeout`` seconds have passed.
 
         Call it again to go on: handshakes that had begun go on too, and the answer has the earlier ranks as well.
 
@@ -138,7 +135,7 @@ class Listener:
         return dict(self._links)
 
     def close(self) -> None:
-        """Stop listening and refuse who is still pending; any number of times. Links that `accept` gave stay open."""
+        """Stop listening and refuse pending connections. Idempotent. Links that `accept` returned stay open."""
         for stranger in list(self._pending.values()):
             self._refuse(stranger, "the listener closed before it had said who it is")
         for rank in self._links.keys() - self._handed:
@@ -147,7 +144,7 @@ class Listener:
         self._socket.close()
 
     def _listen(self) -> None:
-        """Take connections while there is room for their handshakes."""
+        """Accept connections while there is room for their handshakes."""
         room = len(self._pending) < PENDING_LIMIT
         if room and not self._listening:
             self._selector.register(self._socket, selectors.EVENT_READ)
@@ -162,7 +159,7 @@ class Listener:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise LinkError(f"cannot accept a rank: {error.strerror}; raise the limit (ulimit -n)") from None
             return  # the connection was gone before it was taken
-        stranger = _Stranger(accepted, address, time.monotonic() + HANDSHAKE_TIMEOUT, secrets.token_bytes(_NONCE_SIZE))
+        stranger = _Stranger(accepted, address, time.monotonic() + HANDSHAKE_TIMEOUT, nonce())
         self._pending[accepted.fileno()] = stranger
         accepted.setblocking(False)
         self._selector.register(accepted, selectors.EVENT_READ, stranger)
@@ -185,20 +182,20 @@ class Listener:
         return None
 
     def _judge(self, stranger: _Stranger) -> None:
-        rank, nonce, mac = _ANSWER.unpack(stranger.said)
-        if not hmac.compare_digest(mac, _mac(self._secret, _RANK_ROLE, rank, nonce, stranger.nonce)):
+        rank, theirs, given = _ANSWER.unpack(stranger.said)
+        if not same(given, _link_proof(self._secret, _RANK_ROLE, rank, theirs, stranger.nonce)):
             return self._refuse(stranger, "it does not know the job's secret")
         if rank not in self._expected:
             return self._refuse(stranger, f"rank {rank} is not expected")
         if rank in self._links:
             return self._refuse(stranger, f"rank {rank} is here already")
-        if self._say(stranger, _mac(self._secret, _LISTENER_ROLE, rank, nonce, stranger.nonce)):
+        if self._say(stranger, _link_proof(self._secret, _LISTENER_ROLE, rank, theirs, stranger.nonce)):
             self._forget(stranger)
             self._links[rank] = Link(stranger.socket, rank, self._send_timeout)
         return None
 
     def _say(self, stranger: _Stranger, data: bytes) -> bool:
-        """Send a few bytes, which an empty socket buffer always has room for; refuses who is gone."""
+        """Send a few bytes, for which an empty socket buffer always has room; refuse a peer that has disconnected."""
         try:
             if stranger.socket.send(data) == len(data):
                 return True
@@ -234,7 +231,7 @@ def connect(
     peer: int = 0,
     send_timeout: float = SEND_TIMEOUT,
 ) -> Link:
-    """Link this ``rank`` to the `Listener` at ``address``; tries again while nobody listens there yet.
+    """Link this ``rank`` to the `Listener` at ``address``; retry while nothing listens there yet.
 
     Args:
         address: host and port, as `Listener.address` gives them.
@@ -292,16 +289,16 @@ def _dial(address: tuple[str, int], deadline: float) -> socket.socket:
 
 
 def _introduce(connected: socket.socket, secret: bytes, rank: int, deadline: float) -> None:
-    """Our half of the handshake; EOFError and OSError carry a text for people."""
+    """Run the connecting side of the handshake; EOFError and OSError carry a text for people."""
     challenge = _read_exactly(connected, _CHALLENGE_SIZE, deadline, "it hung up without a word; is it a listener?")
     magic, theirs = challenge[: len(_MAGIC)], challenge[len(_MAGIC) :]
     if magic != _MAGIC:
         raise EOFError("what answers there is no foretrain listener; is the address right?")
-    ours = secrets.token_bytes(_NONCE_SIZE)
-    connected.sendall(_ANSWER.pack(rank, ours, _mac(secret, _RANK_ROLE, rank, ours, theirs)))
+    ours = nonce()
+    connected.sendall(_ANSWER.pack(rank, ours, _link_proof(secret, _RANK_ROLE, rank, ours, theirs)))
     refusal = "it refused us: its secret is another, or this rank is not expected or linked already; its log says which"
-    proof = _read_exactly(connected, _MAC_SIZE, deadline, refusal)
-    if not hmac.compare_digest(proof, _mac(secret, _LISTENER_ROLE, rank, ours, theirs)):
+    answer = _read_exactly(connected, PROOF_SIZE, deadline, refusal)
+    if not same(answer, _link_proof(secret, _LISTENER_ROLE, rank, ours, theirs)):
         raise EOFError("what answers there does not know the job's secret; is the address right?")
 
 
@@ -323,9 +320,8 @@ def _read_exactly(connected: socket.socket, size: int, deadline: float, ended: s
     return data
 
 
-def _mac(secret: bytes, role: bytes, rank: int, client: bytes, server: bytes) -> bytes:
-    """Every part but the role has a fixed size and the role ends in NUL, so no two inputs run together alike."""
-    return hmac.digest(secret, role + rank.to_bytes(4, "little") + client + server, "sha256")
+def _link_proof(secret: bytes, role: str, rank: int, client: bytes, server: bytes) -> bytes:
+    return proof(secret, role, rank.to_bytes(4, "little"), client, server)
 
 
 def _check_secret(secret: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Heartbeats while nothing else is said: before there is a schedule, and where its order is replayed.
+"""Heartbeats over links that carry nothing else: before there is a schedule, and where its order is replayed.
 
 Rank 0 hears every rank and every rank hears rank 0, as under the coordinator, which takes the links over and keeps the
 same promise: a rank that is stopped, gone, or gives up is named on all ranks within ``timeout``.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.comm.coordinator.protocol import CoordinatorMessage, pack_failure, unpack_failure
-from foretrain.comm.silence import FAILURE_GRACE, SilenceDetector
+from foretrain.comm.event_loop import FAILURE_GRACE, Inbox, SilenceDetector
 from foretrain.errors import PeerLost
 
 
 class Heartbeat:
-    """Owns ``links``, and a thread that listens on them, until `release` or `close`.
+    """Owner of ``links`` and of a thread that listens on them, until `release` or `close`.
 
     Args:
         links: from rank 0 to every other, or from another to rank 0.
@@ -40,24 +39,24 @@ class Heartbeat:
     ) -> None:
         self._links, self._silence, self._failed, self._doing = dict(links), silence, failed, doing
         self._begun = begun
-        self._vigil = SilenceDetector(silence)
+        self._silence_detector = SilenceDetector(silence)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self.left: dict[int, int] = {}
         """The rounds of ranks that have closed their attachment, which is no fault while nobody needs them."""
         self._said = -silence
         self._stopping = False
-        self._bell, self._ear = socket.socketpair()
+        self._inbox = Inbox()
         self._thread = threading.Thread(target=self._run, name="foretrain-pulse", daemon=True)
         if links:
             self._thread.start()
 
     def release(self) -> dict[int, Link]:
-        """Ends the thread and hands the links on; all ranks must have done so before anybody uses them."""
+        """End the thread and return the links; all ranks must have done so before any of them uses a link."""
         self._stop()
         return self._links
 
     def close(self, reason: str | None = None) -> None:
-        """Says goodbye, or why this rank gives up, and ends thread and links."""
+        """Send a goodbye, or ``reason`` if this rank gives up, and end the thread and links."""
         self._stop()
         if reason:
             # What rank 0 says is repeated as it is; another rank's reason gets its name there.
@@ -72,24 +71,22 @@ class Heartbeat:
     def _stop(self) -> None:
         if not self._stopping:
             self._stopping = True
-            with contextlib.suppress(OSError):
-                self._bell.send(b"!")
+            self._inbox.post()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
         if not self._thread.is_alive():
-            self._bell.close()
-            self._ear.close()
+            self._inbox.close()
 
     def _run(self) -> None:
         try:
             with selectors.DefaultSelector() as selector:
-                selector.register(self._ear, selectors.EVENT_READ, None)
+                selector.register(self._inbox, selectors.EVENT_READ, None)
                 for rank, link in self._links.items():
                     selector.register(link, selectors.EVENT_READ, rank)
                 while not self._stopping:
                     self._say()
                     # Often enough to explain a collective that has failed: who left may be missed only a moment later.
-                    for key, _ in selector.select(min(FAILURE_GRACE / 2, self._silence / 8)):
+                    for key, _ in selector.select(self._inbox.sleep(min(FAILURE_GRACE / 2, self._silence / 8))):
                         if key.data is not None and self._hear(key.data):
                             selector.unregister(key.fileobj)
                     self._look()
@@ -99,7 +96,7 @@ class Heartbeat:
                 self._failed(error)
 
     def _say(self) -> None:
-        """From time to time, and not as an answer: two who answer each other never rest."""
+        """Send heartbeats at an interval, never as answers: two peers that answer each other would not stop."""
         now = time.monotonic()
         if now - self._said < self._silence / 4:
             return
@@ -114,7 +111,7 @@ class Heartbeat:
                     raise self._lost(rank, f"is gone ({error})") from None
 
     def _hear(self, rank: int) -> bool:
-        """Reads what ``rank`` says; whether that was its last word."""
+        """Read messages of ``rank``; return whether it has said goodbye."""
         try:
             messages = self._links[rank].read()
         except LinkError as error:
@@ -130,17 +127,17 @@ class Heartbeat:
         return False
 
     def _look(self) -> None:
-        """Raises for a rank that is silent, or has left before a round that this one has begun."""
+        """Raise PeerLost for a rank that is silent, or has left before a round that this rank has begun."""
         for rank, rounds in self.left.items():
             if rounds < self._begun():
                 raise self._lost(rank, f"closed its attachment before round {rounds}, which others begin")
-        self._vigil.come_round()
+        self._silence_detector.tick()
         for rank, heard in self._heard.items():
-            if rank not in self.left and (silent := self._vigil.too_long(heard)):
+            if rank not in self.left and (silent := self._silence_detector.exceeded(heard)):
                 raise self._lost(rank, f"has been silent for {silent:.1f} s")
 
     def miss(self) -> None:
-        """Raises PeerLost, on all ranks, for one that has closed its attachment: this one waits for it in vain."""
+        """Raise PeerLost, on all ranks, if a rank has closed its attachment: this one would wait for it in vain."""
         if self.left:
             error = self._lost(min(self.left), "closed its attachment while this rank goes on")
             self._tell(error)
@@ -151,7 +148,7 @@ class Heartbeat:
         return PeerLost(f"rank {rank} {what}; {self._doing()}")
 
     def _tell(self, error: BaseException) -> None:
-        """Rank 0 tells everyone; from another rank only rank 0 hears it, and passes it on."""
+        """Send ``error`` to all linked ranks: rank 0 reaches everyone; rank 0 forwards what another rank sends."""
         flag, body = pack_failure(error)
         for link in self._links.values():
             with contextlib.suppress(LinkError):

@@ -1,4 +1,4 @@
-"""One end of a connection between ranks: short framed messages over TCP.
+"""Link between two ranks: short framed messages over TCP, and the address that a rank listens on.
 
 `foretrain.comm.coordinator.handshake` makes links, after both ends have proved that they know the job's secret.
 
@@ -10,7 +10,9 @@ blocking with SO_RCVTIMEO and SO_SNDTIMEO, so that a wait, however long, is one 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import socket
 import struct
 import threading
@@ -38,7 +40,7 @@ _open: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 class LinkError(ForetrainError):
-    """A link cannot be made or is over. ``peer`` is the rank at its other end, None where that is not known.
+    """A link that cannot be made or has ended. ``peer`` is the rank at its other end, None if unknown.
 
     A link that has raised this is of no more use: `Link.close` it.
     """
@@ -49,7 +51,7 @@ class LinkError(ForetrainError):
 
 
 class LinkMessage(msgspec.Struct, frozen=True, gc=False):
-    """What is sent at once. The link gives its fields no meaning.
+    """One message. The link gives its fields no meaning.
 
     Attributes:
         kind: 0–255.
@@ -100,11 +102,11 @@ class Link:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor, for a selector: readable when `read` has something to return or to raise; −1 once closed."""
+        """Return the descriptor for a selector: readable when `read` would return or raise; −1 once closed."""
         return self._socket.fileno()
 
     def send(self, kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> None:
-        """Send one message; waits while the socket's buffer is full.
+        """Send one message; wait while the socket's buffer is full.
 
         Raises:
             LinkError: the link is over, or the peer takes nothing, which ends the link at the latest one send timeout
@@ -152,7 +154,7 @@ class Link:
             return messages
 
     def read(self) -> list[LinkMessage]:
-        """The whole messages that are there, without waiting: for use after a selector said readable.
+        """Return the whole messages that have arrived, without waiting: for use after a selector said readable.
 
         Raises:
             LinkError: as `receive`.
@@ -161,7 +163,7 @@ class Link:
             return self._pull(0.0)
 
     def shutdown(self) -> None:
-        """End the link for both sides and wake whoever waits on it, a selector too, but keep the descriptor."""
+        """End the link for both sides and wake all who wait on it, selectors too, but keep the descriptor."""
         self._fault = self._fault or "it was closed on this side"
         with contextlib.suppress(OSError):  # ENOTCONN, EBADF: it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -177,14 +179,16 @@ class Link:
             self._socket.close()
 
     def _leave(self) -> None:
-        """In a forked child: gives up the copy of the descriptor; the link itself stays the parent's."""
+        """Give up the descriptor's copy in a forked child; the link itself stays the parent's."""
         self._fault = "it belongs to the process that was forked"
         # A thread that does not exist here may hold them.
         self._sending, self._receiving = threading.RLock(), threading.RLock()
         self._socket.close()
 
     def _send_rest(self, data: bytes, sent: int) -> None:
-        """Go on after a send that waited its half of the timeout: the peer may have stopped at its very beginning."""
+        """Continue after a send that waited its half of the timeout: the peer may have stopped at its very
+        beginning.
+        """
         rest = memoryview(data)
         try:
             while sent < len(data):
@@ -199,7 +203,7 @@ class Link:
             raise
 
     def _pull(self, wait: float | None) -> list[LinkMessage]:
-        """One recv of at most ``wait`` seconds; none when no message is whole after it."""
+        """Call recv once, for at most ``wait`` seconds; return no message if none is whole after it."""
         if self._fault:
             raise self._over(self._fault)
         size = min(max(self._needed - len(self._partial), _READ_SIZE), 16 * _READ_SIZE)
@@ -224,7 +228,7 @@ class Link:
         return messages
 
     def _parse(self, data: bytes) -> list[LinkMessage]:
-        """Cut what came into messages and keep the rest. Linear in the bytes, however small the parts they come in."""
+        """Cut received bytes into messages and keep the rest. Linear in the bytes, however small the parts."""
         if self._partial:
             self._partial += data
             if len(self._partial) < self._needed:
@@ -257,7 +261,7 @@ class Link:
 
 
 def _timeval(seconds: float | None) -> bytes:
-    """A kernel timeout; 0 means forever there, so no wait is shorter than a microsecond."""
+    """Return a kernel timeout; 0 would mean forever, so no wait is shorter than a microsecond."""
     if seconds is None or seconds > 1e9:
         return _TIMEVAL.pack(0, 0)
     return _TIMEVAL.pack(*divmod(max(1, round(seconds * 1e6)), 1_000_000))
@@ -271,3 +275,52 @@ def _leave_all() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_all)
+
+
+_SIOCGIFADDR = 0x8915
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def local_address(interface: str | None, towards: tuple[str, int] | None) -> str:
+    """Return the IPv4 address of this host to listen on.
+
+    That of ``interface`` if given; else of the first of GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME (a prefix, as NCCL reads
+    it) and TP_SOCKET_IFNAME that is one plain name and not a list or pattern; else the one this host would use to reach
+    ``towards`` (nothing is sent); else 127.0.0.1. Where ``towards`` is this host itself, the answer may be a loopback
+    address that other hosts cannot reach.
+
+    Raises:
+        ConfigError: the interface does not exist or has no IPv4 address.
+    """
+    if interface is not None:
+        return _interface_address("interface", interface)
+    for variable in _INTERFACE_VARIABLES:
+        name = os.environ.get(variable, "")
+        if re.fullmatch(r"[\w.-]+", name):
+            return _interface_address(variable, name, prefix=variable.startswith("NCCL"))
+    if towards is not None:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(towards)
+            return probe.getsockname()[0]
+    return "127.0.0.1"
+
+
+def _interface_address(variable: str, name: str, prefix: bool = False) -> str:
+    known = {each: address for _, each in socket.if_nameindex() if (address := _address_of(each))}
+    if name in known:
+        return known[name]
+    for each in known:
+        if prefix and each.startswith(name):
+            return known[each]
+    shown = ", ".join(f"{each} ({address})" for each, address in known.items())
+    raise ConfigError(variable, name, "is no interface with an IPv4 address", f"this host has: {shown or 'none'}")
+
+
+def _address_of(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # struct ifreq: 16 bytes of name, then a sockaddr_in whose address begins at its fifth byte.
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -1,4 +1,4 @@
-"""What the ranks tell each other, so that all issue the same collectives in the same order.
+"""Messages between the coordinator and its clients, and the interface that training threads use.
 
     every rank   OPEN step, READY tasks (used or not) ──▶  rank 0: the leader, whose engine runs the policy on what is
     every rank   ◀── ORDER sequence, pieces, unused        ready *everywhere*; each rank issues orders as they come
@@ -36,7 +36,7 @@ _OPS: tuple[Op, ...] = get_args(Op)
 
 
 class CoordinatorMessage(IntEnum):
-    """Kinds of messages; ``value`` and ``flag`` as said beside each."""
+    """Kinds of messages; beside each kind stands what ``value`` and ``flag`` mean."""
 
     OPEN = 1
     """value: the round whose first gradient exists on the sender; flag: whether it adds to the one before."""
@@ -57,45 +57,45 @@ class CoordinatorMessage(IntEnum):
 
 
 class CoordinatedExchange(Protocol):
-    """One rank's part of the agreement. `open` and `ready` belong to the training thread."""
+    """One rank's part of the agreement. `open` and `ready` are called on the training thread."""
 
     def open(self, step: int, again: bool) -> None:
-        """The first gradient of round ``step`` exists here; ``again`` where it adds to the sums of the last."""
+        """Announce the first gradient of round ``step``; ``again`` if it adds to the sums of the last round."""
         ...
 
     def ready(self, task: int, used: bool) -> None:
-        """``task`` may be sent; ``used`` says whether this rank has a gradient for it, or zeros."""
+        """Allow ``task`` to be sent; ``used`` tells whether this rank has a gradient for it, or zeros."""
         ...
 
     def flush(self) -> None:
-        """Nothing more is ready for now: what was held back for company goes out."""
+        """Send what was held back for company: nothing more is ready for now."""
         ...
 
     def close(self, reason: str | None = None) -> None:
-        """Ends threads and connections; ``reason`` where work is given up, for the other ranks. Idempotent."""
+        """End threads and connections; ``reason`` tells other ranks why this one gives up. Idempotent."""
         ...
 
 
 class TunableExchange(CoordinatedExchange, Protocol):
-    """An exchange of a real job, whose policy people may ask for and change."""
+    """Exchange of a real job whose policy can be read and changed."""
 
     @property
     def spec(self) -> Spec | None:
-        """The policy and knobs in force; None where a fixed order is replayed."""
+        """Return the policy and knobs in force; None where a fixed order is replayed."""
         ...
 
     @property
     def log(self) -> Sequence[Decision]:
-        """The latest decisions, where this rank makes any."""
+        """Return the latest decisions if this rank makes any."""
         ...
 
     def retune(self, spec: Spec) -> None:
-        """Runs ``spec`` from the next step on, where this rank decides."""
+        """Run ``spec`` from the next step on, if this rank decides."""
         ...
 
 
 def pack(order: CollectiveCommand) -> tuple[int, bytes]:
-    """Flag and body of the ORDER message of ``order``."""
+    """Return flag and body of the ORDER message of ``order``."""
     body = b"".join(
         _PIECE.pack(p.task | (_MARK if p.task in order.unused else 0), p.offset, p.size) for p in order.chunk.pieces
     )
@@ -103,7 +103,7 @@ def pack(order: CollectiveCommand) -> tuple[int, bytes]:
 
 
 def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> CollectiveCommand:
-    """The order in a message; ForetrainError where it names what there is not."""
+    """Return the command in an ORDER message; ForetrainError if it names tasks or bytes that do not exist."""
     if flag >= len(_OPS) or len(body) % _PIECE.size or not body:
         raise ForetrainError(f"order {sequence} does not read: operation {flag}, {len(body)} bytes of pieces")
     pieces, unused = [], set()
@@ -119,28 +119,28 @@ def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> Coll
 
 
 def ready_word(task: int, used: bool) -> int:
-    """``task`` in a READY message, whose highest bit says that the sender has a gradient for it."""
+    """Return ``task`` as a word of a READY message; the highest bit says that the sender has a gradient for it."""
     return task | _MARK if used else task
 
 
 def pack_ready(words: Sequence[int]) -> bytes:
-    """The body of a READY message."""
+    """Return the body of a READY message."""
     return struct.pack(f"<{len(words)}I", *words)
 
 
 def unpack_ready(body: bytes) -> Iterator[tuple[int, bool]]:
-    """Its tasks, in the order in which they became ready, and whether the sender has a gradient for each."""
+    """Yield its tasks in the order in which they became ready, and whether the sender has a gradient for each."""
     for (word,) in _WORD.iter_unpack(body):
         yield word & ~_MARK, word >= _MARK
 
 
 def pack_spec(spec: Spec) -> bytes:
-    """Body of a KNOBS message."""
+    """Return the body of a KNOBS message."""
     return msgspec.json.encode((spec.name, dict(spec.knobs)))
 
 
 def unpack_spec(body: bytes) -> Spec:
-    """The policy and knobs in a message; ForetrainError where it does not read."""
+    """Return the policy and knobs in a KNOBS message; ForetrainError if it is malformed."""
     try:
         return Spec(*msgspec.json.decode(body, type=tuple[str, dict[str, float]]))
     except msgspec.MsgspecError as error:
@@ -148,22 +148,22 @@ def unpack_spec(body: bytes) -> Spec:
 
 
 def pack_failure(error: BaseException) -> tuple[int, bytes]:
-    """Flag and body of a FAIL message."""
+    """Return flag and body of a FAIL message."""
     return _ERRORS.index(type(error)) if type(error) in _ERRORS else 0, str(error).encode()[:60_000]
 
 
 def unpack_failure(flag: int, body: bytes) -> ForetrainError:
-    """The error in a FAIL message."""
+    """Return the error in a FAIL message."""
     return remade(_ERRORS[min(flag, len(_ERRORS) - 1)], body.decode(errors="replace"))
 
 
 def remade(kind: type[ForetrainError], text: str) -> ForetrainError:
-    """An error of ``kind`` that says ``text``."""
+    """Return an error of ``kind`` with the message ``text``."""
     return StallError(text, ()) if issubclass(kind, StallError) else kind(text)
 
 
 def accumulated_differently(step: int, who: str) -> Disagreement:
-    """The error for ranks of which some run backward() again before step() and others do not, or look in between."""
+    """Return the error for ranks that differ in calling backward() again before step(), or in reading .grad between."""
     return Disagreement(
         f"in round {step} backward() ran again before step() on some ranks and not on others ({who}); "
         "run it equally often on all ranks, or all but the last under no_sync(), "

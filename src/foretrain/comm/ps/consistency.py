@@ -1,4 +1,4 @@
-"""How far workers may go apart: BSP, asynchronous, or stale-synchronous.
+"""Consistency between workers: BSP, asynchronous, or stale-synchronous, and the clocks that bound staleness.
 
 Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS'13.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from foretrain.errors import ConfigError
 
@@ -15,7 +16,7 @@ _SSP = re.compile(r"ssp\((\d{1,9})\)")
 
 
 class Consistency(NamedTuple):
-    """What a text as ``"ssp(3)"`` says.
+    """Parsed consistency, e.g. of ``"ssp(3)"``.
 
     Attributes:
         apart: whether each worker's gradients are an update of their own.
@@ -27,7 +28,7 @@ class Consistency(NamedTuple):
 
 
 def consistency(text: str) -> Consistency:
-    """What ``text`` says: "bsp", "async", or "ssp(3)"; ConfigError for another."""
+    """Parse "bsp", "async", or "ssp(3)"; raise ConfigError for any other text."""
     if text == "bsp":
         return Consistency(False, 0)
     if text == "async":
@@ -35,3 +36,71 @@ def consistency(text: str) -> Consistency:
     if (found := _SSP.fullmatch(text)) is not None:
         return Consistency(True, int(found[1]))
     raise ConfigError("consistency", text, "is unknown", "write 'bsp', 'async', or with a bound of steps 'ssp(3)'")
+
+
+class Clocks:
+    """Steps that were applied of each worker's pushes, by part; tells who may proceed under a staleness bound.
+
+    Args:
+        parts: their numbers.
+        workers: N; their ranks are 0 to N − 1.
+        bound: s; infinite where nobody waits.
+        lost: those for whom nobody waits.
+    """
+
+    def __init__(self, parts: Iterable[int], workers: int, bound: float, lost: Iterable[int] = ()) -> None:
+        self._bound = bound
+        self._done = {part: [-1] * workers for part in parts}
+        self.rounds = [0] * workers
+        """By worker, how many of its steps were applied to all parts."""
+        self._behind = [len(self._done)] * workers
+        """By worker, to how many parts the step after those was not."""
+        self._present = sorted(set(range(workers)) - set(lost))
+
+    def done(self, worker: int, part: int) -> int:
+        """Return the last step of ``worker`` that was applied to ``part``; −1 before the first."""
+        return self._done[part][worker]
+
+    def tick(self, worker: int, part: int) -> None:
+        """Note that the next step of ``worker`` was applied to ``part``."""
+        self._done[part][worker] += 1
+        if self._done[part][worker] == self.rounds[worker]:
+            self._behind[worker] -= 1
+            if not self._behind[worker]:
+                self.rounds[worker] += 1
+                self._count(worker)
+
+    def may_go_on(self, worker: int, part: int, step: int) -> bool:
+        """Return whether ``worker`` may have the answer to ``step``: it was applied, and nobody is too far behind."""
+        done = self._done[part]
+        if done[worker] < step:
+            return False
+        return min((done[other] for other in self._present), default=step) >= step - self._bound
+
+    def behind(self, part: int, step: int) -> list[int]:
+        """Return the workers for whom the answer to ``step`` of ``part`` waits."""
+        return [worker for worker in self._present if self._done[part][worker] < step - self._bound]
+
+    def waited_for(self, worker: int) -> bool:
+        """Return whether others would wait for ``worker``."""
+        return worker in self._present
+
+    def leave(self, worker: int) -> None:
+        """Stop waiting for ``worker``."""
+        if worker in self._present:
+            self._present.remove(worker)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything as plain numbers."""
+        return {"present": list(self._present), "done": {part: list(done) for part, done in self._done.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `state` returned."""
+        self._present = [worker for worker in state["present"] if worker in self._present]
+        self._done = {part: list(done) for part, done in state["done"].items()}
+        for worker in range(len(self.rounds)):
+            self.rounds[worker] = 1 + min((done[worker] for done in self._done.values()), default=-1)
+            self._count(worker)
+
+    def _count(self, worker: int) -> None:
+        self._behind[worker] = sum(done[worker] < self.rounds[worker] for done in self._done.values())

@@ -1,4 +1,5 @@
-"""What a worker and a server say to each other: a header of fixed layout, its tag, and raw bytes. Never pickled.
+"""Messages between workers and servers: a header of fixed layout, its tag, and raw bytes, of one range or several.
+Never pickled.
 
 A message is one or two frames of ZeroMQ: header and tag, then the payload, if there is one, so that neither end copies
 it. Who may say what is `foretrain.comm.ps.session`' to decide; here is only what a message looks like.
@@ -7,6 +8,7 @@ it. Who may say what is `foretrain.comm.ps.session`' to decide; here is only wha
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -20,7 +22,7 @@ _MAGIC: Final = b"fs"
 
 
 class Malformed(ForetrainError):
-    """A message that does not read. ``reason`` is a word for counting it."""
+    """A message that cannot be parsed or makes no sense. ``reason`` is a word for counting it."""
 
     def __init__(self, reason: str, text: str) -> None:
         self.reason = reason
@@ -70,7 +72,7 @@ class FrameKind(IntEnum):
     """W. Payload: hyperparameters of the optimizers on the servers; they hold from round ``step`` on."""
     SEED = 18
     """W, rank 0. Frame ``step`` of ``offset`` of what ``part`` begins with, see
-    `foretrain.plugins.torch.ps.server.state_codec`."""
+    `foretrain.plugins.torch.ps.server.parameter_store`."""
     FETCH = 19
     """W. What ``part`` is now, its optimizer's state included, is wanted."""
     STATE = 20
@@ -92,7 +94,7 @@ HELD: Final = 4
 KEEPS: Final = 8
 """Flag of a server's WANTED: it has a state that workers cannot make anew."""
 SEVERAL: Final = 16
-"""Flag of a PUSH or a VALUE: it holds several ranges, see `foretrain.comm.ps.batching`."""
+"""Flag of a PUSH or a VALUE: it holds several ranges, see `foretrain.comm.ps.frames`."""
 CLOSED: Final = 32
 """Flag of a COMMITTED: a server that is started anew will not wait for this worker."""
 RETURNS: Final = 128
@@ -120,7 +122,7 @@ TO_SERVER: Final = frozenset(FrameKind) - _FROM_SERVER
 
 
 class Header(NamedTuple):
-    """The fixed part of a message; see `FrameKind` for what the fields mean in each.
+    """Fixed part of a message; see `FrameKind` for what the fields mean in each.
 
     Attributes:
         kind: what it is.
@@ -144,12 +146,12 @@ class Header(NamedTuple):
 
 
 def pack(header: Header) -> bytes:
-    """``header`` as it is sent, without its tag."""
+    """Return ``header`` as it is sent, without its tag."""
     return HEADER.pack(_MAGIC, *header)
 
 
 def unpack(frame: bytes) -> tuple[Header, bytes]:
-    """Header and tag in the first frame of a message; `Malformed` where it does not read."""
+    """Return header and tag in the first frame of a message; `Malformed` if it cannot be parsed."""
     if len(frame) != HEADER.size + TAG_SIZE:
         raise Malformed("length", f"a header of {len(frame)} bytes instead of {HEADER.size + TAG_SIZE}")
     magic, kind, *rest = HEADER.unpack_from(frame)
@@ -159,3 +161,47 @@ def unpack(frame: bytes) -> tuple[Header, bytes]:
     if known is None:
         raise Malformed("kind", f"a message of unknown kind {kind}")
     return Header(known, *rest), frame[HEADER.size :]
+
+
+SMALL: Final = 64 << 10
+"""Bytes of a range that goes together with others, at most: copying them takes less than a message of their own."""
+_ENTRY: Final = struct.Struct("<QQQQ")
+
+
+class Item(NamedTuple):
+    """Bytes ``[offset, offset + size)`` of a part and their payload, which is empty where there is none."""
+
+    part: int
+    offset: int
+    size: int
+    data: bytes | memoryview
+
+
+def bundle(header: Header, items: Sequence[Item]) -> tuple[Header, bytes | memoryview]:
+    """Return one message of ``items``, with kind, step and flags of ``header``."""
+    if len(items) == 1:
+        (part, offset, size, data) = items[0]
+        absent = 0 if len(data) else ABSENT
+        return header._replace(flag=header.flag | absent, part=part, offset=offset, size=size), data
+    table = b"".join(_ENTRY.pack(part, offset, size, len(data)) for part, offset, size, data in items)
+    size = sum(item.size for item in items)
+    payload = b"".join((table, *(item.data for item in items)))
+    return header._replace(flag=header.flag | SEVERAL, part=len(items), size=size), payload
+
+
+def unbundle(header: Header, payload: memoryview) -> list[Item]:
+    """Return the ranges of a PUSH or VALUE; `Malformed` if its table does not fit its bytes."""
+    if not header.flag & SEVERAL:
+        if bool(header.flag & ABSENT) == bool(len(payload)):
+            raise Malformed("size", f"{len(payload)} bytes where {header.size} are announced")
+        return [Item(header.part, header.offset, header.size, payload)]
+    at = header.part * _ENTRY.size
+    if not 0 < at <= len(payload):
+        raise Malformed("bundle", f"{header.part} ranges in a message of {len(payload)} bytes")
+    items: list[Item] = []
+    for part, offset, size, length in _ENTRY.iter_unpack(payload[:at]):
+        items.append(Item(part, offset, size, payload[at : at + length]))
+        at += length
+    if at != len(payload):
+        raise Malformed("bundle", f"a message of {len(payload)} bytes, whose table says {at}")
+    return items

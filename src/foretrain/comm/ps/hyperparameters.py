@@ -1,4 +1,4 @@
-"""Hyperparameters: each worker says its own, and from which of its rounds on they hold.
+"""Hyperparameters of each worker, and from which of its rounds on they hold.
 
 A worker says them on the connection on which its gradients follow, so that they are there before any push that they
 apply to, and the round tells them from those of what was pushed before.
@@ -21,12 +21,12 @@ Group: TypeAlias = dict[str, Setting]
 
 
 def encode(groups: Sequence[Mapping[str, Setting]]) -> bytes:
-    """As a payload; every number is finite."""
+    """Return ``groups`` as a payload; every number is finite."""
     return msgspec.json.encode(groups)
 
 
 def decode(payload: bytes) -> tuple[Group, ...]:
-    """From a payload; `Malformed` where it does not read."""
+    """Return the groups in a payload; `Malformed` if it cannot be parsed."""
     try:
         return msgspec.json.decode(payload, type=tuple[Group, ...])
     except msgspec.MsgspecError as error:
@@ -34,29 +34,29 @@ def decode(payload: bytes) -> tuple[Group, ...]:
 
 
 def finite(value: Setting) -> bool:
-    """Whether it can be said: JSON has no infinity."""
+    """Return whether ``value`` can be encoded: JSON has no infinity."""
     return all(math.isfinite(each) for each in (value if isinstance(value, tuple) else (value or 0,)))
 
 
 class Hyperparameters:
-    """What ``workers`` have said; of two rounds each, as a worker's pushes are of one round at a time."""
+    """Latest hyperparameters of each of ``workers``, of two rounds each, as pushes are of one round at a time."""
 
     def __init__(self, workers: int) -> None:
         self._said: list[list[tuple[int, tuple[Group, ...]]]] = [[] for _ in range(workers)]
 
     def say(self, worker: int, step: int, groups: tuple[Group, ...]) -> None:
-        """From its round ``step`` on ``worker`` goes by ``groups``."""
+        """Use ``groups`` for ``worker`` from its round ``step`` on."""
         before = [each for each in self._said[worker] if each[0] < step]
         self._said[worker] = [*before[-1:], (step, groups)]
 
     def of(self, worker: int, step: int) -> tuple[Group, ...] | None:
-        """By which ``worker`` goes in its round ``step``; None before it has said any."""
+        """Return the groups that hold for ``worker`` in its round ``step``; None before it has sent any."""
         return next((groups for since, groups in reversed(self._said[worker]) if since <= step), None)
 
     def state(self) -> list[Any]:
-        """Everything, as plain numbers."""
+        """Return everything as plain numbers."""
         return [[(step, [dict(group) for group in groups]) for step, groups in said] for said in self._said]
 
     def restore(self, state: Sequence[Any]) -> None:
-        """As it was when `state` was called."""
+        """Restore the state that `state` returned."""
         self._said = [[(step, tuple(dict(group) for group in groups)) for step, groups in said] for said in state]

@@ -1,4 +1,4 @@
-"""Which bytes of which task live on which shard.
+"""Declaration of what a job exchanges, and placement of its bytes on shards.
 
 A task larger than ``limit`` is split into parts of nearly equal size; parts go, the largest first, to the shard that
 has the fewest bytes so far (longest processing time first: no shard has more than a part above its share). Every worker
@@ -63,7 +63,7 @@ ELEMENTWISE: Final = (
 
 
 class Optimized(msgspec.Struct, frozen=True):
-    """What servers update, and by which optimizers.
+    """Declaration of the parameters that servers update, and of their optimizers.
 
     Attributes:
         classes: of each parameter group, in torch.optim.
@@ -78,7 +78,7 @@ class Optimized(msgspec.Struct, frozen=True):
     consistency: str = "bsp"
 
     def check(self, tasks: int) -> None:
-        """`Malformed` where it contradicts itself."""
+        """Raise `Malformed` if the declaration contradicts itself."""
         strange = [name for name in self.classes if name not in ELEMENTWISE]
         if strange:
             raise Malformed("optimizer", f"an optimizer {strange[0]!r}, which is none that servers run")
@@ -93,7 +93,7 @@ class Optimized(msgspec.Struct, frozen=True):
 
 
 class Declaration(msgspec.Struct, frozen=True):
-    """What a job exchanges: the same from all workers.
+    """Everything that a job exchanges; the same from all workers.
 
     Attributes:
         tasks: what is exchanged in every round.
@@ -110,12 +110,12 @@ class Declaration(msgspec.Struct, frozen=True):
     optimized: Optimized | None = None
 
     def encode(self) -> bytes:
-        """As a payload."""
+        """Return the declaration as a payload."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, payload: bytes) -> Declaration:
-        """From a payload; `Malformed` where it does not read or contradicts itself."""
+        """Return the declaration in a payload; `Malformed` if it cannot be parsed or contradicts itself."""
         try:
             found = msgspec.json.decode(payload, type=cls)
         except msgspec.MsgspecError as error:
@@ -132,7 +132,7 @@ class Declaration(msgspec.Struct, frozen=True):
         return found
 
     def difference(self, other: Declaration) -> str | None:
-        """How ``other`` differs, for people; None where it does not."""
+        """Return how ``other`` differs, for people; None if it does not."""
         if len(self.tasks) != len(other.tasks):
             return f"{len(self.tasks)} tasks against {len(other.tasks)}"
         for mine, theirs in zip(self.tasks, other.tasks, strict=True):
@@ -158,7 +158,7 @@ class ShardPart(NamedTuple):
 
 
 class Placement:
-    """Where everything is.
+    """Assignment of every byte to a part on a shard.
 
     Attributes:
         parts: by number; those of a task are neighbours, in order.
@@ -183,7 +183,7 @@ class Placement:
         self._starts = [[part.offset for part in parts] for parts in self._of_task]
 
     def of(self, piece: Piece) -> list[tuple[ShardPart, int, int]]:
-        """Where the bytes of ``piece`` are: parts, with first byte in each and how many."""
+        """Return where the bytes of ``piece`` are: parts, the first byte in each, and how many."""
         parts, starts = self._of_task[piece.task], self._starts[piece.task]
         end = piece.offset + piece.size
         place = bisect_right(starts, piece.offset) - 1
@@ -198,7 +198,7 @@ class Placement:
 
 
 def _split(size: int, limit: int) -> list[tuple[int, int]]:
-    """Offsets and sizes of the fewest parts of at most ``limit`` bytes, nearly equal, aligned."""
+    """Return offsets and sizes of the fewest parts of at most ``limit`` bytes, nearly equal, aligned."""
     step = limit - limit % _ALIGN
     count = -(-size // step)
     even = min(step, -(-size // count // _ALIGN) * _ALIGN)
@@ -206,7 +206,7 @@ def _split(size: int, limit: int) -> list[tuple[int, int]]:
 
 
 def _balance(sizes: Sequence[int], shards: int) -> list[int]:
-    """A shard for each part, longest first to the one with least; of equal ones to the first."""
+    """Return a shard for each part, longest first to the least loaded shard, the first of equal ones."""
     loads = [(0, shard) for shard in range(shards)]
     heapify(loads)
     homes = [0] * len(sizes)
@@ -218,7 +218,7 @@ def _balance(sizes: Sequence[int], shards: int) -> list[int]:
 
 
 def dtype_name(dtype: object) -> Dtype:
-    """The name of a torch dtype that can be exchanged; ConfigError for another."""
+    """Return the name of a torch dtype that can be exchanged; ConfigError for another."""
     name = str(dtype).removeprefix("torch.")
     if name not in WIDTHS:
         raise unknown("dtype", name, tuple(WIDTHS))

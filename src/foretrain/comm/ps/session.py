@@ -17,18 +17,16 @@ that it need not be optional; nothing is encrypted.
 
 from __future__ import annotations
 
-import hmac
-import secrets
 import struct
-from typing import Final
+from typing import Any, Final
 
+import zmq
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from foretrain.comm.auth import proof, same
 from foretrain.comm.ps.frames import HEADER, TAG_SIZE, UNTAGGED, FrameKind, Header, Malformed, pack
 
-NONCE_SIZE: Final = 32
-PROOF_SIZE: Final = 32
 NAME_SIZE: Final = 64
 """Bytes that a job's name has at most."""
 _PLACE = struct.Struct("<4xQ")
@@ -43,15 +41,21 @@ class Rejected(Malformed):
     """A message that reads, but is not from whom it says, or not in its place."""
 
 
-def nonce() -> bytes:
-    """A fresh one."""
-    return secrets.token_bytes(NONCE_SIZE)
+def session_proof(
+    secret: bytes, role: str, rank: int, shard: int, worker: bytes, server: bytes, payload: bytes = b""
+) -> bytes:
+    """Return the proof that the sender of ``payload`` knows ``secret``.
 
-
-def proof(secret: bytes, role: str, rank: int, shard: int, worker: bytes, server: bytes, said: bytes = b"") -> bytes:
-    """That who says ``said`` as ``role``, "worker", "server" or "refusal", knows ``secret``; the nonces are those of
-    HELLO and CHALLENGE."""
-    return hmac.digest(secret, role.encode() + b"\0" + _ROLE.pack(rank, shard) + worker + server + said, "sha256")
+    Args:
+        secret: the job's.
+        role: "worker", "server" or "refusal".
+        rank: the worker's.
+        shard: the server's number.
+        worker: the nonce of HELLO.
+        server: the nonce of CHALLENGE.
+        payload: what the proof covers besides.
+    """
+    return proof(secret, role, _ROLE.pack(rank, shard), worker, server, payload)
 
 
 def untagged(kind: FrameKind, sender: int, payload: bytes = b"", flag: int = 0) -> list[bytes]:
@@ -77,7 +81,7 @@ class AuthenticatedSession:
     ) -> None:
         what = "key aside" if aside else "key"
         keys = [
-            proof(secret, f"{what} of the {sender}", rank, shard, worker, server)[:16]
+            session_proof(secret, f"{what} of the {sender}", rank, shard, worker, server)[:16]
             for sender in ("worker", "server")
         ]
         self._seals, self._opens = map(_Tags, reversed(keys) if serves else keys)
@@ -100,7 +104,7 @@ class AuthenticatedSession:
         """
         if header.kind in UNTAGGED:
             raise Rejected("kind", f"{header.kind.name} within a session")
-        if not hmac.compare_digest(self._opens.of(header.sequence, pack(header), payload), tag):
+        if not same(self._opens.of(header.sequence, pack(header), payload), tag):
             raise Rejected("tag", f"{header.kind.name} of {header.sender} with a wrong tag")
         if header.sender != self._other:
             raise Rejected("sender", f"{header.kind.name} of {header.sender} in the session of {self._other}")
@@ -131,3 +135,76 @@ class _Tags:
         gmac.authenticate_additional_data(payload)
         gmac.finalize()
         return gmac.tag
+
+
+_NAME: Final = b"foretrain"
+_EVENTS: Final = "inproc://foretrain.gate"
+_PATIENCE: Final = 5000
+"""ms that somebody may take for this handshake."""
+_SOME: Final = 64
+"""Of those who come in one turn."""
+_FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+"""Those that another mechanism, or none, was tried in: wrong words are counted when they are heard."""
+
+
+def _word(secret: bytes) -> bytes:
+    return proof(secret, "ZeroMQ password").hex().encode()
+
+
+def knock(socket: zmq.Socket[Any], secret: bytes) -> None:
+    """Has a worker's ``socket`` say the word wherever it connects."""
+    socket.setsockopt(zmq.PLAIN_USERNAME, _NAME)
+    socket.setsockopt(zmq.PLAIN_PASSWORD, _word(secret))
+
+
+class ZapAuth:
+    """Of one server's socket, and alone in its context.
+
+    Args:
+        context: of ZeroMQ.
+        secret: the job's.
+        guarded: the socket, not yet bound.
+    """
+
+    def __init__(self, context: zmq.Context[Any], secret: bytes, guarded: zmq.Socket[Any]) -> None:
+        self._word = _word(secret)
+        self._guarded = guarded
+        self._asked = context.socket(zmq.REP)
+        self._asked.bind("inproc://zeromq.zap.01")
+        guarded.setsockopt(zmq.PLAIN_SERVER, 1)
+        guarded.setsockopt(zmq.ZAP_DOMAIN, _NAME)
+        guarded.setsockopt(zmq.HANDSHAKE_IVL, _PATIENCE)
+        guarded.monitor(_EVENTS, _FAILED)
+        self._failed = context.socket(zmq.PAIR)
+        # Whoever tells of events waits where they are not taken, and with it all traffic of the server.
+        self._failed.setsockopt(zmq.RCVHWM, 0)
+        self._failed.connect(_EVENTS)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[Any], ...]:
+        """Where something is to be `answer`ed when any of them has something."""
+        return self._asked, self._failed
+
+    def answer(self) -> list[str]:
+        """Lets in and turns away some of those who have come; who was turned away, for people."""
+        turned_away = []
+        for _ in range(_SOME):
+            if not self._failed.poll(0):
+                break
+            self._failed.recv_multipart()
+            turned_away.append("somebody who is no worker, or one of another version")
+        for _ in range(_SOME):
+            if not self._asked.poll(0):
+                break
+            version, request, _, address, _, mechanism, *said = self._asked.recv_multipart()
+            right = mechanism == b"PLAIN" and len(said) == 2 and same(said[1], self._word)
+            if not right:
+                turned_away.append(f"{address.decode(errors='replace')} does not know the job's secret")
+            self._asked.send_multipart([version, request, b"200" if right else b"400", b"", b"", b""])
+        return turned_away
+
+    def close(self) -> None:
+        """Before the guarded socket is closed."""
+        self._guarded.disable_monitor()
+        self._failed.close(0)
+        self._asked.close(0)

@@ -1,7 +1,6 @@
-"""The real world: a PyTorch job whose communication is scheduled, and a paced pipe to test policies on a real clock.
+"""PyTorch jobs whose communication is scheduled.
 
     attach       a model and its optimizer → `Attached`
-    WallWorld    threads and a clock, no tensors
 
 Names are imported on first use: only `attach` needs torch.
 """
@@ -10,12 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foretrain.comm.wall_world import WallWorld
-
 if TYPE_CHECKING:
     from foretrain.plugins.torch.api import Attached, attach
 
-__all__ = ["Attached", "WallWorld", "attach"]
+__all__ = ["Attached", "attach"]
 
 
 def __getattr__(name: str) -> object:

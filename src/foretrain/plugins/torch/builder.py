@@ -212,8 +212,7 @@ def assemble_served(
         remote: the optimizers where servers run them; None runs them here.
     """
     from foretrain.plugins.torch.ps.exchange import ServedExchange
-    from foretrain.plugins.torch.ps.remote_dispatcher import RemoteDispatcher
-    from foretrain.plugins.torch.ps.remote_optimizer import part_limit
+    from foretrain.plugins.torch.ps.remote_optimizer import RemoteDispatcher, part_limit
     from foretrain.plugins.torch.ps.staging import Staging
 
     options, job, seen, ranks = around.options, found.job, found.seen, around.sideband.ranks

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions
 
 from foretrain.comm.commands import CollectiveCommand, CommRecord
-from foretrain.comm.silence import FAILURE_GRACE
+from foretrain.comm.event_loop import FAILURE_GRACE
 from foretrain.errors import PeerLost, ScheduleError
 from foretrain.plugins.torch.compression import Rounding
 from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer

@@ -13,9 +13,8 @@ import msgspec
 import torch
 from torch import nn
 
-from foretrain.comm.coordinator.address import local_address
 from foretrain.comm.coordinator.handshake import SECRET_SIZE, Listener, connect
-from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.coordinator.link import Link, LinkError, local_address
 from foretrain.comm.options import AttachOptions
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch.control_group import ControlGroup

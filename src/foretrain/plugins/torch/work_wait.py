@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from foretrain.comm.silence import FAILURE_GRACE
+from foretrain.comm.event_loop import FAILURE_GRACE
 from foretrain.errors import PeerLost
 from foretrain.plugins.torch.streams import enqueues
 

@@ -17,10 +17,18 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from foretrain.comm.ps.batching import unbundle  # noqa: E402
 from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk  # noqa: E402
 from foretrain.comm.ps.client.push_log import PushedRange, PushLog  # noqa: E402
-from foretrain.comm.ps.frames import ABSENT, AGAIN, CLOSED, HELD, KEEPS, FrameKind, Header  # noqa: E402
+from foretrain.comm.ps.frames import (  # noqa: E402
+    ABSENT,
+    AGAIN,
+    CLOSED,
+    HELD,
+    KEEPS,
+    FrameKind,
+    Header,
+    unbundle,
+)
 from foretrain.comm.ps.placement import Declaration, Placement  # noqa: E402
 from foretrain.comm.ps.server.shard import SumShard  # noqa: E402
 from foretrain.comm.ps.server.snapshots import SnapshotPolicy, copied  # noqa: E402

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from foretrain.comm.ps.client.state_transfer import StateTransfer
+from foretrain.comm.ps.client.inflight import StateTransfer
 from foretrain.comm.ps.frames import FrameKind, Header
 from foretrain.comm.ps.placement import ShardPart
 from foretrain.errors import PeerLost

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import zmq
 
-from foretrain.comm.ps.batching import unbundle
 from foretrain.comm.ps.client.connection import Connection
-from foretrain.comm.ps.frames import ABSENT, FrameKind, Header
+from foretrain.comm.ps.frames import ABSENT, FrameKind, Header, unbundle
 from foretrain.comm.ps.placement import Declaration, Declared, Placement
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
-from foretrain.comm.ps.zap_auth import knock
+from foretrain.comm.ps.session import knock
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch.ps.server import make_optimizer_shard
 

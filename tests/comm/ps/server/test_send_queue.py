@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.comm.ps.server.send_queue import SendQueue
+from foretrain.comm.ps.server.peers import SendQueue
 from foretrain.comm.ps.server.shard import Value
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import zmq
 
+from foretrain.comm.auth import nonce
 from foretrain.comm.ps.client.connection import Links
 from foretrain.comm.ps.frames import RETURNS, FrameKind, Header, pack, unpack
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
-from foretrain.comm.ps.session import nonce, untagged
-from foretrain.comm.ps.zap_auth import ZapAuth
+from foretrain.comm.ps.session import ZapAuth, untagged
 from foretrain.errors import ConfigError, Disagreement, PeerLost
 from tests.comm.ps.server.jobs import SECRET, Way, Worker, declaration, serving, stranger
 

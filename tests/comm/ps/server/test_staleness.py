@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.comm.ps.consistency import consistency
-from foretrain.comm.ps.server.staleness import Clocks
+from foretrain.comm.ps.consistency import Clocks, consistency
 from foretrain.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""A worker's end of the connection to one shard.
+"""Connection of a worker to one shard of the parameter server.
 
 ZeroMQ makes broken connections anew by itself, but what was under way is lost with them, and so is the session. The
 owner learns from `Connection.sessions` that a new one has begun, and says again what has not been answered.
@@ -6,7 +6,6 @@ owner learns from `Connection.sessions` that a new one has begun, and says again
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 import time
@@ -17,10 +16,10 @@ import zmq
 from zmq.utils.garbage import gc
 from zmq.utils.monitor import parse_monitor_message
 
+from foretrain.comm.auth import PROOF_SIZE, nonce, same
 from foretrain.comm.ps.frames import ASIDE, BUSY, FAILURES, UNTAGGED, FrameKind, Header, Malformed, unpack
 from foretrain.comm.ps.placement import LIMIT
-from foretrain.comm.ps.session import PROOF_SIZE, AuthenticatedSession, Rejected, nonce, proof, untagged
-from foretrain.comm.ps.zap_auth import knock
+from foretrain.comm.ps.session import AuthenticatedSession, Rejected, knock, session_proof, untagged
 from foretrain.errors import ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
@@ -42,7 +41,7 @@ _REST: Final = 0.5
 
 
 class _Lane:
-    """A socket of one connection, and what it says of itself.
+    """One socket of a connection, with its monitor.
 
     Attributes:
         up: whether the other end is there.
@@ -67,7 +66,7 @@ class _Lane:
         self.socket.connect(f"tcp://{address[0]}:{address[1]}")
 
     def changed(self) -> bool:
-        """Whether the other end has come or gone since the last call."""
+        """Return whether the other end has connected or disconnected since the last call."""
         found = False
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
@@ -79,14 +78,14 @@ class _Lane:
         return found
 
     def read(self) -> list[zmq.Frame] | None:
-        """The frames of a message; None where there is none."""
+        """Return the frames of a message; None if there is none."""
         try:
             return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
 
     def send(self, frames: list[Any]) -> bool:
-        """Whether there was somebody to send to."""
+        """Send ``frames``; return whether a peer was connected."""
         try:
             self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -100,7 +99,7 @@ class _Lane:
 
 
 class Connection:
-    """Two connections, in truth: on the second goes what must not wait behind gradients. Not for several threads.
+    """A pair of connections to one shard: the second carries what must not wait behind gradients. Not thread-safe.
 
     Args:
         context: of ZeroMQ.
@@ -137,36 +136,36 @@ class Connection:
 
     @property
     def established(self) -> bool:
-        """Whether both ends know who the other is."""
+        """Return whether both ends have proved their identities."""
         return self._session is not None
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return bool(self._main.socket.closed)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[Any], ...]:
-        """Where something is to be read when any of them has something."""
+        """Return the sockets to poll; call `read` when any of them is readable."""
         return tuple(socket for lane in (self._main, self._aside) for socket in (lane.socket, lane.monitor))
 
     def hold(self) -> None:
-        """Does not try to come in before `enter` is called."""
+        """Postpone the handshake until `enter` is called."""
         self._enters = False
 
     def enter(self) -> None:
-        """Comes in, if it has not."""
+        """Begin the handshake if it has not begun."""
         if not self._enters:
             self._enters = True
             if self._main.up and self._aside.up:
                 self._say_hello()
 
     def wait(self, seconds: float) -> None:
-        """Returns when there is something to read, or so much later."""
+        """Wait until there is something to read, at most so long."""
         zmq.select(list(self.sockets), [], [], seconds)
 
     def read(self) -> list[tuple[Header, memoryview]]:
-        """What has come, without the handshake's.
+        """Return the messages that have arrived, without the handshake's.
 
         Raises:
             PeerLost: the other end is not the job's server.
@@ -190,7 +189,9 @@ class Connection:
         return found
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
-        """Says ``header`` and ``payload``, which must not change until it is answered; False without a session."""
+        """Send ``header`` and ``payload``, which must not change until it is answered; return False without a
+        session.
+        """
         aside = header.kind in ASIDE
         session = self._beside if aside else self._session
         if session is None:
@@ -199,7 +200,7 @@ class Connection:
         return (self._aside if aside else self._main).send([first, payload] if len(payload) else [first])
 
     def close(self, linger: float = 0.0) -> None:
-        """Ends the sockets; what has been said has ``linger`` seconds to leave."""
+        """Close the sockets; sent messages have ``linger`` seconds to leave."""
         for lane in (self._main, self._aside):
             lane.close(linger)
 
@@ -240,7 +241,7 @@ class Connection:
         self._main.send(untagged(FrameKind.HELLO, self._rank, ours))
 
     def _hear(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
-        """A message of the session; None for one of the handshake, or from a session before."""
+        """Return a message of the session; None for one of the handshake or of an earlier session."""
         header, tag, payload = self._parsed(frames)
         if header.kind in UNTAGGED:
             self._shake_hands(header, bytes(payload[:_ANSWERED]))
@@ -254,7 +255,7 @@ class Connection:
         return header, payload
 
     def _hear_aside(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
-        """A message of the session beside; what is of one before may come when the next has begun."""
+        """Return a message of the second session; one of an earlier session may arrive when the next has begun."""
         header, tag, payload = self._parsed(frames)
         if header.kind is FrameKind.STRANGER:
             self._shake_hands(header, b"")
@@ -289,16 +290,18 @@ class Connection:
         ours, theirs, until = self._pending
         if kind is FrameKind.CHALLENGE and not theirs:
             self._pending = (ours, said, until)
-            answer = proof(self._secret, "worker", self._rank, self.shard, ours, said, self._job)
+            answer = session_proof(self._secret, "worker", self._rank, self.shard, ours, said, self._job)
             self._main.send(untagged(FrameKind.PROOF, self._rank, answer + self._job))
         elif kind is FrameKind.REFUSED and theirs:
             shown, why = said[:PROOF_SIZE], said[PROOF_SIZE:]
-            expected = proof(self._secret, "refusal", self._rank, self.shard, ours, theirs, bytes((header.flag,)) + why)
-            if not hmac.compare_digest(shown, expected):
+            expected = session_proof(
+                self._secret, "refusal", self._rank, self.shard, ours, theirs, bytes((header.flag,)) + why
+            )
+            if not same(shown, expected):
                 raise PeerLost(f"server {self.shard} does not know the job's secret")
             self._refused(header.flag, why.decode(errors="replace"))
         elif kind is FrameKind.WELCOME and theirs:
-            if not hmac.compare_digest(said, proof(self._secret, "server", self._rank, self.shard, ours, theirs)):
+            if not same(said, session_proof(self._secret, "server", self._rank, self.shard, ours, theirs)):
                 raise PeerLost(f"server {self.shard} does not know the job's secret")
             self._session, self._beside = (
                 AuthenticatedSession(self._secret, self._rank, self.shard, ours, theirs, serves=False, aside=aside)
@@ -321,7 +324,7 @@ class Connection:
 
 
 class Links:
-    """Connections to every shard of a job, and ZeroMQ's thread behind them.
+    """Connections to every shard of a job, and the ZeroMQ thread behind them.
 
     Args:
         addresses: host and port of each shard, by number.
@@ -350,7 +353,7 @@ class Links:
             connection.hold()
 
     def establish(self, timeout: float) -> None:
-        """Returns when every shard has let this worker in.
+        """Wait until every shard has admitted this worker.
 
         Raises:
             PeerLost: one has not, ``timeout`` seconds later, or has another secret.
@@ -372,7 +375,7 @@ class Links:
             self.live()
 
     def live(self) -> None:
-        """To be called often while this worker waits for others: servers hear that it lives."""
+        """Send heartbeats to the servers. Call often while this worker waits for others."""
         now = time.monotonic()
         if now - self._said > _ALIVE:
             self._said = now
@@ -380,7 +383,7 @@ class Links:
                 connection.send(Header(FrameKind.ALIVE))
 
     def close(self, linger: float = 0.0) -> None:
-        """Ends all; what has been said has ``linger`` seconds to leave. Idempotent."""
+        """Close all connections; sent messages have ``linger`` seconds to leave. Idempotent."""
         for connection in self.connections:
             if not connection.closed:
                 connection.close(linger)
@@ -389,12 +392,12 @@ class Links:
 
 
 def failure(header: Header, payload: memoryview) -> ForetrainError:
-    """What a FAIL tells of."""
+    """Return the error in a FAIL message."""
     return FAILURES[min(header.flag, len(FAILURES) - 1)](bytes(payload).decode(errors="replace"))
 
 
 def _rest() -> None:
-    """Ends pyzmq's thread, which keeps buffers that are being sent, if nobody needs it; the next message starts it."""
+    """Stop pyzmq's thread, which keeps buffers that are being sent, if nothing uses it; the next message starts it."""
     until = time.monotonic() + _REST
     while gc.refs and time.monotonic() < until:
         time.sleep(1e-3)

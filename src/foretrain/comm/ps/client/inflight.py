@@ -1,4 +1,5 @@
-"""What is under way: chunks that no server has acknowledged, and bytes whose sums have not come back.
+"""Bytes in flight to and from servers: chunks that no server has acknowledged, sums that have not returned, state
+transfers.
 
 Credit returns with the acknowledgement and not with the sum. Workers need not push in the same order, and one whose
 window was full of what another has yet to push, and the other way round, would wait for ever.
@@ -6,14 +7,18 @@ window was full of what another has yet to push, and the other way round, would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
+from foretrain.comm.ps.frames import Header
+from foretrain.comm.ps.placement import ShardPart
 from foretrain.tasks import Chunk
 
 
 class InFlightChunk:
-    """A chunk that is being pushed; ``done(chunk)`` is called when nothing of it is ``left``."""
+    """A chunk that is being pushed; ``done(chunk)`` is called when ``left`` is 0."""
 
     __slots__ = ("chunk", "done", "issued", "left")
 
@@ -30,7 +35,7 @@ class ByteRange(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What an arrival has led to: ``new`` ranges of the task, pulls that are complete, whether the task has landed."""
+    """Effects of an arrival: ``new`` ranges of the task, pulls that are complete, whether the task has landed."""
 
     new: list[tuple[int, int]]
     pulled: list[InFlightChunk]
@@ -38,7 +43,7 @@ class Arrived(NamedTuple):
 
 
 class InFlight:
-    """Of tasks of these ``sizes``; in each round every byte of a task is pushed once and comes back once.
+    """Bytes in flight of tasks of these ``sizes``; in each round every byte is pushed once and returns once.
 
     Servers answer byte by byte as the last worker has pushed it, so that what comes back is cut otherwise than what was
     pushed. What comes twice, as it may after a connection broke, counts once.
@@ -55,22 +60,22 @@ class InFlight:
         self._left = list(sizes)
 
     def push(self, flight: InFlightChunk, task: int, start: int, end: int) -> None:
-        """These bytes of ``flight`` are pushed."""
+        """Note that these bytes of ``flight`` are pushed."""
         stretch = ByteRange(start, end, flight)
         self._unheard[task].append(stretch)
         self._out[task].append(stretch)
 
     def pull(self, flight: InFlightChunk, task: int, start: int, end: int) -> None:
-        """These bytes are asked for by ``flight``."""
+        """Note that ``flight`` asks for these bytes."""
         self._pulls[task].append(ByteRange(start, end, flight))
 
     def acknowledge(self, task: int, start: int, end: int) -> list[InFlightChunk]:
-        """A server has these bytes: the chunks of which it, or others, have all now."""
+        """Note that a server has these bytes; return the chunks whose bytes servers now have completely."""
         heard, self._unheard[task] = _split(self._unheard[task], start, end)
         return _finished(heard)
 
     def arrive(self, task: int, start: int, end: int) -> Arrived:
-        """The sum of these bytes has come."""
+        """Note that the sum of these bytes has arrived."""
         back, self._out[task] = _split(self._out[task], start, end)
         new = [(low, high) for low, high, _ in back]
         self._left[task] -= sum(high - low for low, high in new)
@@ -81,21 +86,21 @@ class InFlight:
         return Arrived(new, _finished(pulled), landed)
 
     def unanswered(self) -> Iterator[tuple[int, ByteRange]]:
-        """Everything that was pushed and has not come back, by task."""
+        """Yield everything that was pushed and has not returned, by task."""
         return ((task, stretch) for task, stretches in enumerate(self._out) for stretch in stretches)
 
     def unpulled(self) -> Iterator[tuple[int, ByteRange]]:
-        """Everything that was pulled and has not come back, by task."""
+        """Yield everything that was pulled and has not returned, by task."""
         return ((task, stretch) for task, stretches in enumerate(self._pulls) for stretch in stretches)
 
     def oldest(self) -> InFlightChunk | None:
-        """What has been under way longest."""
+        """Return the chunk that has been in flight longest."""
         flights = [stretch.flight for stretches in self._out for stretch in stretches]
         return min(flights, key=lambda flight: flight.issued, default=None)
 
 
 def _split(stretches: Sequence[ByteRange], start: int, end: int) -> tuple[list[ByteRange], list[ByteRange]]:
-    """What of ``stretches`` is in ``[start, end)``, and what is not."""
+    """Return the parts of ``stretches`` inside ``[start, end)`` and those outside."""
     inside: list[ByteRange] = []
     outside: list[ByteRange] = []
     for stretch in stretches:
@@ -112,10 +117,80 @@ def _split(stretches: Sequence[ByteRange], start: int, end: int) -> tuple[list[B
 
 
 def _finished(stretches: Sequence[ByteRange]) -> list[InFlightChunk]:
-    """The flights of which nothing is left without ``stretches``."""
+    """Return the chunks that have nothing left once ``stretches`` are taken away."""
     finished = []
     for start, end, flight in stretches:
         flight.left -= end - start
         if not flight.left:
             finished.append(flight)
     return finished
+
+
+_WINDOW: Final = 8
+"""Parts under way."""
+Say: TypeAlias = Callable[[int, Header, bytes], None]
+"""Says a message to a shard."""
+Messages: TypeAlias = Callable[[ShardPart], Sequence[tuple[Header, bytes]]]
+"""What to say for a part."""
+
+
+class StateTransfer:
+    """Transfer of many parts' state to or from servers, beside the rounds. The engine's thread owns it once begun, but
+    for `wait`.
+
+    Args:
+        parts: to ask for.
+        messages: what to say for one.
+    """
+
+    def __init__(self, parts: Iterable[ShardPart], messages: Messages) -> None:
+        self._waiting = deque(parts)
+        self._messages = messages
+        self._asked: dict[int, ShardPart] = {}
+        self._answered: dict[int, list[ShardPart]] = {}
+        """What is, by shard."""
+        self._over = threading.Event()
+        self.frames: dict[int, list[bytes]] = {}
+        """What has been answered, by part."""
+
+    def wait(self, check: Callable[[], None]) -> dict[int, list[bytes]]:
+        """Wait for all answers and return them; ``check`` raises if they cannot come."""
+        while not self._over.wait(0.1):
+            check()
+        return self.frames
+
+    def begin(self, say: Say) -> None:
+        """Ask for as many parts as may be in flight."""
+        while self._waiting and len(self._asked) < _WINDOW:
+            self._ask(self._waiting.popleft(), say)
+        if not self._asked:
+            self._over.set()
+
+    def say_again(self, shard: int, say: Say) -> None:
+        """Ask ``shard`` again for what it has not answered, and after a restart also for what it had."""
+        for part in [part for part in self._asked.values() if part.shard == shard]:
+            self._ask(part, say)
+        if not self._over.is_set():
+            self._waiting.extend(self._answered.pop(shard, ()))
+            self.begin(say)
+
+    def hear(self, header: Header, payload: memoryview, say: Say) -> None:
+        """Take a STATE message."""
+        if header.part not in self._asked:
+            return
+        frames = self.frames[header.part]
+        # Of an answer that is said twice, as after a connection broke, the first is gone.
+        if header.step == 0:
+            frames.clear()
+        if header.offset:
+            frames.append(bytes(payload))
+        if len(frames) == header.offset:
+            part = self._asked.pop(header.part)
+            self._answered.setdefault(part.shard, []).append(part)
+            self.begin(say)
+
+    def _ask(self, part: ShardPart, say: Say) -> None:
+        self._asked[part.number] = part
+        self.frames[part.number] = []
+        for header, payload in self._messages(part):
+            say(part.shard, header, payload)

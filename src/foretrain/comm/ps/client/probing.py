@@ -1,4 +1,4 @@
-"""What pushing costs here: rounds of a few bytes and of many, through the very servers that will sum gradients."""
+"""Measured cost of pushing: rounds of a few bytes and of many, through the very servers that will sum gradients."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from foretrain.comm.coordinator.address import local_address
-from foretrain.comm.ps.batching import Item, bundle, unbundle
+from foretrain.comm.coordinator.link import local_address
 from foretrain.comm.ps.client.connection import Connection, Links, failure
-from foretrain.comm.ps.frames import ABSENT, FrameKind, Header
+from foretrain.comm.ps.frames import ABSENT, FrameKind, Header, Item, bundle, unbundle
 from foretrain.comm.ps.placement import Declaration, Declared, Placement
 from foretrain.errors import PeerLost
 from foretrain.network import Cluster
@@ -28,12 +27,12 @@ _DEPTH: Final = 16
 
 
 def depth(size: int) -> int:
-    """Messages of ``size`` bytes to have under way, so that both directions of a link, and both ends, are busy."""
+    """Return how many messages of ``size`` bytes must be in flight to keep both directions and both ends busy."""
     return max(4, min(_DEPTH, _LARGE // size))
 
 
 class PushProbe:
-    """Rounds for nothing, declared as ``epoch``. All workers probe at once, as they will push.
+    """Measuring rounds, declared as ``epoch``. All workers probe at the same time, as they will push.
 
     Args:
         links: to every shard, established.
@@ -58,7 +57,7 @@ class PushProbe:
         self.hear()
 
     def cost(self) -> CostModel:
-        """What one push-and-pull costs: κ with several under way, latency and θ from small ones."""
+        """Return the cost of one push-and-pull: κ with several in flight, latency and θ from small ones."""
         repeated, small, many, large = _SERIES
         self.series(_SMALL, small, 1)
         alone = median(self.series(_SMALL, small, 1) for _ in range(repeated))
@@ -72,7 +71,7 @@ class PushProbe:
         )
 
     def series(self, size: int, count: int, depth: int) -> float:
-        """Nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts at a time under way.
+        """Return nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts in flight at a time.
 
         Timed from the end of one to the end of the last, as many under way as at the end have come before: the first
         crosses one direction alone, and does not count.
@@ -93,7 +92,7 @@ class PushProbe:
         return (ended[-1] - ended[depth - 1]) / count
 
     def together(self) -> None:
-        """Returns when all workers have come here."""
+        """Wait until all workers have called this."""
         self._push(0, _SMALL)
         self._wait(0)
 
@@ -121,7 +120,7 @@ class PushProbe:
                 )
 
     def hear(self) -> None:
-        """Takes what servers have said; to one that was started anew it says again what other workers may need.
+        """Take the servers' messages; send a restarted server again what other workers may need.
 
         So it is to be called now and then until all workers have measured.
         """
@@ -152,7 +151,7 @@ class PushProbe:
 
 
 def beside(servers: Sequence[tuple[str, int]], workers: int) -> bool:
-    """Whether each worker's host has a server of its own, as far as can be told from this one.
+    """Return whether each worker's host has a server of its own, as far as this host can tell.
 
     Args:
         servers: host and port of each.
@@ -166,7 +165,7 @@ def beside(servers: Sequence[tuple[str, int]], workers: int) -> bool:
 
 
 def served_cluster(cost: CostModel, workers: int, servers: int, *, beside: bool = False) -> Cluster:
-    """A cluster whose push-and-pull costs ``cost``: the measured network, for the simulator.
+    """Return a cluster whose push-and-pull costs ``cost``: the measured network, for the simulator.
 
     Servers ``beside`` the workers share their links: what is measured is one byte up and one down, over the same wire.
     """

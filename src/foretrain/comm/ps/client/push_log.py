@@ -1,4 +1,4 @@
-"""What this worker has pushed, and says again where a connection, or a server, was lost.
+"""Log of what this worker has pushed, from which it pushes again after a connection or a server was lost.
 
 # Note [Saying again]
 A server answers a declaration with its number. If that is the one it had before, it knows all but what was on its way:
@@ -19,9 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from foretrain.comm.ps.batching import SMALL, Item, bundle
 from foretrain.comm.ps.client.inflight import InFlight
-from foretrain.comm.ps.frames import AGAIN, CLOSED, HELD, KEEPS, FrameKind, Header
+from foretrain.comm.ps.frames import AGAIN, CLOSED, HELD, KEEPS, SMALL, FrameKind, Header, Item, bundle
 from foretrain.comm.ps.placement import Declaration, Placement
 from foretrain.errors import PeerLost
 from foretrain.network.ps_constants import MESSAGE
@@ -29,31 +28,31 @@ from foretrain.tasks import Piece
 
 
 class PushConnection(Protocol):
-    """A `foretrain.comm.ps.client.connection.Connection`."""
+    """Interface of `foretrain.comm.ps.client.connection.Connection` to the log."""
 
     shard: int
     sessions: int
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
-        """Says it; False without a session."""
+        """Send a message; return False without a session."""
         ...
 
 
 class Copies(Protocol):
-    """A `foretrain.plugins.torch.ps.staging.Staging`."""
+    """Interface of `foretrain.plugins.torch.ps.staging.Staging` to the log."""
 
     declaration: Declaration
 
     def begin(self, step: int, since: int) -> None:
-        """Round ``step`` will be filled; what was pushed before round ``since`` is forgotten."""
+        """Prepare for round ``step``; forget what was pushed before round ``since``."""
         ...
 
     def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Copies these bytes of a gradient, and returns the copy."""
+        """Copy these bytes of a gradient and return the copy."""
         ...
 
     def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """The same bytes as they were pushed in round ``step``."""
+        """Return these bytes as they were pushed in round ``step``."""
         ...
 
 
@@ -66,22 +65,23 @@ class PushedRange(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """What was pushed together; ``held``: see `HELD`."""
+    """Ranges that were pushed together; ``held``: see `PULL_ONLY`."""
 
     spans: tuple[PushedRange, ...]
     held: bool
 
 
 class _Rule(NamedTuple):
-    """The hyperparameters from round ``since`` on, where optimizers run on the servers."""
+    """Hyperparameters from round ``since`` on, where optimizers run on the servers."""
 
     since: int
     text: bytes
 
 
 class _Round:
-    """One round: its number, whether it adds to the one before, by what rule it is applied, what was pushed in it, of
-    which tasks as gradients."""
+    """One round: its number, whether it adds to the last one, the hyperparameters, what was pushed, and which tasks had
+    gradients.
+    """
 
     __slots__ = ("again", "rule", "said", "step", "used")
 
@@ -92,7 +92,7 @@ class _Round:
 
 
 class _Standing:
-    """How things are with one server.
+    """State of one server as this worker knows it.
 
     Attributes:
         number: of the one that knows all that was pushed, but for what is on its way.
@@ -122,7 +122,7 @@ class _Standing:
 
 
 class PushLog:
-    """Of one worker to all servers; see Note [Saying again].
+    """Log of one worker's pushes to all servers; see Note [Pushing again].
 
     Args:
         copies: the gradients as bytes.
@@ -144,11 +144,13 @@ class PushLog:
 
     @property
     def step(self) -> int:
-        """The round; −1 before the first."""
+        """Return the number of the current round; −1 before the first."""
         return self._rounds[-1].step if self._rounds else -1
 
     def begin(self, again: bool, rule: bytes = b"") -> None:
-        """The next round begins; ``again``: it adds to the sums of this one; ``rule``: how servers update with it."""
+        """Begin the next round; ``again``: it adds to the current sums; ``rule``: the hyperparameters to update
+        with.
+        """
         before, was = self.step, self._rounds[-1].rule if self._rounds else _Rule(0, b"")
         self._rounds.append(_Round(before + 1, again, was if rule == was.text else _Rule(before + 1, rule)))
         if rule != was.text:
@@ -161,7 +163,7 @@ class PushLog:
         self.together = False
 
     def push(self, spans: Sequence[PushedRange], used: Callable[[int], bool], *, held: bool) -> None:
-        """Pushes these bytes: of gradients where a task is ``used``; with ``held`` their sums must be pulled."""
+        """Push these ranges: gradients where a task is ``used``; with ``held`` their sums must be pulled."""
         latest, said = self._rounds[-1], _Said(tuple(spans), held)
         latest.said.append(said)
         for task, start, end in said.spans:
@@ -171,11 +173,11 @@ class PushLog:
         self._say(latest, said, self.ready)
 
     def pull(self, task: int, start: int, end: int) -> None:
-        """Asks for the sums of these bytes."""
+        """Ask for the sums of these bytes."""
         self._ask(task, start, end, self.ready)
 
     def hear(self, connection: PushConnection) -> bool:
-        """To be called before anything is taken that ``connection`` has read: declares, where a session is new.
+        """Declare the tasks if the session is new. Call before handling anything that ``connection`` has read.
 
         Returns whether it is.
         """
@@ -196,7 +198,7 @@ class PushLog:
         return True
 
     def wanted(self, connection: PushConnection, header: Header) -> None:
-        """The server has heard the declaration, or all that was said again.
+        """Handle WANTED: the server has received the declaration, or everything that was pushed again.
 
         Raises:
             PeerLost: it has lost a state that cannot be made anew.
@@ -217,7 +219,9 @@ class PushLog:
             self._catch_up(connection)
 
     def received(self, connection: PushConnection, header: Header) -> list[PushedRange]:
-        """The server has so many messages with pushes of this session; what it has of this round since the last."""
+        """Handle RECEIVED: the server has so many messages of this session; return the newly acknowledged ranges of
+        this round.
+        """
         standing, spans = self._standing[connection.shard], []
         if header.step != self._epoch:
             return spans  # of what was measured before
@@ -228,33 +232,33 @@ class PushLog:
         return spans
 
     def committed(self, connection: PushConnection, header: Header) -> None:
-        """The server has completed a round, or saved some."""
+        """Handle COMMITTED: the server has completed or saved rounds."""
         standing = self._standing[connection.shard]
         standing.saved, standing.done, standing.closed = header.step, header.offset, bool(header.flag & CLOSED)
         self._catch_up(connection)
 
     def lose(self, connection: PushConnection, worker: int) -> bool:
-        """A server goes on without ``worker``; whether it is the first to."""
+        """Note that a server goes on without ``worker``; return whether it is the first server to."""
         first = not any(worker in standing.lost for standing in self._standing)
         self._standing[connection.shard].lost.setdefault(worker, self.step)
         return first
 
     def ready(self, shard: int) -> bool:
-        """Whether the server knows all that it has to: what is said to it now comes in its place."""
+        """Return whether the server has everything it needs, so that new messages may follow."""
         return self._standing[shard].ready
 
     def complete(self, shard: int) -> bool:
-        """Whether all rounds are, at a server that keeps more than sums."""
+        """Return whether all rounds are complete at a server that is stateful."""
         standing = self._standing[shard]
         return standing.ready and standing.done > self.step
 
     def saved(self, shard: int) -> bool:
-        """Whether none of what was pushed to the server will be needed again, nor this worker, as far as it says."""
+        """Return whether the server needs neither this worker's pushes nor the worker itself again."""
         standing = self._standing[shard]
         return standing.closed and standing.saved > self.step
 
     def _first(self, shard: int) -> int:
-        """The round from which on a server that was started anew must be told all."""
+        """Return the round from which on a restarted server needs all pushes."""
         standing, oldest = self._standing[shard], self._rounds[0].step
         if not standing.keeps:
             return self.step if self.together else max(oldest, self.step - 1)
@@ -266,7 +270,7 @@ class PushLog:
         return min(standing.done, self.step)
 
     def _catch_up(self, connection: PushConnection) -> None:
-        """Says rounds again, as far as they may be pushed now."""
+        """Push earlier rounds again, as far as the server can take them now."""
         standing, latest = self._standing[connection.shard], self._rounds[-1] if self._rounds else None
         while standing.next is not None and (not standing.keeps or standing.next <= standing.done):
             one = self._rounds[standing.next - self._rounds[0].step]
@@ -298,7 +302,7 @@ class PushLog:
                 self._standing[shard].unheard.append((one.step, spans))
 
     def _together(self, one: _Round, said: _Said) -> Iterator[tuple[int, list[PushedRange], list[Item]]]:
-        """Messages: to which shard, what is in each, and the same as it is sent. What is small goes together."""
+        """Yield messages: the shard, the ranges in it, and its items. Small ranges share a message."""
         small: dict[int, tuple[list[PushedRange], list[Item]]] = {}
         for task, start, end in said.spans:
             used = task in one.used

@@ -1,4 +1,4 @@
-"""Which bytes of a part which workers have pushed.
+"""Coverage of a part: which bytes which workers have pushed.
 
 Each worker cuts its gradients as its own engine decides, so that the ranges of two of them need not agree. A byte may
 be summed when all have pushed it, however it came.
@@ -13,7 +13,7 @@ Range = tuple[int, int]
 
 
 class Coverage:
-    """A part of ``size`` bytes and the workers of ``group``, given as a bit mask.
+    """Pushed bytes of a part of ``size`` bytes, by worker of ``group``, given as a bit mask.
 
     The part is a sequence of stretches that the same workers have pushed: ``_edges[k]`` to ``_edges[k + 1]`` by those
     in ``_masks[k]``. There are never more than ranges were pushed, twice over.
@@ -27,11 +27,13 @@ class Coverage:
 
     @property
     def whole(self) -> bool:
-        """Whether all have pushed all of it."""
+        """Return whether all workers have pushed all bytes."""
         return not self._left
 
     def add(self, worker: int, start: int, end: int) -> tuple[list[Range], list[Range]]:
-        """``worker`` has pushed ``[start, end)``: what is new of it, and what all have pushed since."""
+        """Note that ``worker`` has pushed ``[start, end)``; return the new ranges and those that all have pushed
+        since.
+        """
         new: list[Range] = []
         complete: list[Range] = []
         first, last = self._cut(start), self._cut(end)
@@ -48,7 +50,7 @@ class Coverage:
         return new, complete
 
     def without(self, worker: int) -> list[Range]:
-        """``worker`` is lost: what it has pushed of the rest counts no more. What the others have all pushed now."""
+        """Forget ``worker``, which is lost, in all incomplete ranges; return those that all others have pushed."""
         bit, before = 1 << worker, self._group
         self._group &= ~bit
         complete: list[Range] = []
@@ -62,7 +64,7 @@ class Coverage:
         return complete
 
     def has(self, worker: int, start: int, end: int) -> list[Range]:
-        """What ``worker`` has pushed of ``[start, end)``."""
+        """Return the ranges of ``[start, end)`` that ``worker`` has pushed."""
         found: list[Range] = []
         for k, mask in enumerate(self._masks):
             low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
@@ -71,7 +73,7 @@ class Coverage:
         return found
 
     def complete(self, start: int, end: int) -> list[Range]:
-        """What all have pushed of ``[start, end)``."""
+        """Return the ranges of ``[start, end)`` that all have pushed."""
         found: list[Range] = []
         for k, mask in enumerate(self._masks):
             low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
@@ -80,7 +82,7 @@ class Coverage:
         return found
 
     def missing(self) -> dict[int, int]:
-        """Bytes that each worker of the group has yet to push, where there are any."""
+        """Return the bytes that each worker of the group has yet to push, if any."""
         left: dict[int, int] = {}
         for k, mask in enumerate(self._masks):
             for worker in range(self._group.bit_length()):
@@ -89,7 +91,7 @@ class Coverage:
         return left
 
     def _cut(self, at: int) -> int:
-        """The place of edge ``at``, made if there was none."""
+        """Return the place of edge ``at``, made if there was none."""
         place = bisect_left(self._edges, at)
         if self._edges[place] != at:
             self._edges.insert(place, at)
@@ -97,14 +99,14 @@ class Coverage:
         return place
 
     def _join(self, first: int, last: int) -> None:
-        """Forgets edges from ``first`` to ``last`` that no longer tell anything apart."""
+        """Remove edges from ``first`` to ``last`` between equal ranges."""
         for k in range(min(last, len(self._masks) - 1), max(first, 1) - 1, -1):
             if self._masks[k] == self._masks[k - 1]:
                 del self._edges[k], self._masks[k]
 
 
 def _extend(ranges: list[Range], start: int, end: int) -> None:
-    """Adds ``[start, end)``, which lies behind all of ``ranges``."""
+    """Add ``[start, end)``, which lies behind all of ``ranges``."""
     if ranges and ranges[-1][1] == start:
         ranges[-1] = (ranges[-1][0], end)
     else:

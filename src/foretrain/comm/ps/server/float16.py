@@ -1,4 +1,4 @@
-"""16-bit floating-point numbers to float32 and back, in compiled loops: numpy's take several times as long.
+"""Conversion between 16-bit floating-point numbers and float32 in compiled loops: numpy's take several times as long.
 
 Widening is exact. Rounding is to nearest, ties to even; what is too large becomes infinite. numba takes longer to
 import than a server to start, which is why this is its own file: it is imported where 16-bit gradients come.
@@ -28,7 +28,7 @@ _HALF: Final = np.float32(0.5)
 
 @njit(types.void(_PUSHED, types.float32[::1]), **_OPTIONS)
 def widen_float16(halves: Bits, wide: Floats) -> None:
-    """``halves``, n, into ``wide``, n."""
+    """Convert ``halves``, n, into ``wide``, n."""
     bits = wide.view(np.uint32)
     for i in range(halves.size):
         bits[i] = np.uint32(halves[i] & np.uint32(0x7FFF)) << np.uint32(13)
@@ -41,7 +41,7 @@ def widen_float16(halves: Bits, wide: Floats) -> None:
 
 @njit("void(float32[::1], uint16[::1])", **_OPTIONS)
 def narrow_float16(wide: Floats, halves: Bits) -> None:
-    """``wide``, n, which is written over, into ``halves``, n."""
+    """Convert ``wide``, n, which is overwritten, into ``halves``, n."""
     bits = wide.view(np.uint32)
     for i in range(wide.size):
         sign = (bits[i] >> np.uint32(16)) & np.uint32(0x8000)
@@ -65,7 +65,7 @@ def narrow_float16(wide: Floats, halves: Bits) -> None:
 
 @njit(types.void(_PUSHED, types.float32[::1]), **_OPTIONS)
 def widen_bfloat16(halves: Bits, wide: Floats) -> None:
-    """``halves``, n, into ``wide``, n."""
+    """Convert ``halves``, n, into ``wide``, n."""
     bits = wide.view(np.uint32)
     for i in range(halves.size):
         bits[i] = np.uint32(halves[i]) << np.uint32(16)
@@ -73,7 +73,7 @@ def widen_bfloat16(halves: Bits, wide: Floats) -> None:
 
 @njit("void(float32[::1], uint16[::1])", **_OPTIONS)
 def narrow_bfloat16(wide: Floats, halves: Bits) -> None:
-    """``wide``, n, into ``halves``, n."""
+    """Convert ``wide``, n, into ``halves``, n."""
     bits = wide.view(np.uint32)
     for i in range(wide.size):
         odd = (bits[i] >> np.uint32(16)) & np.uint32(1)

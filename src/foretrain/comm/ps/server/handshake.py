@@ -1,13 +1,13 @@
-"""Who comes to a server says who it is, and proves that it knows the job's secret; see `foretrain.comm.ps.session`."""
+"""Server's side of the handshake: a worker proves that it knows the job's secret; see `foretrain.comm.ps.session`."""
 
 from __future__ import annotations
 
-import hmac
 import time
 from typing import Final, NamedTuple
 
+from foretrain.comm.auth import NONCE_SIZE, PROOF_SIZE, nonce, same
 from foretrain.comm.ps.frames import FrameKind, Malformed
-from foretrain.comm.ps.session import NAME_SIZE, NONCE_SIZE, PROOF_SIZE, AuthenticatedSession, nonce, proof, untagged
+from foretrain.comm.ps.session import NAME_SIZE, AuthenticatedSession, session_proof, untagged
 
 _HANDSHAKE: Final = 5.0
 """Seconds to say who one is."""
@@ -25,7 +25,7 @@ class _Stranger(NamedTuple):
 
 
 class AuthenticatedPeer(NamedTuple):
-    """Who has proved to be a worker, and may yet be refused.
+    """A worker that has proved its identity and may yet be refused.
 
     Attributes:
         rank: its number.
@@ -42,27 +42,29 @@ class AuthenticatedPeer(NamedTuple):
     ours: bytes
 
     def sessions(self, secret: bytes) -> tuple[AuthenticatedSession, AuthenticatedSession]:
-        """Those that begin on its connection and on the one beside it."""
+        """Return the sessions of its first and second connection."""
         who = (self.rank, self.shard, self.theirs, self.ours)
         return AuthenticatedSession(secret, *who, serves=True), AuthenticatedSession(
             secret, *who, serves=True, aside=True
         )
 
     def welcome(self, secret: bytes) -> list[bytes]:
-        """The answer to one that is let in."""
+        """Return the answer that admits it."""
         return untagged(
-            FrameKind.WELCOME, self.shard, proof(secret, "server", self.rank, self.shard, self.theirs, self.ours)
+            FrameKind.WELCOME,
+            self.shard,
+            session_proof(secret, "server", self.rank, self.shard, self.theirs, self.ours),
         )
 
     def refusal(self, secret: bytes, flag: int, why: str) -> list[bytes]:
-        """The answer to one that is not."""
+        """Return the answer that refuses it."""
         text = why.encode()[:_WHY]
-        said = proof(secret, "refusal", self.rank, self.shard, self.theirs, self.ours, bytes((flag,)) + text)
+        said = session_proof(secret, "refusal", self.rank, self.shard, self.theirs, self.ours, bytes((flag,)) + text)
         return untagged(FrameKind.REFUSED, self.shard, said + text, flag)
 
 
 class ServerHandshake:
-    """Of one shard.
+    """Pending handshakes of one shard.
 
     Args:
         secret: the job's.
@@ -75,7 +77,7 @@ class ServerHandshake:
         self._strangers: dict[bytes, _Stranger] = {}
 
     def challenge(self, route: bytes, rank: int, payload: bytes) -> list[bytes]:
-        """What to answer to a HELLO of ``rank``; `Malformed` where it is none."""
+        """Return the answer to a HELLO of ``rank``; `Malformed` if it is none."""
         now = time.monotonic()
         self._strangers = {who: each for who, each in self._strangers.items() if each.deadline > now}
         if len(payload) != NONCE_SIZE:
@@ -89,7 +91,7 @@ class ServerHandshake:
         return untagged(FrameKind.CHALLENGE, self._shard, ours)
 
     def heard(self, route: bytes, payload: bytes) -> AuthenticatedPeer:
-        """Who has sent a PROOF.
+        """Return the peer that has sent a PROOF.
 
         Raises:
             Malformed: it proves nothing.
@@ -99,7 +101,7 @@ class ServerHandshake:
             raise Malformed("proof", "PROOF without HELLO, or too late")
         shown, name = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
         who = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
-        if not hmac.compare_digest(shown, proof(self._secret, "worker", *who, name)):
+        if not same(shown, session_proof(self._secret, "worker", *who, name)):
             raise Malformed("secret", f"worker {stranger.rank} does not know the job's secret")
         if len(name) > NAME_SIZE or not name.isascii():
             raise Malformed("name", f"worker {stranger.rank} names its job with {len(name)} bytes")

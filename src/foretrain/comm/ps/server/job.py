@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from foretrain.comm.event_loop import SilenceDetector
 from foretrain.comm.ps import EVERY
-from foretrain.comm.ps.batching import Item, bundle, unbundle
 from foretrain.comm.ps.frames import (
     AGAIN,
     BUSY,
@@ -25,17 +25,17 @@ from foretrain.comm.ps.frames import (
     RETURNS,
     FrameKind,
     Header,
+    Item,
     Malformed,
+    bundle,
+    unbundle,
 )
 from foretrain.comm.ps.placement import Declaration, Placement
 from foretrain.comm.ps.server.handshake import AuthenticatedPeer
-from foretrain.comm.ps.server.modes import Mode, OptimizerShardFactory, mode
-from foretrain.comm.ps.server.peers import Peer, Peers
-from foretrain.comm.ps.server.send_queue import SendQueue
-from foretrain.comm.ps.server.shard import Delivery
+from foretrain.comm.ps.server.peers import Peer, Peers, SendQueue
+from foretrain.comm.ps.server.shard import Delivery, Mode, OptimizerShardFactory, mode
 from foretrain.comm.ps.server.snapshots import SnapshotPolicy, Snapshots, Stateful, WorkerProgress
 from foretrain.comm.ps.session import AuthenticatedSession
-from foretrain.comm.silence import SilenceDetector
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.ps_constants import MESSAGE, WINDOW
 
@@ -149,7 +149,7 @@ class ShardJob:
         self._urgency: list[int] = []
         self.parts: Mode | None = None
         self._keeping: SnapshotPolicy | None = None
-        self._vigil = SilenceDetector(terms.silence)
+        self._silence_detector = SilenceDetector(terms.silence)
         self._said = time.monotonic()
 
     @property
@@ -375,7 +375,7 @@ class ShardJob:
         Raises:
             PeerLost: a worker closed in a round that others are in.
         """
-        now = self._vigil.come_round()
+        now = self._silence_detector.tick()
         if now - self._said > min(1.0, self._terms.silence / 4):
             self._said = now
             for peer in self.peers:
@@ -386,7 +386,7 @@ class ShardJob:
         for peer in self.peers:
             if peer.gone is not None and now - peer.gone > _GRACE:
                 self._lose(peer.rank, "its connection is closed")
-            elif silent := self._vigil.too_long(peer.heard):
+            elif silent := self._silence_detector.exceeded(peer.heard):
                 self._lose(peer.rank, f"it has been silent for {silent:.1f} s")
         self._tell_progress()
         for rank in [rank for rank, until in self._returning.items() if now > until]:

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import zmq
 
+from foretrain.comm.auth import NONCE_SIZE, PROOF_SIZE
 from foretrain.comm.ps.frames import TO_SERVER, UNTAGGED, FrameKind, Header, Malformed, unpack
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.handshake import ServerHandshake
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob, WorkerRefused, refused
-from foretrain.comm.ps.session import NAME_SIZE, NONCE_SIZE, PROOF_SIZE, Rejected, untagged
-from foretrain.comm.ps.zap_auth import ZapAuth
+from foretrain.comm.ps.session import NAME_SIZE, Rejected, ZapAuth, untagged
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")

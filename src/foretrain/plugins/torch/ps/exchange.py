@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections import deque
@@ -20,15 +19,12 @@ from typing import Any, Final
 import torch
 import zmq
 
-from foretrain.comm.ps.batching import unbundle
+from foretrain.comm.event_loop import Inbox, SilenceDetector, Timers
 from foretrain.comm.ps.client.connection import Connection, Links, failure
-from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk
+from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk, StateTransfer
 from foretrain.comm.ps.client.push_log import PushedRange, PushLog
-from foretrain.comm.ps.client.state_transfer import StateTransfer
-from foretrain.comm.ps.frames import FAILURES, RETURNS, FrameKind, Header
+from foretrain.comm.ps.frames import FAILURES, RETURNS, FrameKind, Header, unbundle
 from foretrain.comm.ps.placement import Placement
-from foretrain.comm.silence import SilenceDetector
-from foretrain.comm.timers import Timers
 from foretrain.engine import Decision, Engine
 from foretrain.errors import PeerLost, StallError
 from foretrain.plugins.torch.collective_executor import CommRecord, describe
@@ -120,20 +116,16 @@ class ServedExchange:
         self._timers = Timers(origin)
         self._stale = False
         """Whether the engine runs another policy than `spec`."""
-        self._inbox: deque[tuple[_Word, Any, Any]] = deque()
-        self._vigil = SilenceDetector(silence)
+        self._inbox = Inbox()
+        self._silence_detector = SilenceDetector(silence)
         self._moved = self._said = time.monotonic()
         self._closing = self._over = False
         self._leaves: float | None = None
         """At the end: until when this worker stays for others, which may need its pushes again."""
         self._needed: set[int] = set()
         """Servers that have not said yet that nobody does."""
-        self._rung = False
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
         self._poller = zmq.Poller()
-        self._poller.register(self._ear, zmq.POLLIN)
+        self._poller.register(self._inbox.fileno(), zmq.POLLIN)
         for connection in self._connections:
             for each in connection.sockets:
                 self._poller.register(each, zmq.POLLIN)
@@ -144,22 +136,22 @@ class ServedExchange:
 
     def open(self, step: int, again: bool) -> None:
         """The first gradient of a round exists here."""
-        self._post(_Word.OPEN, again, self._rules())
+        self._inbox.post(_Word.OPEN, again, self._rules())
 
     def ready(self, task: int, used: bool) -> None:
         """``task`` may be pushed."""
-        self._post(_Word.READY, task, used)
+        self._inbox.post(_Word.READY, task, used)
 
     def flush(self) -> None:
         """Nothing is held back here."""
 
     def retune(self, spec: Spec) -> None:
         """Runs ``spec`` from this worker's next round on; the others may run another."""
-        self._post(_Word.RETUNE, spec, None)
+        self._inbox.post(_Word.RETUNE, spec, None)
 
     def ask(self, errand: StateTransfer) -> None:
         """Begins ``errand``; one at a time."""
-        self._post(_Word.ASK, errand, None)
+        self._inbox.post(_Word.ASK, errand, None)
 
     @property
     def placement(self) -> Placement:
@@ -186,7 +178,7 @@ class ServedExchange:
         """
         if not self._closing:
             self._closing = True
-            self._post(_Word.CLOSE, reason, None)
+            self._inbox.post(_Word.CLOSE, reason, None)
         if threading.current_thread() is not self._thread:
             self._thread.join(_FAREWELL + 1 + (0 if reason else self._silence))
 
@@ -220,13 +212,6 @@ class ServedExchange:
 
     # ── the loop ──
 
-    def _post(self, word: _Word, value: Any, extra: Any) -> None:
-        self._inbox.append((word, value, extra))
-        if not self._rung:
-            self._rung = True
-            with contextlib.suppress(OSError):
-                self._bell.send(b"!")
-
     def _run(self) -> None:
         try:
             while not self._over:
@@ -238,25 +223,20 @@ class ServedExchange:
                 self._failed(error)
         finally:
             self._links.close(_FAREWELL)
-            self._bell.close()
-            self._ear.close()
+            self._inbox.close()
 
     def _turn(self) -> None:
-        for ready, _ in self._poller.poll(0 if self._inbox else int(self._idle())):
-            if ready == self._ear.fileno():
-                # Before the inbox is emptied: what comes after that rings again.
-                self._ear.recv(4096)
-                self._rung = False
+        seconds = self._inbox.sleep(self._timers.seconds_left(self._silence / 8))
+        for ready, _ in self._poller.poll(int(1e3 * seconds)):
+            if ready == self._inbox.fileno():
+                self._inbox.clear_wakeups()
+        self._inbox.awake()
         for connection in self._connections:
             self._hear(connection)
-        while self._inbox:
-            self._take(*self._inbox.popleft())
+        for item in self._inbox.drain():
+            self._take(*item)
         self._timers.run_due()
         self._watch()
-
-    def _idle(self) -> float:
-        """Milliseconds to wait at most."""
-        return 1e3 * self._timers.seconds_left(self._silence / 8)
 
     def _hear(self, connection: Connection) -> None:
         heard = connection.read()
@@ -381,13 +361,13 @@ class ServedExchange:
     # ── losses and ends ──
 
     def _watch(self) -> None:
-        now = self._vigil.come_round()
+        now = self._silence_detector.tick()
         if now - self._said > min(1.0, self._silence / 4):
             self._said = now
             for connection in self._connections:
                 connection.send(Header(FrameKind.ALIVE))
         for connection in self._connections:
-            if silent := self._vigil.too_long(connection.heard):
+            if silent := self._silence_detector.exceeded(connection.heard):
                 host, port = connection.address
                 why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
                 raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")

@@ -14,12 +14,12 @@ from hypothesis import strategies as st  # noqa: E402
 from foretrain.comm.ps.frames import FrameKind, Header, Malformed  # noqa: E402
 from foretrain.comm.ps.hyperparameters import encode as encode_rules  # noqa: E402
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, Placement  # noqa: E402
-from foretrain.comm.ps.server.modes import mode  # noqa: E402
+from foretrain.comm.ps.server.shard import mode  # noqa: E402
 from foretrain.comm.ps.server.snapshots import copied, packed, read  # noqa: E402
 from foretrain.errors import Disagreement, ForetrainError  # noqa: E402
 from foretrain.plugins.torch.ps.server import make_optimizer_shard  # noqa: E402
 from foretrain.plugins.torch.ps.server.optimizer_shard import OptimizerShard  # noqa: E402
-from foretrain.plugins.torch.ps.server.state_codec import PartState, contents, decode, encode, from_plain, to_plain  # noqa: E402
+from foretrain.plugins.torch.ps.server.parameter_store import PartState, contents, decode, encode, from_plain, to_plain  # noqa: E402
 
 COUNT = 64
 LIMIT = 128

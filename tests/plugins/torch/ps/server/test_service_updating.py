@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from foretrain.comm.ps.frames import FrameKind, Header  # noqa: E402
 from foretrain.comm.ps.hyperparameters import encode as encode_rules  # noqa: E402
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, Placement  # noqa: E402
-from foretrain.plugins.torch.ps.server.state_codec import PartState, decode, encode  # noqa: E402
+from foretrain.plugins.torch.ps.server.parameter_store import PartState, decode, encode  # noqa: E402
 from tests.comm.ps.server.jobs import Way, Worker, serving  # noqa: E402
 
 COUNT = 500_000

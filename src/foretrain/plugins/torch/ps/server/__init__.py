@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from foretrain.comm.ps.placement import Declared, Optimized, ShardPart
-from foretrain.comm.ps.server.modes import Mode
+from foretrain.comm.ps.server.shard import Mode
 
 __all__ = ["make_optimizer_shard", "prepare"]
 
@@ -16,7 +16,7 @@ __all__ = ["make_optimizer_shard", "prepare"]
 def make_optimizer_shard(
     parts: Iterable[ShardPart], tasks: Sequence[Declared], optimized: Optimized, workers: int, lost: Iterable[int]
 ) -> Mode:
-    """Return a shard that updates ``parts``; see `foretrain.comm.ps.server.modes.OptimizerShardFactory`."""
+    """Return a shard that updates ``parts``; see `foretrain.comm.ps.server.shard.OptimizerShardFactory`."""
     from foretrain.plugins.torch.ps.server.optimizer_shard import OptimizerShard
 
     return OptimizerShard(parts, tasks, optimized, workers, lost)

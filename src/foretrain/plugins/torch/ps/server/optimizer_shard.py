@@ -16,25 +16,23 @@ from typing import Any
 
 import torch
 
-from foretrain.comm.ps.consistency import consistency
+from foretrain.comm.ps.consistency import Clocks, consistency
 from foretrain.comm.ps.frames import FrameKind, Header, Malformed
 from foretrain.comm.ps.hyperparameters import Hyperparameters
 from foretrain.comm.ps.hyperparameters import decode as read_rule
 from foretrain.comm.ps.placement import WIDTHS, Declared, Optimized, ShardPart
 from foretrain.comm.ps.server.coverage import Range
-from foretrain.comm.ps.server.pending_update import PendingUpdate
 from foretrain.comm.ps.server.shard import Delivery, Value
-from foretrain.comm.ps.server.staleness import Clocks
+from foretrain.comm.ps.server.sums import PendingUpdate
 from foretrain.errors import Disagreement
-from foretrain.plugins.torch.ps.server.parameter_store import ParameterStore
-from foretrain.plugins.torch.ps.server.state_codec import decode, encode
+from foretrain.plugins.torch.ps.server.parameter_store import ParameterStore, decode, encode
 
 _FRAMES = 16
 """Frames of a part at most: no optimizer keeps so many tensors."""
 
 
 class OptimizerShard:
-    """The parts that live here, and their optimizers; see `foretrain.comm.ps.server.modes.Mode`.
+    """The parts that live here, and their optimizers; see `foretrain.comm.ps.server.shard.Mode`.
 
     Args:
         parts: of this shard.
