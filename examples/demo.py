@@ -27,7 +27,7 @@ from foretrain.units import format_time
 
 EXAMPLES = Path(__file__).parent
 SHOWN = ("ddp", "p3", "bytescheduler", "prophet")
-BATCH = 32
+BATCH = 16
 STAGES = (64, 64, 128, 128, 256, 256, 512, 512)
 
 

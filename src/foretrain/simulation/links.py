@@ -1,6 +1,6 @@
 """Links, pipes and operations in virtual time: the resources that carry the communication of one job.
 
-On a `Link` transfers of one lane follow each other and lanes share it. A *lane* is what one connection sends: first in,
+On a link transfers of one lane follow each other and lanes share it. A *lane* is what one connection sends: first in,
 first out, whole. Lanes of one wire that are busy share it equally, as TCP connections through one port do.
 
 Pipes are the simple cluster's network. Each pipe serves chunks one after the other, whole, in the order in which they
@@ -73,8 +73,8 @@ Out = Callable[[Time], None]
 """Called when something is out, with the time when its turn came."""
 
 
-class Link(Protocol):
-    """What one connection sends."""
+class Lane(Protocol):
+    """Lane of a link: the transfers of one connection, one after the other."""
 
     def send(self, work: Time, world: VirtualWorld, out: Out) -> None:
         """Sends what takes ``work`` ps with the wire to itself, behind all that was sent before."""
@@ -88,7 +88,7 @@ class ExclusiveLink:
         self._free: Time = 0
 
     def send(self, work: Time, world: VirtualWorld, out: Out) -> None:
-        """See `Link`."""
+        """See `Lane`."""
         start = max(self._free, world.now())
         self._free = start + work
         world.schedule(self._free, ARRIVAL, out, start)
@@ -101,7 +101,7 @@ class SharedLink:
     """
 
     def __init__(self, count: int) -> None:
-        self.lanes: tuple[Link, ...] = tuple(_Shared(self) for _ in range(count))
+        self.lanes: tuple[Lane, ...] = tuple(_Shared(self) for _ in range(count))
         self._busy: list[_Shared] = []
         self._parts = math.lcm(*range(1, count + 1))
         self._since: Time = 0
@@ -155,7 +155,7 @@ class _Shared:
         self.left = 0
 
     def send(self, work: Time, world: VirtualWorld, out: Out) -> None:
-        """See `Link`."""
+        """See `Lane`."""
         self.waiting.append((work, out))
         if len(self.waiting) == 1:
             self._wire.begin(self, world)
