@@ -57,6 +57,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/python tools/house.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
