@@ -83,7 +83,7 @@ def train(options: dict[str, Any], schedule: str, meter: Meter) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    with ft.attach(model, optimizer, schedule, engine="ps") as attached:
+    with ft.attach(model, optimizer, schedule, transport="ps") as attached:
         while attached.schedule is None:
             iterate()
         assert attached.workload is not None

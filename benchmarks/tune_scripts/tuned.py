@@ -66,7 +66,7 @@ class Job:
     @contextmanager
     def attached(self, policy: str, *, tune: bool) -> Iterator[Any]:
         """Scheduled, and past what is watched."""
-        with ft.attach(self.model, self._optimizer, policy, engine=self._engine, tune=tune) as attached:
+        with ft.attach(self.model, self._optimizer, policy, transport=self._engine, tune=tune) as attached:
             while attached.schedule is None:
                 self.iterate()
             yield attached

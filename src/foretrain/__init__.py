@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrain import network as cluster
     from foretrain import workload
+    from foretrain.comm.options import AllReduce, ParameterServer, Timeouts
     from foretrain.errors import ConfigError, ForetrainError
     from foretrain.experiments import Comparison, compare, sweep
     from foretrain.network import Cluster
@@ -33,16 +34,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AllReduce",
     "Attached",
     "Bound",
     "Cluster",
     "Comparison",
     "ConfigError",
     "ForetrainError",
+    "ParameterServer",
     "Recommendation",
     "Run",
     "Spec",
     "Timeline",
+    "Timeouts",
     "Workload",
     "attach",
     "bound",
@@ -55,16 +59,19 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AllReduce": "comm.options",
     "Attached": "plugins.torch",
     "Bound": "schedule",
     "Cluster": "network",
     "Comparison": "experiments",
     "ConfigError": "errors",
     "ForetrainError": "errors",
+    "ParameterServer": "comm.options",
     "Recommendation": "planner",
     "Run": "simulation",
     "Spec": "schedule",
     "Timeline": "trace",
+    "Timeouts": "comm.options",
     "Workload": "workload",
     "attach": "plugins.torch",
     "bound": "simulation",

@@ -32,7 +32,7 @@ def train(run: dict[str, Any]) -> Iterator[dict[str, Any]]:
     model = paced(workload, AcceleratorClock(seed=2 * run["seed"] + dist.get_rank(), jitter=run["jitter"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     given = torch.zeros(1)
-    with ft.attach(model, optimizer, run["schedule"], engine="ps", warmup=2, trace=True) as attached:
+    with ft.attach(model, optimizer, run["schedule"], transport="ps", warmup=2, trace=True) as attached:
         done = 0
         while done < run["steps"]:
             done += attached.schedule is not None

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import errors
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from foretrain.cli import main
+from foretrain.comm.options import ParameterServer, Timeouts
 from foretrain.launch import LaunchSettings, command, worker
 
 WORKER = "foretrain.launch.worker"
@@ -46,10 +47,17 @@ def test_what_is_whose(started):
     assert job.training_script_args == [*ours, *theirs]
 
     heard = worker.parser().parse_args(job.training_script_args)
-    assert LaunchSettings(heard.schedule, heard.compression, heard.timeout, heard.patience) == LaunchSettings(
-        "p3(slice=1MB)", "fp16", 5.0, 60.0
-    )
+    assert worker.settings(heard) == LaunchSettings("p3(slice=1MB)", "fp16", timeouts=Timeouts(5, 60))
     assert (heard.module, heard.script) == (False, theirs)
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [ParameterServer(), ParameterServer(updates="servers"), ParameterServer(consistency="ssp(3)", elastic=True)],
+)
+def test_ranks_have_the_transport_of_the_command(transport):
+    asked = LaunchSettings(transport=transport, tune=True)
+    assert worker.settings(worker.parser().parse_args([*asked.arguments(), "train.py"])) == asked
 
 
 @pytest.mark.parametrize("line", ["run -m -- package a", "run --module -- package a", "run -- -m package a"])

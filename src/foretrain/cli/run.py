@@ -11,9 +11,10 @@ from typing import Annotated
 import tyro
 
 from foretrain.cli.arguments import asked
+from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, Transport, UpdateLocation
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
-from foretrain.launch import Compression, LaunchSettings, Place
+from foretrain.launch import LaunchSettings
 from foretrain.launch.server_supervisor import check_every
 from foretrain.units import SECOND, parse_time
 
@@ -63,7 +64,7 @@ class RunOptions:
     server_restarts: int = 3
     snapshot_dir: Path | None = None
     snapshot_every: int = EVERY
-    updates: Place | None = None
+    updates: UpdateLocation | None = None
     consistency: str = "bsp"
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     tune: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -90,8 +91,21 @@ def run_command(arguments: Sequence[str]) -> None:
     _start(options, torchrun, script)
 
 
+def _transport(options: RunOptions) -> Transport:
+    if options.servers is not None:
+        return ParameterServer(None, options.updates, options.consistency, options.elastic)
+    for field, value, used in (
+        ("consistency", options.consistency, options.consistency != "bsp"),
+        ("updates", options.updates, options.updates == "servers"),
+        ("elastic", True, options.elastic),
+    ):
+        if used:
+            raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
+    return AllReduce()
+
+
 def _wait(field: str, text: str) -> float:
-    """Seconds."""
+    """Return seconds."""
     time = parse_time(text, field)
     if time <= 0:
         raise ConfigError(field, text, "is no time to wait", "write e.g. 60s")
@@ -107,19 +121,16 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
     if options.server_restarts < 0:
         raise ConfigError("server-restarts", options.server_restarts, "is no number of times", "write 0 or more")
     check_every(options.snapshot_every)
-    timeout, patience = _wait("timeout", options.timeout), _wait("patience", options.patience)
+    timeouts = Timeouts(_wait("timeout", options.timeout), _wait("patience", options.patience))
     from foretrain.launch.command import launch
 
     processes = ["--nproc-per-node", options.nproc] if options.nproc else []
     settings = LaunchSettings(
         asked(options.schedule, options.plan) or LaunchSettings().schedule,
         options.compression,
-        timeout,
-        patience,
-        updates=options.updates,
-        consistency=options.consistency,
-        elastic=options.elastic,
-        tune=options.tune,
+        _transport(options),
+        timeouts,
+        options.tune,
     )
     status = launch(
         script,

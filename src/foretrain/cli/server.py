@@ -33,7 +33,7 @@ def server(
 ) -> None:
     """Serve as one shard of a parameter server, until interrupted.
 
-    Its job is started with foretrain run --servers HOST:PORT,..., or attaches with engine="ps". Prints where it
+    Its job is started with foretrain run --servers HOST:PORT,..., or attaches with transport="ps". Prints where it
     listens; what it turns away is logged to stderr.
 
     Args:
@@ -61,8 +61,8 @@ def server(
         raise ConfigError("secret-file", "", "is missing: nobody is let in without a secret", remedy)
     check_secret(secret, SECRET, "(hidden)", remedy)
     check_every(snapshot_every)
-    silence = parse_time(timeout, "timeout") / SECOND
-    if silence <= 0:
+    peer_timeout = parse_time(timeout, "timeout") / SECOND
+    if peer_timeout <= 0:
         raise ConfigError("timeout", timeout, "is no time to wait", "write e.g. 60s")
     try:
         from foretrain.comm.ps.server.job import ServerConfig
@@ -76,7 +76,7 @@ def server(
     if updates:
         prepare()
     terms = ServerConfig(
-        *(workers, shard, shards, silence, elastic),
+        *(workers, shard, shards, peer_timeout, elastic),
         snapshots=snapshot_dir,
         every=snapshot_every,
         optimizer_shard=make_optimizer_shard,

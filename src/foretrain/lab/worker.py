@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 import foretrain as ft
+from foretrain.comm.options import SERVERS
 from foretrain.comm.ps.client.connection import Links
 from foretrain.errors import ForetrainError
 from foretrain.lab.baseline import TracedDdp, complete, ddp
@@ -48,7 +49,7 @@ from foretrain.lab.result import PLAIN
 from foretrain.lab.servers import PIDS
 from foretrain.lab.traffic import LinkTraffic
 from foretrain.lab.training import PacedTraining, RealTraining, Trainable
-from foretrain.launch.command import SECRET, SERVERS
+from foretrain.launch.command import SECRET
 from foretrain.schedule import Job
 from foretrain.trace import Span
 from foretrain.units import Time
@@ -228,7 +229,7 @@ class _Worker:
             optimizer,
             schedule=case.schedule,
             compression=case.compression,
-            engine="ps" if self._plan.servers else "all_reduce",
+            transport="ps" if self._plan.servers else "all_reduce",
             trace=traced,
         ) as attached:
             yield training.model, _step(optimizer), attached

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import signal
@@ -15,17 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+from foretrain.comm.options import SERVERS, ParameterServer
 from foretrain.comm.ps import EVERY
-from foretrain.comm.ps.consistency import consistency
 from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
-from foretrain.launch.server_supervisor import Servers, Wanted
+from foretrain.launch.server_supervisor import Servers, ServerSpec
 from foretrain.torch_version import require_torch
 
 SECRET = "FORETRAIN_SECRET"
 """The environment variable that hands a job's secret to its ranks."""
-SERVERS = "FORETRAIN_SERVERS"
-"""The one that tells them where the servers are."""
 _SECRET_BYTES = 32
 _WORKER = "foretrain.launch.worker"
 
@@ -50,7 +47,8 @@ def launch(
         torchrun: torchrun's own options.
         module: whether the script is named as ``python -m`` would.
         secret_file: holds the job's secret, the same on every node.
-        servers: of a parameter server: how many to start on this node, or where they are; None all-reduces.
+        servers: where ``settings.transport`` is a parameter server: how many servers to start on this node, or their
+            addresses; else None.
         server_restarts: how often servers that were started here and die are started again.
         snapshots: where those write what they keep if optimizers run on them; None takes a folder that ends with them.
         every: rounds between two snapshots.
@@ -64,10 +62,9 @@ def launch(
     )
 
     read_schedule(settings.schedule)
-    apart = consistency(settings.consistency).apart
-    _check_settings(settings, apart, servers, snapshots)
+    updating = isinstance(settings.transport, ParameterServer) and settings.transport.updates == "servers"
+    _check_settings(settings, updating, servers, snapshots)
     _check_script(script, module)
-    settings = dataclasses.replace(settings, served=servers is not None)
     # Servers that somebody else has started have their secret from there.
     elsewhere = servers is not None and not servers.isdigit()
     secret = None if secret_file is None else read_secret(secret_file)
@@ -92,12 +89,13 @@ def launch(
     elif servers is not None:
         _check_nodes(servers, job.nnodes)
         workers = run.determine_local_world_size(job.nproc_per_node)
-        updates = settings.updates == "servers" or bool(apart)
-        if updates and server_restarts and snapshots is None:
+        if updating and server_restarts and snapshots is None:
             snapshots = Path(own.enter_context(TemporaryDirectory(prefix="foretrain-snapshots-")))
-        wanted = Wanted(int(servers), workers, settings.timeout, server_restarts, updates, snapshots, every)
+        spec = ServerSpec(
+            int(servers), workers, float(settings.timeouts.peer), server_restarts, updating, snapshots, every
+        )
         # torchrun ends its ranks when it is asked to end.
-        beside = own.enter_context(Servers(wanted, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        beside = own.enter_context(Servers(spec, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         os.environ[SERVERS] = ",".join(beside.addresses)
     try:
         if job.log_dir is None and job.redirects == job.tee == "0":
@@ -120,24 +118,19 @@ def launch(
     return 0
 
 
-def _check_settings(settings: LaunchSettings, apart: bool, servers: str | None, snapshots: Path | None) -> None:
-    if servers is None and (apart or settings.updates == "servers"):
-        field, value = ("consistency", settings.consistency) if apart else ("updates", settings.updates)
-        raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
-    if apart and settings.updates == "workers":
-        what = "cannot be with optimizers on the workers: each would have other parameters"
-        raise ConfigError("consistency", settings.consistency, what, "leave --updates out")
-    updating = servers is not None and servers.isdigit() and (settings.updates == "servers" or apart)
-    if snapshots is not None and not updating:
+def _check_settings(settings: LaunchSettings, updating: bool, servers: str | None, snapshots: Path | None) -> None:
+    if snapshots is not None and not (updating and servers is not None and servers.isdigit()):
         remedy = "write --servers K --updates servers, too, or give it to each `foretrain server`"
         raise ConfigError("snapshot-dir", str(snapshots), "is of no use to what this command starts", remedy)
-    if settings.tune and (apart or settings.elastic):
+    if not isinstance(settings.transport, ParameterServer):
+        return
+    if settings.tune and (settings.transport.asynchronous or settings.transport.elastic):
         remedy = "write neither --elastic nor another --consistency than bsp"
         raise ConfigError("tune", True, "measures what all ranks do together", remedy)
-    if settings.elastic and (servers is None or servers.isdigit()):
+    if settings.transport.elastic and servers is not None and servers.isdigit():
         raise ConfigError(
             "elastic",
-            servers or "no servers",
+            servers,
             "would end with any rank of this node, as torchrun ends all when one does",
             "start `foretrain server --elastic`, and on each node `foretrain run --elastic --servers HOST:PORT,...`",
         )

@@ -10,14 +10,9 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
-import os
-import statistics
 import sys
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,101 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from foretrain.launch import LaunchSettings
-from foretrain.launch.scheduled_ddp import ScheduledDataParallel, sharded
+from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel, say, sharded
 from foretrain.torch_version import require_torch
-from foretrain.units import SECOND, format_time
 
 if TYPE_CHECKING:
-    from foretrain.plugins.torch.attached_model import AttachedModel
+    pass
 
-_STOCK = "PyTorch's own DistributedDataParallel"
 _ROOM = 512
 """Bytes that a rank has in the agreement: a digest and its reason."""
 _SHOWN = 3
-_KEPT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class AgreedPlan:
-    """What the ranks agreed on.
-
-    Attributes:
-        optimizers: those that hold the model's parameters, in the order they were made.
-        reason: why the model stays with the stock DistributedDataParallel; None if it does not.
-    """
-
-    optimizers: tuple[Optimizer, ...] = ()
-    reason: str | None = None
-
-
-class ModelRecord:
-    """What became of one model, for the summary; outlives the model and owns its runtime.
-
-    Attributes:
-        name: the model's class.
-        wrapper: the model, weakly.
-        attached: the runtime while it schedules.
-        reason: why the model runs, or ended, with the stock DistributedDataParallel.
-        steps: forward passes whose backward pass reduces gradients.
-    """
-
-    def __init__(self, wrapper: ScheduledDataParallel) -> None:
-        self.name = type(wrapper.module).__name__
-        self.wrapper = weakref.ref(wrapper)
-        self.attached: AttachedModel[Any] | None = None
-        self.reason: str | None = None
-        self.steps = 0
-        self._intervals: deque[float] = deque(maxlen=_KEPT)
-        self._last: float | None = None
-        self._scheduled = False
-        self._line: str | None = None
-
-    def tick(self) -> None:
-        """A step begins."""
-        now = time.perf_counter()
-        scheduled = self.attached is not None and self.attached.schedule is not None
-        if scheduled != self._scheduled:
-            # Steps that were only observed say nothing about the schedule, nor scheduled ones about the stock way.
-            self._scheduled = scheduled
-            self._intervals.clear()
-        elif self._last is not None:
-            self._intervals.append(now - self._last)
-        self._last = now
-        self.steps += 1
-
-    def stock(self, reason: str) -> None:
-        """The model goes the stock way, and rank 0 says why; a runtime is flushed and ended."""
-        self.reason = reason
-        attached, self.attached = self.attached, None
-        if attached is not None:
-            attached.close()
-        say(f"{self.name} runs with {_STOCK}: {reason}")
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Ends the runtime: flushed, or after an error without waiting for ranks that may not come."""
-        self._line = self.line()
-        attached, self.attached = self.attached, None
-        if attached is not None and error is not None:
-            attached.__exit__(type(error), error, error.__traceback__)
-        elif attached is not None:
-            attached.close()
-
-    def line(self) -> str:
-        """Schedule, steps, median and distance from T*."""
-        if self._line is not None:
-            return self._line
-        times = [f"{self.steps} step{'s' if self.steps != 1 else ''}"]
-        median = statistics.median(self._intervals) * SECOND if self._intervals else None
-        if median is not None:
-            times.append(f"median {format_time(median)}")
-        if self.attached is None:
-            return f"{self.name} with {_STOCK}: {', '.join(times)}"
-        if self.attached.schedule is None:
-            return f"{self.name} was only observed, it ended before its schedule began: {', '.join(times)}"
-        if (bound := self.attached.bound) is not None:  # one rank alone has none
-            gap = f", gap {median / bound.time - 1:.1%}" if median is not None else ""
-            times.append(f"T* {format_time(bound.time)}{gap}")
-        return f"{self.name} under {self.attached.schedule}: {', '.join(times)}"
 
 
 class DdpPatch:
@@ -283,13 +192,6 @@ class _Landing:
         wrapper = self._wrapper()
         if wrapper is not None:
             wrapper.land()
-
-
-def say(text: str) -> None:
-    """One line to stderr, from rank 0."""
-    if os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"foretrain: {text}\n")
-        sys.stderr.flush()
 
 
 def _names(module: object) -> list[tuple[str, object]]:

@@ -22,7 +22,7 @@ _FAREWELL = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ServerSpec:
     """What servers to start.
 
     Attributes:
@@ -58,7 +58,7 @@ class Servers:
     Their secret is FORETRAIN_SECRET's.
 
     Args:
-        wanted: which.
+        spec: which.
         given_up: called from another thread when one has died that is not started again; `failure` says which.
 
     Attributes:
@@ -66,12 +66,10 @@ class Servers:
         failure: what ended them; None while they live.
     """
 
-    def __init__(self, wanted: Wanted, given_up: Callable[[], None]) -> None:
-        if not 1 <= wanted.count <= _MOST_SERVERS:
-            raise ConfigError(
-                "servers", wanted.count, "is no number of servers to start", f"write 1 to {_MOST_SERVERS}"
-            )
-        self._wanted, self._given_up = wanted, given_up
+    def __init__(self, spec: ServerSpec, given_up: Callable[[], None]) -> None:
+        if not 1 <= spec.count <= _MOST_SERVERS:
+            raise ConfigError("servers", spec.count, "is no number of servers to start", f"write 1 to {_MOST_SERVERS}")
+        self._spec, self._given_up = spec, given_up
         self._deaths = 0
         self.failure: PeerLost | None = None
         self.addresses: list[str] = []
@@ -81,7 +79,7 @@ class Servers:
 
     def __enter__(self) -> Servers:
         try:
-            for shard in range(self._wanted.count):
+            for shard in range(self._spec.count):
                 self._processes.append(self._start(shard, 0))
             for shard, process in enumerate(self._processes):
                 line = _line(process)
@@ -101,7 +99,7 @@ class Servers:
 
     def _start(self, shard: int, port: int) -> subprocess.Popen[bytes]:
         # In a group of its own: a Ctrl-C is for the command, which ends its servers when the ranks have ended.
-        return subprocess.Popen(self._wanted.command(shard, port), stdout=subprocess.PIPE, process_group=0)
+        return subprocess.Popen(self._spec.command(shard, port), stdout=subprocess.PIPE, process_group=0)
 
     def _watch(self) -> None:
         """What a server writes ends when the server does."""
@@ -122,7 +120,7 @@ class Servers:
 
     def _revive(self, shard: int) -> bool:
         """Starts a server again where it was; whether it may be."""
-        process, most = self._processes[shard], self._wanted.restarts
+        process, most = self._processes[shard], self._spec.restarts
         code = process.wait()
         _output(process).close()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with {code}"

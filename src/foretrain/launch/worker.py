@@ -1,47 +1,39 @@
 """``python -m foretrain.launch.worker [OPTION...] train.py ARGUMENT...``: one rank, as torchrun starts it.
 
 The script sees what it would see under ``python train.py``: its ``__main__``, its arguments, its folder first on
-``sys.path``, and tracebacks that begin in its own code. Only DistributedDataParallel is another.
+``sys.path``, and tracebacks that begin in its own code. Only DistributedDataParallel is replaced.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
+import runpy
 import sys
 from collections.abc import Sequence
+from types import TracebackType
 from typing import get_args
 
-from foretrain.launch import Compression, LaunchSettings, Place
-from foretrain.launch.main_script import run_as_main, told_as_its_own
+from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, UpdateLocation
+from foretrain.launch import LaunchSettings
 from foretrain.parent_death import end_with_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the script under a `foretrain.launch.ddp_patch.DdpPatch`; what the script raises is raised again."""
+    """Run the script under a `foretrain.launch.ddp_patch.DdpPatch`; errors of the script pass through."""
     options = parser().parse_args(arguments)
     from foretrain.launch.ddp_patch import DdpPatch
 
-    settings = LaunchSettings(
-        options.schedule,
-        options.compression,
-        options.timeout,
-        options.patience,
-        options.served,
-        options.updates,
-        options.consistency,
-        options.elastic,
-        options.tune,
-    )
     show_log()
-    sys.excepthook = told_as_its_own
+    sys.excepthook = print_script_traceback
     end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
-    with DdpPatch(settings):
+    with DdpPatch(settings(options)):
         run_as_main(options.script[0], options.script[1:], module=options.module)
 
 
 def show_log() -> None:
-    """What the planner and the tuner say, and warnings, go to stderr, whatever the script does with its logs."""
+    """Send warnings and the messages of planner and tuner to stderr, whatever the script does with its logs."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("foretrain: %(message)s"))
     logger = logging.getLogger("foretrain")
@@ -51,21 +43,52 @@ def show_log() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads what `foretrain.launch.LaunchSettings.arguments` writes, and then the script with its arguments."""
+    """Return the reader of `foretrain.launch.LaunchSettings.arguments` and of the script with its arguments."""
     parser = argparse.ArgumentParser(prog="python -m foretrain.launch.worker", allow_abbrev=False)
     parser.add_argument("--schedule", default=LaunchSettings().schedule)
     parser.add_argument("--compression", choices=get_args(Compression))
-    parser.add_argument("--timeout", type=float, default=LaunchSettings().timeout)
-    parser.add_argument("--patience", type=float, default=LaunchSettings().patience)
+    parser.add_argument("--timeout", type=float, default=Timeouts().peer)
+    parser.add_argument("--patience", type=float, default=Timeouts().stall)
     parser.add_argument("--served", action="store_true")
-    parser.add_argument("--updates", choices=get_args(Place))
-    parser.add_argument("--consistency", default=LaunchSettings().consistency)
+    parser.add_argument("--updates", choices=get_args(UpdateLocation))
+    parser.add_argument("--consistency", default="bsp")
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")
     # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
     parser.add_argument("script", nargs=argparse.REMAINDER)
     return parser
+
+
+def settings(options: argparse.Namespace) -> LaunchSettings:
+    """Return the settings that `parser` has read."""
+    transport = AllReduce()
+    if options.served:
+        transport = ParameterServer(None, options.updates, options.consistency, options.elastic)
+    timeouts = Timeouts(options.timeout, options.patience)
+    return LaunchSettings(options.schedule, options.compression, transport, timeouts, options.tune)
+
+
+def run_as_main(script: str, arguments: Sequence[str], *, module: bool = False) -> None:
+    """Run a script, or with ``module`` a module by its dotted name, as ``__main__``; errors pass through."""
+    sys.argv = [script, *arguments]
+    if module:
+        # The current folder leads sys.path already: this process was started with -m too.
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+def print_script_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print ``error`` without the frames that led to the script, which are not the user's."""
+    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, runpy.__file__, "<frozen runpy>")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from foretrain.comm.options import Timeouts
 from foretrain.plugins.torch import attach
 from tests.plugins.torch.ranks import Ranks
 
@@ -180,7 +181,7 @@ class Attached(_Side):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = {"schedule": SMALL, "warmup": WARMUP, "timeout": 30.0} | options
+        self.options = {"schedule": SMALL, "warmup": WARMUP, "timeouts": Timeouts(30.0)} | options
         self.handles: list[Any] = []
 
     def wrap(self, model: nn.Module, *optimizers: Optimizer, **ddp: Any) -> nn.Module:
@@ -320,7 +321,7 @@ def assert_same(
     assert len({seen.weights for seen in comparisons if seen.schedules}) == 1, "the ranks ended with different weights"
     if not barrier:
         assert all(schedule != "None" for seen in comparisons for schedule in seen.schedules), comparisons[0].schedules
-    if not barrier and options.get("agreement") != "replay":
+    if not barrier and getattr(options.get("transport"), "order", None) != "replay":
         assert all(comparisons[0].sizes), "the schedule has sent nothing"
     return comparisons
 

@@ -20,6 +20,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from foretrain.comm.coordinator.link import Link  # noqa: E402
+from foretrain.comm.options import AllReduce, Timeouts  # noqa: E402
 from foretrain.errors import ForetrainError  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.collective_executor import CollectiveExecutor  # noqa: E402
@@ -96,7 +97,7 @@ def suffering(fault, victim, when, options):
     """Trains; before step ``when`` ``fault`` happens to rank ``victim``."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=allowed(fault), **options)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=allowed(fault)), **options)
     for step in range(FAR):
         if step == when and dist.get_rank() == victim:
             fault(model)
@@ -174,9 +175,9 @@ def test_every_rank_ends_although_scheduling_has_not_begun(job, fault, victim, w
     assert_named(ends(job, fault, victim, when), victim)
 
 
-@pytest.mark.parametrize(("agreement", "victim"), [("coordinator", 0), ("replay", 1)])
-def test_a_killed_rank_is_gone_although_its_workers_live_on(job, agreement, victim):
-    errors = ends(job, killed_beside_workers, victim, agreement=agreement)
+@pytest.mark.parametrize(("order", "victim"), [("coordinator", 0), ("replay", 1)])
+def test_a_killed_rank_is_gone_although_its_workers_live_on(job, order, victim):
+    errors = ends(job, killed_beside_workers, victim, transport=AllReduce(order))
     assert_named(errors, victim)
     for error in errors:
         assert "silent" not in error
@@ -186,14 +187,14 @@ def test_a_killed_rank_is_gone_although_its_workers_live_on(job, agreement, vict
     ("fault", "victim"), [(killed, 0), (stopped, 1), (raises, 0)], ids=lambda value: getattr(value, "__name__", value)
 )
 def test_every_rank_ends_although_nobody_coordinates(job, fault, victim):
-    assert_named(ends(job, fault, victim, agreement="replay"), victim)
+    assert_named(ends(job, fault, victim, transport=AllReduce("replay")), victim)
 
 
-def left_before_the_others_come(agreement):
+def left_before_the_others_come(order):
     """Rank 0 ends, and the others hear of it before they begin the step that they need it in."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE, agreement=agreement)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=3 * PATIENCE), transport=AllReduce(order))
     for step in range(FAR):
         if step == MIDDLE:
             if dist.get_rank() == 0:
@@ -204,9 +205,9 @@ def left_before_the_others_come(agreement):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
-def test_who_left_is_named_although_all_knew_it_before_they_needed_it(job, agreement):
-    outcomes = job(SIZE).outcomes(left_before_the_others_come, agreement, timeout=3 * PATIENCE, grace=PATIENCE)
+@pytest.mark.parametrize("order", ["coordinator", "replay"])
+def test_who_left_is_named_although_all_knew_it_before_they_needed_it(job, order):
+    outcomes = job(SIZE).outcomes(left_before_the_others_come, order, timeout=3 * PATIENCE, grace=PATIENCE)
     assert_named([outcome.error for outcome in outcomes], 0)
 
 
@@ -217,7 +218,7 @@ def waiting_for_a_sleeper(victim):
     """Rank 1 sleeps in step ``MIDDLE``; ``victim``, which waits for it, gets Ctrl-C meanwhile."""
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT):
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=TIMEOUT)):
         for step in range(FAR):
             if step == MIDDLE and dist.get_rank() == 1:
                 time.sleep(4)
@@ -240,7 +241,7 @@ def slow_but_alive(seconds, when):
     """A rank that computes for longer than the timeout is not lost: it says that it is alive."""
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=seconds / 3):
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=seconds / 3)):
         for step in range(MIDDLE + 2):
             if step == when and dist.get_rank() == 1:
                 time.sleep(seconds)
@@ -260,7 +261,7 @@ def paused_in_the_middle(steps, options, environment):
     os.environ |= environment
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=1.0, **options):
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=1.0), **options):
         for step in range(steps):
             print(f"in step {step}.", flush=True)
             objective(model(batch(step))).backward()
@@ -291,30 +292,30 @@ def assert_a_pause_loses_nobody(ranks, when, options, environment=MappingProxyTy
         thread.join()
 
 
-@pytest.mark.parametrize(("agreement", "when"), [("coordinator", 0), ("replay", MIDDLE)])
-def test_nobody_is_lost_when_the_machine_is_paused(job, agreement, when):
-    assert_a_pause_loses_nobody(job(SIZE), when, {"agreement": agreement})
+@pytest.mark.parametrize(("order", "when"), [("coordinator", 0), ("replay", MIDDLE)])
+def test_nobody_is_lost_when_the_machine_is_paused(job, order, when):
+    assert_a_pause_loses_nobody(job(SIZE), when, {"transport": AllReduce(order)})
 
 
-def never_steps(patience, agreement):
-    """Rank 1 is alive, and does nothing: that ends by ``patience``."""
+def never_steps(stall, order):
+    """Rank 1 is alive, and does nothing: that ends by the stall timeout."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, patience=patience, agreement=agreement)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(TIMEOUT, stall), transport=AllReduce(order))
     for step in range(FAR):
         if step == MIDDLE and dist.get_rank() == 1:
-            time.sleep(5 * patience)
+            time.sleep(5 * stall)
         objective(model(batch(step))).backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
 @pytest.mark.parametrize(
-    ("agreement", "who"),
+    ("order", "who"),
     [("coordinator", "not ready on rank 1"), ("replay", "this rank is ready, another rank is not")],
 )
-def test_a_rank_that_never_comes_ends_by_patience(job, agreement, who):
-    line = job(2).outcomes(never_steps, 3.0, agreement, timeout=3 * PATIENCE, grace=PATIENCE, without={1})[0].error
+def test_a_rank_that_never_comes_ends_by_patience(job, order, who):
+    line = job(2).outcomes(never_steps, 3.0, order, timeout=3 * PATIENCE, grace=PATIENCE, without={1})[0].error
     assert "StallError" in line
     assert who in line
 
@@ -323,7 +324,7 @@ def ends_early(counts):
     """Ranks make different numbers of steps, and close."""
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE):
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=3 * PATIENCE)):
         for step in range(counts[dist.get_rank()]):
             objective(model(batch(step))).backward()
             optimizer.step()
@@ -343,7 +344,7 @@ def accumulates_differently():
     """Rank 1 forgets no_sync: it runs a backward pass more than the others."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=3 * PATIENCE))
     for step in range(FAR):
         objective(model(batch(step))).backward()
         if dist.get_rank() == 1 and step == MIDDLE:
@@ -364,7 +365,7 @@ def looks_in_between():
     """Rank 0 alone reads gradients between the two passes of each step: it would need the others' there and then."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
+    attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=3 * PATIENCE))
     for step in range(FAR):
         objective(model(batch(step))).backward()
         if dist.get_rank() == 0 and step > MIDDLE:
@@ -379,11 +380,18 @@ def test_a_rank_that_reads_gradients_between_passes_alone_is_told(job):
         assert re.search(r"Disagreement.*read \.grad in between on all ranks or on none", outcome.error), outcome.error
 
 
-def issues_otherwise(agreement):
+def issues_otherwise(order):
     """Rank 1 has issued something that the others have not: its hash differs from then on."""
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE, check_every=1, agreement=agreement)
+    attach(
+        model,
+        optimizer,
+        SMALL,
+        warmup=WARMUP,
+        timeouts=Timeouts(peer=3 * PATIENCE),
+        transport=AllReduce(order, check_every=1),
+    )
     for step in range(FAR):
         if step == MIDDLE and dist.get_rank() == 1:
             (carrier,) = (thing for thing in gc.get_objects() if isinstance(thing, CollectiveExecutor))
@@ -393,12 +401,12 @@ def issues_otherwise(agreement):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
-def test_ranks_that_have_issued_different_collectives_are_told(job, agreement):
-    for rank, outcome in enumerate(job(2).outcomes(issues_otherwise, agreement, timeout=3 * PATIENCE, grace=PATIENCE)):
+@pytest.mark.parametrize("order", ["coordinator", "replay"])
+def test_ranks_that_have_issued_different_collectives_are_told(job, order):
+    for rank, outcome in enumerate(job(2).outcomes(issues_otherwise, order, timeout=3 * PATIENCE, grace=PATIENCE)):
         line = last_line(outcome.error)
         assert re.search(r"Disagreement: .*has issued other collectives than.*sequence \d+", line), outcome.error
-        assert "rank 1" in line or (agreement == "replay" and rank == 1), line
+        assert "rank 1" in line or (order == "replay" and rank == 1), line
 
 
 def threads_after_failure():
@@ -406,7 +414,7 @@ def threads_after_failure():
     model = mlp()
     optimizer = sgd(model)
     before = set(threading.enumerate())
-    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=3 * PATIENCE))
     try:
         for step in range(FAR):
             if step == MIDDLE and dist.get_rank() == 1:
@@ -432,7 +440,7 @@ def given_up(how):
     module.abort = lambda device, *groups: seen.append((device.type, len(set(groups))))
     model = mlp()
     optimizer = sgd(model)
-    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeout=3 * PATIENCE)
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=3 * PATIENCE))
     with contextlib.suppress(ForetrainError, ZeroDivisionError), attached:
         for step in range(2 * MIDDLE):
             if step == MIDDLE and dist.get_rank() == 1:
@@ -472,7 +480,7 @@ if os.path.exists(path):
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     begin = saved["step"]
-with attach(model, optimizer, SMALL, warmup=2, timeout=60):
+with attach(model, optimizer, SMALL, warmup=2, timeouts=Timeouts(peer=60)):
     for step in range(begin, 14):
         objective(model(batch(step))).backward()
         optimizer.step()

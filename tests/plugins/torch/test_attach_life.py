@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
+from foretrain.comm.options import AllReduce  # noqa: E402
 from foretrain.errors import ConfigError, Disagreement, PeerLost  # noqa: E402
 from foretrain.plugins.torch import attach, builder  # noqa: E402
 from tests.plugins.torch.models import (  # noqa: E402
@@ -120,11 +121,9 @@ REFUSED = [
     (None, {"schedule": "bytescheduller"}, "bytescheduler"),
     (None, {"schedule": "p3(slize=1KiB)"}, "slice"),
     (None, {"compression": "fp8"}, "fp16"),
-    (None, {"agreement": "replays"}, "replay"),
+    (None, {"transport": "replay"}, "all_reduce"),
+    (None, {"timeouts": 60}, "Timeouts"),
     (None, {"warmup": 0}, "warmup"),
-    (None, {"timeout": -1.0}, "timeout"),
-    (None, {"check_every": -1}, "check_every"),
-    (None, {"check_every": 2.5}, "check_every"),
     (None, {"broadcast_buffers": "no"}, "broadcast_buffers"),
     (None, {"trace": 1}, "trace"),
     (complex_valued, {}, "'1.weight' is complex"),
@@ -453,21 +452,24 @@ def test_an_exception_leaves_the_context_without_waiting(ranks):
     assert ranks(interrupted_inside) == [[], []]
 
 
-def broken_off(agreement):
+def broken_off(order):
     """On rank 0 the last part of what a schedule needs cannot be made."""
     if dist.get_rank() == 0:
         builder.GradientDispatcher = lambda *_: 1 // 0
     model = mlp()
     optimizer = sgd(model)
     threads = set(threading.enumerate())
-    with pytest.raises((ZeroDivisionError, PeerLost)) as caught, attach(model, optimizer, SMALL, agreement=agreement):
+    with (
+        pytest.raises((ZeroDivisionError, PeerLost)) as caught,
+        attach(model, optimizer, SMALL, transport=AllReduce(order)),
+    ):
         steps(model, optimizer)
     return caught.type.__name__, [thread.name for thread in set(threading.enumerate()) - threads]
 
 
-@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
-def test_a_schedule_that_cannot_begin_leaves_no_thread(job, agreement):
-    assert job(2)(broken_off, agreement) == [("ZeroDivisionError", []), ("PeerLost", [])]
+@pytest.mark.parametrize("order", ["coordinator", "replay"])
+def test_a_schedule_that_cannot_begin_leaves_no_thread(job, order):
+    assert job(2)(broken_off, order) == [("ZeroDivisionError", []), ("PeerLost", [])]
 
 
 def attached_in_turn(first_goes_first):

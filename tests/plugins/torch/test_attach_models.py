@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from foretrain.comm.options import AllReduce  # noqa: E402
 from tests.plugins.torch.models import (  # noqa: E402
     CHOICES,
     STEPS,
@@ -328,7 +329,7 @@ def test_branches_when_gradients_accumulate(ranks, how, accumulation):
 
 @pytest.mark.parametrize("accumulation", ACCUMULATIONS)
 def test_branches_when_gradients_accumulate_and_the_order_is_replayed(ranks, accumulation):
-    assert_same(ranks, accumulating, EACH, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, agreement="replay")
+    assert_same(ranks, accumulating, EACH, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, transport=AllReduce("replay"))
 
 
 class Often(Checkpointed):

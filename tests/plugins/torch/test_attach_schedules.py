@@ -1,4 +1,4 @@
-"""Every schedule, agreement, group and compression trains the same; knobs that change under way change what is sent."""
+"""Every schedule, order of collectives, group and compression trains the same; changed knobs change what is sent."""
 
 import sys
 import time
@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
+from foretrain.comm.options import AllReduce  # noqa: E402
 from foretrain.errors import ConfigError  # noqa: E402
 from foretrain.plugins.torch import attach, collective_executor  # noqa: E402
 from foretrain.schedule import POLICIES  # noqa: E402
@@ -103,25 +104,25 @@ def test_where_several_tensors_cannot_be_reduced_at_once_they_are_copied_togethe
 
 
 def test_the_hash_of_all_orders_may_be_compared_in_every_step(ranks):
-    assert_same(ranks, plain, check_every=1)
+    assert_same(ranks, plain, transport=AllReduce(check_every=1))
 
 
-# ---------------------------------------------------------------- agreement
+# ---------------------------------------------------------------- order
 
 
 @pytest.mark.parametrize("schedule", ["fifo", "ddp(bucket=4KiB, first=1KiB)", SMALL, "dear(group=4KiB)"])
 def test_a_replayed_order(ranks, schedule):
-    assert_same(ranks, plain, schedule=schedule, agreement="replay", check_every=1)
+    assert_same(ranks, plain, schedule=schedule, transport=AllReduce("replay", check_every=1))
 
 
 @pytest.mark.parametrize("how", ["never the last", "another each step on each rank", "nobody's until late"])
 def test_a_replayed_order_copes_with_branches(ranks, how):
-    assert_same(ranks, branching, how, True, agreement="replay")
+    assert_same(ranks, branching, how, True, transport=AllReduce("replay"))
 
 
 @pytest.mark.smoke
 def test_a_replayed_order_with_three_ranks(three):
-    assert_same(three, plain, agreement="replay", tolerance=ROUNDING)
+    assert_same(three, plain, transport=AllReduce("replay"), tolerance=ROUNDING)
 
 
 # ---------------------------------------------------------------- how many ranks, which ranks
@@ -129,7 +130,7 @@ def test_a_replayed_order_with_three_ranks(three):
 
 def test_one_rank_alone(alone):
     assert_same(alone, plain)
-    assert_same(alone, plain, agreement="replay")
+    assert_same(alone, plain, transport=AllReduce("replay"))
     assert_same(alone, branching, "another each step", True)
 
 
@@ -232,11 +233,11 @@ def test_knobs_that_are_set_together_are_in_force_together(ranks):
         assert told[-1] == (2048, 5120)
 
 
-def refused_knobs(agreement):
+def refused_knobs(order):
     model = mlp()
     optimizer = sgd(model)
     told = []
-    with attach(model, optimizer, SMALL, warmup=1, agreement=agreement) as attached:
+    with attach(model, optimizer, SMALL, warmup=1, transport=AllReduce(order)) as attached:
         for step in range(3):
             for knob, value in [("partition", "2KiB")] if step == 0 else [("slice", "2KiB"), ("partition", "2")]:
                 with pytest.raises(ConfigError) as caught:

@@ -11,6 +11,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
+from foretrain.comm.options import AllReduce  # noqa: E402
 from tests.plugins.torch.models import (  # noqa: E402
     STEPS,
     WIDTH,
@@ -209,9 +210,9 @@ SEEN_EARLY = {
 
 
 @pytest.mark.parametrize("look", SEEN_EARLY)
-@pytest.mark.parametrize("agreement", ["coordinator", "replay"])
-def test_one_rank_looks_while_the_others_wait_for_it(ranks, look, agreement):
-    assert_same(ranks, on_rank_zero_behind_backward, look, agreement=agreement)
+@pytest.mark.parametrize("order", ["coordinator", "replay"])
+def test_one_rank_looks_while_the_others_wait_for_it(ranks, look, order):
+    assert_same(ranks, on_rank_zero_behind_backward, look, transport=AllReduce(order))
 
 
 def between_passes(side):

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from foretrain.comm.options import AllReduce, ParameterServer  # noqa: E402
 from foretrain.errors import ConfigError  # noqa: E402
 from foretrain.network import cluster  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
@@ -71,7 +72,7 @@ def test_a_tuned_job_trains_the_same(ranks, plan, folder):
 @pytest.mark.parametrize("updates", ["workers", "servers"])
 def test_a_tuned_job_over_servers_trains_the_same(ranks, updates, folder):
     with servers(2, 2) as (addresses, _):
-        assert_same(ranks, cached, folder, engine="ps", servers=addresses, updates=updates, tune=True)
+        assert_same(ranks, cached, folder, transport=ParameterServer(addresses, updates), tune=True)
 
 
 def events(folder, steps, **options):
@@ -110,7 +111,7 @@ def test_rank_0_decides_and_all_follow(ranks, folder):
 
 def test_over_servers_all_ranks_have_the_same_knobs_in_the_same_step(ranks, folder):
     with servers(1, 2) as (addresses, _):
-        (told, seen), (_, followed) = ranks(events, folder, 120, engine="ps", servers=addresses)
+        (told, seen), (_, followed) = ranks(events, folder, 120, transport=ParameterServer(addresses))
     assert seen == followed
     assert 1 < len(set(seen)) <= len(set(told))
     assert set(seen) <= set(told)
@@ -123,7 +124,7 @@ def by_hand(folder, addresses):
         model = mlp()
         optimizer = sgd(model)
         found = None
-        options = {"engine": "ps", "servers": addresses, "tune": True, "warmup": 1}
+        options = {"transport": ParameterServer(addresses), "tune": True, "warmup": 1}
         with attach(model, optimizer, "bytescheduler", **options) as attached:
             for step in range(100):
                 objective(model(batch(step))).backward()
@@ -168,12 +169,11 @@ def refused(**options):
 
 
 def test_where_knobs_cannot_be_searched(ranks):
-    apart = {"engine": "ps", "servers": "127.0.0.1:1"}
-    for text in ranks(refused, tune=True, agreement="replay"):
+    for text in ranks(refused, tune=True, transport=AllReduce("replay")):
         assert "fixed order" in text
-    for text in ranks(refused, tune=True, consistency="async", **apart):
+    for text in ranks(refused, tune=True, transport=ParameterServer("127.0.0.1:1", consistency="async")):
         assert "bsp" in text
-    for text in ranks(refused, tune=True, elastic=True, **apart):
+    for text in ranks(refused, tune=True, transport=ParameterServer("127.0.0.1:1", elastic=True)):
         assert "elastic" in text
     for text in ranks(refused, tune="yes"):
         assert "neither True nor False" in text

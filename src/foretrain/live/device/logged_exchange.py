@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from foretrain.comm.options import AttachOptions
-from foretrain.launch import Compression
+from foretrain.comm.options import AttachOptions, Compression
 from foretrain.live.device.model_registration import Announcement
 from foretrain.live.device.settings import WATCHED
 from foretrain.live.device.simulated_updates import SimulatedUpdates
@@ -113,7 +112,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         super().__init__(
             model,
             group,
-            AttachOptions(schedule, compression, "coordinator", False, WATCHED, 60.0, 60.0, 0, None, False),
+            AttachOptions(schedule, compression, broadcast_buffers=False, warmup=WATCHED),
         )
         self._extension, self._launch, self._policy = device, launch, schedule
         self._lane = device.new_stream()

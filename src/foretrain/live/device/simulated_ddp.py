@@ -12,8 +12,8 @@ from typing import cast
 from torch.optim import Optimizer
 
 from foretrain.launch import LaunchSettings
-from foretrain.launch.ddp_patch import AgreedPlan, DdpPatch, ModelRecord
-from foretrain.launch.scheduled_ddp import ScheduledDataParallel
+from foretrain.launch.ddp_patch import DdpPatch
+from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel
 from foretrain.live.device.logged_exchange import SimulatedAttached
 from foretrain.live.device.settings import WATCHED
 from foretrain.schedule import spec

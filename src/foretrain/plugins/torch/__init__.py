@@ -1,18 +1,23 @@
 """PyTorch jobs whose communication is scheduled.
 
-    attach       a model and its optimizer → `Attached`
+    attach             a model and its optimizer → `Attached`
+    AllReduce          gradients are summed by collectives among the ranks
+    ParameterServer    gradients are summed, or applied, on servers
+    Timeouts           how long ranks wait for each other
 
-Names are imported on first use: only `attach` needs torch.
+`attach` and `Attached` are imported on first use: only they need torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from foretrain.comm.options import AllReduce, ParameterServer, Timeouts
+
 if TYPE_CHECKING:
     from foretrain.plugins.torch.api import Attached, attach
 
-__all__ = ["Attached", "attach"]
+__all__ = ["AllReduce", "Attached", "ParameterServer", "Timeouts", "attach"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,30 +1,39 @@
-"""attach: a model and its optimizer, and from then on their communication is scheduled.
+"""Entry point of the runtime: attach a model and its optimizer, and their communication is scheduled from then on.
 
-warm-up steps      everything is reduced after backward() and watched: order of use, times, costs      `Warmup`
-one agreement      the slowest rank's times, the measured network, knobs at their best           `setup`
-scheduled steps    hooks → Exchange → Carrier → Updates → the next forward pass                  `Scheduled`
+warm-up steps      gradients are reduced after backward(); order of use and times observed   `Warmup`
+one agreement      times of the slowest rank, measured network, knobs at their best          `runtime_plan`
+scheduled steps    hooks → exchange → executor → deferred optimizer → next forward pass      `GradientDispatcher`
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Sequence
-from typing import get_args
 
 import torch.distributed as dist
 from torch import nn, optim
 
-from foretrain.comm.options import Agreement, AttachOptions, Means, Place
-from foretrain.comm.ps.consistency import consistency as read_consistency
-from foretrain.errors import ConfigError, unknown
+from foretrain.comm.options import (
+    AllReduce,
+    AttachOptions,
+    ParameterServer,
+    Timeouts,
+    Transport,
+    TransportKind,
+    as_transport,
+    check_flag,
+)
+from foretrain.errors import ConfigError
 from foretrain.planner import SavedPlan, Wanted, requested_schedule
 from foretrain.plugins.torch.attached import Attached
 from foretrain.plugins.torch.compression import wire_dtype
 from foretrain.plugins.torch.optimizers import check
-from foretrain.units import parse_time, to_seconds
 
 logger = logging.getLogger("foretrain")
+
+_DEFAULT_TIMEOUTS = Timeouts()
 
 
 def attach(
@@ -33,19 +42,12 @@ def attach(
     schedule: str | os.PathLike[str] | Wanted = "bytescheduler",
     group: dist.ProcessGroup | None = None,
     *,
+    transport: Transport | TransportKind = "all_reduce",
+    timeouts: Timeouts = _DEFAULT_TIMEOUTS,
     compression: str | None = None,
-    engine: Means = "all_reduce",
-    servers: str | None = None,
-    updates: Place | None = None,
-    consistency: str = "bsp",
-    elastic: bool = False,
     tune: bool = False,
-    agreement: Agreement = "coordinator",
     broadcast_buffers: bool = True,
     warmup: int = 3,
-    timeout: float | str = 60.0,
-    patience: float | str = 1800.0,
-    check_every: int = 50,
     interface: str | None = None,
     trace: bool = False,
 ) -> Attached:
@@ -58,32 +60,20 @@ def attach(
         model: on one device; not wrapped in DistributedDataParallel or FSDP.
         optimizer: one, or several, of its parameters.
         schedule: a policy of `foretrain.schedule`; knobs that it leaves open are set by simulating what was observed.
-            ``"auto"``: the one that is forecast to be best on what was observed, or plain DDP's where nothing is to be
-            won. The path of a plan file (``foretrain tune`` writes one): what it says, its compression included; where
-            it was made for something else rank 0 warns.
+            ``"auto"``: the policy with the best forecast for what was observed, or plain DDP's order where nothing is
+            to be won. The path of a plan file (``foretrain tune`` writes one): its policy, its compression included;
+            rank 0 warns where it was made for another job.
         group: None is the default group. Collectives run on groups of their own.
-        compression: None, "fp16" or "bf16": what is sent, with error feedback.
-        engine: "all_reduce" among the ranks, or "ps": over a parameter server, see ``foretrain server``. Each rank then
-            decides for itself, and ``agreement`` and ``check_every`` have no meaning.
-        servers: with "ps" where the servers are, by number: ``"host:port,host:port"``; by default FORETRAIN_SERVERS,
-            which ``foretrain run --servers`` sets. They and all ranks have the same FORETRAIN_SECRET.
-        updates: with "ps" where optimizers run: "workers", the default, each on its own copy of the parameters; or
-            "servers", which then send parameters back instead of sums. See the documentation for what that refuses.
-        consistency: "bsp": a step is that of all ranks. "async": each rank's gradients are an update of their own, and
-            nobody waits. "ssp(3)": the same, but nobody goes more than 3 steps ahead of the slowest. The latter two
-            run optimizers on the servers.
-        elastic: with "ps", and servers started with ``--elastic``: whether this rank goes on without others that are
-            lost once steps are scheduled. The process group is not used from then on: buffers stay each rank's own.
-        tune: whether knobs that ``schedule`` leaves open are searched on as the job runs: those that the simulator
-            promises most of are tried, what turns out worse is taken back at once, and what is found is kept for the
+        transport: `AllReduce` among the ranks, or `ParameterServer`; "all_reduce" and "ps" are short for their
+            defaults.
+        timeouts: how long a rank may be silent, and how long nothing may move.
+        compression: None, "fp16" or "bf16": the type that is sent, with error feedback.
+        tune: whether knobs that ``schedule`` leaves open are searched as the job runs: those that the simulator
+            promises most of are tried, a change for the worse is taken back at once, and the best are kept for the
             next run. See `Attached.tuner`.
-        agreement: "coordinator" orders what is ready on all ranks; "replay" repeats one fixed order, without messages.
         broadcast_buffers: whether buffers are rank 0's before each forward pass with gradients enabled. An evaluation
             never communicates; see `Attached.share_buffers`.
         warmup: steps to watch before scheduling begins, at least 1.
-        timeout: seconds, or e.g. "30s", after which a rank that says nothing counts as lost.
-        patience: seconds after which a collective, or work that does not move, counts as stuck.
-        check_every: steps between two comparisons of what all ranks have issued; 0 never.
         interface: where the coordinator listens, e.g. "eth0"; by default gloo's, or the one towards MASTER_ADDR.
         trace: whether to keep a timeline of everything.
 
@@ -95,58 +85,34 @@ def attach(
         raise ConfigError(
             "group", group, "does not exist yet", "call torch.distributed.init_process_group before attach"
         )
-    if agreement not in ("coordinator", "replay"):
-        raise unknown("agreement", agreement, ("coordinator", "replay"))
     if not isinstance(warmup, int) or warmup < 1:
         raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
-    if not isinstance(check_every, int) or isinstance(check_every, bool) or check_every < 0:
-        raise ConfigError("check_every", check_every, "is not a number of steps", "write e.g. 50, or 0 for never")
-    for field, flag in (
-        ("broadcast_buffers", broadcast_buffers),
-        ("trace", trace),
-        ("elastic", elastic),
-        ("tune", tune),
-    ):
-        if not isinstance(flag, bool):
-            raise ConfigError(field, flag, "is neither True nor False", "write one of them")
-    if engine not in get_args(Means):
-        raise unknown("engine", engine, get_args(Means))
-    if servers is not None and engine != "ps":
-        raise ConfigError("servers", servers, "are of no use to all-reduce", "write engine='ps'")
-    place = _place(engine, updates, consistency)
-    if elastic and engine != "ps":
-        raise ConfigError("elastic", elastic, "is not possible with all-reduce", "write engine='ps', or leave it out")
+    for name, flag in (("broadcast_buffers", broadcast_buffers), ("trace", trace), ("tune", tune)):
+        check_flag(name, flag)
+    if not isinstance(timeouts, Timeouts):
+        raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
+    transport = as_transport(transport)
+    servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
+    if isinstance(transport, ParameterServer):  # all ranks compare it, whether they have it from here or from outside
+        transport = dataclasses.replace(transport, addresses=",".join(f"{host}:{port}" for host, port in servers))
     refuse_wrapped(model)
     optimizers = check(optimizer, model)
-    if place == "servers":
-        from foretrain.plugins.torch.ps.remote_optimizer import refuse
-
-        refuse(optimizers, model)
     asked = requested_schedule(schedule)
     if isinstance(asked, SavedPlan):
         compression = compression or asked.compression
-    options = AttachOptions(
-        asked,
-        compression,
-        agreement,
-        broadcast_buffers,
-        warmup,
-        _seconds("timeout", timeout),
-        _seconds("patience", patience),
-        check_every,
-        interface,
-        trace,
-        engine,
-        _addresses(servers) if engine == "ps" else (),
-        place,
-        consistency,
-        elastic,
-        tune,
-    )
-    _check_tuning(options)
     wire_dtype(compression)
-    if options.apart and broadcast_buffers and dist.get_rank(group) == 0 and any(True for _ in model.buffers()):
-        logger.warning("under %s each rank's buffers stay its own; share_buffers() makes them rank 0's", consistency)
+    options = AttachOptions(
+        *(asked, compression, transport, timeouts, servers, tune, broadcast_buffers, warmup, interface, trace)
+    )
+    if options.updates == "servers":
+        from foretrain.plugins.torch.ps.remote_optimizer import refuse
+
+        refuse(optimizers, model)
+    _check_tuning(options)
+    if options.asynchronous and broadcast_buffers and dist.get_rank(group) == 0 and any(True for _ in model.buffers()):
+        logger.warning(
+            "the ranks update asynchronously, and each rank's buffers stay its own; share_buffers() makes them rank 0's"
+        )
     return Attached(model, optimizers, group, options)
 
 
@@ -154,45 +120,11 @@ def _check_tuning(options: AttachOptions) -> None:
     """ConfigError where knobs cannot be searched as the job runs."""
     if not options.tune:
         return
-    if options.agreement == "replay":
+    if isinstance(options.transport, AllReduce) and options.transport.order == "replay":
         raise ConfigError("tune", True, "has nothing to change where a fixed order is replayed", "leave it out")
-    if options.apart or options.elastic:
-        what = (
-            f"measures what all ranks do together, which {'elastic' if options.elastic else options.consistency} ends"
-        )
-        raise ConfigError("tune", True, what, "write consistency='bsp', and leave elastic out")
-
-
-def _place(engine: Means, updates: Place | None, text: str) -> Place:
-    """Where optimizers run; ConfigError where what is asked for does not go together."""
-    apart = read_consistency(text).apart
-    if updates is not None and updates not in get_args(Place):
-        raise unknown("updates", updates, get_args(Place))
-    if engine != "ps" and (updates == "servers" or apart):
-        field, value = ("updates", updates) if updates == "servers" else ("consistency", text)
-        raise ConfigError(field, value, "is of no use to all-reduce", "write engine='ps'")
-    if apart and updates == "workers":
-        what = "cannot be with optimizers on the workers: each would have other parameters"
-        raise ConfigError("consistency", text, what, "write updates='servers'")
-    return "servers" if apart else updates or "workers"
-
-
-SERVERS = "FORETRAIN_SERVERS"
-"""Environment variable with the addresses of a job's servers."""
-
-
-def _addresses(servers: str | None) -> tuple[tuple[str, int], ...]:
-    field, text = ("servers", servers) if servers is not None else (SERVERS, os.environ.get(SERVERS, ""))
-    found = []
-    for each in filter(None, map(str.strip, text.split(","))):
-        host, _, port = each.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-            raise ConfigError(field, each, "is no address", "write e.g. '10.0.0.5:5555'")
-        found.append((host, int(port)))
-    if not found:
-        remedy = "start some with `foretrain server`, or the job with `foretrain run --servers 1`"
-        raise ConfigError(field, text, "names no server", remedy)
-    return tuple(found)
+    if options.asynchronous or options.elastic:
+        what = f"measures what all ranks do together, which an {'elastic' if options.elastic else 'asynchronous'} job"
+        raise ConfigError("tune", True, f"{what} does not", "write consistency='bsp', and leave elastic out")
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -211,10 +143,3 @@ def refuse_wrapped(model: nn.Module) -> None:
             raise ConfigError("model", name, f"is complex ({parameter.dtype})", remedy)
     if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
         raise ConfigError("model", type(model).__name__, "has no parameter that requires a gradient", "unfreeze some")
-
-
-def _seconds(field: str, value: float | str) -> float:
-    seconds = to_seconds(parse_time(value)) if isinstance(value, str) else value
-    if not isinstance(seconds, int | float) or not seconds > 0:
-        raise ConfigError(field, value, "is not a positive time", "write e.g. 60 or '60s'")
-    return float(seconds)

@@ -21,7 +21,7 @@ from torch import nn, optim
 from foretrain.comm.coordinator.heartbeat import Heartbeat
 from foretrain.comm.coordinator.protocol import remade
 from foretrain.comm.observation import StepProfile
-from foretrain.comm.options import AttachOptions
+from foretrain.comm.options import AllReduce, AttachOptions, ParameterServer
 from foretrain.comm.run_trace import RunTrace
 from foretrain.comm.tuned_exchange import TunedExchange
 from foretrain.engine import Decision
@@ -84,8 +84,8 @@ class Attached(AttachedModel[RuntimeParts]):
         self._past_timeline = Timeline()
         if options.servers in _served:
             remedy = "start other servers for it, or all-reduce"
-            raise ConfigError("engine", options.engine, "is taken: the job's servers serve one model", remedy)
-        self._groups = Groups(group, options.patience, self._device)
+            raise ConfigError("transport", "ps", "is taken: the job's servers serve one model", remedy)
+        self._groups = Groups(group, options.stall_timeout, self._device)
         self._sideband = ControlGroup(self._groups.side, self._device, self._together)
         self._pulse: Heartbeat | None = None
         if options.servers:
@@ -101,7 +101,7 @@ class Attached(AttachedModel[RuntimeParts]):
         except (ConfigError, Disagreement):
             # Raised by all ranks alike: nobody is waited for in vain.
             self._abandon()
-            self._groups.part(self._options.timeout)
+            self._groups.part(self._options.peer_timeout)
             raise
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
@@ -223,7 +223,7 @@ class Attached(AttachedModel[RuntimeParts]):
     def _restart(self) -> None:
         if self.apart:
             what = "lets each rank go its own way, and all would have to begin again with other parameters"
-            raise ConfigError("consistency", self._options.consistency, what, "unfreeze and add_param_group() before")
+            raise ConfigError("transport", self._options.transport, what, "unfreeze and add_param_group() before")
         self.gather()
         self._take_back()
         if self._links is not None:
@@ -231,7 +231,7 @@ class Attached(AttachedModel[RuntimeParts]):
         super()._restart()
 
     def _part(self) -> None:
-        self._groups.part(self._options.timeout, together=not self.apart)
+        self._groups.part(self._options.peer_timeout, together=not self.apart)
 
     # ── the ends of others, see `shutdown` ──
 
@@ -250,7 +250,7 @@ class Attached(AttachedModel[RuntimeParts]):
             if self._failure is None and reason is None:
                 self._part()
             return
-        self._until = time.monotonic() + self._options.timeout
+        self._until = time.monotonic() + self._options.peer_timeout
         try:
             self.close()
         except ForetrainError as lost:
@@ -270,7 +270,7 @@ class Attached(AttachedModel[RuntimeParts]):
             return
         links = rendezvous.connect_ranks(self._sideband, self._options.interface) if self.ranks > 1 else {}
         if links is not None:
-            self._pulse = Heartbeat(links, self._options.timeout, self._fail, self._doing, self._begun)
+            self._pulse = Heartbeat(links, self._options.peer_timeout, self._fail, self._doing, self._begun)
         elif self.rank == 0:
             logger.warning(
                 "the coordinator cannot be reached by all ranks: a fixed order is replayed instead, and a rank that is "
@@ -288,18 +288,18 @@ class Attached(AttachedModel[RuntimeParts]):
             self._raise_failure,
         )
         parameters = [parameter for _, parameter in self._named]
-        if self._options.engine == "ps":
-            return self._assemble_served(around, parameters)
+        if self._options.server is not None:
+            return self._assemble_served(around, parameters, self._options.server)
         found = self._adopt(runtime_plan(*self._observed()))
-        links = None
-        if self._pulse is not None and self._options.agreement == "coordinator":
+        links, transport = None, self._options.transport
+        if self._pulse is not None and isinstance(transport, AllReduce) and transport.order == "coordinator":
             links, self._pulse = self._pulse.release(), None
             # Nobody may speak on a link on which a pulse still listens.
             self._sideband.everywhere(True)
         return assemble(around, parameters, found, links), found.gradients.views
 
     def _assemble_served(
-        self, around: RuntimeContext, parameters: Sequence[nn.Parameter]
+        self, around: RuntimeContext, parameters: Sequence[nn.Parameter], server: ParameterServer
     ) -> tuple[RuntimeParts, Sequence[torch.Tensor]]:
         from foretrain.comm.ps.client.connection import Links
         from foretrain.comm.ps.client.probing import PushProbe, beside, served_cluster
@@ -309,10 +309,10 @@ class Attached(AttachedModel[RuntimeParts]):
         self._job = self._job or self._sideband.share(secrets.token_hex(8).encode()).decode()
         self._links = links = Links(options.servers, secret, self._job, self.rank)
         try:
-            links.establish(options.timeout)
+            links.establish(options.peer_timeout)
 
             def measure() -> tuple[CostModel, Cluster]:
-                probe = PushProbe(links, self.ranks, self._job, self._epoch, options.timeout)
+                probe = PushProbe(links, self.ranks, self._job, self._epoch, options.peer_timeout)
                 measured = probe.cost()
 
                 def hear() -> None:
@@ -338,7 +338,7 @@ class Attached(AttachedModel[RuntimeParts]):
         if options.updates == "servers":
             from foretrain.plugins.torch.ps.remote_optimizer import RemoteOptimizer
 
-            remote = RemoteOptimizer(parameters, self._attachments, options.consistency, self._observation.backwards())
+            remote = RemoteOptimizer(parameters, self._attachments, server.consistency, self._observation.backwards())
         made = assemble_served(around, parameters, found, links, self._job, self._epoch - 1, remote)
         return made, found.gradients.views
 
@@ -375,7 +375,7 @@ class Attached(AttachedModel[RuntimeParts]):
         error = self._failure
         if error is None:
             if time.monotonic() > self._until:
-                waited = f"{self._options.timeout:g} s after rank {self.rank} came to its end"
+                waited = f"{self._options.peer_timeout:g} s after rank {self.rank} came to its end"
                 raise PeerLost(f"the other ranks have not summed its last gradients {waited}")
             return
         waiting = self._machinery.updates.pending() if self._machinery else []

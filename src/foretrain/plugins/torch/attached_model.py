@@ -127,7 +127,7 @@ class AttachedModel(ABC, Generic[MachineryT]):
     @property
     def apart(self) -> bool:
         """Whether ranks may be in different steps, as with "async" and "ssp": nothing may wait for all of them."""
-        return self._options.apart
+        return self._options.asynchronous
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from foretrain.comm.coordinator.client import CoordinatorClient
 from foretrain.comm.coordinator.coordinator import Coordinator
 from foretrain.comm.coordinator.link import Link
 from foretrain.comm.coordinator.protocol import TunableExchange
-from foretrain.comm.options import AttachOptions
+from foretrain.comm.options import AllReduce, AttachOptions
 from foretrain.comm.tuned_exchange import TunedExchange
 from foretrain.network.ps_constants import MESSAGE
 from foretrain.planner.knob_space import IterationTimes
@@ -113,6 +113,7 @@ def assemble(
         links: to the coordinator, or from it to all; None replays.
     """
     options, sideband = around.options, around.sideband
+    check_every = options.transport.check_every if isinstance(options.transport, AllReduce) else 0
     gradients, job, schedule, seen = found.gradients, found.job, found.schedule, found.seen
     device_streams = streams(around.device, len(parameters))
     gauge = _gauge(found)
@@ -148,8 +149,8 @@ def assemble(
                 device_streams,
                 updates.landed,
                 around.failed,
-                options.check_every,
-                options.patience,
+                check_every,
+                options.stall_timeout,
             )
             # Replay learns only at the end of a step which tasks nobody used, and so passes landings on itself.
             carrier = carry(landed=replayer.landed)
@@ -164,9 +165,9 @@ def assemble(
                     schedule,
                     carrier,
                     links,
-                    silence=options.timeout,
-                    patience=options.patience,
-                    check_every=options.check_every,
+                    silence=options.peer_timeout,
+                    patience=options.stall_timeout,
+                    check_every=check_every,
                     failed=around.failed,
                     origin=around.origin,
                     gauge=gauge,
@@ -178,8 +179,8 @@ def assemble(
                     schedule,
                     carrier,
                     links[0],
-                    silence=options.timeout,
-                    check_every=options.check_every,
+                    silence=options.peer_timeout,
+                    check_every=check_every,
                     failed=around.failed,
                 )
         begun.callback(exchange.close, "its schedule could not begin")
@@ -249,8 +250,8 @@ def assemble_served(
             epoch=epoch,
             landed=updates.landed,
             failed=around.failed,
-            silence=options.timeout,
-            patience=options.patience,
+            silence=options.peer_timeout,
+            patience=options.stall_timeout,
             origin=around.origin,
             keep=options.trace,
             rules=remote.rules if remote else bytes,
@@ -267,7 +268,7 @@ def assemble_served(
             # Nobody pushes before the servers know what to update.
             around.sideband.everywhere(True)
             remote.forget()
-            scheduled = RemoteDispatcher(*common, 1 if options.apart else ranks, remote)
+            scheduled = RemoteDispatcher(*common, 1 if options.asynchronous else ranks, remote)
         else:
             scheduled = GradientDispatcher(*common, ranks)
         begun.pop_all()

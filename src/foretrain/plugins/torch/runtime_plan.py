@@ -178,7 +178,7 @@ def warn_of_differences(saved: SavedPlan, workload: Workload, cluster: Cluster |
         found = ["one rank alone exchanges nothing"]
     else:
         here = fingerprint(workload, cluster, cluster.cost, cluster.workers)
-        found = list(saved.differences(here, options.engine == "ps", options.compression))
+        found = list(saved.differences(here, options.server is not None, options.compression))
     if found:
         logger.warning("the plan was made for something else: %s; foretrain tune makes another", "; ".join(found))
 

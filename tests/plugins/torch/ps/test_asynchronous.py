@@ -11,6 +11,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.distributed_c10d import _get_default_store  # noqa: E402
 
+from foretrain.comm.options import ParameterServer  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
 from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
@@ -25,7 +26,7 @@ BOUND = 2
 def apart(model, optimizer, addresses, consistency, **options):
     os.environ[SECRET] = KEY.hex()
     return attach(
-        model, optimizer, SMALL, warmup=WARMUP, engine="ps", servers=addresses, consistency=consistency, **options
+        model, optimizer, SMALL, warmup=WARMUP, transport=ParameterServer(addresses, consistency=consistency), **options
     )
 
 

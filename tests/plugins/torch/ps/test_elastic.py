@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
+from foretrain.comm.options import ParameterServer, Timeouts  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
 from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
@@ -34,8 +35,8 @@ def trained(addresses, updates="workers", schedule=SMALL):
     os.environ[SECRET] = KEY.hex()
     model = nn.Sequential(mlp(2), nn.BatchNorm1d(32), mlp(2))
     optimizer = sgd(model)
-    options = {"engine": "ps", "servers": addresses, "elastic": True, "updates": updates}
-    with attach(model, optimizer, schedule, warmup=WARMUP, timeout=20, **options) as attached:
+    options = {"transport": ParameterServer(addresses, updates, elastic=True)}
+    with attach(model, optimizer, schedule, warmup=WARMUP, timeouts=Timeouts(peer=20), **options) as attached:
         for step in range(STEPS):
             objective(model(batch(step))).backward()
             optimizer.step()

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from foretrain.comm.options import ParameterServer  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
 from foretrain.schedule.prophet import Prophet  # noqa: E402
@@ -90,7 +91,7 @@ def training(addresses):
         for layer in model[::4]:
             layer.register_full_backward_hook(pause)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with attach(model, optimizer, SCHEDULE, engine="ps", servers=addresses, warmup=2) as attached:
+        with attach(model, optimizer, SCHEDULE, transport=ParameterServer(addresses), warmup=2) as attached:
             for step in range(STEPS):
                 objective(model(batch(step, width=WIDTH))).backward()
                 optimizer.step()

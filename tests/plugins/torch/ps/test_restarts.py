@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from foretrain.launch.server_supervisor import Servers, Wanted  # noqa: E402
+from foretrain.comm.options import ParameterServer, Timeouts  # noqa: E402
+from foretrain.launch.server_supervisor import Servers, ServerSpec  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
 from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
@@ -36,7 +37,14 @@ def trained(run, addresses, schedule, updates="workers"):
     os.environ[SECRET] = KEY.hex()
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, schedule, warmup=WARMUP, timeout=30, engine="ps", servers=addresses, updates=updates):
+    with attach(
+        model,
+        optimizer,
+        schedule,
+        warmup=WARMUP,
+        timeouts=Timeouts(peer=30),
+        transport=ParameterServer(addresses, updates),
+    ):
         for step in range(STEPS):
             print(f"{run}: step {step}.", flush=True)
             objective(model(batch(step))).backward()
@@ -63,8 +71,8 @@ def counted(run, addresses, consistency):
     model = nn.Linear(64, 32, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    options = {"engine": "ps", "servers": addresses, "consistency": consistency}
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=30, **options):
+    options = {"transport": ParameterServer(addresses, consistency=consistency)}
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=30), **options):
         for step in range(STEPS):
             print(f"{run}: step {step}.", flush=True)
             chance = torch.Generator().manual_seed(100 * step + dist.get_rank())
@@ -122,7 +130,7 @@ def test_no_update_is_lost_or_applied_twice(ranks, expected, seed, updates, monk
     schedule = SCHEDULES[seed % len(SCHEDULES)]
     gone = threading.Event()
     with (
-        Servers(Wanted(1 + seed % 2, 2, 30.0, restarts=2, **kept), gone.set) as beside,
+        Servers(ServerSpec(1 + seed % 2, 2, 30.0, restarts=2, **kept), gone.set) as beside,
         Killer(run, beside, lambda: ranks.wrote(0), chance) as killer,
     ):
         found = ranks(trained, run, ",".join(beside.addresses), schedule, updates)
@@ -136,7 +144,7 @@ def test_each_update_counts_once_where_workers_go_apart(ranks, consistency, monk
     with servers(2, 2) as (addresses, _):
         everything = ranks(counted, "no loss", addresses, consistency)
     gone, chance, run = threading.Event(), random.Random(consistency), f"killed, {consistency}"
-    wanted = Wanted(2, 2, 30.0, restarts=2, updates=True, snapshots=tmp_path, every=3)
+    wanted = ServerSpec(2, 2, 30.0, restarts=2, updates=True, snapshots=tmp_path, every=3)
     with Servers(wanted, gone.set) as beside, Killer(run, beside, lambda: ranks.wrote(0), chance) as killer:
         found = ranks(counted, run, ",".join(beside.addresses), consistency)
     assert any(each in everything for each in found), killer.moments
@@ -145,7 +153,7 @@ def test_each_update_counts_once_where_workers_go_apart(ranks, consistency, monk
 
 def test_without_snapshots_the_loss_is_told(job, monkeypatch):
     monkeypatch.setenv(SECRET, KEY.hex())
-    wanted, run, ranks = Wanted(1, 2, 30.0, restarts=1, updates=True), "without snapshots", job(2)
+    wanted, run, ranks = ServerSpec(1, 2, 30.0, restarts=1, updates=True), "without snapshots", job(2)
     with Servers(wanted, threading.Event().set) as beside:
         killer = Killer(run, beside, lambda: ranks.wrote(0), random.Random(0))
         ranks(dist.is_initialized)  # which has a log from now on

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from foretrain.comm.options import ParameterServer, Timeouts  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
 from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
@@ -41,7 +42,14 @@ def suffering(fault, victim, addresses):
     os.environ[SECRET] = KEY.hex()
     model = mlp()
     optimizer = sgd(model)
-    attach(model, optimizer, SMALL, warmup=WARMUP, timeout=allowed(fault), engine="ps", servers=addresses)
+    attach(
+        model,
+        optimizer,
+        SMALL,
+        warmup=WARMUP,
+        timeouts=Timeouts(peer=allowed(fault)),
+        transport=ParameterServer(addresses),
+    )
     for step in range(FAR):
         if fault is not None and step == MIDDLE and dist.get_rank() == victim:
             fault(model)
@@ -99,7 +107,7 @@ def test_nobody_is_lost_when_the_machines_are_paused(job):
     secret = {SECRET: KEY.hex()}
     environment = os.environ | secret | {"PYTHONPATH": str(ROOT)}
     with started([*command, "--workers", str(SIZE)], stdout=subprocess.PIPE, text=True, env=environment) as server:
-        options = {"engine": "ps", "servers": server.stdout.readline().split()[-1]}
+        options = {"transport": ParameterServer(server.stdout.readline().split()[-1])}
         assert_a_pause_loses_nobody(job(SIZE), MIDDLE, options, secret, [server.pid])
         server.terminate()
 
@@ -109,7 +117,9 @@ def secretless(addresses, key):
         os.environ[SECRET] = key
     model = mlp()
     optimizer = sgd(model)
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeout=TIMEOUT, engine="ps", servers=addresses):
+    with attach(
+        model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=TIMEOUT), transport=ParameterServer(addresses)
+    ):
         for step in range(MIDDLE):
             objective(model(batch(step))).backward()
             optimizer.step()
@@ -133,11 +143,9 @@ def test_nobody_without_the_secret(job, key, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"engine": "ps"}, r"FORETRAIN_SERVERS: '' names no server"),
-        ({"engine": "ps", "servers": "here"}, r"servers: 'here' is no address"),
-        ({"servers": "127.0.0.1:1"}, r"servers: .* are of no use to all-reduce"),
-        ({"elastic": True}, r"elastic: True is not possible with all-reduce"),
-        ({"engine": "rings"}, r"engine: 'rings' is unknown"),
+        ({"transport": "ps"}, r"FORETRAIN_SERVERS: '' names no server"),
+        ({"transport": ParameterServer("here")}, r"addresses: 'here' is no address"),
+        ({"transport": "rings"}, r"transport: 'rings' is unknown"),
     ],
 )
 def test_arguments_that_make_no_sense(job, options, said):

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
+from foretrain.comm.options import ParameterServer  # noqa: E402
 from foretrain.errors import ConfigError  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
@@ -50,7 +51,7 @@ def same(ranks):
 
     def check(recipe, *args, **options):
         with servers(2, 2) as (addresses, made):
-            assert_same(ranks, keyed, recipe, *args, engine="ps", servers=addresses, updates="servers", **options)
+            assert_same(ranks, keyed, recipe, *args, transport=ParameterServer(addresses, "servers"), **options)
             assert not any(service.rejected or service.failure for service in made)
 
     return check
@@ -85,7 +86,7 @@ def test_every_kind_of_schedule(same, schedule):
 @pytest.mark.smoke
 def test_three_workers(three):
     with servers(2, 3) as (addresses, _):
-        options = {"engine": "ps", "servers": addresses, "updates": "servers"}
+        options = {"transport": ParameterServer(addresses, "servers")}
         assert_same(three, keyed, plain, tolerance=ROUNDING, **options)
 
 
@@ -220,7 +221,7 @@ def refusing(fault, addresses):
     os.environ[SECRET] = KEY.hex()
     model = mlp()
     optimizer = sgd(model)
-    attached = attach(model, optimizer, SMALL, warmup=WARMUP, engine="ps", servers=addresses, updates="servers")
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, transport=ParameterServer(addresses, "servers"))
     for step in range(WARMUP + 1):
         objective(model(batch(step))).backward()
         optimizer.step()
@@ -248,7 +249,7 @@ class Own(torch.optim.SGD):
 def attaching(make, options):
     model = mlp()
     try:
-        attach(model, make(model), SMALL, **{"engine": "ps", "servers": "127.0.0.1:1", **options})
+        attach(model, make(model), SMALL, transport=ParameterServer("127.0.0.1:1", **options))
     except ConfigError as error:
         return str(error)
     return "nothing was refused"
@@ -286,8 +287,6 @@ SERVERS = {"updates": "servers"}
         (shared, SERVERS, r"optimizer: 'SGD' has a parameter that another has, too"),
         (unbounded, SERVERS, r"optimizer\.lr: inf is nothing that servers can be told"),
         (sgd, {"updates": "nobody"}, r"updates: 'nobody' is unknown"),
-        (sgd, {"updates": "servers", "engine": "all_reduce", "servers": None}, r"write engine='ps'"),
-        (sgd, {"consistency": "ssp(1)", "engine": "all_reduce", "servers": None}, r"'ssp\(1\)' .* engine='ps'"),
         (sgd, {"consistency": "async", "updates": "workers"}, r"consistency: 'async' cannot be with optimizers on the"),
         (sgd, {"consistency": "ssp(-1)"}, r"consistency: 'ssp\(-1\)' is unknown"),
     ],

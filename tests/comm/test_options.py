@@ -1,0 +1,55 @@
+"""Transports and timeouts of `attach`: values are checked where they are made, contradictions cannot be written."""
+
+import pickle
+
+import pytest
+
+from foretrain.comm.options import AllReduce, ParameterServer, Timeouts, as_transport
+from foretrain.errors import ConfigError
+
+
+def test_short_forms():
+    assert as_transport("all_reduce") == AllReduce()
+    assert as_transport("ps") == ParameterServer()
+    assert as_transport(AllReduce("replay")) == AllReduce("replay")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: AllReduce("replays"), "order: 'replays' is unknown; did you mean 'replay'"),
+        (lambda: AllReduce(check_every=-1), "check_every: -1 is not a number of steps"),
+        (lambda: AllReduce(check_every=2.5), "check_every: 2.5 is not a number of steps"),
+        (lambda: ParameterServer(updates="nobody"), "updates: 'nobody' is unknown"),
+        (lambda: ParameterServer(consistency="ssp(-1)"), r"consistency: 'ssp\(-1\)' is unknown"),
+        (lambda: ParameterServer(consistency="async", updates="workers"), "'async' cannot be with optimizers on the"),
+        (lambda: ParameterServer(elastic=1), "elastic: 1 is neither True nor False"),
+        (lambda: ParameterServer("here").endpoints(), "addresses: 'here' is no address"),
+        (lambda: Timeouts(-1.0), "timeouts.peer: -1.0 is not a positive time"),
+        (lambda: Timeouts(stall="soon"), "timeouts.stall: 'soon' is not a time"),
+        (lambda: as_transport("rings"), "transport: 'rings' is unknown"),
+    ],
+)
+def test_what_is_refused(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_asynchronous_updates_run_on_the_servers():
+    assert ParameterServer().updates == "workers"
+    assert ParameterServer(consistency="ssp(3)").updates == "servers"
+
+
+def test_addresses_are_given_or_from_the_environment(monkeypatch):
+    monkeypatch.setenv("FORETRAIN_SERVERS", "10.0.0.5:5555, 10.0.0.6:5556")
+    assert ParameterServer().endpoints() == (("10.0.0.5", 5555), ("10.0.0.6", 5556))
+    assert ParameterServer("host:1").endpoints() == (("host", 1),)
+    monkeypatch.delenv("FORETRAIN_SERVERS")
+    with pytest.raises(ConfigError, match="FORETRAIN_SERVERS: '' names no server"):
+        ParameterServer().endpoints()
+
+
+def test_times_are_seconds_or_text_and_values_travel():
+    assert Timeouts("1.5s", "30min") == Timeouts(1.5, 1800)
+    for value in (Timeouts("2s"), ParameterServer("host:1", consistency="async"), AllReduce("replay")):
+        assert pickle.loads(pickle.dumps(value)) == value
