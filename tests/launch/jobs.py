@@ -65,7 +65,7 @@ def taken(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str
     assert nn.parallel.DistributedDataParallel is distributed.DistributedDataParallel is STOCK
     told.said = said.getvalue()
     for made in all_made:
-        told.attached.append({name: made.options[name] for name in ("schedule", "compression", "timeout")})
+        told.attached.append({name: made.options[name] for name in ("schedule", "compression", "timeouts")})
         told.attached[-1]["shared"] = made.shared
         told.attached[-1]["optimizers"] = [type(optimizer).__name__ for optimizer in made.optimizers]
         told.events.append(made.events)

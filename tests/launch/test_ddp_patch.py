@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from foretrain.comm.options import Timeouts
 from foretrain.launch import LaunchSettings
 from tests.launch import jobs
 
@@ -39,11 +40,11 @@ def compared(ranks, script, settings=USUAL, refuse=None):
     ],
 )
 def test_taken_over(ranks, script, optimizers, shared):
-    for told in compared(ranks, script, LaunchSettings("p3", None, 7.0)):
+    for told in compared(ranks, script, LaunchSettings("p3", timeouts=Timeouts(7.0))):
         assert [each["optimizers"] for each in told.attached] == optimizers
         assert [each["shared"] for each in told.attached] == shared
         for each in told.attached:
-            assert (each["schedule"], each["timeout"], each["compression"]) == ("p3", 7.0, None)
+            assert (each["schedule"], each["timeouts"], each["compression"]) == ("p3", Timeouts(7.0), None)
         assert all(events[-1] == "close" and events.count("close") == 1 for events in told.events)
 
 
