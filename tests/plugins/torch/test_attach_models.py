@@ -329,7 +329,9 @@ def test_branches_when_gradients_accumulate(ranks, how, accumulation):
 
 @pytest.mark.parametrize("accumulation", ACCUMULATIONS)
 def test_branches_when_gradients_accumulate_and_the_order_is_replayed(ranks, accumulation):
-    assert_same(ranks, accumulating, EACH, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, transport=AllReduce("replay"))
+    assert_same(
+        ranks, accumulating, EACH, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, transport=AllReduce("replay")
+    )
 
 
 class Often(Checkpointed):

@@ -24,7 +24,7 @@ class Groups:
 
     Args:
         parent: the ranks that train; None is all of them.
-        patience: seconds after which a collective is given up.
+        stall_timeout: seconds after which a collective is given up.
         device: of the model.
 
     Attributes:
@@ -32,14 +32,13 @@ class Groups:
         side: for everything else.
     """
 
-    def __init__(self, parent: dist.ProcessGroup | None, patience: float, device: torch.device) -> None:
+    def __init__(self, parent: dist.ProcessGroup | None, stall_timeout: float, device: torch.device) -> None:
         self._parent, self._device = parent, device
-        # get_backend says "undefined" where init_process_group was left to choose.
-        backend, patient = dist.get_backend_config(parent), timedelta(seconds=patience)
+        backend, limit = _backend(parent), timedelta(seconds=stall_timeout)
         if parent is None or dist.get_world_size(parent) == dist.get_world_size():
-            made = [dist.new_group(timeout=patient, backend=backend) for _ in range(2)]
+            made = [dist.new_group(timeout=limit, backend=backend) for _ in range(2)]
         else:
-            made = [_subgroup(parent, backend, patient, device) for _ in range(2)]
+            made = [_subgroup(parent, backend, limit, device) for _ in range(2)]
         gradients, side = made
         assert isinstance(gradients, dist.ProcessGroup)
         assert isinstance(side, dist.ProcessGroup)
@@ -79,7 +78,19 @@ class Groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta, device: torch.device) -> dist.ProcessGroup:
+def _backend(parent: dist.ProcessGroup | None) -> str:
+    """Return the backend of ``parent``, by its plain name where all devices have the same.
+
+    `dist.get_backend` says "undefined" where init_process_group was left to choose. And a list such as
+    "cpu:gloo,cuda:gloo" makes a group without a default backend as soon as any backend plugin is registered (importing
+    torch._dynamo registers one), of which PyTorch warns when the group is destroyed ("No backend of type 0").
+    """
+    config = dist.get_backend_config(parent)
+    names = {pair.rpartition(":")[2] for pair in config.split(",")}
+    return names.pop() if len(names) == 1 else config
+
+
+def _subgroup(group: dist.ProcessGroup, backend: str, limit: timedelta, device: torch.device) -> dist.ProcessGroup:
     """Another group of the ranks of ``group``, made by them alone.
 
     ``new_group(use_local_synchronization=True)`` would name it after how many groups a process has, which differs
@@ -90,7 +101,7 @@ def _subgroup(group: dist.ProcessGroup, backend: str, patience: timedelta, devic
     number = str(store.add("foretrain/groups", 1)) if sideband.rank == 0 else ""
     name = f"foretrain-{sideband.share(number.encode()).decode()}"
     made, _ = c10d._new_process_group_helper(
-        len(ranks), sideband.rank, ranks, backend, store, c10d.GroupName(name), timeout=patience
+        len(ranks), sideband.rank, ranks, backend, store, c10d.GroupName(name), timeout=limit
     )
     assert isinstance(made, dist.ProcessGroup)
     c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
