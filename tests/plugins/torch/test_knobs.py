@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from foretrain.comm.options import ParameterServer  # noqa: E402
 from foretrain.plugins.torch import attach  # noqa: E402
 from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
 from tests.plugins.torch.models import batch, mlp, objective, sgd  # noqa: E402
@@ -77,5 +78,5 @@ def test_by_all_reduce(ranks, plan, knob, value, grows):
 @pytest.mark.parametrize(("plan", "knob", "value", "grows"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_over_servers(ranks, plan, knob, value, grows):
     with servers(1, 2) as (addresses, _):
-        for before, after in ranks(changed, plan, knob, value, {"engine": "ps", "servers": addresses}):
+        for before, after in ranks(changed, plan, knob, value, {"transport": ParameterServer(addresses)}):
             assert grows(before) < grows(after)
