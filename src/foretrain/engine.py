@@ -22,7 +22,7 @@ class Policy(Protocol):
     """A pure state machine: the same events at the same times give the same actions."""
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """What to do about ``event``, in order. ``now`` never decreases."""
+        """Return the actions in response to ``event``, in order. ``now`` never decreases."""
         ...
 
 
@@ -94,7 +94,7 @@ class Engine:
         self._act(event)
 
     def waiting(self) -> tuple[str, ...]:
-        """Who waits for what: one line per task that is ready and has not landed."""
+        """Return one line per task that is ready and has not completed."""
         return tuple(
             f"task {task.name!r}: {self._to_land[i]} of {task.size} bytes have not landed"
             f" ({self._to_reduce[i]} never started, {self._to_gather[i]} reduced but not gathered)"

@@ -45,7 +45,7 @@ class ConfigError(ForetrainError, ValueError):
         return f"{self.field}: {self.value!r} {self.problem}; {self.remedy}"
 
     def at(self, outer: str) -> ConfigError:
-        """The same error, seen from one level further out."""
+        """Return the error with ``field`` before its own."""
         separator = "" if self.field.startswith("[") else ": " if outer.endswith(".toml") else "."
         return ConfigError(f"{outer}{separator}{self.field}", self.value, self.problem, self.remedy)
 

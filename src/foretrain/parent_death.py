@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, also where that is killed outright."""
+"""End a process with its parent, also where the parent is killed outright."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """What is sent at once. ``size`` is the sum over ``pieces``."""
+    """Unit of communication, sent at once. ``size`` is the sum over ``pieces``."""
 
     op: Op
     pieces: tuple[Piece, ...]
@@ -56,13 +56,13 @@ class StepBegin(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, gc=False):
-    """A task's gradient is complete and may be sent."""
+    """Event: a task's gradient is complete and may be sent."""
 
     task: int
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """A chunk has arrived everywhere it had to."""
+    """Event: a chunk has arrived everywhere it had to."""
 
     chunk: Chunk
 

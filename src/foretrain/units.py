@@ -109,10 +109,15 @@ def exact_rate(rate: float) -> str:
     return f"{float(rate)!r}B/s"
 
 
+_LEAST = (99.95, 9.995, 0.9995, 0.09995, 0.009995)
+"""The least numbers that three digits write with 0, 1, 2, 3 and 4 decimals."""
+
+
 def _significant(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    """Write ``value`` with three significant digits in the largest unit of ``steps`` that leaves it at 1 or above."""
     scale, unit = next((step for step in steps if abs(value) >= step[0] * 0.9995), steps[-1])
     scaled = value / scale
-    digits = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
+    digits = next((count for count, least in enumerate(_LEAST) if abs(scaled) >= least), 2)
     return f"{scaled:.{digits}f} {unit}"
 
 

@@ -6,10 +6,10 @@ pytest.importorskip("torch")
 
 from foretrain.errors import ConfigError
 from foretrain.live.auto_schedule import chosen, differences
-from foretrain.live.schedule_plan import cluster_of
 from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import deployment
 from foretrain.planner import choose, saved
+from foretrain.planner.backends import cluster_of
 from foretrain.schedule.script import of_step
 from foretrain.simulation import simulate as replay
 from foretrain.workload import zoo

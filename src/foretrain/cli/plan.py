@@ -11,6 +11,10 @@ from foretrain.cli.network_options import Closely, placed
 from foretrain.cli.progress import progress_bar
 
 _USUALLY = Closely()
+_PRECISION = (
+    "A search of knobs ends within 1 % of the schedule's bound; "
+    "foretrain compare searches on, and may find an iteration up to 1 % shorter."
+)
 
 
 def plan(
@@ -57,6 +61,7 @@ def plan(
     console.print(what_ifs(found))
     console.print()
     console.print(found.advice, markup=False)
+    console.print(_PRECISION, markup=False, style="dim")
     if html:
         page(found, html)
     if json:

@@ -78,7 +78,7 @@ def rate(device: Device, wanted: Format) -> Rate:
 
 
 def twins(device: Device, other: Device) -> bool:
-    """Whether what was measured on ``other`` holds for ``device``: equal peaks and bandwidth."""
+    """Return whether what was measured on ``other`` holds for ``device``: equal peaks and bandwidth."""
     return (device.bf16, device.bandwidth) == (other.bf16, other.bandwidth)
 
 

@@ -42,7 +42,7 @@ Count: TypeAlias = Callable[[int, int], float]
 
 
 def _factorization(count: Count, efficiency: float = BLOCKED) -> Rule:
-    """Of each ``(..., m, n)`` in the first argument, lying or standing."""
+    """Return the rule for a factorization of each ``(..., m, n)`` in the first argument, wide or tall."""
 
     def rule(arguments: Values, results: Values) -> Unknown:
         *batch, m, n = arguments[0].shape
@@ -163,7 +163,7 @@ _SAME_AS_RESHAPED = frozenset({"reshape", "contiguous", "_reshape_copy", "ravel"
 
 
 def work(operator: str, arguments: Values, results: Values) -> Work:
-    """What ``operator`` does.
+    """Return the work of ``operator``.
 
     Args:
         operator: name with its namespace, ``"aten::mm"``; an overload behind a dot is understood: ``"aten::add.out"``.
@@ -196,7 +196,7 @@ def work(operator: str, arguments: Values, results: Values) -> Work:
 
 
 def _rule(name: str) -> matmul.Rule | None:
-    """That of the operator, or of the product it is the in-place variant of (``addmm_``)."""
+    """Return the rule of the operator, or of the product it is the in-place variant of (``addmm_``)."""
     return matmul.RULES.get(name) or memory_ops.RULES.get(name) or matmul.RULES.get(name.removesuffix("_"))
 
 

@@ -69,7 +69,7 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCall:
-    """The same of one operator with just these arguments."""
+    """Measured time of one operator with exactly these arguments."""
 
     call: OperatorCall
     time: Time
@@ -78,7 +78,7 @@ class MeasuredCall:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured on one kind of device under one software stack, nothing twice.
+    """Measurements on one kind of device under one software stack, nothing twice.
 
     Attributes:
         device: what the driver calls it.

@@ -64,18 +64,18 @@ class Meta(NamedTuple):
 
 
 def contiguous(shape: tuple[int, ...], dtype: str = "bfloat16", device: str = "cuda:0") -> Meta:
-    """A tensor laid out row by row."""
+    """Return a tensor laid out row by row."""
     stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return Meta(shape, stride, dtype, device)
 
 
 def elements(tensor: Meta) -> int:
-    """How many numbers the tensor shows."""
+    """Return how many numbers the tensor shows."""
     return math.prod(tensor.shape)
 
 
 def stored(tensor: Meta) -> int:
-    """How many numbers a kernel that reads all of it fetches: broadcast ones once."""
+    """Return how many numbers a kernel that reads all of it fetches: broadcast ones once."""
     return math.prod(size for size, step in zip(tensor.shape, tensor.stride, strict=True) if step or size == 0)
 
 
@@ -99,7 +99,7 @@ def tensors_in(values: object) -> Iterator[Meta]:
 
 
 def number_format(tensor: Meta) -> Format:
-    """How a matrix product with such factors is computed."""
+    """Return the number format that a matrix product with such factors is computed in."""
     return "fp8" if tensor.dtype.startswith("float8") else _FORMATS.get(tensor.dtype, "fp32")
 
 
@@ -123,7 +123,7 @@ class OperatorCall:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """What its time depends on: equal for calls that take equally long."""
+        """Return what its time depends on: equal for calls that take equally long."""
         return self.operator, _comparable(self.arguments)
 
     def to_json(self) -> dict[str, Any]:

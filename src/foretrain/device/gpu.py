@@ -138,7 +138,7 @@ where the network is the bound (DeepSeek-V3's own kernels take 20 of 132)."""
 
 
 def overlap_slowdown(device: Device) -> float:
-    """How much longer computation takes while a collective runs beside it.
+    """Return how much longer computation takes while a collective runs beside it.
 
     Large GEMMs lose the multiprocessors the collective holds: 1.14 on H100, 1.17 on A100, 1.12 on B200. Echo (2025)
     measured 1.38 as the mean over all kernels, small ones that share the memory's bandwidth included; what a

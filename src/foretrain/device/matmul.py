@@ -64,7 +64,7 @@ def _grouped(offsets: int) -> Rule:
 
 
 class _Places(NamedTuple):
-    """Where an attention operator's arguments are.
+    """Positions of an attention operator's arguments.
 
     Attributes:
         query: position of the queries; keys and values follow.

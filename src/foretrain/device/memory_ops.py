@@ -120,7 +120,7 @@ def _again(positions: tuple[int, ...], kernels: int) -> Rule:
 
 
 def _sorted(arguments: Values, results: Values) -> MemoryWork:
-    """A radix sort: a pass over keys and positions for every 8 bits of the key, to and fro."""
+    """Return the traffic of a radix sort: a pass over keys and positions for every 8 bits of the key, to and fro."""
     source = next(tensors_in(arguments))
     passes = element_bytes(source)
     return MemoryWork(passes * 2 * (moved(source) + 8 * elements(source)) + moved(*tensors_in(results)), passes + 1)
@@ -161,7 +161,9 @@ def _read_out(arguments: Values, _: Values) -> HostCopy:
 
 
 def lists(name: str, arguments: Values, results: Values) -> MemoryWork:
-    """A ``_foreach_`` operator: all lists read, results or the first list written; kernels take many tensors each."""
+    """Return the traffic of a ``_foreach_`` operator: all lists read, results or the first list written; kernels
+    take many tensors each.
+    """
     members = [tuple(tensors_in(argument)) for argument in arguments if isinstance(argument, tuple)]
     members = [member for member in members if member]
     written = tuple(tensors_in(results)) or (members[0] if name.endswith("_") and members else ())
@@ -181,7 +183,7 @@ def launches(members: list[tuple[Meta, ...]]) -> int:
 
 
 def _optimizer(states: int) -> Rule:
-    """A fused step: parameters, gradients and ``states`` lists read, all but gradients written."""
+    """Return the rule for a fused step: parameters, gradients and ``states`` lists read, all but gradients written."""
 
     def rule(arguments: Values, _: Values) -> MemoryWork:
         members = [tuple(tensors_in(argument)) for argument in arguments[: 2 + states]]

@@ -1,4 +1,4 @@
-"""How long an operator takes on a GPU, and how we know.
+"""Times of operators on a GPU, with the source of each estimate.
 
 In this order: what the user measured (`foretrain.device.calibration`), a measured shape of the table
 (`foretrain.device.table`), its neighbours, a roofline. An operator nobody knows costs the bytes it touches: none is
@@ -48,7 +48,7 @@ ROWWISE_SIGMA = 0.1
 
 
 class OperatorEstimate(NamedTuple):
-    """How long an operator takes.
+    """Estimated time of an operator.
 
     Attributes:
         time: picoseconds, above 0 unless there is no kernel at all.

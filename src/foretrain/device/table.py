@@ -44,7 +44,7 @@ Vector = npt.NDArray[np.float64]
 
 
 class Prediction(NamedTuple):
-    """What the table knows about a shape.
+    """Prediction of the table for one shape.
 
     Attributes:
         ratio: time over roofline, logarithm.
@@ -86,7 +86,7 @@ class Gemms:
 
     @classmethod
     def of(cls, shapes: npt.NDArray[np.int64], seconds: Vector, size: int) -> Gemms:
-        """Of measurements in any order, no shape twice."""
+        """Build the table from measurements in any order, no shape twice."""
         index = {(m, n, k): row for row, (m, n, k) in enumerate(shapes.tolist())}
         high = shapes.max(0).tolist()
         return cls(shapes, seconds, size, index, _gemm_places(shapes), (high[0], high[1], high[2]))
@@ -145,7 +145,7 @@ class CausalAttention:
 
     @classmethod
     def of(cls, shapes: npt.NDArray[np.int64], seconds: Vector) -> CausalAttention:
-        """Of measurements in any order, no shape twice."""
+        """Build the table from measurements in any order, no shape twice."""
         index = {(batch, length, heads, kv): row for row, (batch, length, heads, kv) in enumerate(shapes.tolist())}
         return cls(shapes, seconds, index, _attention_places(shapes))
 

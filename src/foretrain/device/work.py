@@ -1,4 +1,4 @@
-"""What an operator does to a GPU, without how long it takes: the arithmetic of a shape, or the bytes it moves.
+"""Work of an operator on a GPU, without its time: the arithmetic of a shape, or the bytes it moves.
 
 A number format is ``"fp64"``, ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"fp8_block"`` (with one
 scale for each block of 128 numbers, not for each row or tensor) or ``"int8"``.
@@ -72,7 +72,7 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Of two products forward and five backward, masked ones left out."""
+        """Return the operations of two products forward and five backward, masked ones left out."""
         short = min(self.queries, self.keys)
         pairs = (
             short * (short + 1) // 2 + (self.queries - short) * self.keys if self.causal else self.queries * self.keys

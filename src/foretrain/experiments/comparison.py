@@ -25,7 +25,7 @@ _COSTLY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Whether it is worth it.
+    """Advice on whether to change the schedule.
 
     Attributes:
         worth_it: whether the best schedule gains at least 3 % over DDP at its best, not counting what it gains only
@@ -52,7 +52,7 @@ def fastest(runs: Sequence[Run]) -> Run:
 
 
 def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
-    """What the comparison means for someone who runs DDP today."""
+    """Return advice for someone who runs DDP today."""
     best = fastest(runs)
     gain = baseline.iteration_time / best.iteration_time
     updates = _updates(baseline, best)
@@ -86,7 +86,8 @@ def _verdict(baseline: Run, best: Run, worth: bool, gain: float) -> str:
 
 
 def _updates(baseline: Run, best: Run) -> Time:
-    """How much of the gain comes not from hiding communication but from running the optimizer beside the computation.
+    """Return how much of the gain comes not from hiding communication but from running the optimizer beside the
+    computation.
 
     The model gives updates room to run there; a GPU that is busy has none.
     """
@@ -102,7 +103,7 @@ def _caveat(baseline: Run, best: Run, updates: Time) -> str:
 
 
 def _why(run: Run) -> str:
-    """Which resource decides, in numbers."""
+    """Name the resource that decides, in numbers."""
     b = run.bound
     share = f"communication takes {b.link / b.compute:.2f}× as long as computation"
     if b.kind == "compute-bound":
@@ -113,7 +114,7 @@ def _why(run: Run) -> str:
 
 
 def _costly(run: Run) -> bool:
-    """Whether latency and θ keep ``run`` from the optimum by more than is worth a change."""
+    """Return whether latency and θ keep ``run`` from the optimum by more than is worth a change."""
     if run.gap < _COSTLY:
         return False
     free = run.cluster.without_latency()
@@ -189,11 +190,11 @@ class Comparison:
     sweep: ParameterSweep | None = None
 
     def speedup(self, run: Run) -> float:
-        """How many times faster than the baseline."""
+        """Return the speed-up over the baseline."""
         return self.baseline.iteration_time / run.iteration_time
 
     def with_sweep(self, sweep: ParameterSweep) -> Comparison:
-        """The same comparison with a sweep beside it."""
+        """Return the comparison with a sweep added."""
         return dataclasses.replace(self, sweep=sweep)
 
     @property

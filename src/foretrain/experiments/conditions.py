@@ -145,7 +145,7 @@ class Term:
     value: str
 
     def holds(self, about: Mapping[str, Value]) -> bool:
-        """Whether it does for a scenario with the values ``about``."""
+        """Return whether the comparison holds for a scenario with the values ``about``."""
         if (mine := about.get(self.name)) is None:
             return False
         other = about.get(self.value, self.value)
@@ -175,7 +175,7 @@ class Condition:
     comparisons: tuple[Term, ...]
 
     def holds(self, about: Mapping[str, Value]) -> bool:
-        """Whether they all do."""
+        """Return whether all comparisons hold."""
         return all(one.holds(about) for one in self.comparisons)
 
 

@@ -63,7 +63,7 @@ class Source:
         )
 
     def content(self) -> dict[str, Any]:
-        """What decides it: of a file what is in it, not what it is called."""
+        """Return what identifies it: the content of a file, not its name."""
         if self.digest:
             return {"digest": self.digest}
         names = ("name", "batch", "precision", "device", "sequence", "throughput")
@@ -85,7 +85,7 @@ class Where:
     axes: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
 
     def content(self) -> str:
-        """What decides it: of a file what is in it, not what it is called."""
+        """Return what identifies it: the content of a file, not its name."""
         _, *options = self.notation.split(",")
         return ",".join([self.digest, *options]) if self.digest else self.notation
 
@@ -128,7 +128,7 @@ class Scenario:
 
 
 def digest(path: Path) -> str:
-    """What tells the content of the file at ``path`` from any other."""
+    """Return a hash of the content of the file at ``path``."""
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 

@@ -132,7 +132,7 @@ class _Queue:
 
 
 def _results(parallel: Parallel, queue: _Queue, workers: int) -> Generator[Evaluated]:
-    """What workers make of the queue, as it arrives: batch by batch, or wave by wave where a backend can do no more."""
+    """Yield the workers' results as they arrive: batch by batch, or wave by wave where a backend can do no more."""
     from joblib import delayed
 
     work = (delayed(evaluate)(batch) for batch in queue.batches())
@@ -160,7 +160,7 @@ def _processes(jobs: int | None, address: str | None) -> Iterator[tuple[Parallel
 
 
 def _as_worker(parent: int) -> None:
-    """A worker ends when ``parent``, which started it, does, however that ends; Ctrl-C is for that one to handle."""
+    """End this worker when ``parent``, which started it, ends in any way; leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     if os.getppid() != parent:

@@ -115,7 +115,7 @@ def _recorded(path: Path, field: str) -> Source:
 
 
 def _check(sources: Sequence[Source], wheres: Sequence[tuple[Where, str]]) -> None:
-    """That every model can be had on every GPU."""
+    """Check that every model is available on every GPU."""
     devices = sorted({device for _, device in wheres})
     for source in (one for one in sources if one.recorded is None):
         for device in [source.device] if source.device else devices:
@@ -224,7 +224,7 @@ def _rules(sweep: SweepFile, wheres: Sequence[Where], plans: Sequence[Spec]) -> 
 
 
 def _about(one: Scenario, plan: Spec, device: str) -> dict[str, Value]:
-    """What conditions can ask of a scenario; sizes in bytes and times in seconds, as knobs have them."""
+    """Return the values that conditions compare; sizes in bytes and times in seconds, as knobs have them."""
     source = one.source
     known = {knob.name: knob for knob in POLICIES[plan.name].knobs}
     about: dict[str, Value | None] = {
@@ -243,7 +243,7 @@ def _about(one: Scenario, plan: Spec, device: str) -> dict[str, Value]:
 
 
 def _at(field: str, read: Callable[[], _T]) -> _T:
-    """What ``read`` gives; its error is told from ``field`` on."""
+    """Return the result of ``read``; prefix its error with ``field``."""
     try:
         return read()
     except ConfigError as error:

@@ -71,7 +71,7 @@ class Grid:
 
     @property
     def best(self) -> tuple[Cell, Run]:
-        """Where and how one step is fastest."""
+        """Return the cell and the run with the fastest step."""
         cell = min((cell for cell in self.cells if cell.runs), key=lambda cell: cell.best.iteration_time)
         return cell, cell.best
 

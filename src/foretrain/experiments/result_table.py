@@ -254,7 +254,7 @@ def _order(row: Row) -> tuple[bool, float]:
 
 @dataclass(frozen=True, slots=True)
 class ParetoFront:
-    """What cannot be made better in one objective without making it worse in the other.
+    """Pareto front: points that no other point beats in both objectives.
 
     Attributes:
         objectives: two columns; of `_MORE_IS_BETTER` more is better, of all others less.

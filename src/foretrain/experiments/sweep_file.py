@@ -159,7 +159,7 @@ def _fields(path: str) -> tuple[str, ...]:
 
 
 def _at(path: str, table: Any) -> object:
-    """What stands at ``path``, as far as it names it; msgspec writes keys of a dictionary as ``[...]``."""
+    """Return the value at ``path`` as far as the path names it; msgspec writes keys of a dictionary as ``[...]``."""
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
         if index == "...":
             break

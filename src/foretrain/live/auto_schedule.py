@@ -10,10 +10,11 @@ import dataclasses
 
 from foretrain.device import preset_names
 from foretrain.live.device.settings import WATCHED
-from foretrain.live.schedule_plan import SchedulePlan, cluster_of
+from foretrain.live.schedule_plan import SchedulePlan
 from foretrain.live.simulate import Simulated
 from foretrain.network import Cluster
 from foretrain.planner import Recommendation, SavedPlan, choose
+from foretrain.planner.backends import cluster_of
 from foretrain.planner.plan import fingerprint
 
 STEPS = WATCHED + 1

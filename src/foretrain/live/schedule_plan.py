@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from foretrain.comm.observation import workload_of
 from foretrain.live.device.model_registration import Announcement
-from foretrain.network import Cluster
 from foretrain.planner import tune
+from foretrain.planner.backends import cluster_of
 from foretrain.schedule import Bound, CostModel, Job, ScheduledPolicy, Spec, bound, spec
-from foretrain.units import COST_SHIFT, SECOND
 from foretrain.workload.step import Workload
 
 
@@ -52,10 +51,3 @@ def plan(announced: Sequence[Announcement], cost: CostModel) -> SchedulePlan:
     if len(slowest.ranks) > 1 and cost.per_byte:
         wanted = tune(workload, cluster_of(cost, len(slowest.ranks)), wanted, careful=True)
     return SchedulePlan(workload, job, wanted, wanted.build(job), bound(workload, job))
-
-
-def cluster_of(cost: CostModel, ranks: int) -> Cluster:
-    """The simple cluster of ``ranks`` whose all-reduce costs ``cost``."""
-    seconds_per_byte = cost.per_byte / (1 << COST_SHIFT) / SECOND
-    rate = 2 * (ranks - 1) / ranks / max(seconds_per_byte, 1e-15)
-    return Cluster(workers=ranks, up=rate, down=rate, latency=0, overhead=cost.overhead)

@@ -1,4 +1,4 @@
-"""A collective on real values, of which some packets are lost: what every endpoint ends with."""
+"""Execution of a collective on real values, of which some packets are lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foretrain.loss_tolerance.tagging import Tagger, Tagging
 
 @dataclass(slots=True)
 class Tally:
-    """What went over the network, so far.
+    """Counters of what went over the network so far.
 
     Attributes:
         sent: bytes, padding included.
@@ -78,7 +78,9 @@ class Lossy:
         self._tagger.turn()
 
     def foreseen(self, holds: NDArray[np.float32]) -> Tags:
-        """How the packets of a run of ``holds``, which it leaves as they are, would be tagged if none were lost."""
+        """Return how the packets of a run of ``holds``, which it leaves as they are, would be tagged if none were
+        lost.
+        """
         holds, tags = holds.copy(), {}
         for step in self._script:
             data = holds[step.source, step.blocks]

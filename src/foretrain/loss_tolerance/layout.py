@@ -1,4 +1,4 @@
-"""Where the values of a model's tensors lie in the blocks of a plan, and in which packets they travel.
+"""Layout of a model's tensors in the blocks of a plan and in packets.
 
 Every tensor is a message of its own, as in DLCP. It is padded with zeros to equal blocks of whole values, so that
 step s of transfer t moves ``plan.size(padded bytes)[t]`` bytes of it, exactly: what a simulated network is to be given.
@@ -94,7 +94,7 @@ class TensorLayout:
 
     @property
     def layers(self) -> int:
-        """How many layers the tensors are of."""
+        """Return the number of layers of the tensors."""
         return max(tensor.layer for tensor in self.tensors) + 1
 
     def padded(self) -> NDArray[np.int64]:
@@ -103,7 +103,7 @@ class TensorLayout:
 
     @cached_property
     def _places(self) -> NDArray[np.int64]:
-        """Where in the packed array each value of the flat vector lies, (values,)."""
+        """Return the place in the packed array of each value of the flat vector, (values,)."""
         left = np.concatenate([[0], np.cumsum(self.each)[:-1]])
         return np.concatenate(
             [

@@ -1,4 +1,4 @@
-"""What a network lost of each step of a collective, packet by packet: drawn, or as a simulation recorded it."""
+"""Packet losses in the steps of a collective: drawn at random, or recorded by a simulation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LossPattern(Protocol):
     """
 
     def lost(self, transfer: int, step: int, packets: Tagged) -> NDArray[np.bool_]:
-        """Which of ``packets`` never arrived, bool (packets,)."""
+        """Return which of ``packets`` never arrived, bool (packets,)."""
         ...
 
 
@@ -139,7 +139,7 @@ class Protected:
 
 
 class RecordedLosses:
-    """What a simulation or a real network recorded, by (message, transfer, step); what is not listed has arrived."""
+    """Losses that a simulation or a real network recorded, by (message, transfer, step); the rest has arrived."""
 
     def __init__(self, lost: Mapping[_Key, NDArray[np.bool_]]) -> None:
         """``lost`` has a bool (packets of the message in the step,) each."""
@@ -176,7 +176,7 @@ class RecordedLosses:
 
 
 def packets_in(ranges: Sequence[tuple[int, int]], size: int, payload: int) -> NDArray[np.bool_]:
-    """Which packets of a message of ``size`` bytes byte ranges [start, stop) touch, bool (⌈size / payload⌉,)."""
+    """Return which packets of a message of ``size`` bytes byte ranges [start, stop) touch, bool (⌈size / payload⌉,)."""
     touched = np.zeros(-(-size // payload), np.bool_)
     for start, stop in ranges:
         if not 0 <= start < stop <= size:

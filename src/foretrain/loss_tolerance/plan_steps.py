@@ -62,7 +62,7 @@ def script(plan: Plan) -> tuple[PlanStep, ...]:
 
 
 def expected(plan: Plan, p: float, *, gap: Gap = "zero") -> NDArray[np.float64]:
-    """How much of each contributor each endpoint holds of each block in the end, on average over all losses.
+    """Return how much of each contributor each endpoint holds of each block in the end, on average over losses.
 
     Each packet of each step is lost with probability ``p`` by itself. Whether a step's packets are lost together does
     not matter to the mean.

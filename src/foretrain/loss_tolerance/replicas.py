@@ -35,7 +35,7 @@ Return: TypeAlias = Literal["lossy", "reliable"]
 
 @dataclass(frozen=True, slots=True)
 class LossyExchange:
-    """How ranks exchange gradients.
+    """Exchange of gradients between ranks over a lossy network.
 
     Attributes:
         way: ring, halving_doubling or parameter_server (one server, which does not train).
@@ -76,12 +76,12 @@ class Replicas(Protocol):
 
     @property
     def model(self) -> nn.Module:
-        """What is evaluated: the servers' model, or rank 0's."""
+        """Return the model to evaluate: the servers', or rank 0's."""
         ...
 
     @property
     def tallies(self) -> Sequence[Tally]:
-        """Of every collective."""
+        """Return the tallies of every collective."""
         ...
 
     @property
@@ -94,7 +94,9 @@ class Replicas(Protocol):
         ...
 
     def drift(self) -> float:
-        """How far the ranks' parameters are from the mean of all, in the norm of that: 0 where they are alike."""
+        """Return how far the ranks' parameters are from the mean of all, in the norm of that: 0 where they are
+        alike.
+        """
         ...
 
 
@@ -214,7 +216,7 @@ class Replica:
         self._optimizer.step()
 
     def parameters(self) -> NDArray[np.float32]:
-        """A copy, (values,)."""
+        """Return a copy of the parameters, (values,)."""
         with torch.no_grad():
             return torch.cat([one.reshape(-1) for _, one in self._own]).numpy()
 

@@ -119,7 +119,7 @@ class NetworkRounds:
         return TimedRound(tuple(half.losses for half in halves), sum(half.time for half in halves), gone / sent)
 
     def times(self) -> list[Time]:
-        """Of all rounds, ps: what `foretrain.loss_tolerance.training` takes, once computation is added."""
+        """Return the times of all rounds, ps, for `foretrain.loss_tolerance.training`, once computation is added."""
         rounds = len(self._halves) // len(self._plans) if self._by_magnitude else self.count
         return [self.round(number).time for number in range(rounds)]
 
@@ -176,7 +176,7 @@ class NetworkRounds:
     def _important(
         self, plan: Plan, tags: Tags | None, program: Program, transport: Transport
     ) -> list[NDArray[np.bool_]]:
-        """Of each flow, which packets switches are to keep, step by step."""
+        """Return, for each flow, the packets that switches are to keep, step by step."""
         packets = -(-program.size // transport.payload).astype(np.int64) * program.steps
         # Of a short tensor no packet may be missing: to drop it saves nothing and costs a probe.
         short = transport.tolerated * program.size < np.minimum(program.size, transport.payload)
@@ -186,7 +186,7 @@ class NetworkRounds:
         return [which | each for which, each in zip(chosen, short.tolist(), strict=True)]
 
     def _undroppable(self, plan: Plan, tags: Tags) -> list[NDArray[np.bool_]]:
-        """Of each flow, which packets are not tagged as droppable, step by step."""
+        """Return, for each flow, the packets that are not tagged as droppable, step by step."""
         found: list[list[NDArray[np.bool_]]] = [[] for _ in range(len(self._tensors) * plan.transfers)]
         for (transfer, _), packets in tags.items():
             ends = np.searchsorted(packets.message, np.arange(len(self._tensors) + 1))

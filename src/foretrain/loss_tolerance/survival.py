@@ -1,4 +1,4 @@
-"""How losses compose over the hops of a collective: the share of what every rank contributes that arrives, on average.
+"""Composition of losses over the hops of a collective: the average share of contributions that arrives.
 
 Each hop loses a packet with probability p, independently; a lost gradient counts as zero and nothing is rescaled (DLCP,
 arXiv 2008.08445). With N ranks:
@@ -27,7 +27,7 @@ Way: TypeAlias = Literal["ring", "halving_doubling", "parameter_server"]
 
 
 def ring(p: float, ranks: int) -> float:
-    """Of a reduce-scatter, or all-gather, around a ring."""
+    """Return the share of a reduce-scatter, or all-gather, around a ring."""
     if p == 0:
         return 1.0
     # 1 − (1−p)^N without cancellation for the small p that matter.
@@ -35,7 +35,7 @@ def ring(p: float, ranks: int) -> float:
 
 
 def halving_doubling(p: float, ranks: int) -> float:
-    """Of a reduce-scatter, or all-gather, by halving or doubling.
+    """Return the share of a reduce-scatter, or all-gather, by halving or doubling.
 
     Raises:
         ConfigError: ``ranks`` is no power of two; the plan for other numbers has a circle besides, and its own mean.
@@ -47,7 +47,7 @@ def halving_doubling(p: float, ranks: int) -> float:
 
 
 def parameter_server(p: float, ranks: int) -> float:
-    """Of a push, or pull, over one hop, however many ranks there are."""
+    """Return the share of a push, or pull, over one hop, however many ranks there are."""
     return 1 - p
 
 

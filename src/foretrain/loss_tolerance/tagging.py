@@ -1,4 +1,4 @@
-"""Which packets a host lets switches drop: all, those of front layers, or those of small values (arXiv 2008.08445).
+"""Tagging of droppable packets: all, those of front layers, or those of small values (arXiv 2008.08445).
 
 A packet's queue is ⌊layer · Q / L⌋: front layers, which the next forward pass needs first, go first. DLCP drops packets
 of front layers and protects those of back layers; and drops small magnitudes and protects large ones. How many are
@@ -26,7 +26,7 @@ QUEUES = 8
 
 @dataclass(frozen=True, slots=True)
 class Tagging:
-    """How packets are tagged.
+    """Settings of the tagging of packets.
 
     Attributes:
         by: of `Criterion`.

@@ -27,7 +27,7 @@ from foretrain.loss_tolerance.trial import build_trial
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of the mean of paired differences.
+    """Confidence interval of the mean of paired differences.
 
     Attributes:
         mean: of all.
@@ -39,7 +39,7 @@ class Interval:
     high: float
 
     def not_worse(self, margin: float) -> bool:
-        """Whether the mean is shown to be above −``margin``."""
+        """Return whether the mean is shown to be above −``margin``."""
         return self.low > -margin
 
 
@@ -83,7 +83,7 @@ GRID = (0.0, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.4)
 
 @dataclass(frozen=True, slots=True)
 class ToleranceSettings:
-    """What is tried.
+    """Settings of a tolerance measurement.
 
     Attributes:
         exchange: how ranks exchange gradients.
@@ -151,7 +151,7 @@ class Level:
 
     @property
     def mean(self) -> float:
-        """Of the accuracies."""
+        """Return the mean accuracy."""
         return fmean(self.accuracies)
 
     @property
@@ -167,7 +167,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What came of it.
+    """Measured loss tolerance of a model.
 
     Attributes:
         settings: what was tried.

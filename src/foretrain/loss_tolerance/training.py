@@ -65,7 +65,7 @@ class Training:
 
     @property
     def diverged(self) -> bool:
-        """Whether loss or accuracy is no number any more."""
+        """Return whether loss or accuracy is no longer a finite number."""
         return bool(self._loss and not finite(self._loss[-1])) or any(not finite(a) for a in self._curve.values())
 
     def advance(self, rounds: int, progress: Callable[[int], None] = lambda done: None) -> float:

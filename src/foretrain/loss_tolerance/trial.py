@@ -1,4 +1,4 @@
-"""What a user's function returns to be trained: a model, an optimizer, batches, a loss and an evaluation."""
+"""Trial of a user's training: a model, an optimizer, batches, a loss and an evaluation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trial:
 
 
 def build_trial(build: Callable[[int], object], seed: int, name: str = "build") -> Trial:
-    """What ``build(seed)`` returns, checked. PyTorch's global generator is seeded before and after.
+    """Return the checked result of ``build(seed)``. PyTorch's global generator is seeded before and after.
 
     Raises:
         RecordError: it is not what `CONTRACT` says.
@@ -119,7 +119,7 @@ def shards(batch: Any, ranks: int) -> list[Any]:
 
 
 def score(trial: Trial, model: nn.Module) -> float:
-    """What the trial's evaluation says of ``model``, NaN included; RecordError for what is no number."""
+    """Return the trial's evaluation of ``model``, NaN included; RecordError for what is no number."""
     model.eval()
     with torch.no_grad():
         found = trial.evaluate(model)
@@ -131,5 +131,5 @@ def score(trial: Trial, model: nn.Module) -> float:
 
 
 def finite(value: float) -> bool:
-    """Whether a loss or an accuracy still says anything."""
+    """Return whether a loss or an accuracy is finite."""
     return math.isfinite(value)

@@ -32,7 +32,7 @@ _LARGE: Final = 0.5
 
 
 def product(device: torch.device) -> str:
-    """What the driver calls the GPU, or the system the CPU."""
+    """Return the driver's name of the GPU, or the system's of the CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     information = Path("/proc/cpuinfo")
@@ -43,7 +43,7 @@ def product(device: torch.device) -> str:
 
 
 def stack(device: torch.device, processes: int = 1) -> str:
-    """What computes: the release, and on a CPU how many share it, because times hold only for as many."""
+    """Describe the software: the release, and on a CPU how many share it, because times hold only for as many."""
     release = f"torch {torch.__version__}"
     if device.type == "cuda":
         return release
@@ -52,7 +52,7 @@ def stack(device: torch.device, processes: int = 1) -> str:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -39,7 +39,7 @@ class OperatorProbe:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What of each kind is measured; sizes as in `foretrain.device.work`."""
+    """Shapes to measure of each kind; sizes as in `foretrain.device.work`."""
 
     formats: tuple[Format, ...]
     gemms: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -76,7 +76,7 @@ _EXTENTS: Final = {
 
 
 def probes(device: torch.device, quick: bool) -> list[OperatorProbe]:
-    """What is measured on ``device``; on a GPU that is minutes, or less than one if ``quick``."""
+    """Return the work to measure on ``device``; on a GPU it takes minutes, or less than one if ``quick``."""
     extent = _EXTENTS[device.type, quick]
     found = [_gemm(device, shape, one) for one in extent.formats for shape in itertools.product(*extent.gemms)]
     for shape, backward in itertools.product(extent.attention, (False, True)):
@@ -89,7 +89,7 @@ def probes(device: torch.device, quick: bool) -> list[OperatorProbe]:
 
 
 def calls(device: torch.device, quick: bool) -> list[OperatorCall]:
-    """What is measured by its arguments: convolutions forward and backward, and AdamW in one kernel."""
+    """Return the calls to measure by their arguments: convolutions forward and backward, and AdamW in one kernel."""
     extent = _EXTENTS[device.type, quick]
     dtype = "float32" if device.type == "cpu" else "bfloat16"
     found = [call for image in extent.images for call in convolutions(*image, dtype)]

@@ -87,7 +87,7 @@ def usual(device: torch.device) -> list[OperatorCall]:
 
 
 def _replays(calls: Iterable[OperatorCall], device: torch.device) -> list[OperatorReplay]:
-    """Of each different one that can be repeated."""
+    """Return a replay of each different call that can be repeated."""
     found = []
     for call in {call.key: call for call in calls}.values():
         with suppress(Unrepeatable):

@@ -99,7 +99,7 @@ SCALAR_TYPES: Final = {
 
 
 class Unrepeatable(Exception):
-    """A call that cannot be made here; says why."""
+    """Raised for a call that cannot be made here, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _calls(call: OperatorCall, device: torch.device, sets: int) -> list[Callable
 
 
 def _copies(call: OperatorCall, device: torch.device, sets: int) -> list[Callable[[], object]]:
-    """Of a copy between host and GPU, from or to pinned memory where its name says so."""
+    """Return the copy between host and GPU, from or to pinned memory where its name says so."""
     if device.type == "cpu":
         raise Unrepeatable("a CPU has no memory of its own to copy to")
     target, source = call.arguments
@@ -185,7 +185,7 @@ def _copies(call: OperatorCall, device: torch.device, sets: int) -> list[Callabl
 
 
 def _overloads(call: OperatorCall) -> Iterator[Any]:
-    """Those that take such arguments, which mostly is one: the dispatcher's log does not tell which it was."""
+    """Return the overloads that take such arguments, mostly one: the dispatcher's log does not tell which it was."""
     space, _, name = call.operator.partition("::")
     packet = getattr(getattr(torch.ops, space), name)
     for overload in packet.overloads():
@@ -196,7 +196,7 @@ def _overloads(call: OperatorCall) -> Iterator[Any]:
 
 
 def _fits(taken: Any, value: Any) -> bool:
-    """Whether an argument of the schema may be ``value``."""
+    """Return whether an argument of the schema may be ``value``."""
     kind = str(taken.type)
     if kind.startswith("Optional["):
         if value is None:
@@ -255,7 +255,7 @@ def _value(value: Any, device: torch.device, bound: int) -> Any:
 
 
 def _tensor(meta: Meta, device: torch.device | None, bound: int) -> Tensor:
-    """A tensor laid out like that, whose overlapping elements overlap; on the host if ``device`` is None."""
+    """Build a tensor of the given layout, whose overlapping elements overlap; on the host if ``device`` is None."""
     dtype, extent = _dtype(meta.dtype), _extent(meta)
     where = device or torch.device("cpu")
     if dtype == torch.bool:

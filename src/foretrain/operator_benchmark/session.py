@@ -38,11 +38,11 @@ class OperatorTimer(Protocol):
     """Times calls on one kind of device."""
 
     def seconds(self, run: Callable[[], object], count: int) -> float:
-        """What each of ``count`` calls, one behind the other, takes."""
+        """Return the seconds that each of ``count`` consecutive calls takes."""
         ...
 
     def repeats(self, run: Callable[[], object]) -> int:
-        """How many calls to time at once."""
+        """Return how many calls to time at once."""
         ...
 
 
@@ -92,7 +92,7 @@ class CudaOperatorTimer:
 
 
 def stopwatch(device: torch.device) -> OperatorTimer:
-    """That of ``device``."""
+    """Return the stopwatch of ``device``."""
     return CudaOperatorTimer(device) if device.type == "cuda" else CpuStopwatch()
 
 
@@ -117,7 +117,7 @@ class Timing(NamedTuple):
 
 
 class MeasuredOperators(NamedTuple):
-    """What was measured, and which calls could not be repeated, with the reason."""
+    """Measured operators, and the calls that could not be repeated, with the reason."""
 
     calls: tuple[MeasuredCall, ...]
     failed: tuple[tuple[OperatorCall, str], ...]
@@ -125,7 +125,7 @@ class MeasuredOperators(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuringSession:
-    """How to measure.
+    """Settings and state of one measuring session.
 
     Attributes:
         device: on what.
@@ -165,7 +165,7 @@ class MeasuringSession:
         return tuple(found)
 
     def timings(self, runs: Sequence[Run]) -> tuple[float, list[Timing]]:
-        """What each of ``runs`` takes, measured in turns; before that by what medians were scaled."""
+        """Return the factor on medians and the time of each of ``runs``, measured in turns."""
         watch = stopwatch(self.device)
         counts = [watch.repeats(run) for run in runs]
         taken: list[list[float]] = [[] for _ in runs]
@@ -211,7 +211,7 @@ def measure(device: torch.device, calls: Sequence[OperatorCall], rounds: int = 2
 
 
 def settled(taken: Sequence[Sequence[float]], shared: bool) -> tuple[float, list[Timing]]:
-    """What is said of seconds that were measured: medians; where cores are ``shared``, scaled as `MeasuringSession`
+    """Reduce measured seconds to medians; where cores are ``shared``, scaled as `MeasuringSession`
     says.
 
     The factor comes first.

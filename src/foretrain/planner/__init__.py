@@ -1,4 +1,4 @@
-"""Which schedule is best for one workload on one cluster, and is it worth changing anything?
+"""Planner: the best schedule for one workload on one cluster, and its gain over plain DDP.
 
 every policy × knobs × backend × compression ─▶ choose ─▶ Recommendation ─▶ a job, or a plan file
 

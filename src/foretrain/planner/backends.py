@@ -19,7 +19,8 @@ from foretrain.device import preset
 from foretrain.device.gpu import ACHIEVED_BANDWIDTH
 from foretrain.errors import unknown
 from foretrain.network import Cluster, Exchange, Place
-from foretrain.units import SECOND
+from foretrain.schedule import CostModel
+from foretrain.units import COST_SHIFT, SECOND
 from foretrain.workload.step import Workload
 
 COMPRESSIONS = ("fp16", "bf16")
@@ -38,7 +39,7 @@ def streaming(place: Place) -> float:
 
 
 def halvable(workload: Workload) -> bool:
-    """Whether gradients have four bytes a value. Only a model of the zoo says that it has two."""
+    """Return whether gradients have four bytes a value. Only a model of the zoo says that it has two."""
     return _HALF.search(workload.source) is None
 
 
@@ -67,7 +68,7 @@ def compressed(workload: Workload, kind: str | None, bandwidth: float) -> Worklo
 
 
 def engine_of(place: Place) -> Exchange:
-    """How gradients become sums on ``place``; a topology has collectives."""
+    """Return how gradients are summed on ``place``; a topology has collectives."""
     return place.exchange if isinstance(place, Cluster) else "all_reduce"
 
 
@@ -91,3 +92,15 @@ def describe(place: Place) -> str:
     if place.exchange == "ps":
         return f"{place.servers} parameter server{'s' if place.servers > 1 else ''}"
     return "all-reduce" if place.exchange == "all_reduce" else "parameter servers beside the workers"
+
+
+def cluster_of(cost: CostModel, ranks: int) -> Cluster:
+    """Return the simple cluster of at least two ``ranks`` whose all-reduce costs ``cost``.
+
+    A measured cost has a latency and a floor, which the cluster keeps. That of a simulated topology has neither
+    (`foretrain.network.deployment.Deployment.cost`): there both are 0.
+    """
+    seconds_per_byte = cost.per_byte / (1 << COST_SHIFT) / SECOND
+    rate = 2 * (ranks - 1) / ranks / max(seconds_per_byte, 1e-15)
+    one_way = cost.latency // (2 * (ranks - 1))
+    return Cluster(workers=ranks, up=rate, down=rate, latency=one_way, overhead=cost.overhead, floor=cost.floor)

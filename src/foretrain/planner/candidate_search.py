@@ -85,7 +85,7 @@ class Setting:
         self._simulate: Callable[[Spec], Time] = forecaster(workload, place)
 
     def time(self, plan: Spec) -> Time:
-        """Of an iteration under ``plan``."""
+        """Return the iteration time under ``plan``."""
         key = str(plan)
         if key not in self._known:
             self._known[key] = self._simulate(plan)
@@ -128,7 +128,7 @@ class Setting:
         return min((one, found), key=lambda each: each.time or 0)
 
     def least(self, name: str) -> Time:
-        """What a policy takes at least."""
+        """Return the lower bound of a policy's iteration time."""
         if name in _BOUND_BY_WFBP:
             return max(self.optimum.time, self.optimum.wfbp)
         return max(self.optimum.time, self.optimum.dear) if name == "dear" else self.optimum.time

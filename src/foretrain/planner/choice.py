@@ -25,7 +25,7 @@ _WHAT_IF = 6
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to run, and why.
+    """Recommended schedule, with its baseline, alternatives and uncertainty.
 
     Attributes:
         chosen: the best candidate, or the baseline where that gains too little.
@@ -52,7 +52,7 @@ class Recommendation:
 
     @property
     def time(self) -> Time:
-        """Of an iteration, expected."""
+        """Return the expected iteration time."""
         return _time(self.chosen)
 
     @property
@@ -62,16 +62,16 @@ class Recommendation:
 
     @property
     def falls_back(self) -> bool:
-        """Whether it is plain DDP, for want of a gain."""
+        """Return whether plain DDP was chosen for want of a gain."""
         return self.chosen is self.baseline
 
     def gain_of(self, one: Candidate) -> float:
-        """Of one candidate that was simulated."""
+        """Return the gain of one simulated candidate over the baseline."""
         return _time(self.baseline) / _time(one) - 1
 
     @property
     def lines(self) -> tuple[str, str]:
-        """What was chosen, and why: two lines."""
+        """Return two lines: the choice and its reason."""
         return _what(self), _why(self)
 
 
@@ -169,7 +169,7 @@ def _uncertainty(baseline: Candidate, best: Candidate, doubt: GainUncertainty | 
 
 
 def _what_if(workload: Workload, chosen: Candidate, careful: bool, memory: float | None) -> Candidate | None:
-    """The same policy, or the generic one in DDP's place, with half the bytes; None where that cannot help."""
+    """Simulate half the bytes under the same policy, or ByteScheduler in DDP's place; None where that cannot help."""
     kind = COMPRESSIONS[0]
     setting = Setting(compressed(workload, kind, memory or streaming(chosen.place)), chosen.place, kind, careful)
     if setting.optimum.time >= _time(chosen) * (1 - ENOUGH):

@@ -1,4 +1,4 @@
-"""How far the gain of one schedule over another may be off.
+"""Uncertainty of the forecast gain of one schedule over another.
 
 Two things are uncertain. The forecast itself: what the simulator leaves out. And what it is given: rate, θ, latency and
 computation were measured, or assumed, with a spread. The first counts for either schedule; of the second one at a time
@@ -52,7 +52,9 @@ CROWDED = 0.061
 
 
 def usual(place: Place, crowding: float = 0.0) -> GainUncertainty:
-    """What is to be doubted of forecasts on ``place``, where cores that communicate are busy: ``crowding``, 0 to 1."""
+    """Return the uncertainty of forecasts on ``place``; ``crowding`` is how busy the communicating cores are, 0 to
+    1.
+    """
     found = ALL_REDUCE if engine_of(place) == "all_reduce" else SERVED
     return replace(found, forecast=max(found.forecast, crowding * CROWDED))
 

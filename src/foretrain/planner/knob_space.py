@@ -109,7 +109,7 @@ class Space:
         return Spec(self.plan.name, {**self.plan.knobs, **values})
 
     def point(self, spec: Spec) -> tuple[float, ...]:
-        """Where ``spec`` is: natural logarithms of sizes and times, places in grids."""
+        """Return the coordinates of ``spec``: natural logarithms of sizes and times, places in grids."""
         settings = spec.settings
         return tuple(
             _STEP * _place(knob, settings[knob.name]) if knob.grid else math.log(max(settings[knob.name], 1e-12))
@@ -117,7 +117,7 @@ class Space:
         )
 
     def random(self, source: random.Random) -> Spec:
-        """A point at random, sizes and times by their logarithms."""
+        """Return a random point, sizes and times by their logarithms."""
         values = {}
         for knob in self.free:
             if knob.grid:

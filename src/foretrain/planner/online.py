@@ -26,7 +26,7 @@ _SOON = 4
 
 
 class What(Enum):
-    """What a tuner did."""
+    """Kind of a tuner's event."""
 
     TRY = "tries"
     BACK = "goes back to"
@@ -97,7 +97,7 @@ class Tuner:
 
     @property
     def searching(self) -> bool:
-        """Whether something else may be tried yet."""
+        """Return whether other knobs may still be tried."""
         return self._state is not What.HOLD
 
     @property
@@ -107,7 +107,7 @@ class Tuner:
 
     @property
     def holds(self) -> IterationTimes | None:
-        """What an iteration takes with the knobs that are kept; None before that was measured."""
+        """Return the iteration time with the kept knobs; None before it was measured."""
         return None if self.searching else self._best
 
     def iterated(self, time: float) -> Spec | None:

@@ -53,7 +53,7 @@ _TIMES = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a plan was made for, by what decides about schedules.
+    """Properties of the workload and the network that a plan was made for, as far as they decide about schedules.
 
     Attributes:
         workload: its name, for people.
@@ -76,7 +76,7 @@ class Fingerprint:
     overhead: Time
 
     def differences(self, here: Fingerprint) -> Iterator[str]:
-        """What is not as it was, one text each; names of workloads and clusters do not count."""
+        """Yield a text for each difference from ``here``; names of workloads and clusters do not count."""
         if here.tensors != self.tensors:
             yield f"{here.tensors} gradients, planned for {self.tensors}"
         if here.size != self.size:
@@ -92,7 +92,7 @@ class Fingerprint:
 
 
 def fingerprint(workload: Workload, place: Place | None, cost: CostModel, ranks: int) -> Fingerprint:
-    """Of what is trained, with its bytes on the wire, on a network of ``cost``; ``place`` may not be known."""
+    """Return the fingerprint of ``workload``, as sent, on a network of ``cost``; ``place`` may not be known."""
     return Fingerprint(
         workload=f"{workload.name}, batch {workload.batch}",
         cluster="" if place is None else str(place),
@@ -107,7 +107,7 @@ def fingerprint(workload: Workload, place: Place | None, cost: CostModel, ranks:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """What was chosen, as a plan file has it.
+    """Chosen schedule as a plan file stores it.
 
     Attributes:
         schedule: the policy with its knobs.
@@ -137,7 +137,7 @@ class SavedPlan:
     def differences(
         self, here: Fingerprint, served: bool | None = None, compression: str | None = None
     ) -> tuple[str, ...]:
-        """What is not as it was planned, one text each.
+        """Return a text for each difference from the plan.
 
         Args:
             here: of what is to run.
@@ -211,7 +211,7 @@ class _MadeFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan file's keys."""
+    """Keys of a plan file."""
 
     policy: str
     engine: Literal["all_reduce", "ps", "ps_colocated"]
@@ -337,7 +337,7 @@ def _positive(text: str, field: str) -> int:
 
 
 def _named(message: str, table: dict[str, Any]) -> ConfigError:
-    """A ConfigError for what msgspec says: the key it stands at, its value, and what is expected."""
+    """Turn a message of msgspec into a ConfigError that names the key, its value and what is expected."""
     what, _, where = message.partition(" - at ")
     path = where.strip("`").removeprefix("$").lstrip(".")
     if missing := re.search(r"missing required field `(\w+)`", what):
@@ -368,7 +368,7 @@ Wanted: TypeAlias = Spec | Auto | SavedPlan
 
 
 def requested_schedule(schedule: str | os.PathLike[str] | Wanted) -> Wanted:
-    """What ``schedule`` asks for: ``"auto"``, the path of a plan file (ends in ``.toml``), or a policy with its knobs.
+    """Parse ``schedule``: ``"auto"``, the path of a plan file (ends in ``.toml``), or a policy with its knobs.
 
     ConfigError names what does not read, and what to write.
     """
@@ -394,5 +394,5 @@ def resolved(schedule: Wanted, workload: Workload, place: Place) -> Spec:
 
 
 def said(schedule: Wanted) -> str:
-    """It as a text for people and for agreements: a plan file's policy."""
+    """Return ``schedule`` as text; of a plan file its policy."""
     return str(schedule.schedule if isinstance(schedule, SavedPlan) else schedule)

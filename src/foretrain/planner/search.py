@@ -29,7 +29,7 @@ at nearly the same moment, and the link idles until what they make room for is o
 
 
 class Explored(NamedTuple):
-    """What a search has found.
+    """Result of a search.
 
     Attributes:
         best: the fastest, or nearly so.
@@ -127,7 +127,7 @@ class _Search:
 
     @property
     def over(self) -> bool:
-        """Whether more would be wasted."""
+        """Return whether further simulations would be wasted."""
         least = min((time for _, time in self.known.values()), default=self.good + 1)
         return len(self.known) >= self._evaluations or least <= self.good
 

@@ -50,7 +50,7 @@ _STRIDES = (2.0, 8.0)
 
 
 class Correction(NamedTuple):
-    """What a sample said of a forecast.
+    """Error of one forecast, by a measured sample.
 
     Attributes:
         spec: the setting.
@@ -110,16 +110,16 @@ class SimulatorPrior:
 
     @property
     def best(self) -> Spec:
-        """Of those that were tried, the one with the lowest expected time; the start before any was."""
+        """Return the tried knobs with the lowest expected time; the start before any was tried."""
         return self._specs[self._best]
 
     @property
     def learnt(self) -> list[Correction]:
-        """What all samples have said so far."""
+        """Return the corrections of all samples so far."""
         return [*self._learnt, *(self._lesson(place, sample) for place, sample in self._told)]
 
     def ask(self) -> Spec | None:
-        """What promises most to be better than the best; the start at first."""
+        """Return the knobs with the largest expected improvement; the start at first."""
         if not self._told:
             return self._start
         if len(self._told) >= self._most:
@@ -148,7 +148,7 @@ class SimulatorPrior:
         return self._pool.setdefault(str(spec), self._pool[key])
 
     def _widen(self, place: int) -> None:
-        """What is around the best may be tried, too."""
+        """Add the neighbours of the best to the pool."""
         for knob in self._space.free:
             for stride in _STRIDES:
                 for near in self._space.neighbours(self._specs[place], knob, stride):
@@ -177,7 +177,7 @@ class SimulatorPrior:
         return forecast + weights @ np.array([each.off for each in lessons]), prior - weights @ cross.T
 
     def _gains(self) -> NDArray[np.float64]:
-        """How much less than the best each of the pool is expected to take, where it takes less: a share."""
+        """Return the expected improvement of each of the pool over the best, as a share."""
         mean, covariance = self._believed()
         variance = np.diag(covariance)
         spread = np.sqrt(np.maximum(variance + variance[self._best] - 2 * covariance[self._best], 1e-18))
@@ -222,7 +222,7 @@ class JobForecaster:
         return self._times[key]
 
     def informed(self, start: Spec | None = None, *, evaluations: int = 60, careful: bool = False) -> SimulatorPrior:
-        """A proposer that begins with ``start``, or with the best by what is forecast and was learnt."""
+        """Return a proposer that begins with ``start``, or with the best by what is forecast and was learnt."""
         found = explore(self._workload, self.place, self._plan, evaluations=evaluations, careful=careful)
         known = [(spec, to_seconds(time)) for spec, time in found.times]
         self._times.update((str(spec), time) for spec, time in known)
@@ -233,7 +233,7 @@ class JobForecaster:
         return self._latest
 
     def again(self, spec: Spec, before: IterationTimes, now: IterationTimes) -> SimulatorPrior:
-        """A proposer for what the job has become: the link is as fast as makes ``spec`` take what it takes now.
+        """Return a proposer for the changed job: the link is as fast as makes ``spec`` take what it takes now.
 
         A slower computation may be the reason as well; then forecasts are wrong by more, and samples tell.
         """

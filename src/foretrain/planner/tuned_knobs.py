@@ -22,7 +22,7 @@ _ALIKE = 1.25
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What a file has: ``rate`` in bytes a second, ``time`` and ``error`` in seconds an iteration."""
+    """Content of a file: ``rate`` in bytes a second, ``time`` and ``error`` in seconds an iteration."""
 
     format: int
     schedule: str
@@ -48,7 +48,7 @@ class Saved:
 
     @property
     def path(self) -> Path:
-        """Where it is, or will be."""
+        """Return the path of the file, existing or not."""
         return self._path
 
     def load(self) -> tuple[Spec, IterationTimes] | None:
@@ -72,6 +72,6 @@ class Saved:
 
 
 def folder() -> Path:
-    """Where results are kept: ``foretrain/tuned`` in XDG_CACHE_HOME, or in ``~/.cache``."""
+    """Return the folder of results: ``foretrain/tuned`` in XDG_CACHE_HOME, or in ``~/.cache``."""
     root = os.environ.get("XDG_CACHE_HOME")
     return Path(root or os.path.join(os.path.expanduser("~"), ".cache")) / "foretrain" / "tuned"

@@ -1,4 +1,4 @@
-"""What if the links were faster, there were more hosts, or gradients had half the bytes? One change at a time.
+"""What-if analysis: faster links, more hosts, half the bytes, and other changes, one at a time.
 
 Each case is a choice of its own (`foretrain.planner.choice`), so that every network has the schedule that suits it.
 """
@@ -72,7 +72,7 @@ class WhatIfs:
     cases: tuple[WhatIf, ...]
 
     def factor(self, case: WhatIf) -> float:
-        """How many times the samples per second of now."""
+        """Return the samples per second relative to the case without a change."""
         return case.throughput / self.cases[0].throughput
 
     @property
@@ -98,7 +98,7 @@ class WhatIfs:
 
 
 def usual(workload: Workload, place: Place) -> tuple[str, ...]:
-    """What one would ask first: twice the rate, the hosts and the batch, and half the bytes."""
+    """Return the default changes: twice the rate, the hosts and the batch, and half the bytes."""
     found = [f"batch={2 * workload.batch}"]
     if isinstance(place, Cluster):
         found = [f"rate={exact_rate(2 * place.up)}", f"hosts={2 * place.workers}", *found]

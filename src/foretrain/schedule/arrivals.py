@@ -63,23 +63,25 @@ class Arrivals:
         self._began: Time = 0
 
     def begin(self, now: Time) -> None:
-        """A backward pass begins; the one before is kept if every task arrived in it."""
+        """Begin a backward pass; keep the previous one if every task arrived in it."""
         if len(self._current) == self._count:
             self._steps.append([self._current[i] for i in range(self._count)])
         self._current.clear()
         self._began = now
 
     def note(self, task: int, now: Time) -> None:
-        """``task`` is ready."""
+        """Record that ``task`` is ready."""
         self._current[task] = now - self._began
 
     @property
     def complete(self) -> bool:
-        """Whether all steps asked for have been seen."""
+        """Return whether all steps asked for have been seen."""
         return len(self._steps) == self._steps.maxlen
 
     def off(self, adopted: Sequence[Time], tolerance: float) -> bool:
-        """Whether arrivals have moved away from ``adopted`` by more than ``tolerance`` of it, all taken together."""
+        """Return whether arrivals have moved away from ``adopted`` by more than ``tolerance`` of it, all taken
+        together.
+        """
         moved = sum(abs(new - old) for new, old in zip(self.medians(), adopted, strict=True))
         return moved > tolerance * sum(adopted)
 

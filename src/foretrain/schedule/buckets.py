@@ -29,7 +29,7 @@ class Buckets:
         self.reset()
 
     def reset(self) -> None:
-        """A new step: nothing is ready."""
+        """Begin a new step: nothing is ready."""
         self._missing = [len(bucket) for bucket in self.buckets]
         self._next = 0
 

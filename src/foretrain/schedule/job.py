@@ -1,4 +1,4 @@
-"""What a policy may know before it starts: its tasks, when they come, and what sending costs."""
+"""Static knowledge of a policy: its tasks, their expected release times, and the cost of sending."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class CostModel:
         return max(self.overhead, self.floor)
 
     def time(self, size: int) -> Time:
-        """How long ``size`` bytes occupy the link."""
+        """Return how long ``size`` bytes occupy the link."""
         return max(self.floor, self.overhead + moving(size, self.per_byte))
 
     def delay(self, size: int) -> Time:
-        """How long ``size`` bytes are on their way besides."""
+        """Return the delay of ``size`` bytes in addition to the time they occupy the link."""
         return self.latency + moving(size, self.elsewhere)
 
 

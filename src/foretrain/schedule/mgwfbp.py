@@ -23,7 +23,7 @@ from foretrain.units import Time
 
 
 def merge(releases: Sequence[Time], sizes: Sequence[int], cost: CostModel) -> list[range]:
-    """Which consecutive gradients to merge; both sequences in the order of release. O(n)."""
+    """Return the groups of consecutive gradients to merge; both sequences in the order of release. O(n)."""
     groups: list[range] = []
     free: Time = 0
     first = size = 0

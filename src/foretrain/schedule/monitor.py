@@ -80,7 +80,9 @@ class Monitor:
         self._span: Time = 0
 
     def start(self, now: Time, size: int) -> None:
-        """A chunk of ``size`` bytes was started; `free_at` moves on to when the link should be free again."""
+        """Record that a chunk of ``size`` bytes was started; `free_at` moves on to when the link should be free
+        again.
+        """
         self.free_at = max(now, self.free_at) + self.time(size)
         self._started.append((now, size, self.free_at - self._shift))
 
@@ -109,7 +111,7 @@ class Monitor:
             self._took = self._span = 0
 
     def time(self, size: int) -> Time:
-        """How long ``size`` bytes occupy the link, by the present estimate."""
+        """Return how long ``size`` bytes occupy the link by the present estimate."""
         return int(self._cost.time(size) * self._slowness)
 
     def fits(self, room: Time) -> int:
@@ -126,11 +128,13 @@ class Monitor:
 
     @property
     def judges(self) -> bool:
-        """Whether enough was measured to tell a lasting change."""
+        """Return whether enough was measured to detect a lasting change."""
         return len(self._recent) >= self._judged
 
     def drifted(self, tolerance: float) -> bool:
-        """Whether the link is lastingly another: the latest measurements' median is off by more than ``tolerance``."""
+        """Return whether the link has changed for good: the latest measurements' median is off by more than
+        ``tolerance``.
+        """
         return self.judges and abs(quantile(self._latest(), 0.5) / self.usual - 1) > tolerance
 
     def forget(self, tolerance: float) -> None:
@@ -168,7 +172,7 @@ class Gauge:
         return _Watched(policy, Monitor(self._cost, 0.5), self._changes.append)
 
     def taken(self) -> float | None:
-        """How many times as long the link takes as it did, once after it has changed; else None."""
+        """Return the factor on link times once after a change; otherwise None."""
         slower = None
         while self._changes:
             slower = (slower or 1.0) * self._changes.popleft()
@@ -183,7 +187,7 @@ class _Watched:
         self._settled = False
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """What the policy answers."""
+        """Return the wrapped policy's actions."""
         if type(event) is Done:
             self._monitor.done(now)
         elif type(event) is StepBegin:

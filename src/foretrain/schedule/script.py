@@ -29,7 +29,7 @@ _PLAIN = re.compile(r'[^\s\[+#"]+')
 
 
 def of_step(log: Iterable[Decision], step: int) -> tuple[Chunk, ...]:
-    """What was started in one step, in order."""
+    """Return the chunks started in one step, in order."""
     return tuple(decision.chunk for decision in log if decision.step == step)
 
 

@@ -92,7 +92,7 @@ class ParameterServerCarrier:
     def _hears(
         self, chunk: Chunk, part: Piece, overhead: Time, done: Callable[[Chunk], None] | None, world: VirtualWorld
     ) -> Callable[[], None]:
-        """What happens when ``part`` has left: the server has it, says so, and has its sum to send."""
+        """Handle that ``part`` has left: the server has it, says so, and has its sum to send."""
 
         def arrive() -> None:
             if done is not None:

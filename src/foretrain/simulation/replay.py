@@ -68,12 +68,12 @@ class TrainingLoop:
 
     @property
     def log(self) -> tuple[Decision, ...]:
-        """What the policy decided."""
+        """Return the policy's decisions."""
         return self._engine.log
 
     @property
     def complete(self) -> bool:
-        """Whether all steps have run."""
+        """Return whether all steps have run."""
         return len(self.begins) > self._steps
 
     def begin(self) -> None:
@@ -97,7 +97,7 @@ class TrainingLoop:
         self.raise_if_stalled_before(self._steps)
 
     def raise_if_stalled_before(self, steps: int) -> None:
-        """The same for the first ``steps`` steps."""
+        """Raise StallError unless the first ``steps`` steps are complete."""
         if len(self.begins) > steps:
             return
         step = len(self.begins) - 1

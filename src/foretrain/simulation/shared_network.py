@@ -108,7 +108,7 @@ class _Running:
         self._world.call_at(self._offset, self.replay.begin)
 
     def run(self, steps: int) -> Run:
-        """What it came to."""
+        """Return the tenant's run."""
         begins = tuple(self.replay.begins)
         return Run(
             workload=self.workload,
@@ -206,7 +206,7 @@ class _Nowhere:
     """The carrier of a world in which every job brings its own."""
 
     def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
-        """Nobody sends here."""
+        """Refuse: no network, no transfers."""
         raise AssertionError("a tenant sends through its own stream")
 
 
@@ -232,5 +232,5 @@ def _check(tenants: Sequence[Tenant], steps: int) -> None:
 
 
 def alone(tenant: Tenant, *, steps: int = 4, progress: Callable[[int, int], None] | None = None) -> Run:
-    """The same job with the network to itself, simulated the same way."""
+    """Simulate the job alone on the network, in the same way."""
     return together([tenant], steps=steps, trace=False, progress=progress)[0]

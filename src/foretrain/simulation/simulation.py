@@ -85,7 +85,7 @@ class Run:
         return self.timeline.between(self.begins[first], self.begins[-1])
 
     def script(self) -> str:
-        """What the last whole step sent, chunk by chunk, as text; `foretrain.schedule.script` runs it again."""
+        """Return the chunks that the last whole step sent, as text; `foretrain.schedule.script` runs it again."""
         chunks = of_step(self.log, len(self.begins) - 2)
         return write(chunks, Job.of(self.workload, self.cluster.cost).tasks)
 
@@ -176,7 +176,7 @@ def simulate(
 
 
 def label_of(chunk: Chunk, work: Job, replay: TrainingLoop) -> tuple[str, int]:
-    """A chunk's name and step, for the timeline."""
+    """Return a chunk's name and step for the timeline."""
     first = work.tasks[chunk.pieces[0].task].name
     more = len(chunk.pieces) - 1
     return f"{first} +{more}" if more else first, len(replay.begins) - 1
@@ -189,7 +189,7 @@ def carrier_on(
     timeline: Timeline | None = None,
     label: Label = lambda _: ("", 0),
 ) -> ChunkCarrier:
-    """What moves chunks on ``place``; over a parameter server it says itself what has ``landed``."""
+    """Return the carrier of chunks on ``place``; over a parameter server it says itself what has ``landed``."""
     if not isinstance(place, Cluster):
         from foretrain.simulation.links import Operations
 

@@ -1,4 +1,4 @@
-"""What one training step is, and where to get one from.
+"""Workloads: one training step, from a model of the zoo, a recording or a file.
 
     workload = zoo("resnet50", batch=64, device="v100")      # from the architecture and a GPU's rates; no torch
     workload = record(step, model)                           # from a real step on this machine; needs torch

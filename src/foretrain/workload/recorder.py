@@ -269,7 +269,7 @@ def _dense_size(gradient: torch.Tensor | None) -> int:
 def _holds_any(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> Callable[[torch.optim.Optimizer], bool]:
-    """Whether an optimizer is the given one, or without one given, holds any parameter of ``model``."""
+    """Return whether an optimizer is the given one, or without one given, holds any parameter of ``model``."""
     if optimizer is not None:
         return lambda one: one is optimizer
     known = {id(parameter) for parameter in model.parameters()}

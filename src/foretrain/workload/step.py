@@ -120,7 +120,7 @@ class Workload:
         return sum(gradient.size for gradient in self.gradients)
 
     def slowed(self, factor: float) -> Workload:
-        """The same step on a worker that computes ``factor`` times as long; times round up."""
+        """Return the same step on a worker that computes ``factor`` times as long; times round up."""
         if factor == 1:
             return self
 
@@ -186,7 +186,7 @@ def check_sigma(sigma: object) -> None:
 
 
 def _moved(time: Time, before: list[Time], after: list[Time]) -> Time:
-    """Where ``time`` of the old backward pass is in the new one; both as the ends of layers' shares of it."""
+    """Map ``time`` of the old backward pass to the new one; both are given as the ends of layers' shares."""
     index = bisect_left(before, time)
     old, new = (before[index - 1], after[index - 1]) if index else (0, 0)
     if before[index] == old:

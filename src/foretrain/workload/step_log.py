@@ -98,7 +98,7 @@ class HookEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """What one step did.
+    """Log of one step.
 
     Attributes:
         segments: (module, time) in the order of calls; they add up to the forward pass.
@@ -199,7 +199,7 @@ class _Reading:
 
 
 def observe(log: Iterable[HookEvent]) -> StepLog:
-    """What a step did, from its log; RecordError when it was not a training step."""
+    """Return the observation of a step from its log; RecordError when it was not a training step."""
     reading = _Reading()
     for entry in log:
         getattr(reading, entry.kind)(entry.subject, entry.time)

@@ -90,7 +90,7 @@ def _released(steps: Sequence[StepLog], anatomy: Anatomy, sizes: Mapping[int, in
 
 
 def _homes(steps: Sequence[StepLog], anatomy: Anatomy, released: Sequence[int]) -> dict[int, set[int]]:
-    """Of each parameter, the layers that use it: every owner that was called.
+    """Return, for each parameter, the layers that use it: every owner that was called.
 
     A released parameter none of whose owners was called belongs to the nearest module around them that was:
     MultiheadAttention reads the weight of its out_proj and never calls it.

@@ -13,6 +13,7 @@ from foretrain.comm.observation import StepProfile, workload_of
 from foretrain.comm.options import AttachOptions
 from foretrain.network import Cluster
 from foretrain.planner import Auto, SavedPlan, Wanted, choose, tune
+from foretrain.planner.backends import cluster_of
 from foretrain.planner.knob_space import Space
 from foretrain.planner.online import Tuner
 from foretrain.planner.plan import fingerprint
@@ -24,7 +25,6 @@ from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.schedule import POLICIES, Bound, CostModel, Job, Spec, bound
 from foretrain.simulation import simulate
 from foretrain.tasks import Chunk
-from foretrain.units import COST_SHIFT, SECOND
 from foretrain.workload.step import Workload
 
 logger = logging.getLogger("foretrain.auto")
@@ -133,14 +133,6 @@ def slowest(sideband: ControlGroup, seen: StepProfile) -> StepProfile:
         passes=passes,
         crowding=max(row[-1] for row in rows),
     )
-
-
-def cluster_of(cost: CostModel, ranks: int) -> Cluster:
-    """A cluster whose all-reduce costs ``cost``: the measured network, for the simulator."""
-    seconds_per_byte = cost.per_byte / (1 << COST_SHIFT) / SECOND
-    rate = 2 * (ranks - 1) / ranks / max(seconds_per_byte, 1e-15)
-    one_way = cost.latency // (2 * (ranks - 1))
-    return Cluster(workers=ranks, up=rate, down=rate, latency=one_way, overhead=cost.overhead, floor=cost.floor)
 
 
 def decide(

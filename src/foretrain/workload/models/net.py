@@ -63,7 +63,7 @@ class Parameter:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Return how many numbers it holds."""
         return math.prod(self.shape)
 
 
@@ -85,7 +85,7 @@ class Architecture:
 
     @property
     def elements(self) -> int:
-        """How many trainable numbers the model has."""
+        """Return how many trainable numbers the model has."""
         return sum(parameter.elements for parameter in self.parameters)
 
     @property
@@ -128,7 +128,7 @@ class Net:
         padding: int | tuple[int, int] = 0,
         bias: bool = False,
     ) -> None:
-        """A convolution over (channels, height, width)."""
+        """Add a convolution over (channels, height, width)."""
         high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
         channels = self.shape[0]
         before = math.prod(self.shape)
@@ -141,7 +141,7 @@ class Net:
         self._owns(name, weight=weight, bias=(out,) if bias else None)
 
     def linear(self, name: str, out: int, bias: bool = True, tied: bool = False) -> None:
-        """A product of the last axis with a matrix; ``tied`` when the matrix is another layer's parameter."""
+        """Add a product of the last axis with a matrix; ``tied`` when the matrix is another layer's parameter."""
         *rows, width = self.shape
         self.shape = (*rows, out)
         rows_times = math.prod(rows)
@@ -151,7 +151,7 @@ class Net:
             self._owns(name, weight=(out, width), bias=(out,) if bias else None)
 
     def batch_norm(self, name: str) -> None:
-        """A norm over all samples of a channel: one read, one write.
+        """Add a norm over all samples of a channel: one read, one write.
 
         The statistics cost no third pass where a kernel keeps the channel on chip; published image rates, of fused
         kernels, are met with two passes and missed by a fifth with three.
@@ -159,7 +159,7 @@ class Net:
         self._norm(name, passes=2, features=self.shape[0], bias=True)
 
     def layer_norm(self, name: str, bias: bool = True) -> None:
-        """A norm over the last axis, which fits into on-chip memory: one read, one write."""
+        """Add a norm over the last axis, which fits into on-chip memory: one read, one write."""
         self._norm(name, passes=2, features=self.shape[-1], bias=bias)
 
     def embedding(self, name: str, rows: int, width: int, tied: bool = False) -> None:
@@ -274,7 +274,7 @@ def layers_of(
 
 
 def rescaled(layers: Sequence[Layer], batch: int, throughput: float) -> tuple[Layer, ...]:
-    """The same layers, all faster or slower by one factor, so that a step alone does ``throughput`` samples/s."""
+    """Scale all layer times by one factor, so that a step alone does ``throughput`` samples/s."""
     step = sum(layer.forward + layer.backward + layer.update for layer in layers)
     factor = batch / throughput * SECOND / step
     if factor * step < 1000 * len(layers):
