@@ -1,7 +1,7 @@
 import pytest
 
+from foretrain.live.collectives import ranks_text, who
 from foretrain.live.event_log import EVENT, STREAM, VALUES
-from foretrain.live.groups import ranks_text, who
 from tests.live.player import folding_of, play, shuffled
 
 

@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
+from foretrain.live.collectives import who
 from foretrain.live.comm_launch import CommTraffic
 from foretrain.live.event_log import ASK, FORGET, LEAVE, Frame, answer, frames
 from foretrain.live.folding import Folding, Message
 from foretrain.live.gpu import CommRegistry, SimulatedGpu
-from foretrain.live.groups import who
 from foretrain.live.host_queries import DeferredQueries, HostQuery
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.simulation.world import VirtualWorld

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from foretrain.live.collectives import Collective, CollectiveCall
+from foretrain.live.collectives import Collective, CollectiveCall, Group, RankHandle
 from foretrain.live.comm_launch import CommLaunches, CommTraffic
 from foretrain.live.event_log import (
     BEGIN,
@@ -27,7 +27,6 @@ from foretrain.live.event_log import (
     LogRecord,
 )
 from foretrain.live.folding import Folding
-from foretrain.live.groups import Group, RankHandle
 from foretrain.live.p2p import P2PBatch, P2PMatcher
 from foretrain.live.rank_trace import RankTrace
 from foretrain.live.scheduled_gradients import GradientSchedules, Member

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from foretrain.errors import ForetrainError
-from foretrain.live.groups import who
+from foretrain.live.collectives import who
 from foretrain.live.rank_trace import RankTrace, SimulationTrace
 
 _TRIED = re.compile(r"Tried to allocate (.+?)\. ")

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from foretrain.errors import Disagreement
+from foretrain.live.collectives import Group, RankHandle
 from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
 from foretrain.live.event_log import CONTRIBUTION, LogRecord
 from foretrain.live.folding import Folding
-from foretrain.live.groups import Group, RankHandle
 from foretrain.live.streams import Stream, StreamEvent, late
 from foretrain.units import Time
 

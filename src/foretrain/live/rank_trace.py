@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from foretrain.live.event_log import ANNOTATION, COST, KERNEL, MEMORY, NAME, WARNING, LogRecord
 from foretrain.units import Time
-
-if TYPE_CHECKING:
-    from foretrain.live.scheduled_gradients import ModelSchedule
 
 HOST = -1
 """The stream of what the script does itself; of its host's thread n, that less n."""
@@ -339,4 +336,4 @@ class SimulationTrace:
         self, ranks: Iterable[int], kept: int | None = 0, stepped: Callable[[int, StepBreakdown], None] | None = None
     ) -> None:
         self.chapters = {rank: RankTrace(rank, kept, stepped) for rank in ranks}
-        self.schedules: Iterable[ModelSchedule] = ()
+        self.schedules: Iterable[Any] = ()  # of `foretrain.live.scheduled_gradients.ModelSchedule`

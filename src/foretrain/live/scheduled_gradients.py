@@ -20,11 +20,11 @@ from typing import Final, Protocol
 
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement
+from foretrain.live.collectives import Group, RankHandle, who
 from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
 from foretrain.live.device.model_registration import Announcement
 from foretrain.live.event_log import BEGIN, READY, LogRecord
 from foretrain.live.folding import Folding
-from foretrain.live.groups import Group, RankHandle, who
 from foretrain.live.schedule_plan import SchedulePlan, plan
 from foretrain.live.streams import StreamEvent, late
 from foretrain.schedule import CostModel

@@ -19,7 +19,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from foretrain.device.model import PROVENANCES
-from foretrain.live.groups import who
+from foretrain.live.collectives import who
 from foretrain.live.progress import Watch
 from foretrain.live.rank_trace import StepBreakdown
 from foretrain.live.scheduled_gradients import ModelSchedule
