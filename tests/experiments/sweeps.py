@@ -49,15 +49,19 @@ def stored(out: Path) -> list[str]:
 
 
 def wait_for(process: subprocess.Popen[str], out: Path, more: int) -> None:
-    """Until there are ``more`` results than now, or the process has ended."""
+    """Wait until there are ``more`` results than now, or the process has ended."""
     goal = len(stored(out)) + more
     while len(stored(out)) < goal and process.poll() is None:
         time.sleep(0.005)
 
 
-def gone(group: int, patience: float = 30) -> bool:
-    """Whether no process of ``group`` is left, at the latest after ``patience`` seconds."""
-    for _ in range(int(patience / 0.05)):
+def gone(group: int, timeout: float = 180) -> bool:
+    """Return True once no process of ``group`` is left, False if some are after ``timeout`` seconds.
+
+    A worker looks for its parent when it has imported everything, which takes long on a busy machine.
+    """
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
@@ -67,6 +71,8 @@ def gone(group: int, patience: float = 30) -> bool:
 
 
 def commands_of(group: int) -> Sequence[str]:
-    """What the processes of ``group`` are, for a message."""
-    listed = subprocess.run(["ps", "-eo", "pgid,pid,stat,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if line.split()[0] == str(group)]
+    """Return processes of ``group``, what they wait for, and the signals that they block and ignore, for a message."""
+    listed = subprocess.run(
+        ["ps", "-eo", "pgid,pid,stat,wchan:20,blocked,ignored,args"], capture_output=True, text=True, check=True
+    )
+    return [line for line in listed.stdout.splitlines() if line.split()[0] == str(group)]
