@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from foretrain.network.deployment import Deployment
 from foretrain.network.route import Hop, Route
 from foretrain.simulation.world import ARRIVAL, VirtualWorld
 from foretrain.tasks import Chunk, Op
 from foretrain.trace import Span, Timeline
 from foretrain.units import Time
+
+if TYPE_CHECKING:
+    from foretrain.network.deployment import Deployment
 
 Label = Callable[[Chunk], tuple[str, int]]
 """A chunk's name and step, for the timeline."""

@@ -18,13 +18,15 @@ from types import FrameType
 import torch
 from torch.distributed import DistBackendError
 
-from foretrain.launch.main_script import run_as_main
+import foretrain
+from foretrain.launch import worker
+from foretrain.launch.worker import run_as_main
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.device.stores import explain
 
 _LIBRARY = os.path.dirname(torch.__file__) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_OURS = (os.path.join(_PACKAGE, "fakecuda") + os.sep, os.path.join(_PACKAGE, "main_script.py"), "<frozen runpy>")
+_PACKAGE = os.path.dirname(os.path.abspath(foretrain.__file__)) + os.sep
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(worker.__file__), "<frozen runpy>")
 _NUMBERED = re.compile(r"\b(GPU |cuda:|rank )\d+")
 """What differs between ranks that fail alike."""
 
