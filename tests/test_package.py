@@ -10,16 +10,19 @@ import foretrain as ft
 
 def test_public_names():
     assert ft.__all__ == [
+        "AllReduce",
         "Attached",
         "Bound",
         "Cluster",
         "Comparison",
         "ConfigError",
         "ForetrainError",
+        "ParameterServer",
         "Recommendation",
         "Run",
         "Spec",
         "Timeline",
+        "Timeouts",
         "Workload",
         "attach",
         "bound",
