@@ -18,15 +18,14 @@ from types import FrameType
 import torch
 from torch.distributed import DistBackendError
 
-import foretrain
-from foretrain.launch import worker
 from foretrain.launch.worker import run_as_main
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.device.stores import explain
 
 _LIBRARY = os.path.dirname(torch.__file__) + os.sep
-_PACKAGE = os.path.dirname(os.path.abspath(foretrain.__file__)) + os.sep
-_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(worker.__file__), "<frozen runpy>")
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
+_OURS = (_HERE, os.path.abspath(run_as_main.__code__.co_filename), "<frozen runpy>")
 _NUMBERED = re.compile(r"\b(GPU |cuda:|rank )\d+")
 """What differs between ranks that fail alike."""
 
