@@ -1,4 +1,4 @@
-"""The record of a real run, drawn with the same spans as a simulated one."""
+"""Trace of a real run, drawn with the same spans as a simulated one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretrain.workload.step import Workload
 
 
 class _Entry(NamedTuple):
-    """A module's forward: asked for, its parameters there, both ps."""
+    """Forward of a module: when it was asked for, and when its parameters were there, both in ps."""
 
     name: str
     asked: Time
@@ -22,7 +22,7 @@ class _Entry(NamedTuple):
 
 
 class RunTrace:
-    """Marks of the training thread. On a GPU they are the host's, which runs ahead of the device.
+    """Times on the training thread. On a GPU they are the host's, which runs ahead of the device.
 
     Args:
         origin: ns of the monotonic clock that count as 0.
@@ -40,35 +40,35 @@ class RunTrace:
         self._updates: list[tuple[Time, Time]] = []
 
     def now(self) -> Time:
-        """Picoseconds since the origin."""
+        """Return the picoseconds since the origin."""
         return (time.perf_counter_ns() - self._origin) * NANOSECOND
 
     def begin_forward(self) -> None:
-        """A forward pass begins."""
+        """Note that a forward pass begins."""
         self._entries = []
 
     def enter(self, name: str, asked: Time) -> None:
-        """A module called ``name`` begins now, and was asked for at ``asked``."""
+        """Note that a module called ``name`` begins now, and was asked for at ``asked``."""
         self._entries.append(_Entry(name, asked, self.now()))
 
     def end_forward(self) -> None:
-        """The forward pass ends, and a backward pass begins."""
+        """Note that the forward pass ends and a backward pass begins."""
         self.begins.append(self.now())
         self._forwards.append(self._entries)
         self._gradients.append([])
         self._entries = []
 
     def gradient(self, task: int) -> None:
-        """A gradient is there."""
+        """Note that the gradient of ``task`` is ready."""
         if self._gradients:
             self._gradients[-1].append((task, self.now()))
 
     def update(self, took: Time) -> None:
-        """A whole optimizer step, which took ``took`` ps, has ended."""
+        """Note that a whole optimizer step, which took ``took`` ps, has ended."""
         self._updates.append((self.now() - took, self.now()))
 
     def timeline(self, workload: Workload, sent: Sequence[CommRecord], applied: Sequence[Applied]) -> Timeline:
-        """Everything so far as spans: lanes "gpu", "optimizer" and "wire".
+        """Return everything so far as spans: lanes "gpu", "optimizer" and "wire".
 
         As in the simulator, step k is backward pass k and the forward pass after it.
         """

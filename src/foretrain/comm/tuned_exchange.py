@@ -1,4 +1,4 @@
-"""An exchange whose knobs are searched while it runs.
+"""Exchange whose knobs are searched while it runs.
 
     rank 0's training thread: how long an iteration took ──▶ Tuner ──▶ other knobs ──▶ Exchange.retune
 
@@ -23,7 +23,7 @@ ASK_EVERY = 4
 
 
 class TunedExchange:
-    """``exchange`` whose knobs ``tuner`` searches; a `TunableExchange`.
+    """Wrapper of ``exchange`` whose knobs ``tuner`` searches; a `TunableExchange`.
 
     Args:
         exchange: runs the policy.
@@ -53,21 +53,21 @@ class TunedExchange:
 
     @property
     def spec(self) -> Spec | None:
-        """The policy and knobs in force."""
+        """Return the policy and knobs in force."""
         return self._exchange.spec
 
     @property
     def log(self) -> Sequence[Decision]:
-        """The latest decisions."""
+        """Return the latest decisions."""
         return self._exchange.log
 
     def retune(self, spec: Spec) -> None:
-        """Runs ``spec`` from the next step on; whoever says so ends the search."""
+        """Run ``spec`` from the next step on, and end the search."""
         self._stopped = True
         self._exchange.retune(spec)
 
     def open(self, step: int, again: bool) -> None:
-        """A round begins. What adds to the sums of the last belongs to the same iteration."""
+        """Announce a round. One that adds to the last sums belongs to the same iteration."""
         if not again:
             if self.tuner is not None and not self._stopped:
                 self._measure(self.tuner)
@@ -101,13 +101,13 @@ class TunedExchange:
             self._exchange.retune(unpack_spec(text))
 
     def ready(self, task: int, used: bool) -> None:
-        """``task`` may be sent."""
+        """Allow ``task`` to be sent."""
         self._exchange.ready(task, used)
 
     def flush(self) -> None:
-        """Nothing more is ready for now."""
+        """Send what was held back."""
         self._exchange.flush()
 
     def close(self, reason: str | None = None) -> None:
-        """Ends."""
+        """End the exchange."""
         self._exchange.close(reason)

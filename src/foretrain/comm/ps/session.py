@@ -1,4 +1,4 @@
-"""Sessions: nobody says anything to a server, or in its name, who does not know the job's secret.
+"""Authenticated sessions between workers and servers: a handshake with the job's secret, then a tag on every message.
 
     worker → server   HELLO    rank, 32-byte nonce C
     server → worker   CHALLENGE    32-byte nonce S
@@ -38,7 +38,7 @@ Payload = bytes | bytearray | memoryview
 
 
 class Rejected(Malformed):
-    """A message that reads, but is not from whom it says, or not in its place."""
+    """A message that parses but is forged, replayed, or out of its place."""
 
 
 def session_proof(
@@ -59,7 +59,7 @@ def session_proof(
 
 
 def untagged(kind: FrameKind, sender: int, payload: bytes = b"", flag: int = 0) -> list[bytes]:
-    """Frames of a message before there is a key."""
+    """Return the frames of a message before there is a key."""
     return [pack(Header(kind, flag, sender, size=len(payload))) + bytes(TAG_SIZE), payload]
 
 
@@ -89,14 +89,14 @@ class AuthenticatedSession:
         self._sent = self._heard = 0
 
     def seal(self, header: Header, payload: Payload = b"") -> bytes:
-        """The first frame of a message: ``header`` with sender and place, and the tag."""
+        """Return the first frame of a message: ``header`` with sender and place, and the tag."""
         packed = pack(header._replace(sender=self._own, sequence=self._sent))
         tag = self._seals.of(self._sent, packed, payload)
         self._sent += 1
         return packed + tag
 
     def open(self, header: Header, tag: bytes, payload: Payload) -> None:
-        """Accepts a message as the next of this session.
+        """Accept a message as the next of this session.
 
         Raises:
             Rejected: it is forged or altered ("tag"), was heard before ("replay"), or others before it are missing
@@ -117,7 +117,7 @@ class AuthenticatedSession:
 
 
 class _Tags:
-    """The tags of one direction.
+    """Tags of one direction.
 
     What is small is joined and tagged in one call, which a cipher made for each message would take several times as
     long for; what is large is not copied.
@@ -152,13 +152,13 @@ def _word(secret: bytes) -> bytes:
 
 
 def knock(socket: zmq.Socket[Any], secret: bytes) -> None:
-    """Has a worker's ``socket`` say the word wherever it connects."""
+    """Set the password that ``socket`` of a worker sends wherever it connects."""
     socket.setsockopt(zmq.PLAIN_USERNAME, _NAME)
     socket.setsockopt(zmq.PLAIN_PASSWORD, _word(secret))
 
 
 class ZapAuth:
-    """Of one server's socket, and alone in its context.
+    """Authenticator of one server's socket, alone in its context: checks the password in ZeroMQ's own handshake.
 
     Args:
         context: of ZeroMQ.
@@ -182,11 +182,11 @@ class ZapAuth:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[Any], ...]:
-        """Where something is to be `answer`ed when any of them has something."""
+        """Return the sockets to poll; call `answer` when any of them is readable."""
         return self._asked, self._failed
 
     def answer(self) -> list[str]:
-        """Lets in and turns away some of those who have come; who was turned away, for people."""
+        """Admit or reject some pending connections; return who was rejected, for people."""
         turned_away = []
         for _ in range(_SOME):
             if not self._failed.poll(0):
@@ -204,7 +204,7 @@ class ZapAuth:
         return turned_away
 
     def close(self) -> None:
-        """Before the guarded socket is closed."""
+        """Stop, before the guarded socket is closed."""
         self._guarded.disable_monitor()
         self._failed.close(0)
         self._asked.close(0)

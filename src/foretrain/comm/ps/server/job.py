@@ -1,4 +1,4 @@
-"""One job at one shard: who takes part, what workers say, what they are told, and who is lost.
+"""One job on one shard: admits workers, handles their messages, and decides who is lost.
 
 It knows the shard and its snapshots, peers and clocks, and no socket: messages go out through a function.
 """
@@ -58,7 +58,7 @@ HandOver = Callable[[bytes | memoryview, list[Any]], bool]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What a server was started for.
+    """Settings that a server is started with.
 
     Attributes:
         workers: N.
@@ -91,7 +91,7 @@ class ServerConfig:
 
 
 class WorkerRefused(Malformed):
-    """A worker that knows the secret, and has no place here; ``flag`` as in REFUSED."""
+    """A worker that knows the secret but is not admitted; ``flag`` as in REFUSED."""
 
     def __init__(self, flag: int, text: str) -> None:
         self.flag = flag
@@ -99,7 +99,7 @@ class WorkerRefused(Malformed):
 
 
 def refused(error: ForetrainError) -> WorkerRefused:
-    """For whom ``error`` keeps out."""
+    """Return the refusal of a worker that ``error`` keeps out."""
     return WorkerRefused(_flag(error), str(error))
 
 
@@ -108,7 +108,7 @@ def _flag(error: ForetrainError) -> int:
 
 
 class ShardJob:
-    """Of the workers that this shard serves, from the first that comes to the last that leaves.
+    """One job on this shard, from the first worker that joins to the last that leaves.
 
     Args:
         terms: of the server.
@@ -154,13 +154,13 @@ class ShardJob:
 
     @property
     def over(self) -> bool:
-        """Whether nobody takes part any more."""
+        """Return whether no worker takes part any more."""
         return len(self.left | self.lost) == self._terms.workers
 
     def admit(
         self, guest: AuthenticatedPeer, route: bytes, sessions: tuple[AuthenticatedSession, AuthenticatedSession]
     ) -> None:
-        """``guest`` has proved itself on ``route``.
+        """Admit ``guest``, which has proved its identity on ``route``.
 
         Raises:
             Refused: it is of another job, or of one with another number of workers, or the others go on without it.
@@ -184,13 +184,13 @@ class ShardJob:
         self._returning.pop(rank, None)
 
     def flush(self) -> None:
-        """Sends what has been heard of, and what credit allows."""
+        """Send acknowledgements and as many values as credit allows."""
         for peer in self.peers:
             self._acknowledge(peer)
             self._send_values(peer)
 
     def close(self) -> None:
-        """Returns when the last snapshot is written; those of a job that has failed or ended are of no more use."""
+        """Wait until the last snapshot is written; remove those of a job that has failed or ended."""
         if self._keeping is not None:
             if self.over or self.failure is not None:
                 self._keeping.end()
@@ -199,7 +199,7 @@ class ShardJob:
     # ── what workers say ──
 
     def take(self, peer: Peer, header: Header, payload: memoryview) -> None:
-        """``peer`` has said so.
+        """Handle a message of ``peer``.
 
         Raises:
             Malformed: it makes no sense.
@@ -292,7 +292,7 @@ class ShardJob:
         return self.parts
 
     def _end_together(self) -> None:
-        """When nobody needs anything any more, those who have waited for that are told."""
+        """Tell the workers that wait for the end once nobody needs anything any more."""
         if len(self.left | self.lost | self.done) == self._terms.workers:
             for peer in self.peers:
                 if peer.rank in self.done:
@@ -331,7 +331,7 @@ class ShardJob:
             self._keeping.end()
 
     def _remember(self, declaration: Declaration | None, *, under_way: bool) -> None:
-        """A shard that keeps more than sums goes on from its job's last snapshot, and must if that is ``under_way``.
+        """Restore a stateful shard from its job's last snapshot; it must exist if the job is ``under_way``.
 
         There is nothing to keep of a ``declaration`` that leaves it nothing to do, which is None.
         """
@@ -370,7 +370,7 @@ class ShardJob:
     # ── losses ──
 
     def watch(self) -> None:
-        """To be called often: says that this server lives, and finds who does not.
+        """Send heartbeats and find workers that are silent. Call often.
 
         Raises:
             PeerLost: a worker closed in a round that others are in.
@@ -403,7 +403,7 @@ class ShardJob:
         return set(range(self._terms.workers)) - self.peers.ranks - self.left - self.lost - self._returning.keys()
 
     def _watch_for_deserters(self, now: float) -> None:
-        """A job of which nobody is left, and that not all have closed, must not keep others out for ever."""
+        """End a job whose workers are all gone without closing: it must not keep others out for ever."""
         if self.name is None or self.peers.ranks or self._returning or self.over:
             self._deserted = None
             return
@@ -413,7 +413,7 @@ class ShardJob:
                 self._lose(rank, f"nobody of job {self.name} has been here for {self._terms.silence:g} s")
 
     def _miss_the_left(self, now: float) -> None:
-        """Who has closed pushes no more: others cannot be in a round of which it owes some, unless they close, too."""
+        """Fail the job if others are in a round that needs pushes of a worker that has closed."""
         closed, owing = self.left | self.done, None
         if self.parts is not None and closed and self.peers.ranks - closed:
             rounds = ((rank, self.parts.owed(rank)) for rank in sorted(closed))
@@ -447,7 +447,9 @@ class ShardJob:
         self.peers.drop(rank)
 
     def _go_on_without(self, rank: int, since: int, step: int) -> None:
-        """A worker in round ``step`` knows from a server before this one that ``rank`` was lost in round ``since``."""
+        """Take over that ``rank`` was lost in round ``since``, as a worker in round ``step`` knows from the server
+        before.
+        """
         if rank in self.lost or not 0 <= rank < self._terms.workers:
             return
         first = step - 1
@@ -473,7 +475,7 @@ class ShardJob:
         self._end_if_over()
 
     def fail(self, error: ForetrainError) -> None:
-        """Tells everyone; the first failure is the one that is told."""
+        """Send ``error`` to all workers, unless the job has failed already."""
         if self.failure is not None:
             return
         self.failure = error

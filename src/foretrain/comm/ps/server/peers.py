@@ -1,4 +1,4 @@
-"""The workers that a server has let in, and their two connections each."""
+"""Workers that a server has admitted: their two connections and the queue of what is to be sent to each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretrain.comm.ps.session import AuthenticatedSession, Rejected
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A worker that has proved itself.
+    """A worker that has proved its identity.
 
     Attributes:
         rank: its number.
@@ -43,18 +43,18 @@ class Peer:
     told: int = 0
 
     def declares(self, epoch: int) -> None:
-        """What it pushes from now on is of another declaration."""
+        """Note a new declaration, which all later pushes belong to."""
         self.epoch, self.pushes, self.told = epoch, 0, 0
 
     def sealed(self, header: Header, payload: bytes | memoryview) -> list[bytes | memoryview]:
-        """The route on which to say ``header`` and ``payload``, and the frames of the message."""
+        """Return the route for ``header`` and ``payload``, and the frames of the message."""
         if self.aside is not None and header.kind in ASIDE:
             return [self.aside, self.beside.seal(header, payload), payload]
         return [self.route, self.session.seal(header, payload), payload]
 
 
 class Peers:
-    """All of them, by rank and by route."""
+    """All admitted workers, by rank and by route."""
 
     def __init__(self) -> None:
         self._of_rank: dict[int, Peer] = {}
@@ -67,25 +67,25 @@ class Peers:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Who is here."""
+        """Return the ranks of all present workers."""
         return frozenset(self._of_rank)
 
     def of_rank(self, rank: int) -> Peer | None:
-        """The worker of that number."""
+        """Return the worker of that number."""
         return self._of_rank.get(rank)
 
     def of_route(self, route: bytes) -> Peer | None:
-        """Whose connection that is."""
+        """Return the worker whose connection that is."""
         return self._of_route.get(route)
 
     def add(self, peer: Peer) -> bool:
-        """Lets ``peer`` in; whether it is one that has come back, and has nothing of what was on its way."""
+        """Admit ``peer``; return whether it has come back, and so lacks everything that was in flight to it."""
         before = self.drop(peer.rank)
         self._of_rank[peer.rank] = self._of_route[peer.route] = peer
         return before is not None
 
     def drop(self, rank: int, *, left: bool = False) -> Peer | None:
-        """Worker ``rank`` is here no more; ``left``: because it wanted to leave."""
+        """Remove worker ``rank``; ``left``: because it has closed."""
         peer = self._of_rank.pop(rank, None)
         for route in (peer.route, peer.aside) if peer else ():
             if route is not None:
@@ -95,7 +95,7 @@ class Peers:
         return peer
 
     def hear(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer | None:
-        """Who has said this; None where it has left, and it is too late.
+        """Return the sender of a message; None if it has left and the message is late.
 
         Raises:
             Malformed: nobody that was let in ("stranger").
@@ -112,7 +112,7 @@ class Peers:
         return peer
 
     def _introduced(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer:
-        """Whose second connection it is, of which this is the first message."""
+        """Return the worker whose second connection begins with this message."""
         peer = self._of_rank.get(header.sender)
         if peer is None:
             raise Malformed("stranger", f"{header.kind.name} from whom nobody has let in")
@@ -125,7 +125,7 @@ class Peers:
 
 
 class SendQueue:
-    """Values for one worker.
+    """Values to send to one worker: the most urgent first, as far as the worker's credit allows.
 
     Args:
         credit: bytes under way at which nothing more is sent.
@@ -142,12 +142,12 @@ class SendQueue:
         return len(self._heap)
 
     def put(self, urgency: int, value: Value) -> None:
-        """``value`` is to be sent; a smaller ``urgency`` first, of equal ones the one that came first."""
+        """Add ``value``; smaller ``urgency`` goes first, equal ones in the order of adding."""
         self._count += 1
         heappush(self._heap, (urgency, self._count, value))
 
     def take(self) -> list[Value]:
-        """What to send now, in one message; nothing while the credit is used up, or there is nothing.
+        """Return the values of the next message; none while the credit is used up or the queue is empty.
 
         Behind what is small goes what is small and the next in order, of the same round.
         """
@@ -177,11 +177,11 @@ class SendQueue:
         return value._replace(end=cut, data=value.data[:size])
 
     def received(self, size: int) -> None:
-        """The worker has ``size`` bytes more."""
+        """Note that the worker has received ``size`` more bytes."""
         self.under_way = max(0, self.under_way - size)
 
     def clear(self) -> None:
-        """The worker is another now, and has nothing of what was sent to the one before."""
+        """Forget everything: a new worker process has received nothing of what was sent to the one before."""
         self._heap.clear()
         self.under_way = 0
 

@@ -1,4 +1,4 @@
-"""A shard's sockets: lets workers in, hears what they push and sends them what it sums.
+"""Service of one shard: admits workers on its sockets, receives pushes and sends values.
 
 One thread does everything but the sockets' input and output, which are ZeroMQ's own thread's. Nothing that a stranger
 or a broken worker sends ends a service: it is rejected, counted and logged.
@@ -74,13 +74,13 @@ class Service:
             ) from None
 
     def _begin(self) -> None:
-        """A job begins: nobody has said anything."""
+        """Begin a job without workers."""
         self._job = ShardJob(self._terms, self._hand_over)
         self._alone = time.monotonic()
 
     @property
     def failure(self) -> ForetrainError | None:
-        """What ended the job; None while it lives, and after a good end."""
+        """Return the error that ended the job; None while it lives, and after a good end."""
         return self._job.failure
 
     def _made(self) -> zmq.Socket[bytes]:
@@ -98,7 +98,7 @@ class Service:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where to connect: host and port."""
+        """Return the host and port to connect to."""
         host, port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rsplit(":", 1)
         return host, int(port)
 
@@ -111,7 +111,7 @@ class Service:
         self.close()
 
     def close(self) -> None:
-        """Ends sockets and threads; what was handed to them has a second to leave. Idempotent."""
+        """Close sockets and threads; queued messages have a second to leave. Idempotent."""
         self._job.close()
         if not self._socket.closed:
             self._gate.close()
@@ -119,11 +119,11 @@ class Service:
         self._context.term()
 
     def stop(self) -> None:
-        """Has `run` return soon. For signal handlers and other threads."""
+        """Make `run` return soon. For signal handlers and other threads."""
         self._stopped = True
 
     def run(self, idle: float = math.inf, *, lives_on: bool = False) -> None:
-        """Serves until `stop`, or until all workers have left and none has come back for ``idle`` seconds.
+        """Serve until `stop`, or until all workers have left and none has come back for ``idle`` seconds.
 
         With ``lives_on`` a job that fails makes room for the next one, as when workers are started again.
 
@@ -233,7 +233,7 @@ class Service:
             self._job.fail(PeerLost(f"worker {peer.rank} sent what makes no sense: {error}"))
 
     def _hand_over(self, route: bytes | memoryview, frames: list[Any]) -> bool:
-        """To the socket; False where the connection is no more."""
+        """Give frames to the socket; return False if the connection is gone."""
         if not len(frames[-1]):
             frames = frames[:-1]
         try:
@@ -246,7 +246,7 @@ class Service:
 
 
 def _everywhere(host: str) -> bool:
-    """Whether ``host`` means all addresses of this host, however it is written: 0 does, too."""
+    """Return whether ``host`` means all addresses of this host, however it is written: 0 does, too."""
     if host in ("", "*"):
         return True
     try:

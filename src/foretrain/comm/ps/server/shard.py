@@ -1,4 +1,5 @@
-"""One shard's sums: a state machine that knows no socket, clock or thread.
+"""One shard's sums, and the interface that shards which update parameters share: state machines without socket, clock
+or thread.
 
 Rounds of a part follow each other: nobody can push its next round before it has the sum of this one, so that two are
 under way at most, and each has one of the part's two buffers. What is pushed twice is counted once, and answered again
@@ -24,7 +25,7 @@ from foretrain.errors import ConfigError, Disagreement
 
 
 class Value(NamedTuple):
-    """The sum of bytes ``[start, end)`` of a part in a round; ``data`` is None where no worker had any."""
+    """Sum of bytes ``[start, end)`` of a part in a round; ``data`` is None if no worker had a gradient."""
 
     part: int
     step: int
@@ -34,7 +35,7 @@ class Value(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A value, and the worker to send it to."""
+    """A value and the worker to send it to."""
 
     worker: int
     value: Value
@@ -58,7 +59,7 @@ class _Round:
 
 
 class _Held:
-    """A part: two rounds at most, and the buffers of their sums."""
+    """A part with at most two rounds, and the buffers of their sums."""
 
     __slots__ = ("buffers", "declared", "part", "rounds")
 
@@ -69,7 +70,7 @@ class _Held:
 
     @property
     def latest(self) -> int:
-        """The latest round anybody has pushed to; −1 before the first."""
+        """Return the latest round that anybody has pushed to; −1 before the first."""
         return max((found.step for found in self.rounds if found), default=-1)
 
 
@@ -107,7 +108,7 @@ class SumShard:
         again: bool = False,
         held: bool = False,
     ) -> list[Delivery]:
-        """``worker`` has pushed ``size`` bytes from ``offset`` on; ``data`` is None where it has no gradient.
+        """Add ``size`` bytes from ``offset`` on, pushed by ``worker``; ``data`` is None if it has no gradient.
 
         ``again`` says that the round adds to the sums of the one before, ``held`` that its sender wants sums only when
         it pulls them. What is to be sent now, to whom, is returned; where these bytes were pushed before and their sum
@@ -147,7 +148,7 @@ class SumShard:
         return self._add(here, found, worker, offset, offset + size, data)
 
     def pull(self, worker: int, part: int, step: int, offset: int, size: int) -> list[Delivery]:
-        """``worker`` wants these sums: those that are there; it gets the others when they are.
+        """Return the sums that ``worker`` asks for and that exist; the others are delivered when they do.
 
         Raises:
             Malformed: there are no such bytes here, or nobody has pushed any in that round.
@@ -165,7 +166,7 @@ class SumShard:
         ]
 
     def without(self, worker: int) -> list[Delivery]:
-        """``worker`` is lost: what the others have pushed suffices, of rounds whose sums were not given out yet."""
+        """Remove ``worker``, which is lost; return the sums that are complete without it, if none was delivered yet."""
         self._group &= ~(1 << worker)
         return [
             delivery
@@ -176,15 +177,15 @@ class SumShard:
         ]
 
     def leaves(self, worker: int) -> list[Delivery]:
-        """``worker`` closes, and has pushed all of the rounds that it took part in: the others lack nothing."""
+        """Return nothing: a worker that closes has pushed all of the rounds that it took part in."""
         return []
 
     def tell(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
-        """Of optimizers there are none here, and nothing to say of them."""
+        """Reject optimizer messages."""
         raise Malformed("mode", f"{header.kind.name} of worker {worker}, where only sums are made")
 
     def owed(self, worker: int) -> int | None:
-        """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
+        """Return the round that others are in and that lacks pushes of ``worker``; None if there is none."""
         for held in self._held.values():
             found = held.rounds[held.latest & 1]
             if found is not None and worker in found.coverage.missing():
@@ -192,7 +193,7 @@ class SumShard:
         return None
 
     def through(self, step: int) -> bool:
-        """Whether all sums of round ``step`` are made."""
+        """Return whether all sums of round ``step`` are made."""
         return all(
             any(
                 found is not None and (found.step > step or (found.step == step and found.coverage.whole))
@@ -202,7 +203,7 @@ class SumShard:
         )
 
     def waits(self) -> list[str]:
-        """Who is waited for, one line for each part under way."""
+        """Return who is waited for, one line for each part in progress."""
         lines = []
         for held in self._held.values():
             for found in filter(None, held.rounds):
@@ -234,7 +235,7 @@ class SumShard:
         return deliveries
 
     def _deliver(self, found: _Round, value: Value) -> Iterator[Delivery]:
-        """``value``, just summed, to whoever wants it now."""
+        """Yield ``value``, just summed, for each worker that is to have it now."""
         for worker in range(self._workers):
             if self._group >> worker & 1 and not found.held >> worker & 1:
                 yield Delivery(worker, value)
@@ -253,7 +254,7 @@ class SumShard:
         return Value(held.part.number, found.step, start, end, None)
 
     def _values(self, held: _Held, found: _Round, start: int, end: int) -> Iterator[Value]:
-        """What was summed of ``[start, end)``, in order, told apart from what nobody had."""
+        """Yield the sums of ``[start, end)`` in order, apart from ranges without any gradient."""
         index, step, out = held.part.number, found.step, held.buffers[found.step & 1]
         for low, high in sorted(found.absent):
             if low >= end or high <= start:
@@ -267,7 +268,7 @@ class SumShard:
 
 
 class Mode(Protocol):
-    """A shard: a state machine that knows no socket, clock or thread. What is to be sent now is returned."""
+    """Interface of shards, state machines without socket, clock or thread: methods return what is to be sent now."""
 
     def push(
         self,
@@ -280,35 +281,35 @@ class Mode(Protocol):
         again: bool = False,
         held: bool = False,
     ) -> list[Delivery]:
-        """``worker`` has pushed these bytes of a round; see `foretrain.comm.ps.server.shard.SumShard.push`."""
+        """Add bytes that ``worker`` has pushed in a round; see `foretrain.comm.ps.server.shard.SumShard.push`."""
         ...
 
     def pull(self, worker: int, part: int, step: int, offset: int, size: int) -> list[Delivery]:
-        """``worker`` wants these bytes now."""
+        """Return the values of these bytes for ``worker``."""
         ...
 
     def without(self, worker: int) -> list[Delivery]:
-        """``worker`` is lost."""
+        """Remove ``worker``, which is lost."""
         ...
 
     def leaves(self, worker: int) -> list[Delivery]:
-        """``worker`` closes, and means to."""
+        """Note that ``worker`` closes in good order."""
         ...
 
     def tell(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
-        """``worker`` says something else than gradients; what is answered to it alone."""
+        """Handle a message other than gradients; return the answers to ``worker`` alone."""
         ...
 
     def owed(self, worker: int) -> int | None:
-        """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
+        """Return the round that others are in and that lacks pushes of ``worker``; None if there is none."""
         ...
 
     def through(self, step: int) -> bool:
-        """Whether all rounds up to ``step`` are complete in all parts."""
+        """Return whether all rounds up to ``step`` are complete in all parts."""
         ...
 
     def waits(self) -> Sequence[str]:
-        """Who is waited for, one line each."""
+        """Return who is waited for, one line each."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A shard's state on disk, for shards that workers cannot make anew: those that keep more than sums.
+"""Snapshots on disk of stateful shards, whose state workers cannot make anew.
 
 Every so many rounds the state is copied, and a thread writes the copy while the shard serves on. The first is written
 before anybody pushes: what a shard begins with, workers do not keep either. A file is whole or is not there, and makes
@@ -41,47 +41,48 @@ _TRIES: Final = 4
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A shard whose state is more than the pushes of a round.
+    """Interface of shards whose state is more than the pushes of a round.
 
     Every push counts once, by worker, round and part, also one that is in a state already.
     """
 
     @property
     def done(self) -> Sequence[int]:
-        """By worker, how many of its rounds are complete in all parts."""
+        """Return by worker how many of its rounds are complete in all parts."""
         ...
 
     @property
     def living(self) -> Collection[int]:
-        """Workers that are not lost."""
+        """Return the workers that are not lost."""
         ...
 
     @property
     def left(self) -> Collection[int]:
-        """Workers that have closed, and push no more."""
+        """Return the workers that have closed and push no more."""
         ...
 
     @property
     def begun(self) -> bool:
-        """Whether all is there that it begins with."""
+        """Return whether the complete initial state has arrived."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs: dictionaries and lists of numbers, text, bytes and numpy arrays.
-        Arrays may be its own: they are copied before it goes on."""
+        """Return what `restore` needs: dictionaries and lists of numbers, text, bytes and numpy arrays. The arrays may
+        be the shard's own: they are copied before it continues.
+        """
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from ``state``, ``done`` included; what was pushed to rounds before is answered from it."""
+        """Continue from ``state``, ``done`` included; pushes to earlier rounds are answered from it."""
         ...
 
 
 class Damaged(ForetrainError):
-    """A snapshot that is not whole."""
+    """A snapshot that is incomplete or corrupt."""
 
 
 class Snapshots:
-    """Of one shard of one job. Owns a thread while there is something to write.
+    """Snapshot files of one shard of one job. Owns a thread while there is something to write.
 
     Args:
         folder: made if it is not there; several shards and jobs may share it.
@@ -120,19 +121,19 @@ class Snapshots:
         self.failed = 0
 
     def late(self, shard: Stateful) -> bool:
-        """Whether several should have been written since the last that was."""
+        """Return whether several snapshots are overdue since the last that was written."""
         saved = sum(self.saved[worker] for worker in shard.living) if self.saved else 0
         return _mean(shard) - saved // max(len(shard.living), 1) > _TRIES * self._every
 
     def remove(self) -> None:
-        """Nobody needs them any more."""
+        """Delete the snapshots: nobody needs them any more."""
         self.close()
         self._unlink(self._files())
         with suppress(OSError):
             self._folder.rmdir()
 
     def restore(self, shard: Stateful) -> None:
-        """Puts the newest whole snapshot of this job into ``shard``; where there is none it stays as it is."""
+        """Restore ``shard`` from the newest complete snapshot of this job; leave it as it is if there is none."""
         for path in self._files():
             try:
                 header = read(path)
@@ -147,13 +148,13 @@ class Snapshots:
             return
 
     def save(self, shard: Stateful) -> None:
-        """Returns when the state is written."""
+        """Write the state, and return when it is written."""
         self.close()
         self._begun = _mean(shard)
         self._write([*shard.done], [*shard.left], shard.state())
 
     def offer(self, shard: Stateful, *, now: bool = False) -> bool:
-        """Every so many rounds, or ``now``, copies the state, to be written by another thread; whether it did."""
+        """Copy the state if a snapshot is due, or ``now``, for another thread to write; return whether it did."""
         due = now or _mean(shard) // self._every > self._begun // self._every
         if not due or (self._thread is not None and self._thread.is_alive()):
             return False  # while one is being written none is begun, and when it is the next is as good
@@ -164,7 +165,7 @@ class Snapshots:
         return True
 
     def close(self) -> None:
-        """Returns when the last is written."""
+        """Wait until the last snapshot is written."""
         if self._thread is not None:
             self._thread.join()
 
@@ -188,12 +189,12 @@ class Snapshots:
             logger.warning("snapshots that nobody needs stay in %s: %s", self._folder, error)
 
     def _files(self) -> list[Path]:
-        """The newest first."""
+        """Return the files, the newest first."""
         return sorted(self._folder.glob("*.shard"), reverse=True)
 
 
 class WorkerProgress(NamedTuple):
-    """Of one worker ``done`` rounds are complete; what it pushed in ``saved`` of them it need not keep.
+    """Rounds of one worker: ``done`` are complete; pushes of the first ``saved`` need not be kept.
 
     ``closed`` says that it may go: a server that is started anew will know that it has closed.
     """
@@ -204,7 +205,7 @@ class WorkerProgress(NamedTuple):
 
 
 class SnapshotPolicy:
-    """A shard that keeps more than sums, and its snapshots.
+    """Stateful shard with its snapshots.
 
     Args:
         kept: the shard; goes on from its job's last snapshot, if there is one.
@@ -220,16 +221,16 @@ class SnapshotPolicy:
         self._told = self._progress()
 
     def begin(self) -> None:
-        """Returns when what it begins with is kept, once that is there."""
+        """Save the initial state once it is complete; return when it is written."""
         if self._snapshots is not None and self.kept.begun and not self._snapshots.saved:
             self._snapshots.save(self.kept)
 
     def want(self) -> None:
-        """A snapshot is taken soon: somebody goes, and its pushes with it."""
+        """Take a snapshot soon: a worker leaves, and its pushes with it."""
         self._wanted = self._snapshots is not None
 
     def news(self) -> Mapping[int, WorkerProgress]:
-        """To be asked after every push, and now and then: how far workers are of whom that has changed."""
+        """Return the progress of the workers for whom it has changed. Call after every push, and now and then."""
         snapshots = None if self._given_up else self._snapshots
         if snapshots is not None:
             if snapshots.failed > self._failed and self._tried:
@@ -243,7 +244,7 @@ class SnapshotPolicy:
         return {worker: now for worker, now in enumerate(found) if now != before[worker]}
 
     def _judge(self) -> None:
-        """Workers keep what no snapshot has: where none can be written, that must have an end."""
+        """Give up snapshots if none can be written: workers keep their pushes until there is one."""
         snapshots = self._snapshots
         if snapshots is None or self._given_up:
             return
@@ -260,7 +261,7 @@ class SnapshotPolicy:
             )
 
     def of(self, worker: int) -> WorkerProgress:
-        """How far it is for ``worker``."""
+        """Return the progress of ``worker``."""
         return self._told[worker]
 
     def _progress(self) -> Sequence[WorkerProgress]:
@@ -270,24 +271,24 @@ class SnapshotPolicy:
         return [WorkerProgress(*each, worker in left) for worker, each in enumerate(zip(done, saved, strict=True))]
 
     def close(self) -> None:
-        """Returns when the last snapshot is written."""
+        """Wait until the last snapshot is written."""
         if self._snapshots is not None:
             self._snapshots.close()
 
     def end(self) -> None:
-        """The job is over, and nobody will go on from a snapshot."""
+        """Delete the snapshots of a job that is over."""
         if self._snapshots is not None:
             self._snapshots.remove()
         self._snapshots = None
 
 
 def _mean(shard: Stateful) -> int:
-    """Rounds of an average worker of those that live, whole ones."""
+    """Return the whole rounds of an average living worker."""
     return sum(shard.done[worker] for worker in shard.living) // max(len(shard.living), 1)
 
 
 def copied(value: Any) -> Any:
-    """``value`` with every array in it copied."""
+    """Return ``value`` with every array in it copied."""
     if isinstance(value, dict):
         return {key: copied(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -298,7 +299,7 @@ def copied(value: Any) -> Any:
 
 
 def packed(content: dict[str, Any]) -> Iterator[bytes | memoryview]:
-    """A file with ``content``, piece by piece."""
+    """Yield a file with ``content``, piece by piece."""
     arrays: list[memoryview] = []
 
     def pack(value: Any) -> msgspec.msgpack.Ext:
@@ -316,7 +317,7 @@ def packed(content: dict[str, Any]) -> Iterator[bytes | memoryview]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What was `packed` there.
+    """Return the content of a file that `packed` made.
 
     Raises:
         Damaged: the file is no snapshot, of another version, or not as it was written.
@@ -351,7 +352,7 @@ def _raw(value: Any) -> tuple[str, memoryview]:
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Which of the fields differ, for people; declarations are long."""
+    """Return which of the fields differ, for people; declarations are long."""
     return ", ".join(
         key if key == "declaration" else f"{key} {found[key]} against {wanted[key]}"
         for key in wanted

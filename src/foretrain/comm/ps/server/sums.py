@@ -1,4 +1,4 @@
-"""Adding up what workers have pushed, in the order of their ranks.
+"""Sums of what workers have pushed, added in the order of their ranks.
 
 Floating-point addition is not associative. Contributions are therefore kept as they came, in the very frames they came
 in, and added when all are there, always in the same order: two runs give the same bits, as does a server that was
@@ -38,14 +38,14 @@ class Pushed(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The byte behind."""
+        """Return the offset behind the last byte."""
         return self.offset + len(self.data)
 
 
 def add_up(
     contributions: Sequence[Sequence[Pushed]], start: int, end: int, dtype: Dtype, out: memoryview, scale: float = 1.0
 ) -> bool:
-    """The sum of bytes ``[start, end)`` into the same place of ``out``; False where nobody has contributed.
+    """Write the sum of bytes ``[start, end)`` into the same place of ``out``; return False if nobody has contributed.
 
     Args:
         contributions: by rank; a rank that has none of these bytes counts as zeros there.
@@ -87,7 +87,7 @@ def _add_block(arrays: Sequence[Array], total: Array, dtype: Dtype, scale: float
 
 
 def widened(values: Array, dtype: Dtype) -> NDArray[np.float32]:
-    """``values``, the bits of 16-bit numbers, as float32: exact."""
+    """Return ``values``, the bits of 16-bit numbers, as float32: exact."""
     from foretrain.comm.ps.server import float16 as halves
 
     wide = np.empty(len(values), np.float32)
@@ -96,14 +96,14 @@ def widened(values: Array, dtype: Dtype) -> NDArray[np.float32]:
 
 
 def narrow(values: NDArray[np.float32], dtype: Dtype, out: Array) -> None:
-    """``values``, which are written over, rounded to the bits of 16-bit numbers."""
+    """Round ``values``, which are overwritten, to the bits of 16-bit numbers."""
     from foretrain.comm.ps.server import float16 as halves
 
     (halves.narrow_float16 if dtype == "float16" else halves.narrow_bfloat16)(values, out)
 
 
 def _within(pushed: Sequence[Pushed], start: int, end: int) -> list[Pushed]:
-    """What of ``pushed`` lies in ``[start, end)``, cut to it."""
+    """Return the pieces of ``pushed`` in ``[start, end)``, cut to it."""
     found = []
     for each in pushed:
         low, high = max(start, each.offset), min(end, each.end)
@@ -113,7 +113,7 @@ def _within(pushed: Sequence[Pushed], start: int, end: int) -> list[Pushed]:
 
 
 def _array_of(pieces: Sequence[Pushed], start: int, end: int, dtype: Dtype) -> Array:
-    """Pieces side by side, zeros where there are none; a single one where it is."""
+    """Return pieces side by side, with zeros in gaps; a single piece is not copied."""
     if len(pieces[0].data) == end - start:
         return _array(pieces[0].data, dtype)
     whole = np.zeros((end - start) // WIDTHS[dtype], _RAW[dtype])
@@ -128,34 +128,36 @@ def _array(data: memoryview, dtype: Dtype) -> Array:
 
 
 class PendingUpdate:
-    """Of a part of ``size`` bytes, to which the workers in the bit mask ``group`` push."""
+    """Gradients that have arrived for the next update of a part of ``size`` bytes; the bit mask ``group`` names the
+    workers.
+    """
 
     def __init__(self, size: int, group: int) -> None:
         self._size, self._coverage = size, Coverage(size, group)
         self._pushed: dict[int, list[Pushed]] = {}
 
     def add(self, worker: int, start: int, end: int, data: memoryview | None) -> None:
-        """``worker`` has pushed ``[start, end)``; what it had pushed before counts once."""
+        """Add ``[start, end)`` of ``worker``; bytes that it has pushed before count once."""
         new, _ = self._coverage.add(worker, start, end)
         if data is not None:
             pieces = self._pushed.setdefault(worker, [])
             pieces += [Pushed(low, data[low - start : high - start]) for low, high in new]
 
     def without(self, worker: int) -> None:
-        """``worker`` is lost, and what it has pushed with it."""
+        """Remove ``worker``, which is lost, and everything that it has pushed."""
         self._coverage.without(worker)
         self._pushed.pop(worker, None)
 
     @property
     def whole(self) -> bool:
-        """Whether all of it has come."""
+        """Return whether all bytes of all workers have arrived."""
         return self._coverage.whole
 
     def missing(self) -> dict[int, int]:
-        """Bytes that each worker has yet to push, where there are any."""
+        """Return the bytes that each worker has yet to push, if any."""
         return self._coverage.missing()
 
     def total(self, dtype: Dtype, scale: float, out: memoryview) -> bool:
-        """The sum, by rank, into ``out``, which is as long as the part; False where nobody had a gradient."""
+        """Write the sum, by rank, into ``out``, which is as long as the part; return False if nobody had a gradient."""
         by_rank: Sequence[list[Pushed]] = [self._pushed[worker] for worker in sorted(self._pushed)]
         return add_up(by_rank, 0, self._size, dtype, out, scale)

@@ -1,4 +1,4 @@
-"""One worker's engine, and its connections to the shards.
+"""Exchange over a parameter server: one worker's engine and its connections to the shards.
 
 One thread runs everything here, as `foretrain.comm.coordinator.coordinator` does for all-reduce: it hears what the
 servers send and what the training thread makes ready, posts that to the engine, and pushes what the policy decides. A
@@ -44,7 +44,7 @@ _FAREWELL: Final = 2.0
 
 
 class _Word(IntEnum):
-    """What the training thread says."""
+    """Messages from the training thread."""
 
     OPEN = 1
     READY = 2
@@ -135,43 +135,43 @@ class ServedExchange:
     # ── the training thread ──
 
     def open(self, step: int, again: bool) -> None:
-        """The first gradient of a round exists here."""
+        """Announce that the first gradient of a round exists here."""
         self._inbox.post(_Word.OPEN, again, self._rules())
 
     def ready(self, task: int, used: bool) -> None:
-        """``task`` may be pushed."""
+        """Allow ``task`` to be pushed."""
         self._inbox.post(_Word.READY, task, used)
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Do nothing: no task is held back here."""
 
     def retune(self, spec: Spec) -> None:
-        """Runs ``spec`` from this worker's next round on; the others may run another."""
+        """Run ``spec`` from this worker's next round on; the others may run another."""
         self._inbox.post(_Word.RETUNE, spec, None)
 
     def ask(self, errand: StateTransfer) -> None:
-        """Begins ``errand``; one at a time."""
+        """Begin ``errand``; one at a time."""
         self._inbox.post(_Word.ASK, errand, None)
 
     @property
     def placement(self) -> Placement:
-        """Where every byte lives."""
+        """Return where every byte lives."""
         return self._pushes.placement
 
     @property
     def log(self) -> tuple[Decision, ...]:
-        """The latest decisions."""
+        """Return the latest decisions."""
         return tuple(self._log)
 
     def last(self) -> str:
-        """What has been under way longest, for messages."""
+        """Return a line on what has been in flight longest, for messages."""
         oldest = self._flights.oldest()
         if oldest is None:
             return f"nothing is under way after round {self._pushes.step}"
         return f"round {self._pushes.step}: {describe(oldest.chunk, self._job.tasks)} is under way"
 
     def close(self, reason: str | None = None) -> None:
-        """Says goodbye, or why it gives up, and ends the thread and the connections. Idempotent.
+        """Send a goodbye, or ``reason`` if this worker gives up, and end thread and connections. Idempotent.
 
         Without a reason the other workers are waited for, for ``silence`` seconds: where a server is lost now, sums of
         the last round can only be made again with what was pushed here. Where servers update, their snapshots are.
@@ -185,15 +185,15 @@ class ServedExchange:
     # ── the engine's world ──
 
     def now(self) -> Time:
-        """Picoseconds since the origin."""
+        """Return the picoseconds since the origin."""
         return self._timers.now()
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
-        """Runs ``call`` on this thread at ``when``."""
+        """Run ``call`` on this thread at ``when``."""
         self._timers.call_at(when, call)
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Pushes or pulls ``chunk``, each of its bytes at the shard where it lives."""
+        """Push or pull ``chunk``, each of its bytes at the shard where it lives."""
         ranges = [(piece.task, *self._staging.aligned(piece)) for piece in chunk.pieces]
         flight = InFlightChunk(chunk, done, sum(end - start for _, start, end in ranges), time.perf_counter_ns())
         if not flight.left:
@@ -272,7 +272,7 @@ class ServedExchange:
             self._connections[shard].send(header, payload)
 
     def _caught_up(self, connection: Connection) -> None:
-        """What comes behind all that was pushed, where a server has all of that again."""
+        """Send what must follow the pushes, once a server has all of them again."""
         self._say_done(connection)
         if self._errand is not None and connection.shard in self._ask_again and self._pushes.complete(connection.shard):
             self._ask_again.discard(connection.shard)
@@ -339,7 +339,7 @@ class ServedExchange:
         self._engine.post(Ready(task))
 
     def _begin_if_due(self) -> None:
-        """A round begins when it has been opened, and the one before has landed."""
+        """Begin the next round if it was opened and the last one has landed."""
         if self._to_land or not self._opened:
             return
         again, rule = self._opened.popleft()
@@ -392,8 +392,9 @@ class ServedExchange:
                 self._say_done(connection)
 
     def _say_done(self, connection: Connection) -> None:
-        """At the end: nothing more comes from here. Said behind all that was pushed, and again to a server that was
-        started anew, which may have told this worker and not the others that nobody needs anything."""
+        """Tell a server that nothing more comes from here, after all pushes. A restarted server is told again: it may
+        have told this worker, and not the others, that nobody needs anything.
+        """
         if self._leaves is None or not self._pushes.ready(connection.shard):
             return
         if self._updated and self._pushes.saved(connection.shard):

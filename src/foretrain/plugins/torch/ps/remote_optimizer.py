@@ -1,4 +1,4 @@
-"""Optimizers that run on the servers, as a worker sees them.
+"""Optimizers that run on the servers, as a worker sees them, and the dispatcher of its gradients.
 
 attach ─ `refuse`: only what can be run there is
 first scheduled step ─ `RemoteOptimizer.begin`: rank 0's parameters and optimizer state go up, all forget theirs
@@ -43,7 +43,7 @@ _INSTEAD: Final = "write updates='workers' (--updates workers)"
 
 
 def refuse(optimizers: Sequence[optim.Optimizer], model: nn.Module) -> None:
-    """ConfigError for optimizers that servers cannot run."""
+    """Raise ConfigError for optimizers that servers cannot run."""
     own = {id(parameter) for parameter in model.parameters()}
     taken: set[int] = set()
     for optimizer in optimizers:
@@ -64,14 +64,14 @@ _KNOWN = ", ".join(ELEMENTWISE)
 
 
 def part_limit(schedule: Spec) -> int:
-    """Bytes of a part: what the policy cuts tensors into, so that a piece is updated and back without the others."""
+    """Return the bytes of a part: as the policy cuts tensors, so that each piece is updated and returned by itself."""
     knobs = schedule.settings
     cut = knobs.get("slice", knobs.get("partition", _MOST))
     return int(min(max(cut, _LEAST), _MOST))
 
 
 class RemoteOptimizer:
-    """What this worker knows of them.
+    """Optimizers on the servers: their hyperparameters, and their state when it is asked for.
 
     Args:
         parameters: indexed by task.
@@ -113,12 +113,12 @@ class RemoteOptimizer:
     # ── each round ──
 
     def rules(self) -> bytes:
-        """The hyperparameters as they are now: those of the round that begins."""
+        """Return the hyperparameters as they are now: those of the round that begins."""
         self._announced = [_settings(optimizer) for optimizer in self._optimizers]
         return encode_rules([group for groups in self._announced for group in groups])
 
     def check_rules(self, place: int) -> None:
-        """ConfigError where hyperparameters of an optimizer are others than when the round began."""
+        """Raise ConfigError if hyperparameters of an optimizer have changed since the round began."""
         for before, now in zip(self._announced[place], _settings(self._optimizers[place]), strict=True):
             for name, value in now.items():
                 if before[name] != value:
@@ -126,7 +126,7 @@ class RemoteOptimizer:
                     raise ConfigError(f"optimizer.{name}", value, what, f"change it before backward(), or {_INSTEAD}")
 
     def check_parameters(self) -> None:
-        """ConfigError where somebody else than the servers has written into a parameter that they update.
+        """Raise ConfigError if the script has written to a parameter that servers update.
 
         What goes by ``.data`` has no version; that is seen by the values, in the first rounds.
         """
@@ -142,7 +142,7 @@ class RemoteOptimizer:
                 raise ConfigError("parameter", f"task {task}", what, remedy)
 
     def adopt(self, update: Update, members: Sequence[tuple[int, nn.Parameter]]) -> None:
-        """``members``, each with its task, become what the servers have made of them."""
+        """Set ``members``, each with its task, to what the servers have made of them."""
         with torch.no_grad():
             for task, parameter in members:
                 parameter.copy_(self._views[task])
@@ -152,7 +152,7 @@ class RemoteOptimizer:
     # ── beginning and end ──
 
     def begin(self, exchange: ServedExchange, views: Sequence[torch.Tensor], check: Check, *, seeds: bool) -> None:
-        """Rounds go over ``exchange`` from now on, and what comes back is in ``views``.
+        """Send rounds over ``exchange`` from now on; what comes back is in ``views``.
 
         ``check`` raises what has ended the job, if anything has. Of all workers one ``seeds`` the servers: tells them
         what to begin with.
@@ -171,13 +171,13 @@ class RemoteOptimizer:
         return errand.wait(self._check)
 
     def forget(self, *places: int) -> None:
-        """The state of these optimizers, or of all, is the servers'."""
+        """Drop the local state of these optimizers, or of all: the servers have it."""
         for place in places or range(len(self.tasks)):
             for task in self.tasks[place]:
                 self._optimizers[place].state.pop(self._parameters[task], None)
 
     def collect(self, places: Iterable[int], *, adopt: bool = False) -> None:
-        """Brings the state of these optimizers back; with ``adopt`` the parameters as well, as they are now."""
+        """Fetch the state of these optimizers; with ``adopt`` the parameters as well, as they are now."""
         tasks = {task: place for place in places for task in self.tasks[place]}
         parts = [part for part in self._parts if part.task in tasks]
         frames = self._ask(lambda part: [(Header(FrameKind.FETCH, part=part.number), b"")], parts)
@@ -188,7 +188,7 @@ class RemoteOptimizer:
             self._give_back(task, place, _joined(found[task]), adopt=adopt)
 
     def _contents(self, task: int) -> PartState:
-        """A whole task, flat."""
+        """Return the state of a whole task, flat."""
         parameter = self._parameters[task]
         state = self._optimizers[self._owner[task]].state.get(parameter, {})
         flat = {
@@ -219,7 +219,7 @@ Check = Callable[[], None]
 
 
 def _settings(optimizer: optim.Optimizer) -> list[dict[str, Setting]]:
-    """What the servers must know of each parameter group."""
+    """Return the settings of each parameter group for the servers."""
     return [
         {name: _plain(name, group[name]) for name in optimizer.defaults if name not in _OWN}
         for group in optimizer.param_groups
@@ -238,7 +238,7 @@ def _plain(name: str, value: Any) -> Setting:
 
 
 def _flat(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, of the shape of ``parameter``, on the host and in the order in which that is exchanged."""
+    """Return ``tensor``, of the shape of ``parameter``, on the host and in the order in which it is exchanged."""
     like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=tensor.dtype, device=tensor.device)
     buffers = GradientBuffer([like], [0])
     buffers.views[0].copy_(tensor)
@@ -246,7 +246,7 @@ def _flat(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shaped(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """The other way round, on the device of ``parameter``."""
+    """Return the inverse of `_flat`, on the device of ``parameter``."""
     like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=flat.dtype, device=parameter.device)
     buffers = GradientBuffer([like], [0])
     buffers.flat[0].copy_(flat)
@@ -254,7 +254,7 @@ def _shaped(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
 
 
 def _sizes(parts: Iterable[ShardPart]) -> dict[int, int]:
-    """Bytes of each task."""
+    """Return the bytes of each task."""
     sizes: dict[int, int] = {}
     for part in parts:
         sizes[part.task] = sizes.get(part.task, 0) + part.size
@@ -262,7 +262,7 @@ def _sizes(parts: Iterable[ShardPart]) -> dict[int, int]:
 
 
 def _cut(whole: PartState, part: ShardPart, size: int) -> PartState:
-    """The elements of ``part`` of a task of ``size`` bytes on the wire."""
+    """Return the elements of ``part`` of a task of ``size`` bytes on the wire."""
     width = size // len(whole.parameter)
     place = slice(part.offset // width, (part.offset + part.size) // width)
     state = {name: value if name in SCALARS else value[place] for name, value in whole.state.items()}
@@ -270,7 +270,7 @@ def _cut(whole: PartState, part: ShardPart, size: int) -> PartState:
 
 
 def _joined(parts: Sequence[PartState]) -> PartState:
-    """A task from its parts, in order; counters are the first's."""
+    """Return a task made of its parts, in order; counters are the first's."""
     first = parts[0]
     state = {
         name: value if name in SCALARS else torch.cat([part.state[name] for part in parts])
@@ -298,17 +298,17 @@ class _Gone:
         self._scheduled = scheduled
 
     def fetch(self) -> None:
-        """Somebody has read ``.grad``."""
+        """Refuse that the script reads ``.grad``."""
         what = "is read (to clip or log its norm, or by a GradScaler?), and servers have updated with it already"
         raise ConfigError("gradient", ".grad", what, f"do without, or {_SERVER_REMEDY}")
 
     def drop(self, key: int, zeros: bool) -> None:
-        """It was cleared."""
+        """Note that the gradient was cleared."""
         self._scheduled.drop(key, zeros)
 
 
 class RemoteDispatcher(GradientDispatcher):
-    """`GradientDispatcher` over servers that update. Every round is one step.
+    """`GradientDispatcher` for servers that update. Every round is one step.
 
     Args:
         parameters: indexed by task.
@@ -340,7 +340,7 @@ class RemoteDispatcher(GradientDispatcher):
         self._places = {place for place, tasks in enumerate(remote.tasks) if tasks}
 
     def fetch(self) -> None:
-        """Waits until everything that was pushed has come back, and is in its place."""
+        """Wait until everything that was pushed has come back and is in its place."""
         self.finish()
         self._updates.wait_all()
         self.settled()
@@ -364,14 +364,14 @@ class RemoteDispatcher(GradientDispatcher):
             raise ConfigError("gradient", f"task {task}", what, f"call zero_grad() in every step, or {_SERVER_REMEDY}")
 
     def settled(self) -> None:
-        """ConfigError where servers have updated with gradients for which step() was not called."""
+        """Raise ConfigError if servers have updated with gradients for which step() was not called."""
         if self.rounds and self._stepped != self._places:
             again = "all optimizers step once after each backward(), or after as many as in the first steps"
             what = "was not called for gradients with which servers have updated"
             raise ConfigError("optimizer.step()", "", what, f"see to it that {again}; or {_SERVER_REMEDY}")
 
     def step(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
-        """Parameters are used as they come back from here on; True, as nothing is left to be done here."""
+        """Use parameters as they come back from here on; return True, as nothing is left to do here."""
         self._remote.check_rules(place)
         return super().step(place, optimizer, tasks)
 

@@ -1,4 +1,4 @@
-"""Gradients as bytes on the wire, and sums as gradients.
+"""Host copies of gradients as bytes on the wire, and of sums as gradients.
 
 What is pushed is a copy. A gradient's place in the flat buffer is where its sum will be written, and a message may have
 to be said again after that: what was pushed is kept for two rounds, or for longer where a server keeps more than sums.
@@ -19,7 +19,7 @@ from foretrain.tasks import Piece, Task
 
 
 class _Buffer(NamedTuple):
-    """One flat buffer's copies on the host, of the type that is sent.
+    """Host copies of one flat buffer, of the type that is sent.
 
     Attributes:
         kind: the type.
@@ -32,7 +32,7 @@ class _Buffer(NamedTuple):
 
 
 class Staging:
-    """The bytes of ``gradients`` on their way.
+    """Host buffers of the bytes of ``gradients`` that are in flight.
 
     Args:
         gradients: the flat buffers.
@@ -80,23 +80,23 @@ class Staging:
         return torch.empty(count, dtype=kind, pin_memory=self._gradients.flat[0].is_cuda)
 
     def _copies(self) -> list[tuple[torch.Tensor, memoryview]]:
-        """Room for what is pushed in a round, per flat buffer, with its bytes."""
+        """Return room for what is pushed in a round, per flat buffer, with its bytes."""
         made = [self._empty(len(buffer.came), buffer.kind) for buffer in self._buffers]
         return [(tensor, _bytes_of(tensor)) for tensor in made]
 
     def begin(self, step: int, since: int) -> None:
-        """Round ``step`` will be filled; what was pushed before round ``since`` is forgotten."""
+        """Prepare for round ``step``; forget what was pushed before round ``since``."""
         for old in [round_ for round_ in self._sent if round_ < since]:
             self._free.append(self._sent.pop(old))
         self._sent[step] = self._free.pop() if self._free else self._copies()
 
     def aligned(self, piece: Piece) -> tuple[int, int]:
-        """First byte of ``piece`` and the one behind its last, where an element goes with the byte it ends in."""
+        """Return the first byte of ``piece`` and the one behind its last; an element goes with the byte it ends in."""
         width = self._width[self._place[piece.task][0]]
         return piece.offset // width * width, (piece.offset + piece.size) // width * width
 
     def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Copies these bytes of a gradient, and returns the copy."""
+        """Copy these bytes of a gradient and return the copy."""
         buffer, base = self._place[task]
         width = self._width[buffer]
         run = BufferSlice(buffer, base + start // width, base + end // width)
@@ -107,13 +107,13 @@ class Staging:
         return self.kept(task, start, end, step)
 
     def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """The same bytes as they were pushed in round ``step``."""
+        """Return these bytes as they were pushed in round ``step``."""
         buffer, base = self._place[task]
         at = base * self._width[buffer]
         return self._sent[step][buffer][1][at + start : at + end]
 
     def store(self, task: int, start: int, data: memoryview) -> None:
-        """Writes what has come for the gradient's bytes from ``start`` on where the gradient was."""
+        """Write arrived bytes to the gradient's place from ``start`` on."""
         buffer, base = self._place[task]
         came, flat = self._buffers[buffer].came, self._gradients.flat[buffer]
         low, width = base + start // self._width[buffer], came.element_size()
@@ -124,5 +124,5 @@ class Staging:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor on the host."""
+    """Return the memory of a tensor on the host."""
     return tensor.view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""A shard that updates: gradients come, parameters go back. A state machine that knows no socket, clock or thread.
+"""Shard that updates: gradients arrive, parameters return. A state machine without socket, clock or thread.
 
     push ──▶ `turns`: until all of a part is there ──▶ `masters`: its optimizer ──▶ `staleness`: who may have the answer
 
@@ -32,7 +32,7 @@ _FRAMES = 16
 
 
 class OptimizerShard:
-    """The parts that live here, and their optimizers; see `foretrain.comm.ps.server.shard.Mode`.
+    """Parts that live here, and their optimizers; see `foretrain.comm.ps.server.shard.Mode`.
 
     Args:
         parts: of this shard.
@@ -79,7 +79,7 @@ class OptimizerShard:
         again: bool = False,
         held: bool = False,
     ) -> list[Delivery]:
-        """``worker`` has pushed ``size`` bytes from ``offset`` on; ``data`` is None where it has no gradient.
+        """Add ``size`` bytes from ``offset`` on, pushed by ``worker``; ``data`` is None if it has no gradient.
 
         Raises:
             Malformed: there are no such bytes here, they do not align, or the step cannot have begun.
@@ -108,7 +108,7 @@ class OptimizerShard:
         return self._complete(here, worker, step, turn) if turn.whole else []
 
     def pull(self, worker: int, part: int, step: int, offset: int, size: int) -> list[Delivery]:
-        """``worker`` wants the parameters for these bytes, of which it has pushed the gradients in ``step``.
+        """Return the parameters for these bytes, whose gradients ``worker`` has pushed in ``step``.
 
         Raises:
             Malformed: there are no such bytes here, or it has not pushed them.
@@ -120,7 +120,7 @@ class OptimizerShard:
         return self._answers(part)
 
     def without(self, worker: int) -> list[Delivery]:
-        """``worker`` is lost: what the others have pushed suffices, and nobody waits for it."""
+        """Remove ``worker``, which is lost; return the updates that the others' pushes complete."""
         self._living.discard(worker)
         deliveries = []
         for (part, owner), turn in list(self._turns.items()):
@@ -137,20 +137,20 @@ class OptimizerShard:
         return deliveries + self._unblock(worker)
 
     def leaves(self, worker: int) -> list[Delivery]:
-        """``worker`` closes: nobody waits for it any more."""
+        """Stop waiting for ``worker``, which closes."""
         return self._unblock(worker)
 
     def owed(self, worker: int) -> int | None:
-        """The round that others are in, and that cannot end without pushes of ``worker``; None where there is none."""
+        """Return the round that others are in and that lacks pushes of ``worker``; None if there is none."""
         waiting = [part for (part, _), turn in self._turns.items() if not self._apart and worker in turn.missing()]
         return self._clocks.done(worker, waiting[0]) + 1 if waiting else None
 
     def through(self, step: int) -> bool:
-        """Whether round ``step`` was applied to all parts; where each worker goes its own way nobody waits for that."""
+        """Return whether round ``step`` was applied to all parts; asynchronously nobody waits for that."""
         return self._apart or all(self._clocks.rounds[worker] > step for worker in self._living)
 
     def waits(self) -> list[str]:
-        """Who is waited for, one line for each part under way."""
+        """Return who is waited for, one line for each part in progress."""
         lines = []
         for (part, _), turn in self._turns.items():
             missing = turn.missing()
@@ -171,7 +171,7 @@ class OptimizerShard:
     # ── everything else that workers say ──
 
     def tell(self, worker: int, header: Header, payload: memoryview) -> Iterator[tuple[Header, bytes]]:
-        """What is answered to a RULE, a SEED or a FETCH of ``worker``; `Malformed` where it makes no sense."""
+        """Return the answers to a RULE, INIT or GET_STATE of ``worker``; `Malformed` if it makes no sense."""
         if header.kind is FrameKind.RULE:
             groups = read_rule(bytes(payload))
             if len(groups) != self._classes:
@@ -188,7 +188,7 @@ class OptimizerShard:
                 yield header._replace(kind=FrameKind.STATE, step=number, offset=len(frames), size=len(frame)), frame
 
     def _seed(self, worker: int, header: Header, frame: bytes) -> bool:
-        """Whether all of a part is known now."""
+        """Take initial state; return whether all of a part is known now."""
         frames = self._seeds.setdefault(header.part, [])
         if worker != 0 or header.part not in self._parts or not header.step < header.offset <= _FRAMES:
             raise Malformed("seed", f"frame {header.step} of {header.offset} of part {header.part} by worker {worker}")
@@ -209,26 +209,26 @@ class OptimizerShard:
 
     @property
     def begun(self) -> bool:
-        """Whether all is there that it begins with."""
+        """Return whether the complete initial state has arrived."""
         return all(self._masters.seeded(part) or self._masters.group_of(part) < 0 for part in self._parts)
 
     @property
     def living(self) -> Collection[int]:
-        """Workers that are not lost."""
+        """Return the workers that are not lost."""
         return self._living
 
     @property
     def left(self) -> Collection[int]:
-        """Workers that have closed, and live."""
+        """Return the workers that have closed, and live."""
         return [worker for worker in self._living if not self._clocks.waited_for(worker)]
 
     @property
     def done(self) -> Sequence[int]:
-        """By worker, how many of its rounds were applied to all parts."""
+        """Return by worker how many of its rounds were applied to all parts."""
         return self._clocks.rounds
 
     def state(self) -> dict[str, Any]:
-        """Everything that was applied, as plain numbers and its own tensors; what is on its way is pushed again."""
+        """Return everything that was applied, as plain numbers and its own tensors; pushes in flight are sent again."""
         return {
             "masters": self._masters.state(),
             "clocks": self._clocks.state(),
@@ -238,7 +238,7 @@ class OptimizerShard:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """As it was when `state` was called, with nothing on its way."""
+        """Restore the state that `state` returned, with nothing in flight."""
         self._masters.restore(state["masters"])
         self._clocks.restore(state["clocks"])
         self._rules.restore(state["rules"])
@@ -262,7 +262,7 @@ class OptimizerShard:
         return sum(1 << worker for worker in self._living)
 
     def _complete(self, here: ShardPart, worker: int, step: int, turn: PendingUpdate) -> list[Delivery]:
-        """All of ``turn`` is there: ``here`` is updated, and whoever waits for it may have it."""
+        """Update ``here`` with ``turn``, which is complete, and return it to the workers that wait for it."""
         part, out = here.number, self._sum[: here.size]
         dtype = self._tasks[here.task].dtype
         members = [worker] if self._apart else sorted(self._living)
@@ -286,7 +286,7 @@ class OptimizerShard:
         self._wanted[part][worker] = (step, _merged([*(ranges if before == step else []), wanted]))
 
     def _answers(self, part: int) -> list[Delivery]:
-        """What is wanted of ``part`` and may be given."""
+        """Return the ranges of ``part`` that are asked for and may be given."""
         deliveries = []
         for worker, (step, ranges) in list(self._wanted[part].items()):
             if self._clocks.may_go_on(worker, part, step):
@@ -304,7 +304,7 @@ class OptimizerShard:
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
-    """``ranges`` in order, neighbours and what overlaps joined."""
+    """Return ``ranges`` in order, with neighbouring and overlapping ones joined."""
     found: list[Range] = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:

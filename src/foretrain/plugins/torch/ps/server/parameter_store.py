@@ -1,4 +1,5 @@
-"""The parameters that live on a shard, and the optimizers that update them, part by part.
+"""Parameters that live on a shard, the optimizers that update them part by part, and their encoding as frames. Never
+pickled.
 
 Each optimizer is PyTorch's own, and sees one part at a time as if it were a whole parameter. That gives the same bits
 as the whole would, because only such optimizers are run here as treat each element by itself.
@@ -23,7 +24,7 @@ _HERE: Final = {"foreach": False, "capturable": False, "differentiable": False}
 
 
 class ParameterStore:
-    """Of the parts that live here.
+    """Parameters and optimizers of the parts that live here.
 
     Args:
         parts: of this shard.
@@ -44,15 +45,15 @@ class ParameterStore:
         """The bytes of parts as they are, until they change: what is being sent is never written."""
 
     def group_of(self, part: int) -> int:
-        """By which group ``part`` is updated; −1 by none."""
+        """Return the group by which ``part`` is updated; −1 if none."""
         return self._optimized.group_of[self._parts[part].task]
 
     def seeded(self, part: int) -> bool:
-        """Whether it is known what ``part`` begins with."""
+        """Return whether the initial state of ``part`` is known."""
         return part in self._held
 
     def load(self, part: int, found: PartState) -> None:
-        """``part`` is this from now on; `Malformed` where it is of another size or type."""
+        """Set the state of ``part``; `Malformed` if it has another size or type."""
         here = self._parts.get(part)
         group = self.group_of(part) if here is not None else -1
         if here is None or group < 0:
@@ -71,12 +72,12 @@ class ParameterStore:
         self._answers.pop(part, None)
 
     def contents(self, part: int) -> PartState:
-        """What ``part`` is now; not a copy."""
+        """Return the state of ``part``; not a copy."""
         parameter = self._held[part]
         return contents(parameter.detach(), self._optimizers[self.group_of(part)].state.get(parameter, {}))
 
     def update(self, part: int, gradient: torch.Tensor, groups: Sequence[Group]) -> None:
-        """One step of the optimizer of ``part`` by ``gradient``, with the hyperparameters in ``groups``.
+        """Run one step of the optimizer of ``part`` with ``gradient`` and the hyperparameters in ``groups``.
 
         Raises:
             ForetrainError: the optimizer did.
@@ -98,7 +99,7 @@ class ParameterStore:
         self._answers.pop(part, None)
 
     def answer(self, part: int, start: int, end: int) -> memoryview:
-        """The parameters that gradient bytes ``[start, end)`` of ``part`` are for; they will not change."""
+        """Return the parameters that gradient bytes ``[start, end)`` of ``part`` are for; they will not change."""
         if part not in self._answers:
             self._answers[part] = memoryview(bytes_of(self._held[part]))
         here = self._parts[part]
@@ -106,7 +107,7 @@ class ParameterStore:
         return self._answers[part][start // narrow * wide : end // narrow * wide]
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Parameters and optimizers' state of each part; not copies."""
+        """Return parameters and optimizers' state of each part; not copies."""
         return {
             part: {
                 "parameter": to_plain(found.parameter),
@@ -117,7 +118,7 @@ class ParameterStore:
         }
 
     def restore(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """As it was when `state` was called."""
+        """Restore the state that `state` returned."""
         for part, found in state.items():
             tensors = {name: from_plain(value) for name, value in found["state"].items()}
             self.load(part, PartState(from_plain(found["parameter"]), tensors))
@@ -132,7 +133,7 @@ _DTYPES: Final = {
 
 
 class PartState(NamedTuple):
-    """A part.
+    """Parameters of a part and the state of its optimizer.
 
     Attributes:
         parameter: one-dimensional, on the host.
@@ -150,7 +151,7 @@ class _Described(msgspec.Struct, frozen=True):
 
 
 def contents(parameter: torch.Tensor, state: Mapping[str, Any]) -> PartState:
-    """``parameter``, one-dimensional, and what an optimizer keeps for it; what is None it does not keep."""
+    """Return ``parameter``, one-dimensional, and its optimizer state; None values are left out."""
     kept = {
         name: torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else torch.float32)
         for name, value in state.items()
@@ -160,7 +161,7 @@ def contents(parameter: torch.Tensor, state: Mapping[str, Any]) -> PartState:
 
 
 def encode(found: PartState) -> list[bytes]:
-    """Frames of a part."""
+    """Return the frames of a part."""
     tensors = {name: tensor for name, tensor in found.state.items() if name not in SCALARS}
     scalars = {name: (_name(value), float(value)) for name, value in found.state.items() if name in SCALARS}
     described = _Described(_name(found.parameter), scalars, tuple((name, _name(t)) for name, t in tensors.items()))
@@ -168,7 +169,7 @@ def encode(found: PartState) -> list[bytes]:
 
 
 def decode(frames: Sequence[bytes]) -> PartState:
-    """A part from its frames, of which the first is there; `Malformed` where they do not read."""
+    """Return a part from its frames, of which the first is there; `Malformed` if they cannot be parsed."""
     try:
         described = msgspec.json.decode(frames[0], type=_Described)
     except msgspec.MsgspecError as error:
@@ -185,7 +186,7 @@ def decode(frames: Sequence[bytes]) -> PartState:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """A copy of the memory of ``tensor``, one-dimensional and on the host."""
+    """Return a copy of the memory of ``tensor``, one-dimensional and on the host."""
     return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
 
 
