@@ -70,7 +70,15 @@ def main() -> None:
 
     began, link = time.perf_counter(), PacedLink()
     coordinator = Coordinator(
-        JOB, POLICY, link, {}, silence=30, patience=30, check_every=0, failed=print, origin=time.perf_counter_ns()
+        JOB,
+        POLICY,
+        link,
+        {},
+        peer_timeout=30,
+        stall_timeout=30,
+        check_every=0,
+        failed=print,
+        origin=time.perf_counter_ns(),
     )
     train(coordinator, link)
     coordinator.close()

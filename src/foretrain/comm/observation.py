@@ -266,7 +266,7 @@ def ticks() -> Ticks:
         first = _STAT.read_text(encoding="ascii").partition("\n")[0]
     except OSError:
         return Ticks(0, 0)
-    # cpu user nice system idle iowait irq softirq steal guest guest_nice; the last two are in user and nice already.
+    # cpu user nice system idle iowait irq softirq steal guest guest_nice; user and nice include the last two.
     times = [int(word) for word in first.split()[1:9]]
     return Ticks(sum(times) - sum(times[3:5]), sum(times))
 

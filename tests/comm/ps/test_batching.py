@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.comm.ps.frames import ABSENT, HELD, SEVERAL, FrameKind, Header, Item, Malformed, bundle, unbundle
+from foretrain.comm.ps.frames import ABSENT, PULL_ONLY, SEVERAL, FrameKind, Header, Item, Malformed, bundle, unbundle
 
-PUSH = Header(FrameKind.PUSH, HELD, step=3)
+PUSH = Header(FrameKind.PUSH, PULL_ONLY, step=3)
 items = st.builds(
     Item, st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.integers(1, 1 << 40), st.binary(max_size=9)
 )
@@ -21,7 +21,7 @@ def message(some):
 def test_what_goes_in_comes_out(some):
     header, payload = message(some)
     assert [each._replace(data=bytes(each.data)) for each in unbundle(header, payload)] == some
-    assert (header.kind, header.step, header.flag & HELD) == (FrameKind.PUSH, 3, HELD)
+    assert (header.kind, header.step, header.flag & PULL_ONLY) == (FrameKind.PUSH, 3, PULL_ONLY)
 
 
 def test_a_single_one_is_not_copied():

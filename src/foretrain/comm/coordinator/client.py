@@ -33,7 +33,7 @@ class CoordinatorClient:
         spec: the policy that the leader begins with.
         carrier: issues this rank's collectives.
         link: to rank 0.
-        silence: seconds after which a leader that says nothing is taken for lost.
+        peer_timeout: seconds after which a leader that says nothing is taken for lost.
         check_every: steps between two hashes; 0 never.
         failed: told once what ended the job.
     """
@@ -46,12 +46,12 @@ class CoordinatorClient:
         executor: CommandExecutor,
         link: Link,
         *,
-        silence: float,
+        peer_timeout: float,
         check_every: int,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._tasks, self._executor, self._link, self._failed = tasks, executor, link, failed
-        self._silence, self._check_every = silence, check_every
+        self._peer_timeout, self._check_every = peer_timeout, check_every
         self._small = small
         self._ready: list[int] = []
         self._held = 0
@@ -125,16 +125,16 @@ class CoordinatorClient:
             self._failed(error)
 
     def _listen(self) -> None:
-        detector = SilenceDetector(self._silence)
+        detector = SilenceDetector(self._peer_timeout)
         heard = said = time.monotonic()
         while not self._closing:
-            messages = self._link.receive(self._silence / 8)
+            messages = self._link.receive(self._peer_timeout / 8)
             now = detector.tick()
             if messages:
                 heard = now
             elif silent := detector.exceeded(heard):
                 raise PeerLost(self._about(f"has been silent for {silent:.1f} s"))
-            if now - said > self._silence / 4:
+            if now - said > self._peer_timeout / 4:
                 said = now
                 self._send(CoordinatorMessage.ALIVE, 0, 0)
             for message in messages:

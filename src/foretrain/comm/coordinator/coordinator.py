@@ -48,8 +48,8 @@ class Coordinator:
         spec: the policy to run.
         carrier: issues this rank's collectives.
         links: to every other rank.
-        silence: seconds after which a rank that says nothing is taken for lost.
-        patience: seconds after which work that does not move is taken for stuck.
+        peer_timeout: seconds after which a rank that says nothing is taken for lost.
+        stall_timeout: seconds after which work that does not move is taken for stuck.
         check_every: steps between two comparisons of the hashes of all orders; 0 never.
         failed: told once what ended the job.
         origin: ns of the monotonic clock that count as 0.
@@ -63,8 +63,8 @@ class Coordinator:
         executor: CommandExecutor,
         links: Mapping[int, Link],
         *,
-        silence: float,
-        patience: float,
+        peer_timeout: float,
+        stall_timeout: float,
         check_every: int,
         failed: Callable[[BaseException], None],
         origin: int,
@@ -72,7 +72,7 @@ class Coordinator:
     ) -> None:
         self._gauge = gauge
         self._job, self._executor, self._links, self._failed = job, executor, dict(links), failed
-        self._silence, self._patience, self._check_every = silence, patience, check_every
+        self._peer_timeout, self._stall_timeout, self._check_every = peer_timeout, stall_timeout, check_every
         self.spec = spec
         self._wanted: Spec | None = None
         self._everyone = (1 << (len(links) + 1)) - 1
@@ -93,9 +93,9 @@ class Coordinator:
         self._timers = Timers(origin)
         self._inbox = Inbox()
         self._closing = self._over = False
-        self._silence_detector = SilenceDetector(silence)
+        self._silence_detector = SilenceDetector(peer_timeout)
         self._heard = dict.fromkeys(self._links, time.monotonic())
-        self._moved = self._said = time.monotonic()
+        self._moved = self._heartbeat_sent = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._inbox, selectors.EVENT_READ, None)
         for rank, link in self._links.items():
@@ -177,7 +177,7 @@ class Coordinator:
             self._inbox.close()
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(self._inbox.sleep(self._timers.seconds_left(self._silence / 8))):
+        for key, _ in self._selector.select(self._inbox.sleep(self._timers.seconds_left(self._peer_timeout / 8))):
             if key.data is None:
                 self._inbox.clear_wakeups()
             else:
@@ -306,8 +306,8 @@ class Coordinator:
 
     def _watch(self) -> None:
         now = self._silence_detector.tick()
-        if now - self._said > self._silence / 4:
-            self._said = now
+        if now - self._heartbeat_sent > self._peer_timeout / 4:
+            self._heartbeat_sent = now
             for rank, link in list(self._links.items()):
                 try:
                     link.send(CoordinatorMessage.ALIVE)
@@ -316,8 +316,8 @@ class Coordinator:
             for rank in self._links:
                 if silent := self._silence_detector.exceeded(self._heard[rank]):
                     raise PeerLost(self._about(rank, f"has been silent for {silent:.1f} s"))
-        if (self._to_land or self._opened) and now - self._moved > self._patience:
-            raise StallError(f"nothing has moved for {self._patience:g} s; {self._executor.last()}", self._waits())
+        if (self._to_land or self._opened) and now - self._moved > self._stall_timeout:
+            raise StallError(f"nothing has moved for {self._stall_timeout:g} s; {self._executor.last()}", self._waits())
         if self._closing and (not self._links or now - self._moved > _FAREWELL):
             self._over = True
 

@@ -46,14 +46,14 @@ _LISTENER_ROLE = "foretrain link 1: listener"
 
 
 @dataclass(slots=True)
-class _Stranger:
+class _PendingPeer:
     """Connection whose peer has not yet proved its identity."""
 
     socket: socket.socket
     address: tuple[str, int]
     deadline: float
     nonce: bytes
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
 
 class Listener:
@@ -80,7 +80,7 @@ class Listener:
         self._expected = frozenset(expected)
         self._links: dict[int, Link] = {}
         self._handed: set[int] = set()
-        self._pending: dict[int, _Stranger] = {}
+        self._pending: dict[int, _PendingPeer] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -122,7 +122,7 @@ class Listener:
         deadline = time.monotonic() + timeout
         while len(self._links) < len(self._expected):
             now = time.monotonic()
-            until = min([deadline, *(stranger.deadline for stranger in self._pending.values())])
+            until = min([deadline, *(candidate.deadline for candidate in self._pending.values())])
             for key, _ in self._selector.select(max(0.0, until - now)):
                 if key.data is None:
                     self._greet()
@@ -136,8 +136,8 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening and refuse pending connections. Idempotent. Links that `accept` returned stay open."""
-        for stranger in list(self._pending.values()):
-            self._refuse(stranger, "the listener closed before it had said who it is")
+        for candidate in list(self._pending.values()):
+            self._refuse(candidate, "the listener closed before it had said who it is")
         for rank in self._links.keys() - self._handed:
             self._links[rank].close()
         self._selector.close()
@@ -159,66 +159,66 @@ class Listener:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise LinkError(f"cannot accept a rank: {error.strerror}; raise the limit (ulimit -n)") from None
             return  # the connection was gone before it was taken
-        stranger = _Stranger(accepted, address, time.monotonic() + HANDSHAKE_TIMEOUT, nonce())
-        self._pending[accepted.fileno()] = stranger
+        candidate = _PendingPeer(accepted, address, time.monotonic() + HANDSHAKE_TIMEOUT, nonce())
+        self._pending[accepted.fileno()] = candidate
         accepted.setblocking(False)
-        self._selector.register(accepted, selectors.EVENT_READ, stranger)
+        self._selector.register(accepted, selectors.EVENT_READ, candidate)
         self._listen()
-        self._say(stranger, _MAGIC + stranger.nonce)
+        self._say(candidate, _MAGIC + candidate.nonce)
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _hear(self, candidate: _PendingPeer) -> None:
         try:
             # Never more than the answer: what follows it belongs to the link.
-            heard = stranger.socket.recv(_ANSWER.size - len(stranger.said))
+            heard = candidate.socket.recv(_ANSWER.size - len(candidate.received))
         except BlockingIOError:
             return None
         except OSError as error:
-            return self._refuse(stranger, error.strerror or str(error))
+            return self._refuse(candidate, error.strerror or str(error))
         if not heard:
-            return self._refuse(stranger, "it hung up before it had said who it is")
-        stranger.said += heard
-        if len(stranger.said) == _ANSWER.size:
-            self._judge(stranger)
+            return self._refuse(candidate, "it hung up before it had said who it is")
+        candidate.received += heard
+        if len(candidate.received) == _ANSWER.size:
+            self._judge(candidate)
         return None
 
-    def _judge(self, stranger: _Stranger) -> None:
-        rank, theirs, given = _ANSWER.unpack(stranger.said)
-        if not same(given, _link_proof(self._secret, _RANK_ROLE, rank, theirs, stranger.nonce)):
-            return self._refuse(stranger, "it does not know the job's secret")
+    def _judge(self, candidate: _PendingPeer) -> None:
+        rank, theirs, given = _ANSWER.unpack(candidate.received)
+        if not same(given, _link_proof(self._secret, _RANK_ROLE, rank, theirs, candidate.nonce)):
+            return self._refuse(candidate, "it does not know the job's secret")
         if rank not in self._expected:
-            return self._refuse(stranger, f"rank {rank} is not expected")
+            return self._refuse(candidate, f"rank {rank} is not expected")
         if rank in self._links:
-            return self._refuse(stranger, f"rank {rank} is here already")
-        if self._say(stranger, _link_proof(self._secret, _LISTENER_ROLE, rank, theirs, stranger.nonce)):
-            self._forget(stranger)
-            self._links[rank] = Link(stranger.socket, rank, self._send_timeout)
+            return self._refuse(candidate, f"rank {rank} is here already")
+        if self._say(candidate, _link_proof(self._secret, _LISTENER_ROLE, rank, theirs, candidate.nonce)):
+            self._forget(candidate)
+            self._links[rank] = Link(candidate.socket, rank, self._send_timeout)
         return None
 
-    def _say(self, stranger: _Stranger, data: bytes) -> bool:
+    def _say(self, candidate: _PendingPeer, data: bytes) -> bool:
         """Send a few bytes, for which an empty socket buffer always has room; refuse a peer that has disconnected."""
         try:
-            if stranger.socket.send(data) == len(data):
+            if candidate.socket.send(data) == len(data):
                 return True
             reason = "it takes no answer"
         except OSError as error:
             reason = error.strerror or str(error)
-        self._refuse(stranger, reason)
+        self._refuse(candidate, reason)
         return False
 
     def _refuse_late(self) -> None:
         now = time.monotonic()
-        for stranger in [stranger for stranger in self._pending.values() if stranger.deadline <= now]:
-            self._refuse(stranger, f"it did not say who it is within {HANDSHAKE_TIMEOUT:g} s")
+        for candidate in [candidate for candidate in self._pending.values() if candidate.deadline <= now]:
+            self._refuse(candidate, f"it did not say who it is within {HANDSHAKE_TIMEOUT:g} s")
 
-    def _refuse(self, stranger: _Stranger, reason: str) -> None:
+    def _refuse(self, candidate: _PendingPeer, reason: str) -> None:
         self.refused += 1
-        logger.warning("refused a connection from %s:%d: %s", *stranger.address, reason)
-        self._forget(stranger)
-        stranger.socket.close()
+        logger.warning("refused a connection from %s:%d: %s", *candidate.address, reason)
+        self._forget(candidate)
+        candidate.socket.close()
 
-    def _forget(self, stranger: _Stranger) -> None:
-        del self._pending[stranger.socket.fileno()]
-        self._selector.unregister(stranger.socket)
+    def _forget(self, candidate: _PendingPeer) -> None:
+        del self._pending[candidate.socket.fileno()]
+        self._selector.unregister(candidate.socket)
         self._listen()
 
 

@@ -23,7 +23,7 @@ class Heartbeat:
 
     Args:
         links: from rank 0 to every other, or from another to rank 0.
-        silence: seconds after which a rank that says nothing is taken for lost.
+        peer_timeout: seconds after which a rank that says nothing is taken for lost.
         failed: told once what ended the job.
         doing: what this rank does meanwhile, for messages.
         begun: how many scheduled rounds this rank has begun.
@@ -32,18 +32,18 @@ class Heartbeat:
     def __init__(
         self,
         links: Mapping[int, Link],
-        silence: float,
+        peer_timeout: float,
         failed: Callable[[BaseException], None],
         doing: Callable[[], str],
         begun: Callable[[], int],
     ) -> None:
-        self._links, self._silence, self._failed, self._doing = dict(links), silence, failed, doing
+        self._links, self._peer_timeout, self._failed, self._doing = dict(links), peer_timeout, failed, doing
         self._begun = begun
-        self._silence_detector = SilenceDetector(silence)
+        self._silence_detector = SilenceDetector(peer_timeout)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self.left: dict[int, int] = {}
         """The rounds of ranks that have closed their attachment, which is no fault while nobody needs them."""
-        self._said = -silence
+        self._heartbeat_sent = -peer_timeout
         self._stopping = False
         self._inbox = Inbox()
         self._thread = threading.Thread(target=self._run, name="foretrain-pulse", daemon=True)
@@ -86,7 +86,7 @@ class Heartbeat:
                 while not self._stopping:
                     self._say()
                     # Often enough to explain a collective that has failed: who left may be missed only a moment later.
-                    for key, _ in selector.select(self._inbox.sleep(min(FAILURE_GRACE / 2, self._silence / 8))):
+                    for key, _ in selector.select(self._inbox.sleep(min(FAILURE_GRACE / 2, self._peer_timeout / 8))):
                         if key.data is not None and self._hear(key.data):
                             selector.unregister(key.fileobj)
                     self._look()
@@ -98,9 +98,9 @@ class Heartbeat:
     def _say(self) -> None:
         """Send heartbeats at an interval, never as answers: two peers that answer each other would not stop."""
         now = time.monotonic()
-        if now - self._said < self._silence / 4:
+        if now - self._heartbeat_sent < self._peer_timeout / 4:
             return
-        self._said = now
+        self._heartbeat_sent = now
         for rank, link in self._links.items():
             if rank not in self.left:
                 try:

@@ -1,14 +1,13 @@
 """The parameter server: shards that sum what workers push, or update parameters with it, over ZeroMQ.
 
-    worker's engine ── PUSH ──▶ `service` ──▶ `job` ──▶ `shard`: `coverage`, `sums` ──▶ `outbox` ── VALUE ──▶ workers
-                                                └──▶ `updating`: `turns`, `rules`, `masters`, `staleness` ──┘
+    worker's engine ── PUSH ──▶ `service` ──▶ `job` ──▶ `shard`: `coverage`, `sums` ──▶ `peers` ── VALUE ──▶ workers
+                                                └──▶ optimizer shard: `sums`, `hyperparameters`, `consistency` ──┘
 
-`frames` is what is said and `bundles` how several say it together, `sessions` who may say it, `gate` and `door` where
-they begin, `peers` who is in, `job` what they have in common and how it ends, `placement` where each byte lives,
-`halves` 16-bit numbers, `snapshots` what outlives a server, `connection` a worker's end; `modes` is what both kinds of
-shards have in common. But for `service`, `gate` and `connection` they know no socket, so that what they must do is
-tested without one. pyzmq and cryptography are the extra ``foretrain[ps]``; only those three, `job`, `peers`, `door` and
-`sessions` need them.
+`frames` defines the messages, `placement` where each byte lives, `session` the authentication of messages. In `server`,
+`handshake` admits workers, `peers` holds them and their send queues, `job` is what they have in common and how it ends,
+`snapshots` what outlives a server, and `shard` the interface of both kinds of shards. In `client`, `connection` is a
+worker's end. But for `service`, `session` and `connection` they know no socket, so that they are tested without one.
+pyzmq and cryptography are the extra ``foretrain[ps]``.
 """
 
 from typing import Final

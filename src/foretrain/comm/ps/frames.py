@@ -48,7 +48,7 @@ class FrameKind(IntEnum):
     PUSH = 7
     """W. Bytes ``[offset, offset + size)`` of ``part`` in round ``step``; without payload where `ABSENT`."""
     PULL = 8
-    """W. The sums of bytes that were pushed with `HELD` are wanted now."""
+    """W. The sums of bytes that were pushed with `PULL_ONLY` are wanted now."""
     VALUE = 9
     """S. The same bytes, summed; or, of where optimizers run on servers, of the parameters after the update."""
     RECEIVED = 10
@@ -62,21 +62,21 @@ class FrameKind(IntEnum):
     """Both. The sender closes, and means to."""
     WANTED = 14
     """W. It has said again what was wanted; S. an answer to that, and to DECLARE; ``offset``: the server's number, and
-    another one's when it is started anew; ``step``: where `KEEPS`, rounds complete here."""
+    another one's when it is started anew; ``step``: where `STATEFUL`, rounds complete here."""
     DONE = 15
     """W. It has all sums, and pushes no more; S. so have all others: nobody needs to push again for them."""
     COMMITTED = 16
-    """S., where it `KEEPS`. ``offset`` rounds are complete here; of ``step`` of them no push is needed again: they are
+    """S., if `STATEFUL`. ``offset`` rounds are complete here; of ``step`` of them no push is needed again: they are
     in a snapshot, or would be lost anyway. With flag `CLOSED` so is that the worker has closed."""
     RULE = 17
     """W. Payload: hyperparameters of the optimizers on the servers; they hold from round ``step`` on."""
-    SEED = 18
+    INIT = 18
     """W, rank 0. Frame ``step`` of ``offset`` of what ``part`` begins with, see
     `foretrain.plugins.torch.ps.server.parameter_store`."""
-    FETCH = 19
+    GET_STATE = 19
     """W. What ``part`` is now, its optimizer's state included, is wanted."""
     STATE = 20
-    """S. The same as a SEED, as it is now; empty, with ``offset`` 0, where all frames of a SEED have come."""
+    """S. The same as a INIT, as it is now; empty, with ``offset`` 0, where all frames of a INIT have come."""
     LOST = 21
     """S. Worker ``part`` is lost: sums from here on are without it. W. It has heard so in round ``step``, before this
     session; ``offset``: the round that it is in."""
@@ -87,11 +87,11 @@ class FrameKind(IntEnum):
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 ABSENT: Final = 1
 """Flag of a PUSH: this worker has no gradient there; of a VALUE: no worker has."""
-AGAIN: Final = 2
+ACCUMULATES: Final = 2
 """Flag of a PUSH: the round adds to the sums of the one before, as backward() ran again before step()."""
-HELD: Final = 4
+PULL_ONLY: Final = 4
 """Flag of a PUSH: its sum is not to be sent before it is asked for with a PULL."""
-KEEPS: Final = 8
+STATEFUL: Final = 8
 """Flag of a server's WANTED: it has a state that workers cannot make anew."""
 SEVERAL: Final = 16
 """Flag of a PUSH or a VALUE: it holds several ranges, see `foretrain.comm.ps.frames`."""

@@ -42,21 +42,21 @@ class Hyperparameters:
     """Latest hyperparameters of each of ``workers``, of two rounds each, as pushes are of one round at a time."""
 
     def __init__(self, workers: int) -> None:
-        self._said: list[list[tuple[int, tuple[Group, ...]]]] = [[] for _ in range(workers)]
+        self._latest: list[list[tuple[int, tuple[Group, ...]]]] = [[] for _ in range(workers)]
 
     def say(self, worker: int, step: int, groups: tuple[Group, ...]) -> None:
         """Use ``groups`` for ``worker`` from its round ``step`` on."""
-        before = [each for each in self._said[worker] if each[0] < step]
-        self._said[worker] = [*before[-1:], (step, groups)]
+        before = [each for each in self._latest[worker] if each[0] < step]
+        self._latest[worker] = [*before[-1:], (step, groups)]
 
     def of(self, worker: int, step: int) -> tuple[Group, ...] | None:
         """Return the groups that hold for ``worker`` in its round ``step``; None before it has sent any."""
-        return next((groups for since, groups in reversed(self._said[worker]) if since <= step), None)
+        return next((groups for since, groups in reversed(self._latest[worker]) if since <= step), None)
 
     def state(self) -> list[Any]:
         """Return everything as plain numbers."""
-        return [[(step, [dict(group) for group in groups]) for step, groups in said] for said in self._said]
+        return [[(step, [dict(group) for group in groups]) for step, groups in said] for said in self._latest]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Restore the state that `state` returned."""
-        self._said = [[(step, tuple(dict(group) for group in groups)) for step, groups in said] for said in state]
+        self._latest = [[(step, tuple(dict(group) for group in groups)) for step, groups in said] for said in state]

@@ -151,7 +151,7 @@ def _word(secret: bytes) -> bytes:
     return proof(secret, "ZeroMQ password").hex().encode()
 
 
-def knock(socket: zmq.Socket[Any], secret: bytes) -> None:
+def set_password(socket: zmq.Socket[Any], secret: bytes) -> None:
     """Set the password that ``socket`` of a worker sends wherever it connects."""
     socket.setsockopt(zmq.PLAIN_USERNAME, _NAME)
     socket.setsockopt(zmq.PLAIN_PASSWORD, _word(secret))

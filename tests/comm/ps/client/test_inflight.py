@@ -44,7 +44,7 @@ def test_chunks_are_done_when_heard_and_tasks_land_when_back(pushed, push_order,
             found = [flight.chunk.pieces[0].offset for flight in flights.acknowledge(0, start, end)]
             assert sorted(found) == sorted(finished)
             left |= {offset: set() for offset in finished}
-            out = of((stretch.start, stretch.end) for task, stretch in flights.unanswered() if task == 0)
+            out = of((byte_range.start, byte_range.end) for task, byte_range in flights.unanswered() if task == 0)
             assert out == set(range(SIZE)) - back
             fresh = set(range(start, end)) - back
             arrived = flights.arrive(0, start, end)
@@ -74,7 +74,7 @@ def test_a_pull_is_complete_when_its_bytes_are_back():
     flights.push(InFlightChunk(chunk, lambda chunk: None, 16, 0), 0, 0, 16)
     pull = InFlightChunk(chunk, lambda chunk: None, 12, 1)
     flights.pull(pull, 0, 0, 12)
-    assert [(task, stretch.start, stretch.end) for task, stretch in flights.unpulled()] == [(0, 0, 12)]
+    assert [(task, byte_range.start, byte_range.end) for task, byte_range in flights.unpulled()] == [(0, 0, 12)]
     assert flights.arrive(0, 4, 12).pulled == []
     assert flights.arrive(0, 0, 4).pulled == [pull]
     assert flights.arrive(0, 12, 16) == ([(12, 16)], [], True)

@@ -21,10 +21,10 @@ from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk  # noqa: E
 from foretrain.comm.ps.client.push_log import PushedRange, PushLog  # noqa: E402
 from foretrain.comm.ps.frames import (  # noqa: E402
     ABSENT,
-    AGAIN,
+    ACCUMULATES,
     CLOSED,
-    HELD,
-    KEEPS,
+    PULL_ONLY,
+    STATEFUL,
     FrameKind,
     Header,
     unbundle,
@@ -100,22 +100,24 @@ class Server:
             self.parts = kind_of_shard(mine, what.tasks, len(self.lines), anew=header.offset > 0)
             self.keeping = None if self.memory is None else SnapshotPolicy(self.parts, self.memory)
         if kind in (FrameKind.DECLARE, FrameKind.WANTED):
-            flag, done = (KEEPS, self.parts.done[rank]) if self.keeping else (0, 0)
+            flag, done = (STATEFUL, self.parts.done[rank]) if self.keeping else (0, 0)
             if self.keeping:
                 self.commit(rank, self.keeping.of(rank))
             line.down.append((Header(FrameKind.WANTED, flag, step=done, offset=self.lives), b""))
         elif kind is FrameKind.PUSH:
-            flags = {"again": bool(header.flag & AGAIN), "held": bool(header.flag & HELD)}
+            flags = {"again": bool(header.flag & ACCUMULATES), "held": bool(header.flag & PULL_ONLY)}
             line.pushes += 1
             line.aside.append(Header(FrameKind.RECEIVED, offset=line.pushes))
             for part, offset, size, data in unbundle(header, memoryview(said)):
-                self.tell(self.parts.push(rank, part, header.step, offset, size, data if len(data) else None, **flags))
+                self.answer_message(
+                    self.parts.push(rank, part, header.step, offset, size, data if len(data) else None, **flags)
+                )
             self.tell_progress()
         elif kind is FrameKind.PULL:
-            self.tell(self.parts.pull(rank, header.part, header.step, header.offset, header.size))
+            self.answer_message(self.parts.pull(rank, header.part, header.step, header.offset, header.size))
         elif kind is FrameKind.DONE:
             self.done.add(rank)
-            self.parts.leaves(rank)
+            self.parts.worker_closed(rank)
             if self.keeping:
                 self.keeping.want()
                 self.tell_progress()
@@ -132,7 +134,7 @@ class Server:
         header = Header(FrameKind.COMMITTED, CLOSED if to.closed else 0, step=to.saved, offset=to.done)
         self.lines[rank].down.append((header, b""))
 
-    def tell(self, deliveries):
+    def answer_message(self, deliveries):
         for rank, (part, step, start, end, data) in deliveries:
             if self.lines[rank].connected:
                 flag, payload = (ABSENT, b"") if data is None else (0, bytes(data))

@@ -28,54 +28,54 @@ class Shards:
         self.heard.append(header.part)
 
 
-def answer(errand, shards, part, *frames):
+def answer(transfer, shards, part, *frames):
     for number in frames:
-        errand.hear(
+        transfer.hear(
             Header(FrameKind.STATE, part=part, step=number, offset=2), memoryview(bytes([part, number])), shards.say
         )
 
 
 def test_few_at_a_time_and_in_order():
     shards = Shards()
-    errand = StateTransfer(PARTS, lambda part: [(Header(FrameKind.FETCH, part=part.number), b"")])
-    errand.begin(shards.say)
+    transfer = StateTransfer(PARTS, lambda part: [(Header(FrameKind.GET_STATE, part=part.number), b"")])
+    transfer.begin(shards.say)
     for part in range(20):
         assert shards.heard == list(range(min(20, part + 8)))
-        answer(errand, shards, part, 0, 1)
-    frames = errand.wait(never)
+        answer(transfer, shards, part, 0, 1)
+    frames = transfer.wait(never)
     assert frames == {part: [bytes([part, 0]), bytes([part, 1])] for part in range(20)}
 
 
 def test_what_one_shard_has_heard_is_said_again_and_comes_whole():
     """It may be another shard in its place."""
     shards = Shards()
-    errand = StateTransfer(PARTS[:4], lambda part: [(Header(FrameKind.FETCH, part=part.number), b"")])
-    errand.begin(shards.say)
-    answer(errand, shards, 0, 0)
-    answer(errand, shards, 1, 0)
-    answer(errand, shards, 2, 0, 1)
-    errand.say_again(0, shards.say)
+    transfer = StateTransfer(PARTS[:4], lambda part: [(Header(FrameKind.GET_STATE, part=part.number), b"")])
+    transfer.begin(shards.say)
+    answer(transfer, shards, 0, 0)
+    answer(transfer, shards, 1, 0)
+    answer(transfer, shards, 2, 0, 1)
+    transfer.resend(0, shards.say)
     assert shards.heard == [0, 1, 2, 3, 0, 2]
-    answer(errand, shards, 0, 0, 1)
-    answer(errand, shards, 0, 0, 1)  # a late answer to the first time
-    answer(errand, shards, 2, 0, 1)
-    answer(errand, shards, 1, 1)
-    answer(errand, shards, 3, 0, 1)
-    assert errand.wait(never) == {part: [bytes([part, 0]), bytes([part, 1])] for part in range(4)}
+    answer(transfer, shards, 0, 0, 1)
+    answer(transfer, shards, 0, 0, 1)  # a late answer to the first time
+    answer(transfer, shards, 2, 0, 1)
+    answer(transfer, shards, 1, 1)
+    answer(transfer, shards, 3, 0, 1)
+    assert transfer.wait(never) == {part: [bytes([part, 0]), bytes([part, 1])] for part in range(4)}
 
 
 def test_an_empty_answer_is_one():
     shards = Shards()
-    errand = StateTransfer(PARTS[:1], lambda part: [(Header(FrameKind.SEED, part=part.number), b"")])
-    errand.begin(shards.say)
-    errand.hear(Header(FrameKind.STATE, part=0), memoryview(b""), shards.say)
-    assert errand.wait(never) == {0: []}
+    transfer = StateTransfer(PARTS[:1], lambda part: [(Header(FrameKind.INIT, part=part.number), b"")])
+    transfer.begin(shards.say)
+    transfer.hear(Header(FrameKind.STATE, part=0), memoryview(b""), shards.say)
+    assert transfer.wait(never) == {0: []}
 
 
 def test_nothing_to_ask_for_is_done_at_once():
-    errand = StateTransfer([], lambda part: [])
-    errand.begin(Shards().say)
-    assert errand.wait(never) == {}
+    transfer = StateTransfer([], lambda part: [])
+    transfer.begin(Shards().say)
+    assert transfer.wait(never) == {}
 
 
 def test_what_ends_the_job_ends_the_wait():

@@ -16,7 +16,7 @@ from foretrain.comm.ps.frames import ABSENT, FrameKind, Header, unbundle
 from foretrain.comm.ps.placement import Declaration, Declared, Placement
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
-from foretrain.comm.ps.session import knock
+from foretrain.comm.ps.session import set_password
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch.ps.server import make_optimizer_shard
 
@@ -136,7 +136,7 @@ class Worker:
 def stranger(service: Service) -> Iterator[zmq.Socket[bytes]]:
     """A socket that knows the word at the gate of ``service``, as whoever has watched the network does."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as made:
-        knock(made, SECRET)
+        set_password(made, SECRET)
         made.connect("tcp://{}:{}".format(*service.address))
         try:
             yield made

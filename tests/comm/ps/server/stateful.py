@@ -19,9 +19,9 @@ class Sgd(SumShard):
 
     begun = True
 
-    def leaves(self, worker):
+    def worker_closed(self, worker):
         self.left.add(worker)
-        return super().leaves(worker)
+        return super().worker_closed(worker)
 
     @property
     def done(self):

@@ -47,7 +47,7 @@ def test_without_a_worker(pushed, lost, later):
         had[worker] |= set(range(start, end))
     before = set.intersection(*had)
     others = [has for worker, has in enumerate(had) if worker != lost]
-    assert bytes_of(coverage.without(lost)) == set.intersection(*others) - before
+    assert bytes_of(coverage.remove_worker(lost)) == set.intersection(*others) - before
     for worker, start, end in later:
         if worker != lost:
             old = set.intersection(*others)

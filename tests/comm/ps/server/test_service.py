@@ -99,7 +99,7 @@ def test_a_worker_that_is_gone_ends_the_job_of_the_others():
         with Worker(service.address, 1) as other:
             other.join(what)
             one.push_all(what, 0, gradients(what, 0))
-            other.until(lambda: service._job.parts is not None and bool(service._job.parts.waits()))
+            other.until(lambda: service._job.parts is not None and bool(service._job.parts.waiting()))
         one.until(lambda: bool(one.kinds(FrameKind.FAIL)))
         text = one.kinds(FrameKind.FAIL)[0].decode()
         assert "worker 1 is lost: its connection is closed" in text
@@ -289,7 +289,7 @@ def test_two_jobs_that_wait_do_not_get_a_server_each():
 
 
 def test_a_job_that_nobody_comes_back_to_keeps_nobody_out():
-    with serving(2, elastic=True, silence=0.5) as service:
+    with serving(2, elastic=True, peer_timeout=0.5) as service:
         with Worker(service.address, 0, job="mine") as one:
             one.join(msgspec.structs.replace(declaration(10), job="mine"))
             one.wanted()
@@ -538,7 +538,7 @@ def test_a_server_that_is_started_anew_is_made_whole_by_its_workers():
 
 def test_a_worker_that_does_not_come_back_to_a_server_started_anew_is_named():
     what = declaration(10)
-    with serving(2, silence=0.5) as service, job(service, 1) as (one,):
+    with serving(2, peer_timeout=0.5) as service, job(service, 1) as (one,):
         one.until(lambda: one.connection.established)
         one.declare(what, rounds=3)
         one.until(lambda: one.connection.send(Header(FrameKind.ALIVE)) and bool(one.kinds(FrameKind.FAIL)))
@@ -566,7 +566,7 @@ def test_who_has_closed_takes_part_in_no_further_round(kind, late):
         exchange([one, other], what, 0)
         if late:
             other.push_all(what, 1, gradients(what, 1))
-            other.until(lambda: service._job.parts.owed(0) == 1)
+            other.until(lambda: service._job.parts.blocking_round(0) == 1)
         one.connection.send(Header(kind))
         other.until(lambda: bool(service._job.done | service._job.left))
         if not late:

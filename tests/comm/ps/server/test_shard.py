@@ -32,7 +32,7 @@ class Worker:
         self.rank, self.values, self.left = rank, values, list(ranges)
         self.has = np.full(COUNT, np.nan, np.float32)
 
-    def tell(self, value):
+    def answer_message(self, value):
         low, high = value.start // 4, value.end // 4
         data = np.zeros(high - low, np.float32) if value.data is None else np.frombuffer(value.data, np.float32)
         self.has[low:high] = data
@@ -54,7 +54,7 @@ def test_everybody_gets_the_sum_by_rank_once(data):
             answer = one.push(worker.rank, 7, step, 4 * start, 4 * (end - start), payload)
             for target, value in answer:
                 told[target, value.start // 4 : value.end // 4] += 1
-                workers[target].tell(value)
+                workers[target].answer_message(value)
         assert (told == 1).all()
         total = workers[0].values.copy()
         for worker in workers[1:]:
@@ -112,7 +112,7 @@ def test_a_lost_worker_counts_no_more():
     early = alike(push(one, 1, 0, values, 0, 8), 0, 1, 2)
     assert bytes(early.data) == (6 * values[:8]).tobytes()
     push(one, 1, 0, values, 8, 16)
-    freed = alike(one.without(2), 0, 1)
+    freed = alike(one.remove_worker(2), 0, 1)
     # As much as three would have: the mean over workers stays a mean.
     np.testing.assert_array_equal(np.frombuffer(freed.data, np.float32), 1.5 * 2 * values[8:16])
     rest = alike(push(one, 1, 0, values, 16, COUNT), 0, 1)
@@ -161,7 +161,7 @@ def test_nobody_overtakes_a_round():
     push(one, 0, 1, values)
     with pytest.raises(Malformed, match="before round 0 is complete"):
         push(one, 0, 2, values)
-    assert one.waits() == [
+    assert one.waiting() == [
         f"round 0: part of task 'layer' waits for worker 1 ({SIZE} bytes)",
         f"round 1: part of task 'layer' waits for worker 1 ({SIZE} bytes)",
     ]
@@ -189,10 +189,10 @@ def test_a_shard_that_was_started_anew_begins_with_any_round():
     told = alike(push(one, 1, 41, 2 * values), 0, 1)
     assert bytes(told.data) == (3 * values).tobytes()
     assert push(one, 1, 40, values) == []
-    assert one.owed(0) is None  # though it has not pushed round 40: it need not
+    assert one.blocking_round(0) is None  # though it has not pushed round 40: it need not
     push(one, 1, 42, values)
-    assert one.owed(0) == 42
-    assert one.owed(1) is None
+    assert one.blocking_round(0) == 42
+    assert one.blocking_round(1) is None
 
 
 def test_what_only_the_slow_have_said_again_is_forgotten():

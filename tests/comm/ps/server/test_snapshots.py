@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from foretrain.comm.ps.frames import KEEPS, FrameKind, Header
+from foretrain.comm.ps.frames import STATEFUL, FrameKind, Header
 from foretrain.comm.ps.server import job as module
 from foretrain.comm.ps.server import snapshots
 from foretrain.comm.ps.server.snapshots import Damaged, SnapshotPolicy, Snapshots, packed, read
@@ -280,7 +280,7 @@ def test_a_stateful_shard_goes_on_from_its_last_snapshot(tmp_path, monkeypatch):
                 worker.declare(what, rounds=7)
                 worker.until(lambda worker=worker: bool(worker.headers(FrameKind.WANTED)))
                 (wanted,) = worker.headers(FrameKind.WANTED)
-                assert (wanted.step, wanted.flag) == (4, KEEPS)
+                assert (wanted.step, wanted.flag) == (4, STATEFUL)
             rounds(team, what, range(4, 9))
             np.testing.assert_array_equal(team[1].told(what, 8)[0], parameters(9))
             assert service.failure is None

@@ -65,7 +65,7 @@ def suffering(fault, victim, addresses):
 def test_every_worker_ends_and_says_whom_it_lost(job, fault):
     victim, ranks = 1, job(SIZE)
     without = {victim} if fault is stopped else set()
-    with servers(2, SIZE, silence=allowed(fault)) as (addresses, made):
+    with servers(2, SIZE, peer_timeout=allowed(fault)) as (addresses, made):
         outcomes = ranks.outcomes(
             suffering, fault, victim, addresses, timeout=3 * PATIENCE, grace=PATIENCE, without=without
         )

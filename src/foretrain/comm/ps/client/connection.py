@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from foretrain.comm.auth import PROOF_SIZE, nonce, same
 from foretrain.comm.ps.frames import ASIDE, BUSY, FAILURES, UNTAGGED, FrameKind, Header, Malformed, unpack
 from foretrain.comm.ps.placement import LIMIT
-from foretrain.comm.ps.session import AuthenticatedSession, Rejected, knock, session_proof, untagged
+from foretrain.comm.ps.session import AuthenticatedSession, Rejected, session_proof, set_password, untagged
 from foretrain.errors import ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
@@ -61,7 +61,7 @@ class _Lane:
             (zmq.RECONNECT_IVL_MAX, 1000),
         ):
             self.socket.setsockopt(option, value)
-        knock(self.socket, secret)
+        set_password(self.socket, secret)
         self.monitor = self.socket.get_monitor_socket(_TURNS)
         self.socket.connect(f"tcp://{address[0]}:{address[1]}")
 

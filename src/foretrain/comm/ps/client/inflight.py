@@ -61,9 +61,9 @@ class InFlight:
 
     def push(self, flight: InFlightChunk, task: int, start: int, end: int) -> None:
         """Note that these bytes of ``flight`` are pushed."""
-        stretch = ByteRange(start, end, flight)
-        self._unheard[task].append(stretch)
-        self._out[task].append(stretch)
+        byte_range = ByteRange(start, end, flight)
+        self._unheard[task].append(byte_range)
+        self._out[task].append(byte_range)
 
     def pull(self, flight: InFlightChunk, task: int, start: int, end: int) -> None:
         """Note that ``flight`` asks for these bytes."""
@@ -87,39 +87,39 @@ class InFlight:
 
     def unanswered(self) -> Iterator[tuple[int, ByteRange]]:
         """Yield everything that was pushed and has not returned, by task."""
-        return ((task, stretch) for task, stretches in enumerate(self._out) for stretch in stretches)
+        return ((task, byte_range) for task, byte_ranges in enumerate(self._out) for byte_range in byte_ranges)
 
     def unpulled(self) -> Iterator[tuple[int, ByteRange]]:
         """Yield everything that was pulled and has not returned, by task."""
-        return ((task, stretch) for task, stretches in enumerate(self._pulls) for stretch in stretches)
+        return ((task, byte_range) for task, byte_ranges in enumerate(self._pulls) for byte_range in byte_ranges)
 
     def oldest(self) -> InFlightChunk | None:
         """Return the chunk that has been in flight longest."""
-        flights = [stretch.flight for stretches in self._out for stretch in stretches]
+        flights = [byte_range.flight for byte_ranges in self._out for byte_range in byte_ranges]
         return min(flights, key=lambda flight: flight.issued, default=None)
 
 
-def _split(stretches: Sequence[ByteRange], start: int, end: int) -> tuple[list[ByteRange], list[ByteRange]]:
-    """Return the parts of ``stretches`` inside ``[start, end)`` and those outside."""
+def _split(byte_ranges: Sequence[ByteRange], start: int, end: int) -> tuple[list[ByteRange], list[ByteRange]]:
+    """Return the parts of ``byte_ranges`` inside ``[start, end)`` and those outside."""
     inside: list[ByteRange] = []
     outside: list[ByteRange] = []
-    for stretch in stretches:
-        low, high = max(start, stretch.start), min(end, stretch.end)
+    for byte_range in byte_ranges:
+        low, high = max(start, byte_range.start), min(end, byte_range.end)
         if low >= high:
-            outside.append(stretch)
+            outside.append(byte_range)
             continue
-        inside.append(stretch._replace(start=low, end=high))
-        if stretch.start < low:
-            outside.append(stretch._replace(end=low))
-        if high < stretch.end:
-            outside.append(stretch._replace(start=high))
+        inside.append(byte_range._replace(start=low, end=high))
+        if byte_range.start < low:
+            outside.append(byte_range._replace(end=low))
+        if high < byte_range.end:
+            outside.append(byte_range._replace(start=high))
     return inside, outside
 
 
-def _finished(stretches: Sequence[ByteRange]) -> list[InFlightChunk]:
-    """Return the chunks that have nothing left once ``stretches`` are taken away."""
+def _finished(byte_ranges: Sequence[ByteRange]) -> list[InFlightChunk]:
+    """Return the chunks that have nothing left once ``byte_ranges`` are taken away."""
     finished = []
-    for start, end, flight in stretches:
+    for start, end, flight in byte_ranges:
         flight.left -= end - start
         if not flight.left:
             finished.append(flight)
@@ -166,7 +166,7 @@ class StateTransfer:
         if not self._asked:
             self._over.set()
 
-    def say_again(self, shard: int, say: Say) -> None:
+    def resend(self, shard: int, say: Say) -> None:
         """Ask ``shard`` again for what it has not answered, and after a restart also for what it had."""
         for part in [part for part in self._asked.values() if part.shard == shard]:
             self._ask(part, say)

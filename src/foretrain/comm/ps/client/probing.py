@@ -39,11 +39,11 @@ class PushProbe:
         workers: N.
         job: its name.
         epoch: declarations of this worker before this one.
-        patience: seconds after which a round that does not come back is stuck.
+        stall_timeout: seconds after which a round that does not come back is stuck.
     """
 
-    def __init__(self, links: Links, workers: int, job: str, epoch: int, patience: float) -> None:
-        self._links, self._patience = links, patience
+    def __init__(self, links: Links, workers: int, job: str, epoch: int, stall_timeout: float) -> None:
+        self._links, self._stall_timeout = links, stall_timeout
         shards = len(links.connections)
         # One part per message, so that with one shard as with many each message is one part's.
         self._declaration = Declaration(
@@ -107,7 +107,7 @@ class PushProbe:
         self._step[part] += 1
 
     def _wait(self, part: int) -> None:
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._stall_timeout
         while self._left[part]:
             connection = self._links.connections[self._parts[part].shard]
             connection.wait(0.1)
@@ -116,7 +116,7 @@ class PushProbe:
                 host, port = connection.address
                 raise PeerLost(
                     f"a round through server {connection.shard} at {host}:{port} has not come back in "
-                    f"{self._patience:g} s"
+                    f"{self._stall_timeout:g} s"
                 )
 
     def hear(self) -> None:

@@ -1,12 +1,12 @@
 """Log of what this worker has pushed, from which it pushes again after a connection or a server was lost.
 
-# Note [Saying again]
+# Note [Pushing again]
 A server answers a declaration with its number. If that is the one it had before, it knows all but what was on its way:
 what has not come back is said again, and the server counts once what it hears twice. If it is another, the server was
 started anew and knows nothing: it is told all that was pushed in this round. Other workers may be a round behind, and
 lack sums of it that can only be made again with what this worker has pushed there; so it is told that, too, unless a
 sum of this round has come, which is made when all workers are in it. Until then nothing else is said to that server:
-what is said again of a round leaves before what is said of the next, whose sums must have come before a third round is
+pushes of a round are resent before those of the next, whose sums must have come before a third round is
 written over the first.
 
 Where a server keeps more than sums, all rounds are kept that it has not said to be in a snapshot. Started anew it goes
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from foretrain.comm.ps.client.inflight import InFlight
-from foretrain.comm.ps.frames import AGAIN, CLOSED, HELD, KEEPS, SMALL, FrameKind, Header, Item, bundle
+from foretrain.comm.ps.frames import ACCUMULATES, CLOSED, PULL_ONLY, SMALL, STATEFUL, FrameKind, Header, Item, bundle
 from foretrain.comm.ps.placement import Declaration, Placement
 from foretrain.errors import PeerLost
 from foretrain.network.ps_constants import MESSAGE
@@ -64,7 +64,7 @@ class PushedRange(NamedTuple):
     end: int
 
 
-class _Said(NamedTuple):
+class _SentBatch(NamedTuple):
     """Ranges that were pushed together; ``held``: see `PULL_ONLY`."""
 
     spans: tuple[PushedRange, ...]
@@ -87,11 +87,11 @@ class _Round:
 
     def __init__(self, step: int, again: bool, rule: _Rule) -> None:
         self.step, self.again, self.rule = step, again, rule
-        self.said: list[_Said] = []
+        self.said: list[_SentBatch] = []
         self.used: set[int] = set()
 
 
-class _Standing:
+class _ServerState:
     """State of one server as this worker knows it.
 
     Attributes:
@@ -136,11 +136,11 @@ class PushLog:
     """
 
     def __init__(self, copies: Copies, connections: Sequence[PushConnection], flights: InFlight, epoch: int) -> None:
-        self._copies, self._connections, self._flights, self._epoch = copies, connections, flights, epoch
+        self._copies, self._connections, self._inflight, self._epoch = copies, connections, flights, epoch
         self.placement = Placement(copies.declaration, len(connections))
         self.together = False
         self._rounds: deque[_Round] = deque()
-        self._standing = [_Standing() for _ in connections]
+        self._servers = [_ServerState() for _ in connections]
 
     @property
     def step(self) -> int:
@@ -156,7 +156,7 @@ class PushLog:
         if rule != was.text:
             for connection in self._connections:
                 self._say_rule(self._rounds[-1], connection)
-        since = min([before, *(standing.saved for standing in self._standing if standing.keeps)])
+        since = min([before, *(server.saved for server in self._servers if server.keeps)])
         while self._rounds[0].step < since:
             self._rounds.popleft()
         self._copies.begin(before + 1, self._rounds[0].step)
@@ -164,13 +164,13 @@ class PushLog:
 
     def push(self, spans: Sequence[PushedRange], used: Callable[[int], bool], *, held: bool) -> None:
         """Push these ranges: gradients where a task is ``used``; with ``held`` their sums must be pulled."""
-        latest, said = self._rounds[-1], _Said(tuple(spans), held)
-        latest.said.append(said)
-        for task, start, end in said.spans:
+        latest, batch = self._rounds[-1], _SentBatch(tuple(spans), held)
+        latest.said.append(batch)
+        for task, start, end in batch.spans:
             if used(task):
                 latest.used.add(task)
                 self._copies.fill(task, start, end, latest.step)
-        self._say(latest, said, self.ready)
+        self._say(latest, batch, self.ready)
 
     def pull(self, task: int, start: int, end: int) -> None:
         """Ask for the sums of these bytes."""
@@ -181,17 +181,17 @@ class PushLog:
 
         Returns whether it is.
         """
-        standing = self._standing[connection.shard]
-        if connection.sessions == standing.sessions:
+        server = self._servers[connection.shard]
+        if connection.sessions == server.sessions:
             return False
-        standing.sessions = connection.sessions
-        standing.unheard.clear()
-        standing.heard = 0
+        server.sessions = connection.sessions
+        server.unheard.clear()
+        server.heard = 0
         # There is nothing to say again before the first round: no need to wait for an answer.
-        standing.ready, standing.next = not self._rounds, None
+        server.ready, server.next = not self._rounds, None
         header = Header(FrameKind.DECLARE, step=self._epoch, offset=self.step + 1)
         connection.send(header, self._copies.declaration.encode())
-        for worker, step in standing.lost.items():
+        for worker, step in server.lost.items():
             connection.send(Header(FrameKind.LOST, part=worker, step=step, offset=self.step))
         if self._rounds:
             self._say_rule(self._rounds[-1], connection)
@@ -203,90 +203,90 @@ class PushLog:
         Raises:
             PeerLost: it has lost a state that cannot be made anew.
         """
-        standing, number = self._standing[connection.shard], header.offset
-        standing.keeps, standing.done = bool(header.flag & KEEPS), header.step
-        if standing.ready:
-            standing.number = number
-        elif standing.number == number:
+        server, number = self._servers[connection.shard], header.offset
+        server.keeps, server.done = bool(header.flag & STATEFUL), header.step
+        if server.ready:
+            server.number = number
+        elif server.number == number:
             left: tuple[list[PushedRange], list[PushedRange]] = ([], [])
-            for task, (start, end, flight) in self._flights.unanswered():
+            for task, (start, end, flight) in self._inflight.unanswered():
                 left[flight.chunk.op == "reduce_scatter"].append(PushedRange(task, start, end))
             for held, spans in enumerate(left):
-                self._say(self._rounds[-1], _Said(tuple(spans), bool(held)), connection.shard.__eq__)
+                self._say(self._rounds[-1], _SentBatch(tuple(spans), bool(held)), connection.shard.__eq__)
             self._caught_up(connection)
         else:
-            standing.next = self._first(connection.shard)
+            server.next = self._first(connection.shard)
             self._catch_up(connection)
 
     def received(self, connection: PushConnection, header: Header) -> list[PushedRange]:
         """Handle RECEIVED: the server has so many messages of this session; return the newly acknowledged ranges of
         this round.
         """
-        standing, spans = self._standing[connection.shard], []
+        server, spans = self._servers[connection.shard], []
         if header.step != self._epoch:
             return spans  # of what was measured before
-        while standing.unheard and standing.heard < header.offset:
-            step, some = standing.unheard.popleft()
-            standing.heard += 1
+        while server.unheard and server.heard < header.offset:
+            step, some = server.unheard.popleft()
+            server.heard += 1
             spans += some if step == self.step else []
         return spans
 
     def committed(self, connection: PushConnection, header: Header) -> None:
         """Handle COMMITTED: the server has completed or saved rounds."""
-        standing = self._standing[connection.shard]
-        standing.saved, standing.done, standing.closed = header.step, header.offset, bool(header.flag & CLOSED)
+        server = self._servers[connection.shard]
+        server.saved, server.done, server.closed = header.step, header.offset, bool(header.flag & CLOSED)
         self._catch_up(connection)
 
     def lose(self, connection: PushConnection, worker: int) -> bool:
         """Note that a server goes on without ``worker``; return whether it is the first server to."""
-        first = not any(worker in standing.lost for standing in self._standing)
-        self._standing[connection.shard].lost.setdefault(worker, self.step)
+        first = not any(worker in server.lost for server in self._servers)
+        self._servers[connection.shard].lost.setdefault(worker, self.step)
         return first
 
     def ready(self, shard: int) -> bool:
         """Return whether the server has everything it needs, so that new messages may follow."""
-        return self._standing[shard].ready
+        return self._servers[shard].ready
 
     def complete(self, shard: int) -> bool:
         """Return whether all rounds are complete at a server that is stateful."""
-        standing = self._standing[shard]
-        return standing.ready and standing.done > self.step
+        server = self._servers[shard]
+        return server.ready and server.done > self.step
 
     def saved(self, shard: int) -> bool:
         """Return whether the server needs neither this worker's pushes nor the worker itself again."""
-        standing = self._standing[shard]
-        return standing.closed and standing.saved > self.step
+        server = self._servers[shard]
+        return server.closed and server.saved > self.step
 
     def _first(self, shard: int) -> int:
         """Return the round from which on a restarted server needs all pushes."""
-        standing, oldest = self._standing[shard], self._rounds[0].step
-        if not standing.keeps:
+        server, oldest = self._servers[shard], self._rounds[0].step
+        if not server.keeps:
             return self.step if self.together else max(oldest, self.step - 1)
-        if min(standing.done, self.step) < oldest:
+        if min(server.done, self.step) < oldest:
             raise PeerLost(
-                f"server {shard} was started anew with the state after {standing.done} rounds, and what was pushed "
+                f"server {shard} was started anew with the state after {server.done} rounds, and what was pushed "
                 f"before round {oldest} is kept nowhere: start servers with --snapshot-dir, on a disk that stays"
             )
-        return min(standing.done, self.step)
+        return min(server.done, self.step)
 
     def _catch_up(self, connection: PushConnection) -> None:
         """Push earlier rounds again, as far as the server can take them now."""
-        standing, latest = self._standing[connection.shard], self._rounds[-1] if self._rounds else None
-        while standing.next is not None and (not standing.keeps or standing.next <= standing.done):
-            one = self._rounds[standing.next - self._rounds[0].step]
+        server, latest = self._servers[connection.shard], self._rounds[-1] if self._rounds else None
+        while server.next is not None and (not server.keeps or server.next <= server.done):
+            one = self._rounds[server.next - self._rounds[0].step]
             self._say_rule(one, connection)
-            for said in one.said:
+            for batch in one.said:
                 # The sums of rounds before have come here, and are for others.
-                self._say(one, said if one is latest else said._replace(held=True), connection.shard.__eq__)
-            standing.next += 1
+                self._say(one, batch if one is latest else batch._replace(held=True), connection.shard.__eq__)
+            server.next += 1
             if one is latest:
                 self._caught_up(connection)
 
     def _caught_up(self, connection: PushConnection) -> None:
-        standing = self._standing[connection.shard]
-        standing.ready, standing.next = True, None
-        for task, stretch in self._flights.unpulled():
-            self._ask(task, stretch.start, stretch.end, connection.shard.__eq__)
+        server = self._servers[connection.shard]
+        server.ready, server.next = True, None
+        for task, byte_range in self._inflight.unpulled():
+            self._ask(task, byte_range.start, byte_range.end, connection.shard.__eq__)
         # It is the one that knows all when it has heard this, and not before: this session may be lost, too.
         connection.send(Header(FrameKind.WANTED))
 
@@ -294,17 +294,17 @@ class PushLog:
         if one.rule.text:
             connection.send(Header(FrameKind.RULE, step=one.rule.since, size=len(one.rule.text)), one.rule.text)
 
-    def _say(self, one: _Round, said: _Said, to: Callable[[int], bool]) -> None:
-        flag = (AGAIN if one.again else 0) | (HELD if said.held else 0)
+    def _say(self, one: _Round, batch: _SentBatch, to: Callable[[int], bool]) -> None:
+        flag = (ACCUMULATES if one.again else 0) | (PULL_ONLY if batch.held else 0)
         header = Header(FrameKind.PUSH, flag, step=one.step)
-        for shard, spans, items in self._together(one, said):
+        for shard, spans, items in self._together(one, batch):
             if to(shard) and self._connections[shard].send(*bundle(header, items)):
-                self._standing[shard].unheard.append((one.step, spans))
+                self._servers[shard].unheard.append((one.step, spans))
 
-    def _together(self, one: _Round, said: _Said) -> Iterator[tuple[int, list[PushedRange], list[Item]]]:
+    def _together(self, one: _Round, batch: _SentBatch) -> Iterator[tuple[int, list[PushedRange], list[Item]]]:
         """Yield messages: the shard, the ranges in it, and its items. Small ranges share a message."""
         small: dict[int, tuple[list[PushedRange], list[Item]]] = {}
-        for task, start, end in said.spans:
+        for task, start, end in batch.spans:
             used = task in one.used
             data = self._copies.kept(task, start, end, one.step) if used else memoryview(b"")
             for part, offset, size in self.placement.of(Piece(task, start, end - start)):

@@ -15,7 +15,7 @@ Range = tuple[int, int]
 class Coverage:
     """Pushed bytes of a part of ``size`` bytes, by worker of ``group``, given as a bit mask.
 
-    The part is a sequence of stretches that the same workers have pushed: ``_edges[k]`` to ``_edges[k + 1]`` by those
+    The part is a sequence of byte_ranges that the same workers have pushed: ``_edges[k]`` to ``_edges[k + 1]`` by those
     in ``_masks[k]``. There are never more than ranges were pushed, twice over.
     """
 
@@ -49,7 +49,7 @@ class Coverage:
         self._left -= _bytes(complete)
         return new, complete
 
-    def without(self, worker: int) -> list[Range]:
+    def remove_worker(self, worker: int) -> list[Range]:
         """Forget ``worker``, which is lost, in all incomplete ranges; return those that all others have pushed."""
         bit, before = 1 << worker, self._group
         self._group &= ~bit

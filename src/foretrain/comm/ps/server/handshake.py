@@ -13,11 +13,11 @@ _HANDSHAKE: Final = 5.0
 """Seconds to say who one is."""
 _WHY: Final = 4000
 """Bytes of a refusal's reason."""
-_STRANGERS: Final = 64
+_PENDING_LIMIT: Final = 64
 """Connections that may be saying who they are at once, beyond twice the workers, who may all come together."""
 
 
-class _Stranger(NamedTuple):
+class _PendingPeer(NamedTuple):
     rank: int
     theirs: bytes
     ours: bytes
@@ -74,35 +74,35 @@ class ServerHandshake:
 
     def __init__(self, secret: bytes, shard: int, workers: int) -> None:
         self._secret, self._shard, self._workers = secret, shard, workers
-        self._strangers: dict[bytes, _Stranger] = {}
+        self._pending: dict[bytes, _PendingPeer] = {}
 
     def challenge(self, route: bytes, rank: int, payload: bytes) -> list[bytes]:
         """Return the answer to a HELLO of ``rank``; `Malformed` if it is none."""
         now = time.monotonic()
-        self._strangers = {who: each for who, each in self._strangers.items() if each.deadline > now}
+        self._pending = {who: each for who, each in self._pending.items() if each.deadline > now}
         if len(payload) != NONCE_SIZE:
             raise Malformed("hello", f"HELLO of {rank} with {len(payload)} bytes")
-        if len(self._strangers) >= _STRANGERS + 2 * self._workers:
+        if len(self._pending) >= _PENDING_LIMIT + 2 * self._workers:
             # Who takes longest is the likeliest to be none; it may say HELLO again.
-            self._strangers.pop(next(iter(self._strangers)))
+            self._pending.pop(next(iter(self._pending)))
         ours = nonce()
-        self._strangers.pop(route, None)
-        self._strangers[route] = _Stranger(rank, payload, ours, now + _HANDSHAKE)
+        self._pending.pop(route, None)
+        self._pending[route] = _PendingPeer(rank, payload, ours, now + _HANDSHAKE)
         return untagged(FrameKind.CHALLENGE, self._shard, ours)
 
-    def heard(self, route: bytes, payload: bytes) -> AuthenticatedPeer:
+    def verify(self, route: bytes, payload: bytes) -> AuthenticatedPeer:
         """Return the peer that has sent a PROOF.
 
         Raises:
             Malformed: it proves nothing.
         """
-        stranger = self._strangers.pop(route, None)
-        if stranger is None or stranger.deadline < time.monotonic():
+        candidate = self._pending.pop(route, None)
+        if candidate is None or candidate.deadline < time.monotonic():
             raise Malformed("proof", "PROOF without HELLO, or too late")
         shown, name = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
-        who = (stranger.rank, self._shard, stranger.theirs, stranger.ours)
+        who = (candidate.rank, self._shard, candidate.theirs, candidate.ours)
         if not same(shown, session_proof(self._secret, "worker", *who, name)):
-            raise Malformed("secret", f"worker {stranger.rank} does not know the job's secret")
+            raise Malformed("secret", f"worker {candidate.rank} does not know the job's secret")
         if len(name) > NAME_SIZE or not name.isascii():
-            raise Malformed("name", f"worker {stranger.rank} names its job with {len(name)} bytes")
-        return AuthenticatedPeer(stranger.rank, self._shard, name.decode(), stranger.theirs, stranger.ours)
+            raise Malformed("name", f"worker {candidate.rank} names its job with {len(name)} bytes")
+        return AuthenticatedPeer(candidate.rank, self._shard, name.decode(), candidate.theirs, candidate.ours)

@@ -16,13 +16,13 @@ from typing import Any, Final
 from foretrain.comm.event_loop import SilenceDetector
 from foretrain.comm.ps import EVERY
 from foretrain.comm.ps.frames import (
-    AGAIN,
+    ACCUMULATES,
     BUSY,
     CLOSED,
     FAILURES,
-    HELD,
-    KEEPS,
+    PULL_ONLY,
     RETURNS,
+    STATEFUL,
     FrameKind,
     Header,
     Item,
@@ -45,10 +45,18 @@ _GRACE: Final = 3.0
 """Seconds that a worker whose connection broke has to come back, or to close where another one has."""
 
 _WARMUP: Final = 10
-"""Times the silence after which it is lost that a worker which returns may be away: it trains on meanwhile."""
+"""Times its timeout that a worker which returns may be away before it counts as lost: it trains on meanwhile."""
 
 _OF_A_DECLARATION: Final = frozenset(
-    (FrameKind.PUSH, FrameKind.PULL, FrameKind.RULE, FrameKind.SEED, FrameKind.FETCH, FrameKind.DONE, FrameKind.LOST)
+    (
+        FrameKind.PUSH,
+        FrameKind.PULL,
+        FrameKind.RULE,
+        FrameKind.INIT,
+        FrameKind.GET_STATE,
+        FrameKind.DONE,
+        FrameKind.LOST,
+    )
 )
 """What means something else, or nothing, after another DECLARE."""
 
@@ -64,7 +72,7 @@ class ServerConfig:
         workers: N.
         shard: this server's number.
         shards: how many there are.
-        silence: seconds after which a worker that says nothing is lost.
+        peer_timeout: seconds after which a worker that says nothing is lost.
         elastic: whether the others go on without a worker that is lost.
         credit: bytes under way to a worker at which nothing more is sent to it.
         snapshots: a folder, where shards that keep more than sums write their state.
@@ -78,7 +86,7 @@ class ServerConfig:
     workers: int
     shard: int = 0
     shards: int = 1
-    silence: float = 60.0
+    peer_timeout: float = 60.0
     elastic: bool = False
     credit: int = WINDOW
     snapshots: Path | None = None
@@ -149,7 +157,7 @@ class ShardJob:
         self._urgency: list[int] = []
         self.parts: Mode | None = None
         self._keeping: SnapshotPolicy | None = None
-        self._silence_detector = SilenceDetector(terms.silence)
+        self._silence_detector = SilenceDetector(terms.peer_timeout)
         self._said = time.monotonic()
 
     @property
@@ -158,24 +166,24 @@ class ShardJob:
         return len(self.left | self.lost) == self._terms.workers
 
     def admit(
-        self, guest: AuthenticatedPeer, route: bytes, sessions: tuple[AuthenticatedSession, AuthenticatedSession]
+        self, candidate: AuthenticatedPeer, route: bytes, sessions: tuple[AuthenticatedSession, AuthenticatedSession]
     ) -> None:
-        """Admit ``guest``, which has proved its identity on ``route``.
+        """Admit ``candidate``, which has proved its identity on ``route``.
 
         Raises:
             Refused: it is of another job, or of one with another number of workers, or the others go on without it.
         """
-        rank, shard = guest.rank, self._terms.shard
-        if self.name not in (None, guest.job):
+        rank, shard = candidate.rank, self._terms.shard
+        if self.name not in (None, candidate.job):
             raise WorkerRefused(
-                BUSY, f"server {shard} serves job {self.name}, which has not ended, and this is {guest.job}"
+                BUSY, f"server {shard} serves job {self.name}, which has not ended, and this is {candidate.job}"
             )
         if rank >= self._terms.workers:
             why = f"server {shard} was started for {self._terms.workers} workers, and has no place for worker {rank}"
             raise refused(Disagreement(f"{why}: start it with --workers {rank + 1} or more"))
         if rank in self.lost:
             raise refused(PeerLost(f"the others go on without worker {rank}, which was lost"))
-        self.name = guest.job
+        self.name = candidate.job
         outbox = SendQueue(self._terms.credit, MESSAGE)
         if self.peers.add(Peer(rank, route, *sessions, outbox, time.monotonic())):
             logger.info("worker %d has come back", rank)
@@ -214,9 +222,9 @@ class ShardJob:
             self._enqueue(
                 self._declared_parts(peer).pull(peer.rank, header.part, header.step, header.offset, header.size)
             )
-        elif kind in (FrameKind.RULE, FrameKind.SEED, FrameKind.FETCH):
-            answers = [*self._declared_parts(peer).tell(peer.rank, header, payload)]
-            if answers and kind is FrameKind.SEED and self._keeping is not None:
+        elif kind in (FrameKind.RULE, FrameKind.INIT, FrameKind.GET_STATE):
+            answers = [*self._declared_parts(peer).answer_message(peer.rank, header, payload)]
+            if answers and kind is FrameKind.INIT and self._keeping is not None:
                 self._keeping.begin()
             for answer, data in answers:
                 self._send(peer, answer, data)
@@ -236,15 +244,15 @@ class ShardJob:
             if self._keeping is not None and peer.rank not in self.done:
                 self._keeping.want()
             self.done.add(peer.rank)
-            self._enqueue(self.parts.leaves(peer.rank) if self.parts else ())
+            self._enqueue(self.parts.worker_closed(peer.rank) if self.parts else ())
             self._end_together()
         elif kind is FrameKind.BYE:
             if header.flag & RETURNS:
-                self._returning[peer.rank] = time.monotonic() + _WARMUP * self._terms.silence
+                self._returning[peer.rank] = time.monotonic() + _WARMUP * self._terms.peer_timeout
             else:
                 self.left.add(peer.rank)
             self.peers.drop(peer.rank, left=True)
-            self._enqueue(self.parts.leaves(peer.rank) if self.parts else ())
+            self._enqueue(self.parts.worker_closed(peer.rank) if self.parts else ())
             self._end_together()
             if self._keeping is not None:
                 self._keeping.want()
@@ -259,7 +267,7 @@ class ShardJob:
     def _push(self, peer: Peer, header: Header, payload: memoryview) -> None:
         peer.pushes += 1
         parts = self._declared_parts(peer)
-        again, held = bool(header.flag & AGAIN), bool(header.flag & HELD)
+        again, held = bool(header.flag & ACCUMULATES), bool(header.flag & PULL_ONLY)
         for part, offset, size, data in unbundle(header, payload):
             given = memoryview(data) if len(data) else None
             self._enqueue(parts.push(peer.rank, part, header.step, offset, size, given, again=again, held=held))
@@ -276,7 +284,7 @@ class ShardJob:
             return
         progress = self._keeping.of(peer.rank)
         self._commit(peer, progress)
-        self._send(peer, Header(FrameKind.WANTED, KEEPS, step=progress.done, offset=self._number))
+        self._send(peer, Header(FrameKind.WANTED, STATEFUL, step=progress.done, offset=self._number))
 
     def _commit(self, peer: Peer, to: WorkerProgress) -> None:
         self._send(peer, Header(FrameKind.COMMITTED, CLOSED if to.closed else 0, step=to.saved, offset=to.done))
@@ -319,7 +327,7 @@ class ShardJob:
             self._said_again = begun - 1
             if begun:
                 logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
-                self._missed = time.monotonic() + self._terms.silence
+                self._missed = time.monotonic() + self._terms.peer_timeout
             self._urgency = [declaration.tasks[part.task].urgency for part in placement.parts]
             return
         found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
@@ -376,12 +384,12 @@ class ShardJob:
             PeerLost: a worker closed in a round that others are in.
         """
         now = self._silence_detector.tick()
-        if now - self._said > min(1.0, self._terms.silence / 4):
+        if now - self._said > min(1.0, self._terms.peer_timeout / 4):
             self._said = now
             for peer in self.peers:
                 self._send(peer, Header(FrameKind.ALIVE))
             self._miss_the_left(now)
-            if self._said_again >= 0 and self.parts is not None and self.parts.through(self._said_again):
+            if self._said_again >= 0 and self.parts is not None and self.parts.round_complete(self._said_again):
                 self._said_again = -1
         for peer in self.peers:
             if peer.gone is not None and now - peer.gone > _GRACE:
@@ -408,15 +416,15 @@ class ShardJob:
             self._deserted = None
             return
         self._deserted = self._deserted or now
-        if now - self._deserted > self._terms.silence:
+        if now - self._deserted > self._terms.peer_timeout:
             for rank in self._absent:
-                self._lose(rank, f"nobody of job {self.name} has been here for {self._terms.silence:g} s")
+                self._lose(rank, f"nobody of job {self.name} has been here for {self._terms.peer_timeout:g} s")
 
     def _miss_the_left(self, now: float) -> None:
         """Fail the job if others are in a round that needs pushes of a worker that has closed."""
         closed, owing = self.left | self.done, None
         if self.parts is not None and closed and self.peers.ranks - closed:
-            rounds = ((rank, self.parts.owed(rank)) for rank in sorted(closed))
+            rounds = ((rank, self.parts.blocking_round(rank)) for rank in sorted(closed))
             owing = next(((rank, step) for rank, step in rounds if step is not None), None)
         self._owing = None if owing is None else self._owing or now
         if owing is not None and self._owing is not None and now - self._owing > _GRACE:
@@ -430,11 +438,11 @@ class ShardJob:
 
     def _lose(self, rank: int, why: str) -> None:
         self._drop(rank)
-        waits = self.parts.waits() if self.parts else []
+        waits = self.parts.waiting() if self.parts else []
         text = f"worker {rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
         if not self._terms.elastic:
             self.fail(PeerLost(text))
-        elif self.parts is not None and self._said_again >= 0 and not self.parts.through(self._said_again):
+        elif self.parts is not None and self._said_again >= 0 and not self.parts.round_complete(self._said_again):
             self.fail(PeerLost(f"{text}\nothers may have sums with it from before this server was started anew"))
         else:
             logger.warning("%s; %d go on", text, self._terms.workers - len(self.lost | self.left))
@@ -466,7 +474,7 @@ class ShardJob:
         for other in self.peers:
             self._send(other, Header(FrameKind.LOST, part=rank))
         if self.parts is not None:
-            self._enqueue(self.parts.without(rank))
+            self._enqueue(self.parts.remove_worker(rank))
         if self._keeping is not None:
             self._keeping.want()
         for other in self.peers:

@@ -56,18 +56,18 @@ class Service:
         self._ended: dict[str, str] = {}
         """Jobs that workers may come back to that were lost, and what they are told."""
         self._stopped = False
-        self._door = ServerHandshake(secret, terms.shard, terms.workers)
+        self._handshake = ServerHandshake(secret, terms.shard, terms.workers)
         self._begin()
         self._context = zmq.Context()
         self._socket = self._made()
-        self._gate = ZapAuth(self._context, secret, self._socket)
+        self._zap = ZapAuth(self._context, secret, self._socket)
         self._poller = zmq.Poller()
-        for each in (self._socket, *self._gate.sockets):
+        for each in (self._socket, *self._zap.sockets):
             self._poller.register(each, zmq.POLLIN)
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
-            self._gate.close()
+            self._zap.close()
             self._context.destroy(linger=0)
             raise ConfigError(
                 "address", f"{host}:{port}", f"cannot be listened on ({error})", "name a free one of this host"
@@ -114,7 +114,7 @@ class Service:
         """Close sockets and threads; queued messages have a second to leave. Idempotent."""
         self._job.close()
         if not self._socket.closed:
-            self._gate.close()
+            self._zap.close()
             self._socket.close()
         self._context.term()
 
@@ -133,7 +133,7 @@ class Service:
         """
         while not self._stopped:
             if self._poller.poll(100):
-                for stranger in self._gate.answer():
+                for stranger in self._zap.answer():
                     self._count("gate", stranger)
                 self._turn()
             try:
@@ -190,22 +190,22 @@ class Service:
 
     def _greet(self, route: bytes, header: Header, payload: bytes) -> None:
         if header.kind is FrameKind.HELLO:
-            self._hand_over(route, self._door.challenge(route, header.sender, payload))
+            self._hand_over(route, self._handshake.challenge(route, header.sender, payload))
             return
-        guest = self._door.heard(route, payload)
+        candidate = self._handshake.verify(route, payload)
         if self._job.over:
             if self._job.lost:
                 self._remember("the others went on without it, and have ended")
             self._job.close()
             self._begin()  # this is another
         try:
-            if guest.job in self._ended:
-                raise refused(PeerLost(self._ended[guest.job]))
-            self._job.admit(guest, route, guest.sessions(self._secret))
+            if candidate.job in self._ended:
+                raise refused(PeerLost(self._ended[candidate.job]))
+            self._job.admit(candidate, route, candidate.sessions(self._secret))
         except WorkerRefused as error:
-            self._hand_over(route, guest.refusal(self._secret, error.flag, str(error)))
+            self._hand_over(route, candidate.refusal(self._secret, error.flag, str(error)))
             raise
-        self._hand_over(route, guest.welcome(self._secret))
+        self._hand_over(route, candidate.welcome(self._secret))
 
     def _remember(self, why: str) -> None:
         if self._job.name is not None:

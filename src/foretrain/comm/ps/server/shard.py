@@ -165,26 +165,26 @@ class SumShard:
             for value in self._values(here, found, low, high)
         ]
 
-    def without(self, worker: int) -> list[Delivery]:
+    def remove_worker(self, worker: int) -> list[Delivery]:
         """Remove ``worker``, which is lost; return the sums that are complete without it, if none was delivered yet."""
         self._group &= ~(1 << worker)
         return [
             delivery
             for held in self._held.values()
             for found in sorted(filter(None, held.rounds), key=lambda each: each.step)
-            for start, end in found.coverage.without(worker)
+            for start, end in found.coverage.remove_worker(worker)
             for delivery in self._deliver(found, self._sum(held, found, start, end))
         ]
 
-    def leaves(self, worker: int) -> list[Delivery]:
+    def worker_closed(self, worker: int) -> list[Delivery]:
         """Return nothing: a worker that closes has pushed all of the rounds that it took part in."""
         return []
 
-    def tell(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
+    def answer_message(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
         """Reject optimizer messages."""
         raise Malformed("mode", f"{header.kind.name} of worker {worker}, where only sums are made")
 
-    def owed(self, worker: int) -> int | None:
+    def blocking_round(self, worker: int) -> int | None:
         """Return the round that others are in and that lacks pushes of ``worker``; None if there is none."""
         for held in self._held.values():
             found = held.rounds[held.latest & 1]
@@ -192,7 +192,7 @@ class SumShard:
                 return found.step
         return None
 
-    def through(self, step: int) -> bool:
+    def round_complete(self, step: int) -> bool:
         """Return whether all sums of round ``step`` are made."""
         return all(
             any(
@@ -202,7 +202,7 @@ class SumShard:
             for held in self._held.values()
         )
 
-    def waits(self) -> list[str]:
+    def waiting(self) -> list[str]:
         """Return who is waited for, one line for each part in progress."""
         lines = []
         for held in self._held.values():
@@ -288,27 +288,27 @@ class Mode(Protocol):
         """Return the values of these bytes for ``worker``."""
         ...
 
-    def without(self, worker: int) -> list[Delivery]:
+    def remove_worker(self, worker: int) -> list[Delivery]:
         """Remove ``worker``, which is lost."""
         ...
 
-    def leaves(self, worker: int) -> list[Delivery]:
+    def worker_closed(self, worker: int) -> list[Delivery]:
         """Note that ``worker`` closes in good order."""
         ...
 
-    def tell(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
+    def answer_message(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
         """Handle a message other than gradients; return the answers to ``worker`` alone."""
         ...
 
-    def owed(self, worker: int) -> int | None:
+    def blocking_round(self, worker: int) -> int | None:
         """Return the round that others are in and that lacks pushes of ``worker``; None if there is none."""
         ...
 
-    def through(self, step: int) -> bool:
+    def round_complete(self, step: int) -> bool:
         """Return whether all rounds up to ``step`` are complete in all parts."""
         ...
 
-    def waits(self) -> Sequence[str]:
+    def waiting(self) -> Sequence[str]:
         """Return who is waited for, one line each."""
         ...
 

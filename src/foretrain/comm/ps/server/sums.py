@@ -143,9 +143,9 @@ class PendingUpdate:
             pieces = self._pushed.setdefault(worker, [])
             pieces += [Pushed(low, data[low - start : high - start]) for low, high in new]
 
-    def without(self, worker: int) -> None:
+    def remove_worker(self, worker: int) -> None:
         """Remove ``worker``, which is lost, and everything that it has pushed."""
-        self._coverage.without(worker)
+        self._coverage.remove_worker(worker)
         self._pushed.pop(worker, None)
 
     @property

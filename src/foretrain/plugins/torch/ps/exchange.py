@@ -66,8 +66,8 @@ class ServedExchange:
         epoch: declarations of this worker before this one.
         landed: called with a task and whether any worker had a gradient for it when its sum is there.
         failed: told once what ended the job.
-        silence: seconds after which a server that says nothing is lost.
-        patience: seconds after which work that does not move is stuck.
+        peer_timeout: seconds after which a server that says nothing is lost.
+        stall_timeout: seconds after which work that does not move is stuck.
         origin: ns of the monotonic clock that count as 0.
         keep: whether to keep a `CommRecord` of every chunk.
         rules: the hyperparameters as they are now, where optimizers run on the servers.
@@ -85,8 +85,8 @@ class ServedExchange:
         epoch: int,
         landed: Callable[[int, bool], None],
         failed: Callable[[BaseException], None],
-        silence: float,
-        patience: float,
+        peer_timeout: float,
+        stall_timeout: float,
         origin: int,
         keep: bool = False,
         rules: Callable[[], bytes] = bytes,
@@ -97,15 +97,15 @@ class ServedExchange:
         self._links, self._connections = links, links.connections
         self._updated = staging.declaration.optimized is not None
         self._landed, self._failed = landed, failed
-        self._silence, self._patience, self._keep = silence, patience, keep
+        self._peer_timeout, self._stall_timeout, self._keep = peer_timeout, stall_timeout, keep
         self.spec = spec
-        self._flights = InFlight([task.size for task in job.tasks])
-        self._pushes = PushLog(staging, self._connections, self._flights, epoch)
+        self._inflight = InFlight([task.size for task in job.tasks])
+        self._pushes = PushLog(staging, self._connections, self._inflight, epoch)
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
         self._opened: deque[tuple[bool, bytes]] = deque()
         self._rules = rules
-        self._errand: StateTransfer | None = None
+        self._transfer: StateTransfer | None = None
         self._ask_again: set[int] = set()
         """Servers that do not know of it, as they do not yet have all that was pushed, or no more."""
         self._early: list[tuple[int, bool]] = []
@@ -117,8 +117,8 @@ class ServedExchange:
         self._stale = False
         """Whether the engine runs another policy than `spec`."""
         self._inbox = Inbox()
-        self._silence_detector = SilenceDetector(silence)
-        self._moved = self._said = time.monotonic()
+        self._silence_detector = SilenceDetector(peer_timeout)
+        self._moved = self._heartbeat_sent = time.monotonic()
         self._closing = self._over = False
         self._leaves: float | None = None
         """At the end: until when this worker stays for others, which may need its pushes again."""
@@ -149,9 +149,9 @@ class ServedExchange:
         """Run ``spec`` from this worker's next round on; the others may run another."""
         self._inbox.post(_Word.RETUNE, spec, None)
 
-    def ask(self, errand: StateTransfer) -> None:
-        """Begin ``errand``; one at a time."""
-        self._inbox.post(_Word.ASK, errand, None)
+    def ask(self, transfer: StateTransfer) -> None:
+        """Begin ``transfer``; one at a time."""
+        self._inbox.post(_Word.ASK, transfer, None)
 
     @property
     def placement(self) -> Placement:
@@ -165,7 +165,7 @@ class ServedExchange:
 
     def last(self) -> str:
         """Return a line on what has been in flight longest, for messages."""
-        oldest = self._flights.oldest()
+        oldest = self._inflight.oldest()
         if oldest is None:
             return f"nothing is under way after round {self._pushes.step}"
         return f"round {self._pushes.step}: {describe(oldest.chunk, self._job.tasks)} is under way"
@@ -173,14 +173,14 @@ class ServedExchange:
     def close(self, reason: str | None = None) -> None:
         """Send a goodbye, or ``reason`` if this worker gives up, and end thread and connections. Idempotent.
 
-        Without a reason the other workers are waited for, for ``silence`` seconds: where a server is lost now, sums of
-        the last round can only be made again with what was pushed here. Where servers update, their snapshots are.
+        Without a reason this waits for the other workers, for ``peer_timeout`` seconds: if a server is lost now, sums
+        of the last round can only be made again with what was pushed here. Where servers update, their snapshots are.
         """
         if not self._closing:
             self._closing = True
             self._inbox.post(_Word.CLOSE, reason, None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_FAREWELL + 1 + (0 if reason else self._silence))
+            self._thread.join(_FAREWELL + 1 + (0 if reason else self._peer_timeout))
 
     # ── the engine's world ──
 
@@ -201,12 +201,12 @@ class ServedExchange:
             self.call_at(0, lambda: done(chunk))
         elif chunk.op == "all_gather":
             for task, start, end in ranges:
-                self._flights.pull(flight, task, start, end)
+                self._inflight.pull(flight, task, start, end)
                 self._pushes.pull(task, start, end)
         else:
             spans = [PushedRange(*each) for each in ranges if each[1] < each[2]]
             for span in spans:
-                self._flights.push(flight, *span)
+                self._inflight.push(flight, *span)
             with torch.no_grad(), self._streams.issuing([span.task for span in spans if self._used[span.task]]):
                 self._pushes.push(spans, self._used.__getitem__, held=chunk.op == "reduce_scatter")
 
@@ -226,7 +226,7 @@ class ServedExchange:
             self._inbox.close()
 
     def _turn(self) -> None:
-        seconds = self._inbox.sleep(self._timers.seconds_left(self._silence / 8))
+        seconds = self._inbox.sleep(self._timers.seconds_left(self._peer_timeout / 8))
         for ready, _ in self._poller.poll(int(1e3 * seconds)):
             if ready == self._inbox.fileno():
                 self._inbox.clear_wakeups()
@@ -240,7 +240,7 @@ class ServedExchange:
 
     def _hear(self, connection: Connection) -> None:
         heard = connection.read()
-        if self._pushes.hear(connection) and self._errand is not None:
+        if self._pushes.hear(connection) and self._transfer is not None:
             self._ask_again.add(connection.shard)
         values = [unbundle(*each) if each[0].kind is FrameKind.VALUE else () for each in heard]
         if came := sum(len(item.data) for items in values for item in items):
@@ -262,8 +262,8 @@ class ServedExchange:
                     logger.warning("worker %d is lost, and the others go on without it", header.part)
             elif header.kind is FrameKind.DONE:
                 self._needed.discard(connection.shard)
-            elif header.kind is FrameKind.STATE and self._errand is not None:
-                self._errand.hear(header, payload, self._say)
+            elif header.kind is FrameKind.STATE and self._transfer is not None:
+                self._transfer.hear(header, payload, self._say)
             elif header.kind is FrameKind.FAIL:
                 raise failure(header, payload)
 
@@ -274,13 +274,17 @@ class ServedExchange:
     def _caught_up(self, connection: Connection) -> None:
         """Send what must follow the pushes, once a server has all of them again."""
         self._say_done(connection)
-        if self._errand is not None and connection.shard in self._ask_again and self._pushes.complete(connection.shard):
+        if (
+            self._transfer is not None
+            and connection.shard in self._ask_again
+            and self._pushes.complete(connection.shard)
+        ):
             self._ask_again.discard(connection.shard)
-            self._errand.say_again(connection.shard, self._say)
+            self._transfer.resend(connection.shard, self._say)
 
     def _received(self, task: int, start: int, end: int) -> None:
         self._moved = time.monotonic()
-        self._finish(self._flights.acknowledge(task, start, end))
+        self._finish(self._inflight.acknowledge(task, start, end))
 
     def _finish(self, flights: Sequence[InFlightChunk]) -> None:
         for flight in flights:
@@ -296,7 +300,7 @@ class ServedExchange:
         self._pushes.together = True
         # A sum says that the push was heard, too, where that answer was lost with a connection.
         self._received(part.task, start, start + size)
-        arrived = self._flights.arrive(part.task, start, start + size)
+        arrived = self._inflight.arrive(part.task, start, start + size)
         if not len(payload):
             self._absent.add(part.task)
         elif arrived.new:
@@ -328,7 +332,7 @@ class ServedExchange:
             self.spec = value
             self._stale = True
         elif word is _Word.ASK:
-            self._errand = value
+            self._transfer = value
             self._ask_again = {shard for shard in range(len(self._connections)) if not self._pushes.complete(shard)}
             value.begin(self._say)
         elif word is _Word.CLOSE:
@@ -362,8 +366,8 @@ class ServedExchange:
 
     def _watch(self) -> None:
         now = self._silence_detector.tick()
-        if now - self._said > min(1.0, self._silence / 4):
-            self._said = now
+        if now - self._heartbeat_sent > min(1.0, self._peer_timeout / 4):
+            self._heartbeat_sent = now
             for connection in self._connections:
                 connection.send(Header(FrameKind.ALIVE))
         for connection in self._connections:
@@ -371,8 +375,8 @@ class ServedExchange:
                 host, port = connection.address
                 why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
                 raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")
-        if self._to_land and now - self._moved > self._patience:
-            raise StallError(f"nothing has moved for {self._patience:g} s; {self.last()}", self._engine.waiting())
+        if self._to_land and now - self._moved > self._stall_timeout:
+            raise StallError(f"nothing has moved for {self._stall_timeout:g} s; {self.last()}", self._engine.waiting())
 
         if self._leaves is not None and (not self._needed or now > self._leaves):
             self._say_goodbye()
@@ -384,7 +388,7 @@ class ServedExchange:
         elif self._to_land or self._opened:
             self._say_goodbye()
         else:
-            self._leaves = time.monotonic() + self._silence
+            self._leaves = time.monotonic() + self._peer_timeout
             self._needed.update(part.shard for part in self.placement.parts)
             for connection in self._connections:
                 if self._pushes.ready(connection.shard):

@@ -166,9 +166,9 @@ class RemoteOptimizer:
             self._ask(lambda part: _seed(part, _cut(whole(part.task), part, sizes[part.task])), self._parts)
 
     def _ask(self, messages: Messages, parts: Sequence[ShardPart]) -> dict[int, list[bytes]]:
-        errand = StateTransfer(parts, messages)
-        self._exchange.ask(errand)
-        return errand.wait(self._check)
+        transfer = StateTransfer(parts, messages)
+        self._exchange.ask(transfer)
+        return transfer.wait(self._check)
 
     def forget(self, *places: int) -> None:
         """Drop the local state of these optimizers, or of all: the servers have it."""
@@ -180,7 +180,7 @@ class RemoteOptimizer:
         """Fetch the state of these optimizers; with ``adopt`` the parameters as well, as they are now."""
         tasks = {task: place for place in places for task in self.tasks[place]}
         parts = [part for part in self._parts if part.task in tasks]
-        frames = self._ask(lambda part: [(Header(FrameKind.FETCH, part=part.number), b"")], parts)
+        frames = self._ask(lambda part: [(Header(FrameKind.GET_STATE, part=part.number), b"")], parts)
         found: dict[int, list[PartState]] = {task: [] for task in tasks}
         for part in parts:
             found[part.task].append(decode(frames.pop(part.number)))
@@ -283,7 +283,7 @@ def _joined(parts: Sequence[PartState]) -> PartState:
 def _seed(part: ShardPart, found: PartState) -> list[tuple[Header, bytes]]:
     frames = encode(found)
     return [
-        (Header(FrameKind.SEED, part=part.number, step=number, offset=len(frames), size=len(frame)), frame)
+        (Header(FrameKind.INIT, part=part.number, step=number, offset=len(frames), size=len(frame)), frame)
         for number, frame in enumerate(frames)
     ]
 

@@ -61,13 +61,15 @@ class Job:
             own = {name: value if value.dim() == 0 else value[place] for name, value in state.items()}
             frames = encode(contents(self.whole.detach()[place], own))
             for number, frame in enumerate(frames):
-                header = Header(FrameKind.SEED, part=part.number, step=number, offset=len(frames), size=len(frame))
-                answers = list(self.shard.tell(0, header, memoryview(frame)))
+                header = Header(FrameKind.INIT, part=part.number, step=number, offset=len(frames), size=len(frame))
+                answers = list(self.shard.answer_message(0, header, memoryview(frame)))
                 assert bool(answers) == (number == len(frames) - 1)
 
     def rule(self, worker, step, **changes):
         groups = [{**self.options, **changes}]
-        assert not list(self.shard.tell(worker, Header(FrameKind.RULE, step=step), memoryview(encode_rules(groups))))
+        assert not list(
+            self.shard.answer_message(worker, Header(FrameKind.RULE, step=step), memoryview(encode_rules(groups)))
+        )
 
     def push(self, worker, part, step, gradient, start=0, end=None, **flags):
         """Elements ``[start, end)`` of a part's gradient; ``gradient`` is of the whole tensor."""
@@ -198,14 +200,14 @@ def test_a_lost_worker_counts_no_more():
     job.push(0, 0, 0, gradients(0))
     job.push(2, 0, 0, gradients(5), 0, 8)
     job.push(1, 0, 0, gradients(1))
-    assert job.shard.waits() == ["round 0: part of task 'layer' waits for worker 2 (96 bytes)"]
-    freed = job.values(job.shard.without(2), 0)
+    assert job.shard.waiting() == ["round 0: part of task 'layer' waits for worker 2 (96 bytes)"]
+    freed = job.values(job.shard.remove_worker(2), 0)
     job.step(1.5 * (gradients(0) + gradients(1)))
     torch.testing.assert_close(freed[0, 0], job.expected(0))
     # Whose hyperparameters count if rank 0 is lost: those of the lowest that is left.
     job.rule(1, 1, lr=0.5)
     job.push(1, 0, 1, gradients(3))
-    found = job.values(job.shard.without(0), 1)
+    found = job.values(job.shard.remove_worker(0), 1)
     job.step(3 * gradients(3), lr=0.5)
     torch.testing.assert_close(found[0, 0], job.expected(0))
 
@@ -292,7 +294,7 @@ def test_under_ssp_nobody_is_more_than_the_bound_ahead_and_nobody_waits_for_ever
         if len(present) > 1 and data.draw(st.integers(0, 15)) == 0:
             gone = data.draw(st.sampled_from(sorted(present)))
             present.discard(gone)
-            hear(job.shard.leaves(gone) if data.draw(st.booleans()) else job.shard.without(gone))
+            hear(job.shard.worker_closed(gone) if data.draw(st.booleans()) else job.shard.remove_worker(gone))
         slowest = min(step[worker] for worker in present)
         assert all(step[worker] - slowest <= bound + 1 for worker in present)
 
@@ -300,7 +302,7 @@ def test_under_ssp_nobody_is_more_than_the_bound_ahead_and_nobody_waits_for_ever
 def test_who_waits_under_ssp_is_said():
     job = Job(2, consistency="ssp(0)")
     assert job.push(0, 0, 0, gradients(0)) == []
-    assert job.shard.waits() == ["step 0 of worker 0: task 'layer' waits for worker 1"]
+    assert job.shard.waiting() == ["step 0 of worker 0: task 'layer' waits for worker 1"]
     assert sorted(worker for worker, _ in job.push(1, 0, 0, gradients(1))) == [0, 1]
 
 
@@ -334,7 +336,7 @@ def test_a_shard_goes_on_from_its_state_as_if_nothing_had_been(name, consistency
 def test_a_state_reads_as_frames_what_was_written():
     job = Job(1, "AdamW")
     job.push(0, 0, 0, gradients(0))
-    answers = list(job.shard.tell(0, Header(FrameKind.FETCH, part=0), memoryview(b"")))
+    answers = list(job.shard.answer_message(0, Header(FrameKind.GET_STATE, part=0), memoryview(b"")))
     assert [(header.kind, header.step, header.offset, header.size) for header, _ in answers] == [
         (FrameKind.STATE, number, 4, len(frame)) for number, (_, frame) in enumerate(answers)
     ]
@@ -368,20 +370,20 @@ def test_what_makes_no_sense():
         (Header(FrameKind.RULE), b"{", "rule"),
         (Header(FrameKind.RULE), b"[]", "rule"),
         (Header(FrameKind.RULE), b'[{"lr": "os.system"}]', "rule"),
-        (Header(FrameKind.SEED, part=0, step=1, offset=3), b"", "seed"),
-        (Header(FrameKind.SEED, part=0, step=0, offset=1), b"no", "state"),
-        (Header(FrameKind.SEED, part=5, step=0, offset=2), b"", "seed"),
-        (Header(FrameKind.FETCH, part=5), b"", "fetch"),
+        (Header(FrameKind.INIT, part=0, step=1, offset=3), b"", "seed"),
+        (Header(FrameKind.INIT, part=0, step=0, offset=1), b"no", "state"),
+        (Header(FrameKind.INIT, part=5, step=0, offset=2), b"", "seed"),
+        (Header(FrameKind.GET_STATE, part=5), b"", "fetch"),
     ]:
         with pytest.raises(Malformed) as error:
-            list(job.shard.tell(0, header, memoryview(payload)))
+            list(job.shard.answer_message(0, header, memoryview(payload)))
         assert error.value.reason == reason
     with pytest.raises(Malformed, match="by worker 1"):
-        list(job.shard.tell(1, Header(FrameKind.SEED, part=0, step=0, offset=2), memoryview(b"")))
+        list(job.shard.answer_message(1, Header(FrameKind.INIT, part=0, step=0, offset=2), memoryview(b"")))
     short = encode(PartState(torch.zeros(3), {}))
-    list(job.shard.tell(0, Header(FrameKind.SEED, part=0, step=0, offset=2), memoryview(short[0])))
+    list(job.shard.answer_message(0, Header(FrameKind.INIT, part=0, step=0, offset=2), memoryview(short[0])))
     with pytest.raises(Malformed, match=r"3 torch.float32 for 32"):
-        list(job.shard.tell(0, Header(FrameKind.SEED, part=0, step=1, offset=2), memoryview(short[1])))
+        list(job.shard.answer_message(0, Header(FrameKind.INIT, part=0, step=1, offset=2), memoryview(short[1])))
 
 
 def test_an_optimizer_that_fails_is_named():

@@ -28,7 +28,7 @@ def seed(worker, what, value=0.0):
     for part in Placement(what, 1).parts:
         frames = encode(PartState(torch.full((part.size // 4,), value), {}))
         for number, frame in enumerate(frames):
-            header = Header(FrameKind.SEED, part=part.number, step=number, offset=len(frames), size=len(frame))
+            header = Header(FrameKind.INIT, part=part.number, step=number, offset=len(frames), size=len(frame))
             worker.connection.send(header, frame)
     worker.until(lambda: len(worker.kinds(FrameKind.STATE)) == len(Placement(what, 1).parts))
 
@@ -61,7 +61,7 @@ def test_a_connection_that_breaks_applies_nothing_twice(consistency):
                 for worker in (one, other):
                     worker.until(lambda worker=worker: worker.told(what, 0) is not None)
                 # Two gradients of ones, together or one after the other.
-                other.connection.send(Header(FrameKind.FETCH, part=7))
+                other.connection.send(Header(FrameKind.GET_STATE, part=7))
                 other.until(lambda: len(other.kinds(FrameKind.STATE)) == 2)
                 assert (decode(other.kinds(FrameKind.STATE)).parameter == -2).all()
                 np.testing.assert_array_equal(other.told(what, 0)[0], -2 * ones)
@@ -79,7 +79,7 @@ def test_one_that_closes_early_does_not_end_the_others():
             rule(worker, 0, lr=0.5)
         seed(one, what)
         one.push_all(what, 0, [ones])
-        other.until(lambda: bool(service._job.parts.waits()))
+        other.until(lambda: bool(service._job.parts.waiting()))
         assert one.told(what, 0) is None
         other.connection.send(Header(FrameKind.BYE))
         one.until(lambda: one.told(what, 0) is not None)

@@ -119,7 +119,7 @@ class OptimizerShard:
         self._want(worker, part, step, (offset, offset + size))
         return self._answers(part)
 
-    def without(self, worker: int) -> list[Delivery]:
+    def remove_worker(self, worker: int) -> list[Delivery]:
         """Remove ``worker``, which is lost; return the updates that the others' pushes complete."""
         self._living.discard(worker)
         deliveries = []
@@ -127,7 +127,7 @@ class OptimizerShard:
             if self._apart and owner == worker:
                 del self._turns[part, owner]
             elif not self._apart and self._living:
-                turn.without(worker)
+                turn.remove_worker(worker)
                 if turn.whole:
                     first = min(self._living)
                     step = self._clocks.done(first, part) + 1
@@ -136,20 +136,20 @@ class OptimizerShard:
             wanted.pop(worker, None)
         return deliveries + self._unblock(worker)
 
-    def leaves(self, worker: int) -> list[Delivery]:
+    def worker_closed(self, worker: int) -> list[Delivery]:
         """Stop waiting for ``worker``, which closes."""
         return self._unblock(worker)
 
-    def owed(self, worker: int) -> int | None:
+    def blocking_round(self, worker: int) -> int | None:
         """Return the round that others are in and that lacks pushes of ``worker``; None if there is none."""
         waiting = [part for (part, _), turn in self._turns.items() if not self._apart and worker in turn.missing()]
         return self._clocks.done(worker, waiting[0]) + 1 if waiting else None
 
-    def through(self, step: int) -> bool:
+    def round_complete(self, step: int) -> bool:
         """Return whether round ``step`` was applied to all parts; asynchronously nobody waits for that."""
         return self._apart or all(self._clocks.rounds[worker] > step for worker in self._living)
 
-    def waits(self) -> list[str]:
+    def waiting(self) -> list[str]:
         """Return who is waited for, one line for each part in progress."""
         lines = []
         for (part, _), turn in self._turns.items():
@@ -170,17 +170,17 @@ class OptimizerShard:
 
     # ── everything else that workers say ──
 
-    def tell(self, worker: int, header: Header, payload: memoryview) -> Iterator[tuple[Header, bytes]]:
+    def answer_message(self, worker: int, header: Header, payload: memoryview) -> Iterator[tuple[Header, bytes]]:
         """Return the answers to a RULE, INIT or GET_STATE of ``worker``; `Malformed` if it makes no sense."""
         if header.kind is FrameKind.RULE:
             groups = read_rule(bytes(payload))
             if len(groups) != self._classes:
                 raise Malformed("rule", f"hyperparameters of {len(groups)} groups instead of {self._classes}")
             self._rules.say(worker, header.step, groups)
-        elif header.kind is FrameKind.SEED:
+        elif header.kind is FrameKind.INIT:
             if self._seed(worker, header, bytes(payload)):
                 yield Header(FrameKind.STATE, part=header.part), b""
-        elif header.kind is FrameKind.FETCH:
+        elif header.kind is FrameKind.GET_STATE:
             if not self._masters.seeded(header.part):
                 raise Malformed("fetch", f"part {header.part}, of which nothing is known")
             frames = encode(self._masters.contents(header.part))
