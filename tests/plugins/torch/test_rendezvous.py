@@ -20,7 +20,7 @@ class Sideband:
     def __init__(self, enqueues: bool = True, others: bool = True) -> None:
         self.enqueues, self._others = enqueues, others
 
-    def everywhere(self, value: bool) -> bool:
+    def all_true(self, value: bool) -> bool:
         return value and self._others
 
 

@@ -27,9 +27,8 @@ from foretrain.live.device.settings import WATCHED
 from foretrain.live.device.simulated_updates import SimulatedUpdates
 from foretrain.plugins.torch import access_guards
 from foretrain.plugins.torch.attached_model import AttachedModel
-from foretrain.plugins.torch.buffers import Buffers
-from foretrain.plugins.torch.compression import wire_dtype
-from foretrain.plugins.torch.gradient_buffer import GradientBuffer
+from foretrain.plugins.torch.control_group import Buffers
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.schedule import POLICIES, Spec

@@ -95,7 +95,7 @@ class SimulatedUpdates:
         task = self._task_of[key]
         self._acquire((task,))
         if torch.cuda.current_stream() == self._home:
-            access_guards.blocked.pop(key, None)
+            access_guards.pending_updates.pop(key, None)
 
     def wait_free(self, task: int) -> None:
         """The current stream may write the buffer of ``task`` from here on."""
@@ -108,7 +108,7 @@ class SimulatedUpdates:
 
     def wait_wanted(self) -> None:
         """The same."""
-        if any(id(parameter) in access_guards.blocked for parameter in self._parameters):
+        if any(id(parameter) in access_guards.pending_updates for parameter in self._parameters):
             self.wait_all()
 
     def pending(self) -> list[str]:
@@ -118,7 +118,7 @@ class SimulatedUpdates:
     def unblock(self) -> None:
         """Nobody need wait for a parameter any more."""
         for parameter in self._parameters:
-            access_guards.blocked.pop(id(parameter), None)
+            access_guards.pending_updates.pop(id(parameter), None)
 
     def _acquire(self, tasks: Iterable[int]) -> None:
         for mark in dict.fromkeys(self._marks[task] for task in tasks):
@@ -144,4 +144,4 @@ class SimulatedUpdates:
         mark = Mark(self._device.record(), self._device.forget)
         for task in batch:
             self._marks[task] = mark
-            access_guards.blocked[id(self._parameters[task])] = self.wait
+            access_guards.pending_updates[id(self._parameters[task])] = self.wait

@@ -27,18 +27,18 @@ from torch.autograd.graph import _engine_run_backward as _run_backward
 
 
 class GradientOwner(Protocol):
-    """Has gradients that are not in ``.grad``."""
+    """Owner of gradients that are not in ``.grad``."""
 
     def fetch(self) -> None:
-        """Brings all of them back, summed."""
+        """Bring all gradients back, summed."""
         ...
 
     def drop(self, key: int, zeros: bool) -> None:
-        """Forgets the one of the parameter with this id; ``zeros`` says whether zeros shall take its place."""
+        """Forget the gradient of the parameter with this id; ``zeros`` says whether zeros shall take its place."""
         ...
 
 
-blocked: dict[int, Callable[[int], None]] = {}
+pending_updates: dict[int, Callable[[int], None]] = {}
 """Per id of a parameter whose update is still to come: called with the id, it returns when the update is there."""
 held: dict[int, GradientOwner] = {}
 """Per id of a parameter whose gradient is with the scheduler: who has it."""
@@ -133,7 +133,7 @@ def _delete_grad(parameter: nn.Parameter) -> None:
 def _after_update(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def guarded(parameter: nn.Parameter, *args: Any, **kwargs: Any) -> Any:
-        if (wait := blocked.get(id(parameter))) is not None:
+        if (wait := pending_updates.get(id(parameter))) is not None:
             wait(id(parameter))
         return original(parameter, *args, **kwargs)
 
@@ -143,7 +143,7 @@ def _after_update(original: Callable[..., Any]) -> Callable[..., Any]:
 def _guarded_getattr(original: Callable[[nn.Module, str], Any]) -> Callable[[nn.Module, str], Any]:
     def __getattr__(self: nn.Module, name: str) -> Any:  # noqa: N807
         value = original(self, name)
-        if (blocked or watching) and isinstance(value, nn.Parameter):
+        if (pending_updates or watching) and isinstance(value, nn.Parameter):
             touch(id(value))
         return value
 
@@ -152,7 +152,7 @@ def _guarded_getattr(original: Callable[[nn.Module, str], Any]) -> Callable[[nn.
 
 def touch(key: int) -> None:
     """The parameter of this id is about to be used."""
-    if (wait := blocked.get(key)) is not None:
+    if (wait := pending_updates.get(key)) is not None:
         wait(key)
     if (watch := watching.get(key)) is not None:
         watch(key)
@@ -179,7 +179,7 @@ def _guarded_enumeration(original: Callable[..., Any]) -> Callable[..., Any]:
     def named_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         # What counts is when each is taken, not when this is called.
         for name, parameter in original(self, *args, **kwargs):
-            if (wait := blocked.get(id(parameter))) is not None:
+            if (wait := pending_updates.get(id(parameter))) is not None:
                 wait(id(parameter))
             yield name, parameter
 
@@ -191,14 +191,14 @@ class Members(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for parameter in self.raw():
-            if (wait := blocked.get(id(parameter))) is not None:
+            if (wait := pending_updates.get(id(parameter))) is not None:
                 wait(id(parameter))
             yield parameter
 
     def __getitem__(self, place: Any) -> Any:
         found = super().__getitem__(place)
         for parameter in found if isinstance(place, slice) else [found]:
-            if (wait := blocked.get(id(parameter))) is not None:
+            if (wait := pending_updates.get(id(parameter))) is not None:
                 wait(id(parameter))
         return found
 

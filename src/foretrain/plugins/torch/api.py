@@ -28,7 +28,7 @@ from foretrain.comm.options import (
 from foretrain.errors import ConfigError
 from foretrain.planner import SavedPlan, Wanted, requested_schedule
 from foretrain.plugins.torch.attached import Attached
-from foretrain.plugins.torch.compression import wire_dtype
+from foretrain.plugins.torch.gradient_buffer import wire_dtype
 from foretrain.plugins.torch.optimizers import check
 
 logger = logging.getLogger("foretrain")

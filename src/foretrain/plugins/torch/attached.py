@@ -28,12 +28,11 @@ from foretrain.engine import Decision
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network import Cluster
 from foretrain.planner.online import Tuner
-from foretrain.plugins.torch import rendezvous, shutdown
+from foretrain.plugins.torch import rendezvous
 from foretrain.plugins.torch.attached_model import AttachedModel
-from foretrain.plugins.torch.buffers import Buffers, share_all
 from foretrain.plugins.torch.builder import RuntimeContext, RuntimeParts, assemble, assemble_served
-from foretrain.plugins.torch.control_group import ControlGroup
-from foretrain.plugins.torch.process_groups import Groups
+from foretrain.plugins.torch.control_group import Buffers, ControlGroup, share_all
+from foretrain.plugins.torch.process_groups import Groups, close_before_exit, forget_closed
 from foretrain.plugins.torch.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.plugins.torch.static_order import StaticOrder
 from foretrain.schedule import POLICIES, CostModel, Spec, spec
@@ -106,7 +105,7 @@ class Attached(AttachedModel[RuntimeParts]):
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
-        shutdown.enter(self)
+        close_before_exit(self)
 
     # ── for people ──
 
@@ -233,7 +232,7 @@ class Attached(AttachedModel[RuntimeParts]):
     def _part(self) -> None:
         self._groups.part(self._options.peer_timeout, together=not self.apart)
 
-    # ── the ends of others, see `shutdown` ──
+    # ── the ends of others, see `process_groups` ──
 
     def within(self, group: dist.ProcessGroup | None) -> bool:
         """Whether the model trains in ``group``; None is all of them."""
@@ -295,7 +294,7 @@ class Attached(AttachedModel[RuntimeParts]):
         if self._pulse is not None and isinstance(transport, AllReduce) and transport.order == "coordinator":
             links, self._pulse = self._pulse.release(), None
             # Nobody may speak on a link on which a pulse still listens.
-            self._sideband.everywhere(True)
+            self._sideband.all_true(True)
         return assemble(around, parameters, found, links), found.gradients.views
 
     def _assemble_served(
@@ -320,7 +319,7 @@ class Attached(AttachedModel[RuntimeParts]):
                     probe.hear()
 
                 # Nobody goes on before all have measured: a server that is started anew asks everybody again.
-                ControlGroup(self._groups.side, self._device, hear).everywhere(True)
+                ControlGroup(self._groups.side, self._device, hear).all_true(True)
                 shared = beside(options.servers, self.ranks)
                 return measured, served_cluster(measured, self.ranks, len(options.servers), beside=shared)
 
@@ -328,7 +327,7 @@ class Attached(AttachedModel[RuntimeParts]):
             self._epoch += 2
             # Who is lost from here on the servers notice.
             if self._pulse is not None:
-                self._sideband.everywhere(True)
+                self._sideband.all_true(True)
                 self._pulse.close(None)
                 self._pulse = None
         except BaseException:
@@ -405,4 +404,4 @@ class Attached(AttachedModel[RuntimeParts]):
             self._groups.abort()
         _served.discard(self._options.servers)
         self._let_go()
-        shutdown.left(self)
+        forget_closed(self)

@@ -25,7 +25,7 @@ from foretrain.comm.options import AttachOptions
 from foretrain.comm.run_trace import RunTrace
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch import access_guards, rendezvous
-from foretrain.plugins.torch.buffers import Buffers
+from foretrain.plugins.torch.control_group import Buffers
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, UpdateSink
 from foretrain.plugins.torch.hooks import (
     Handle,
@@ -281,7 +281,7 @@ class AttachedModel(ABC, Generic[MachineryT]):
         if self._syncs_now is not self._syncs and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
             self._syncs_now = self._syncs
         asked = self._trace.now() if self._trace is not None else 0
-        if access_guards.blocked or access_guards.watching:
+        if access_guards.pending_updates or access_guards.watching:
             for key in keys:
                 access_guards.touch(key)
         if self._trace is not None:

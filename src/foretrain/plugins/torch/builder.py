@@ -24,9 +24,9 @@ from foretrain.comm.tuned_exchange import TunedExchange
 from foretrain.network.ps_constants import MESSAGE
 from foretrain.planner.knob_space import IterationTimes
 from foretrain.plugins.torch.collective_executor import CollectiveExecutor, CommRecord
-from foretrain.plugins.torch.compression import Rounding, wire_dtype
 from foretrain.plugins.torch.control_group import ControlGroup
 from foretrain.plugins.torch.deferred_optimizer import DeferredOptimizer, step_subset
+from foretrain.plugins.torch.gradient_buffer import Rounding, wire_dtype
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
 from foretrain.plugins.torch.runtime_plan import RuntimePlan, replayed_order
 from foretrain.plugins.torch.static_order import StaticOrder
@@ -266,7 +266,7 @@ def assemble_served(
         if remote is not None:
             remote.begin(served, found.gradients.views, around.check, seeds=around.sideband.rank == 0)
             # Nobody pushes before the servers know what to update.
-            around.sideband.everywhere(True)
+            around.sideband.all_true(True)
             remote.forget()
             scheduled = RemoteDispatcher(*common, 1 if options.asynchronous else ranks, remote)
         else:

@@ -22,8 +22,7 @@ from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptio
 from foretrain.comm.commands import CollectiveCommand, CommRecord
 from foretrain.comm.event_loop import FAILURE_GRACE
 from foretrain.errors import PeerLost, ScheduleError
-from foretrain.plugins.torch.compression import Rounding
-from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer
+from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer, Rounding
 from foretrain.plugins.torch.streams import HostStreams, coalesces, enqueues
 from foretrain.plugins.torch.work_wait import LOOK, finish
 from foretrain.tasks import Chunk, Piece, Task

@@ -1,17 +1,19 @@
-"""Small agreements beside the gradients: bytes that all ranks see, over a process group. Never pickled.
+"""Collectives beside the gradients: small agreements, never pickled, and buffers that all ranks share.
 
-Everything here is collective and blocks; it is for setting up, not for every step.
+All methods are collective and block. Agreements are for setting up; buffers are shared before each training forward.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from foretrain.errors import ConfigError, Disagreement
 from foretrain.plugins.torch.streams import enqueues
@@ -52,7 +54,7 @@ class ControlGroup:
         self.ranks = dist.get_world_size(group)
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
-        """The ``data`` of rank ``source``, on all ranks."""
+        """Return the ``data`` of rank ``source``, on all ranks."""
         length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
         self._wait(dist.broadcast(length, group=self._group, group_src=source, async_op=True))
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
@@ -62,18 +64,18 @@ class ControlGroup:
         return bytes(payload.cpu().tolist())
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Every rank's ``values``, as long on one as on the other."""
+        """Return every rank's ``values``, of equal length."""
         own = torch.tensor(list(values), dtype=torch.int64, device=self._device)
         all_of_them = [torch.empty_like(own) for _ in range(self.ranks)]
         self._wait(dist.all_gather(all_of_them, own, group=self._group, async_op=True))
         return [other.tolist() for other in all_of_them]
 
-    def everywhere(self, value: bool) -> bool:
-        """Whether ``value`` is true on all ranks."""
+    def all_true(self, value: bool) -> bool:
+        """Return whether ``value`` is true on all ranks."""
         return all(row[0] for row in self.gather([int(value)]))
 
-    def raise_alike(self, error: ConfigError | None) -> None:
-        """Raises the ``error`` of the first rank that has one on all ranks, and says which rank that is.
+    def raise_on_all(self, error: ConfigError | None) -> None:
+        """Raise the ``error`` of the first rank that has one on all ranks, and says which rank that is.
 
         Whoever raised alone would leave the others waiting in their next collective.
         """
@@ -86,7 +88,7 @@ class ControlGroup:
         raise ConfigError(field, value, f"{problem} (on rank {failing[0]})", remedy)
 
     def must_agree(self, what: str, names: Sequence[str], hashes: Sequence[int]) -> None:
-        """Raises Disagreement, on every rank alike, naming the first of ``names`` whose hash differs."""
+        """Raise Disagreement, on every rank alike, naming the first of ``names`` whose hash differs."""
         counts = [row[0] for row in self.gather([len(hashes)])]
         if len(set(counts)) > 1:
             raise Disagreement(f"the ranks have {what}s in different numbers: {_by_rank(counts)}")
@@ -99,7 +101,7 @@ class ControlGroup:
                 )
 
     def cost(self, crowding: float = 0.0) -> CostModel:
-        """What one all-reduce costs here, on all ranks the same.
+        """Return the measured cost of an all-reduce, the same on all ranks.
 
         Args:
             crowding: share of an operation's work that delays the computation, because no core is free for it.
@@ -129,7 +131,7 @@ class ControlGroup:
     def _series(self, size: int, count: int, depth: int) -> float:
         """Nanoseconds per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` under way."""
         buffers = [torch.zeros(size // 4, device=self._device) for _ in range(depth)]
-        self.everywhere(True)
+        self.all_true(True)
         self._finish()
         began = time.perf_counter_ns()
         works: list[dist.Work] = []
@@ -154,3 +156,71 @@ class ControlGroup:
 
 def _by_rank(values: Sequence[object]) -> str:
     return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+
+
+_BUCKET = 250 << 20
+"""Bytes per broadcast, DistributedDataParallel's."""
+
+
+class Buffers:
+    """The buffers of ``model``, shared over ``group``, which nobody else uses while a forward pass begins.
+
+    ``check`` raises what has ended the job, if anything has. All methods are collective.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, check: Callable[[], None]) -> None:
+        self._model, self._group, self._check = model, group, check
+        self._due = True
+
+    def forward_begins(self, synchronizes: bool) -> None:
+        """For a forward pass that trains: broadcasts if the last one was of a synchronised step, or there was none.
+
+        ``synchronizes`` says whether this one is. Sources: DistributedDataParallel's ``_pre_forward`` and its flag
+        ``require_forward_param_sync``.
+        """
+        if self._due:
+            self.share()
+        self._due = synchronizes
+
+    def share(self) -> None:
+        """Broadcast rank 0's buffers now."""
+        buffers = tuple(buffer for buffer in self._model.buffers() if buffer.numel())
+        if buffers and dist.get_world_size(self._group) > 1:
+            # A backward pass may still need what an earlier forward pass saved of them; DDP does not forbid that.
+            with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffers):
+                _broadcast(buffers, self._group, self._check)
+
+
+def share_all(model: nn.Module, group: dist.ProcessGroup, buffers: bool, check: Callable[[], None]) -> None:
+    """Copy rank 0's parameters, and with ``buffers`` its buffers, to all ranks before training."""
+    tensors = [parameter.detach() for parameter in model.parameters() if parameter.numel()]
+    tensors += [buffer for buffer in model.buffers() if buffer.numel()] if buffers else []
+    if dist.get_world_size(group) > 1:
+        _broadcast(tensors, group, check)
+
+
+def _broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, check: Callable[[], None]) -> None:
+    """Copy rank 0's ``tensors`` to all ranks, one bucket after another."""
+    with torch.no_grad():
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            work = dist.broadcast(flat, group=group, group_src=0, async_op=True)
+            finish(work, check, enqueues=enqueues(group, flat.device))
+            start = 0
+            for tensor in bucket:
+                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+                start += tensor.numel()
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of one dtype on one device, up to `_BUCKET` bytes together, the same on all ranks."""
+    alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    sizes: Counter[tuple[torch.device, torch.dtype]] = Counter()
+    for tensor in tensors:
+        kind = (tensor.device, tensor.dtype)
+        alike.setdefault(kind, []).append(tensor)
+        sizes[kind] += tensor.nbytes
+        if sizes[kind] >= _BUCKET:
+            yield alike.pop(kind)
+            del sizes[kind]
+    yield from alike.values()

@@ -136,7 +136,7 @@ class DeferredOptimizer:
         """Applies ``update`` to every task of its groups as it lands."""
         with self._changed:
             for task in update.group_of:
-                access_guards.blocked[id(self._parameters[task])] = self.wait
+                access_guards.pending_updates[id(self._parameters[task])] = self.wait
                 self._wanted[task] = update
                 if self._landed[task]:
                     heappush(self._due, self._tasks[task].first_use)
@@ -178,7 +178,7 @@ class DeferredOptimizer:
         """
         self._wait(lambda: not self._wanted)
         self._streams.acquire_all()
-        if self._streams.enqueues and access_guards.blocked:
+        if self._streams.enqueues and access_guards.pending_updates:
             self._unblock(range(len(self._tasks)))
 
     def pending(self) -> list[str]:
@@ -195,7 +195,7 @@ class DeferredOptimizer:
         # The buffers' memory may be used again by the caller's stream: not before what is under way is through.
         self._streams.acquire_all()
         for parameter in self._parameters:
-            access_guards.blocked.pop(id(parameter), None)
+            access_guards.pending_updates.pop(id(parameter), None)
 
     def _unblock(self, tasks: Iterable[int]) -> None:
         """Nobody need wait for ``tasks`` again, now that the stream of step() does; see `HostStreams.enqueues`."""
@@ -204,7 +204,7 @@ class DeferredOptimizer:
         with self._changed:
             for task in tasks:
                 if task not in self._wanted:
-                    access_guards.blocked.pop(id(self._parameters[task]), None)
+                    access_guards.pending_updates.pop(id(self._parameters[task]), None)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         if not ready():
@@ -261,7 +261,7 @@ class DeferredOptimizer:
             for task in batch:
                 del self._wanted[task]
                 if not self._streams.enqueues:
-                    access_guards.blocked.pop(id(self._parameters[task]), None)
+                    access_guards.pending_updates.pop(id(self._parameters[task]), None)
             self._changed.notify_all()
 
 

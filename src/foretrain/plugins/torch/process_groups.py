@@ -1,11 +1,23 @@
-"""The two process groups of an attachment: one for gradients alone, one for all that is agreed beside them."""
+"""Process groups of an attachment, and its end when a script ends without close().
+
+There are two groups: one for gradients alone, one for all that is agreed beside them. `optimizer.step()` returns at
+once, so at the end of a script the last update is nearly always under way. A script that simply ends, or destroys its
+process group first, still gets it, as under DistributedDataParallel.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import ModuleType
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,7 +40,7 @@ class Groups:
         device: of the model.
 
     Attributes:
-        gradients: for the carrier.
+        gradients: for the executor.
         side: for everything else.
     """
 
@@ -45,7 +57,7 @@ class Groups:
         self.gradients, self.side = gradients, side
 
     def within(self, group: dist.ProcessGroup | None) -> bool:
-        """Whether they are of no use without ``group``; None is all of them."""
+        """Return whether they are of no use without ``group``; None is all of them."""
         return group is None or group in (dist.group.WORLD, self._parent)
 
     def part(self, timeout: float, *, together: bool = True) -> None:
@@ -106,3 +118,85 @@ def _subgroup(group: dist.ProcessGroup, backend: str, limit: timedelta, device: 
     assert isinstance(made, dist.ProcessGroup)
     c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
     return made
+
+
+class Closeable(Protocol):
+    """Attachment that must be closed before its process group or the process ends."""
+
+    def within(self, group: dist.ProcessGroup | None) -> bool:
+        """Return whether it is of no use without ``group``; None is all of them."""
+        ...
+
+    def close(self) -> None:
+        """Applies everything under way, and ends."""
+        ...
+
+    def leave(self, error: BaseException | None) -> None:
+        """Ends with the process, which ``error`` ends if it is not None."""
+        ...
+
+    def __exit__(self, kind: Any, error: BaseException, trace: Any) -> None:
+        """Ends without waiting for anything."""
+        ...
+
+
+_present: list[weakref.ref[Closeable]] = []
+_replaced: list[tuple[ModuleType, str]] = []
+"""Where `_guarded` stands in for ``destroy_process_group``."""
+_original: Callable[..., None] = dist.destroy_process_group
+
+
+def close_before_exit(attachment: Closeable) -> None:
+    """Close ``attachment`` before its process group or the process ends; `forget_closed` takes it off the list."""
+    if not _present:
+        # Not at import: what the script registers before it attaches still runs after this.
+        atexit.register(_exit)
+        _guard_groups()
+    _present.append(weakref.ref(attachment))
+
+
+def forget_closed(attachment: Closeable) -> None:
+    """Take an attachment that has ended off the list."""
+    _present[:] = [reference for reference in _present if reference() not in (attachment, None)]
+    if not _present:
+        atexit.unregister(_exit)
+        while _replaced:
+            module, name = _replaced.pop()
+            if getattr(module, name, None) is _guarded:
+                setattr(module, name, _original)
+
+
+def _living() -> Iterator[Closeable]:
+    """Yield living attachments, the last one first, on all ranks alike."""
+    return (attachment for reference in reversed(_present[:]) if (attachment := reference()) is not None)
+
+
+def _exit() -> None:
+    for attachment in _living():
+        attachment.leave(getattr(sys, "last_value", None))
+
+
+def _guard_groups() -> None:
+    """Scripts call ``destroy_process_group`` by whatever name they imported it under."""
+    global _original, _guarded
+    _original = dist.destroy_process_group
+    _guarded = functools.wraps(_original)(_destroy_process_group)
+    for module in [module for home, module in list(sys.modules.items()) if home != __name__]:
+        for name in [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is _original]:
+            _replaced.append((module, name))
+            setattr(module, name, _guarded)
+
+
+def _destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+    # What is on its way through a `finally` must not wait for ranks that may not come.
+    error = sys.exception()
+    for attachment in _living():
+        if attachment.within(group):
+            if error is None or (isinstance(error, SystemExit) and not error.code):
+                attachment.close()
+            else:
+                attachment.__exit__(type(error), error, error.__traceback__)
+    _original(group)
+
+
+_guarded: Callable[..., None] = _destroy_process_group

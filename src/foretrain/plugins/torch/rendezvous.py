@@ -58,7 +58,7 @@ def refuse_blocking_waits(sideband: ControlGroup) -> None:
     hear other ranks nor say that this one is alive.
     """
     set_here = next((name for name in _BLOCKING if os.environ.get(name, "").lower() in _TRUE), None)
-    if sideband.enqueues and not sideband.everywhere(set_here is None):
+    if sideband.enqueues and not sideband.all_true(set_here is None):
         name = set_here or _BLOCKING[0]
         value = os.environ.get(name, "set on another rank")
         remedy = "unset it on all ranks; a rank that is lost is noticed without it, after `timeout`"
@@ -89,7 +89,7 @@ def connect_ranks(sideband: ControlGroup, interface: str | None) -> dict[int, Li
         except ConfigError as error:
             problem = error
     try:
-        sideband.raise_alike(problem)
+        sideband.raise_on_all(problem)
         if listener is not None:
             host, port = listener.address
             sideband.share(f"{host} {port} {'' if given else secret.hex()}".encode())
@@ -105,7 +105,7 @@ def connect_ranks(sideband: ControlGroup, interface: str | None) -> dict[int, Li
         except LinkError as error:
             logger.warning("rank %d cannot connect: %s", sideband.rank, error)
             complete = False
-        if sideband.everywhere(complete):
+        if sideband.all_true(complete):
             return links
     finally:
         if listener is not None:
@@ -138,7 +138,7 @@ def common_secret(sideband: ControlGroup) -> bytes | None:
         secret = _secret()
     except ConfigError as error:
         problem = error
-    sideband.raise_alike(problem)
+    sideband.raise_on_all(problem)
     # Of 32 random bytes: who sees 8 bytes of their hash learns no more than from the handshake.
     marks = [row[0] for row in sideband.gather([_hash(f"secret {secret.hex()}") if secret else 0])]
     for rank, mark in enumerate(marks):

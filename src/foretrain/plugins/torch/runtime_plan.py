@@ -19,9 +19,8 @@ from foretrain.planner.online import Tuner
 from foretrain.planner.plan import fingerprint
 from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.planner.tuned_knobs import Saved, folder
-from foretrain.plugins.torch.compression import wire_dtype
 from foretrain.plugins.torch.control_group import ControlGroup
-from foretrain.plugins.torch.gradient_buffer import GradientBuffer
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
 from foretrain.schedule import POLICIES, Bound, CostModel, Job, Spec, bound
 from foretrain.simulation import simulate
 from foretrain.tasks import Chunk

@@ -13,8 +13,7 @@ import torch
 
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, dtype_name
 from foretrain.network.ps_constants import MESSAGE
-from foretrain.plugins.torch.compression import Rounding
-from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer
+from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer, Rounding
 from foretrain.tasks import Piece, Task
 
 
