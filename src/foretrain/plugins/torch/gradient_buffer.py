@@ -1,4 +1,4 @@
-"""Gradients in flat buffers: every byte a policy can name has one place, and neighbours in urgency are neighbours here.
+"""Gradients in flat buffers, and their compression: half precision with error feedback.
 
 One buffer per device and dtype, in the order of first use, so that what a policy cuts or fuses is nearly always one
 contiguous slice that is reduced in place. The bytes of a task are bytes *on the wire*: with compression fewer than in
