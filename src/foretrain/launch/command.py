@@ -39,7 +39,7 @@ def launch(
     snapshots: Path | None = None,
     every: int = EVERY,
 ) -> int:
-    """Runs a script on every rank and returns its exit status, that of the first rank that failed.
+    """Run a script on every rank and return its exit status, that of the first rank that failed.
 
     Args:
         script: the script, or with ``module`` the module, and its arguments; not empty.
@@ -153,7 +153,7 @@ def _check_script(script: Sequence[str], module: bool) -> None:
 
 
 def read_secret(path: Path) -> str:
-    """The secret in ``path``, as hexadecimal digits."""
+    """Return the secret in ``path``, as hexadecimal digits."""
     remedy = f"make one with: openssl rand -hex {_SECRET_BYTES} > {path}; chmod 600 {path}; and copy it to every node"
     try:
         text = path.read_text(encoding="ascii").strip()
@@ -178,7 +178,7 @@ def check_secret(text: str, field: str, value: str, remedy: str) -> None:
 
 
 def _job(arguments: Sequence[str], given: str) -> Namespace:
-    """What torchrun makes of ``arguments``; ConfigError, naming those ``given`` to us, where it would trip on them."""
+    """Return what torchrun makes of ``arguments``; ConfigError, naming those ``given`` to us, where it refuses them."""
     from torch.distributed import run
 
     def refuse(message: str) -> NoReturn:

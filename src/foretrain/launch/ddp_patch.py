@@ -228,7 +228,7 @@ def _digest(module: nn.Module, optimizers: tuple[Optimizer, ...]) -> bytes:
 
 
 def _agree(group: dist.ProcessGroup, device: torch.device, digest: bytes, reason: str | None) -> str | None:
-    """Why not to attach, or None if no rank of ``group`` has a reason and all their digests are the same.
+    """Return why not to attach, or None if no rank of ``group`` has a reason and all their digests are the same.
 
     One all-gather of a fixed size; all ranks return the same.
     """

@@ -338,7 +338,7 @@ class ScheduledDataParallel(DistributedDataParallel):
             self._role.reason = reason
 
     def knows(self, optimizer: Optimizer) -> bool:
-        """Whether it trains with ``optimizer`` as it stands."""
+        """Return whether it trains with ``optimizer`` as it stands."""
         return any(reference() is optimizer for reference in self._role.optimizers)
 
     def land(self) -> None:
@@ -443,7 +443,7 @@ def _unfit(parameter: Tensor) -> str | None:
 
 
 def sharded(parameter: Tensor) -> bool:
-    """Whether each rank holds a part of it, as under FSDP or tensor parallelism."""
+    """Return whether each rank holds a part of it, as under FSDP or tensor parallelism."""
     return isinstance(parameter, DTensor) or hasattr(parameter, "_fsdp_flattened")
 
 

@@ -23,7 +23,7 @@ _FAREWELL = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """What servers to start.
+    """Servers to start on this node.
 
     Attributes:
         count: how many.
@@ -44,7 +44,7 @@ class ServerSpec:
     every: int = EVERY
 
     def command(self, shard: int, port: int) -> list[str]:
-        """What starts one; port 0 takes a free one."""
+        """Return the command that starts one server; port 0 takes a free port."""
         command = [sys.executable, "-m", "foretrain", "server", "--address", f"127.0.0.1:{port}"]
         command += ["--workers", str(self.workers), "--shard", str(shard), "--shards", str(self.count)]
         if self.snapshots is not None:
@@ -102,7 +102,7 @@ class Servers:
         return subprocess.Popen(self._spec.command(shard, port), stdout=subprocess.PIPE, process_group=0)
 
     def _watch(self) -> None:
-        """What a server writes ends when the server does."""
+        """Restart servers that end: the pipe of their output ends when they do."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._ear, selectors.EVENT_READ, None)
             for shard, process in enumerate(self._processes):
@@ -136,7 +136,7 @@ class Servers:
         return True
 
     def _end(self) -> None:
-        """Asks all to end, and kills those that do not."""
+        """Ask all servers to end, and kill those that do not."""
         self._bell.close()
         self._ear.close()
         for process in self._processes:
@@ -157,7 +157,7 @@ def check_every(rounds: int) -> None:
 
 
 def _line(process: subprocess.Popen[bytes]) -> str:
-    """What it writes first: where it listens; nothing if it ends instead."""
+    """Return its first line, which says where it listens; empty if it ends instead."""
     return _output(process).readline().decode()
 
 

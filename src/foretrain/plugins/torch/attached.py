@@ -235,7 +235,7 @@ class Attached(AttachedModel[RuntimeParts]):
     # ── the ends of others, see `process_groups` ──
 
     def within(self, group: dist.ProcessGroup | None) -> bool:
-        """Whether the model trains in ``group``; None is all of them."""
+        """Return whether the model trains in ``group``; None is all of them."""
         return self._groups.within(group)
 
     def leave(self, error: BaseException | None) -> None:

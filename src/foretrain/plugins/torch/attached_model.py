@@ -126,7 +126,7 @@ class AttachedModel(ABC, Generic[MachineryT]):
 
     @property
     def apart(self) -> bool:
-        """Whether ranks may be in different steps, as with "async" and "ssp": nothing may wait for all of them."""
+        """Return whether ranks may be in different steps, so that nothing may wait for all of them."""
         return self._options.asynchronous
 
     @contextlib.contextmanager
@@ -339,7 +339,7 @@ class AttachedModel(ABC, Generic[MachineryT]):
 
     @property
     def _by_itself(self) -> bool:
-        """Whether this rank waits for no other one but through what exchanges gradients."""
+        """Return whether this rank waits for no other one but through what exchanges gradients."""
         return self._options.elastic and self._machinery is not None
 
     def _step_ends(self) -> None:

@@ -46,7 +46,7 @@ def why_not_separable(optimizer: optim.Optimizer) -> str | None:
 
 
 def _expects_whole(hook: Callable[..., Any]) -> bool:
-    """Whether a hook must be called around a whole step: all do but those whose owner says that it does not matter."""
+    """Return whether a hook must see whole steps: all must but those whose owner says otherwise."""
     return getattr(getattr(hook, "__self__", None), "expects_whole_steps", True)
 
 
@@ -143,7 +143,7 @@ class DeferredOptimizer:
             self._changed.notify_all()
 
     def was_used(self, task: int) -> bool:
-        """Whether any rank had a gradient for ``task``, once it has landed."""
+        """Return whether any rank had a gradient for ``task``, once it has landed."""
         return self._used[task]
 
     def wait(self, key: int) -> None:

@@ -46,7 +46,7 @@ class UpdateSink(Protocol):
         ...
 
     def was_used(self, task: int) -> bool:
-        """Whether any rank had a gradient for ``task``; its sum must be there."""
+        """Return whether any rank had a gradient for ``task``; its sum must be there."""
         ...
 
     def wait(self, key: int) -> None:
@@ -204,7 +204,7 @@ class GradientDispatcher:
             torch.mul(gradient.detach(), self._share, out=view)
 
     def _is_sum(self, task: int) -> bool:
-        """Whether a landed task's buffer is its parameter's gradient."""
+        """Return whether a landed task's buffer is its parameter's gradient."""
         held = self._held[task]
         return held is GradientLocation.SUM or (held is GradientLocation.ABSENT and self._updates.was_used(task))
 
@@ -252,7 +252,7 @@ class GradientDispatcher:
             access_guards.held.pop(key, None)
 
     def _has_gradient(self, task: int) -> bool:
-        """Whether ``.grad``, if it were looked at, would be a tensor."""
+        """Return whether ``.grad``, if it were looked at, would be a tensor."""
         if self._held[task] is GradientLocation.ABSENT:
             self._updates.wait_free(task)
         return (
@@ -278,7 +278,7 @@ class GradientDispatcher:
 
     @property
     def partly_sent(self) -> bool:
-        """Whether a round is open that other gradients of this rank may still belong to."""
+        """Return whether a round is open that other gradients of this rank may still belong to."""
         return self._open and not all(self._sent)
 
     def _finish(self) -> None:
@@ -347,7 +347,7 @@ class GradientDispatcher:
         self._again = False
 
     def _other_gradients(self, tasks: dict[int, int]) -> bool:
-        """Whether not all gradients of ``tasks`` are in the buffers: some were cleared, kept, or put there by hand."""
+        """Return whether gradients of ``tasks`` are not in the buffers: cleared, kept, or put there by hand."""
         return not self._dropped.isdisjoint(tasks) or any(
             access_guards.raw_grad(self._parameters[task]) is not None for task in tasks
         )

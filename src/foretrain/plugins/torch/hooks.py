@@ -69,7 +69,7 @@ def _collect(module: nn.Module, found: list[tuple[nn.Module, tuple[nn.Parameter,
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling ``module`` runs a compiled graph: ``torch.compile(module)`` or ``module.compile()``."""
+    """Return whether calling ``module`` runs a compiled graph: ``torch.compile(module)`` or ``module.compile()``."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 

@@ -66,7 +66,7 @@ class HostStreams:
         """The caller's stream may use all gradients and parameters from here on."""
 
     def at_home(self) -> bool:
-        """Whether the caller's stream is the one that step() was called on: what it acquired, all may use."""
+        """Return whether the caller's stream is the one that step() was called on: what it acquired, all may use."""
         return True
 
 
@@ -168,12 +168,12 @@ def streams(device: torch.device, count: int) -> HostStreams:
 
 
 def coalesces(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether one all-reduce of ``group`` can take several tensors on ``device``: not gloo's on a GPU."""
+    """Return whether one all-reduce of ``group`` can take several tensors on ``device``: not gloo's on a GPU."""
     return device.type == "cpu" or enqueues(group, device)
 
 
 def enqueues(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether the wait() of a collective of ``group`` on ``device`` makes streams wait, and not the host: NCCL's.
+    """Return whether waiting for a collective of ``group`` blocks streams and not the host, as with NCCL.
 
     `dist.get_backend` does not tell: it says "undefined" for ``init_process_group()``, or "cpu:gloo,cuda:nccl".
     """
