@@ -24,7 +24,7 @@ from foretrain.network.switch_cluster import Cluster
 from foretrain.units import parse_rate, parse_time
 
 if TYPE_CHECKING:
-    from foretrain.network import Place
+    from foretrain.network.deployment import Deployment
 
 _COUNT = r"[0-9]{1,9}"
 _RATE = r"[\d.]+\s*[A-Za-z]+(?:/s)?"
@@ -50,7 +50,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def cluster(text: str | Place) -> Place:
+def cluster(text: str | Cluster | Deployment) -> Cluster | Deployment:
     """Where a job runs: the notation above, a preset, a topology, or the path of a TOML or GraphML file.
 
     A preset such as ``"dgx-h100:16"`` is the simple cluster; with an option of a deployment (``collective=auto``) it
