@@ -17,7 +17,7 @@ from measurements import Measurement
 from scipy.optimize import least_squares
 
 from foretrain.collective.nccl import GPUS, Generation, ProtocolCurve
-from foretrain.collective.nccl.estimate import LL128_PAYLOAD, NVLS_LATENCY
+from foretrain.collective.nccl.variants import LL128_PAYLOAD, NVLS_LATENCY
 from foretrain.units import MICROSECOND, SECOND
 
 FREE: dict[str, float] = {

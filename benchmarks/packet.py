@@ -57,8 +57,7 @@ def fabric(hosts: int) -> Any:
 def program(case: Case) -> Any:
     """The flows of ``case``."""
     from foretrain.collective import build
-    from foretrain.network.flow_lowering import place
-    from foretrain.network.program import Program
+    from foretrain.network.program import Program, place
     from foretrain.network.routing import Ecmp
 
     topology, random = fabric(case.hosts), np.random.default_rng(SEED)

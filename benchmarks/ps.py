@@ -34,7 +34,7 @@ from foretrain.lab import Lab
 from foretrain.lab.compare import conduct, experiment, on, plan_of
 from foretrain.lab.messages import LabPlan, LabProgress
 from foretrain.lab.result import CaseResult, LabResult
-from foretrain.network.ps_constants import MESSAGE
+from foretrain.network.switch_cluster import MESSAGE
 from foretrain.units import SECOND, parse_rate
 
 SCRIPTS = Path(__file__).parent / "ps_scripts"

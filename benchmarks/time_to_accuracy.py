@@ -32,9 +32,7 @@ from foretrain.loss_tolerance.training import Training, time_to_accuracy, timed
 from foretrain.loss_tolerance.trial import build_trial
 from foretrain.network.fabrics.star import star
 from foretrain.network.packet import LinkLosses, Packets, Queues
-from foretrain.network.packet.transports.rate_based import Bounded
-from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.window_based import Dctcp
+from foretrain.network.packet.transports.transport import Bounded, Dctcp, Transport
 from foretrain.network.routing import Ecmp
 from foretrain.units import MICROSECOND, MILLISECOND
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from foretrain.collective import WHOLE, build
 from foretrain.network.fabrics.fat_tree import fat_tree
-from foretrain.network.flow_lowering import place
-from foretrain.network.program import Program, joined
+from foretrain.network.program import Program, joined, place
 from foretrain.network.routing import PortableRouter, router
 from foretrain.units import MICROSECOND, SECOND
 

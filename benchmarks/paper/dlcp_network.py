@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from foretrain.network.fabrics.leaf_spine import leaf_spine
 from foretrain.network.packet import LinkLosses, Packets, Queues
-from foretrain.network.packet.transports.rate_based import Bounded
-from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pfabric
+from foretrain.network.packet.transports.transport import Bounded, Dctcp, NewReno, Pfabric, Transport
 from foretrain.network.program import Paths
 from foretrain.network.routing import Ecmp
 from foretrain.network.topology.graph import Topology

@@ -16,10 +16,9 @@ import numpy as np
 from dlcp_network import LATENCY, WORKERS, Way, testbed
 from dlcp_server import paths
 
-from foretrain.network.network_simulator import ProgramHandle
 from foretrain.network.packet.online_simulator import Online
-from foretrain.network.program import Paths, Program
-from foretrain.network.ps_constants import WINDOW
+from foretrain.network.program import Paths, Program, ProgramHandle
+from foretrain.network.switch_cluster import WINDOW
 from foretrain.schedule import Job, spec
 from foretrain.schedule.job import CostModel
 from foretrain.simulation.replay import TrainingLoop
@@ -103,7 +102,7 @@ class _Worker:
 
 class _Server:
     """Sums what all have pushed, and answers each worker, the most urgent first; as much is under way as
-    `foretrain.network.ps_constants` says."""
+    `foretrain.network.switch_cluster` says."""
 
     def __init__(self, job: Job, wires: _Wires, ways: Paths) -> None:
         self.wires, self.workers = wires, list[TrainingLoop]()

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from foretrain.collective import build
 from foretrain.collective.plan import WHOLE
-from foretrain.network.flow_lowering import place
-from foretrain.network.program import Program, joined
+from foretrain.network.program import Program, joined, place
 from foretrain.network.routing import Ecmp
 from foretrain.workload import Workload
 

@@ -17,9 +17,8 @@ from foretrain.collective import Plan, build, hdrm_mapping, rounds
 from foretrain.network.fabrics.bigraph import bigraph
 from foretrain.network.fabrics.fat_tree import fat_tree
 from foretrain.network.fabrics.leaf_spine import leaf_spine
-from foretrain.network.flow_lowering import place
 from foretrain.network.fluid import run
-from foretrain.network.program import Program
+from foretrain.network.program import Program, place
 from foretrain.network.routing import Ecmp
 from foretrain.network.topology.graph import Topology
 from foretrain.units import SECOND, Time

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from foretrain.collective import Plan, build
 from foretrain.network.fabrics.star import star
-from foretrain.network.flow_lowering import place
 from foretrain.network.fluid import Fluid
-from foretrain.network.program import Paths, Program
+from foretrain.network.program import Paths, Program, place
 from foretrain.network.routing import Shortest
 from foretrain.network.servers import PCIeTree
 from foretrain.network.servers.eflops import STORAGE, eflops, eflops_baseline

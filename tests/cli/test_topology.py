@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from foretrain.cli import main
+from foretrain.network.fabrics import FABRICS
 from foretrain.network.servers import SERVERS
-from foretrain.network.topology.notation import FABRICS
 
 
 def test_show_prints_and_writes_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.network.fabrics import FABRICS
 from foretrain.network.servers import SERVERS
-from foretrain.network.topology.notation import FABRICS, topology
+from foretrain.network.topology.notation import topology
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "network" / "topologies.md").read_text(encoding="utf-8")

@@ -17,10 +17,10 @@ from foretrain.errors import ConfigError
 from foretrain.live.folding import Folding, Group
 from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.network import cluster
+from foretrain.network.collective_placement import choice_on
 from foretrain.network.deployment import Deployment
 from foretrain.network.fidelity import Fidelity, Level
 from foretrain.network.fluid import Fluid
-from foretrain.network.nccl import choice_on
 from foretrain.simulation.world import VirtualWorld
 from foretrain.tasks import Chunk
 from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time

@@ -23,8 +23,7 @@ from foretrain.loss_tolerance.trial import Trial
 from foretrain.network.fabrics.leaf_spine import leaf_spine
 from foretrain.network.fabrics.star import star
 from foretrain.network.packet import LinkLosses, Packets, Queues
-from foretrain.network.packet.transports.rate_based import Bounded
-from foretrain.network.packet.transports.window_based import Dctcp
+from foretrain.network.packet.transports.transport import Bounded, Dctcp
 from foretrain.network.routing import Ecmp, Scatter
 
 NETWORK = star(5, 1.25e9)

@@ -2,7 +2,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.network import cluster
-from foretrain.network.cluster_topology import deployment_of, single
+from foretrain.network.deployment_notation import deployment_of, single
 from foretrain.network.switch_cluster import Cluster
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
 from foretrain.network.collective_benchmark import exchange
-from foretrain.network.collective_placement import arrange, ranks_per_server, suited
+from foretrain.network.collective_placement import arrange, choice_on, ranks_per_server, suited
 from foretrain.network.deployment import Deployment
-from foretrain.network.nccl import choice_on
-from foretrain.network.topology.detection import as_bigraph
+from foretrain.network.topology.metrics import as_bigraph
 from foretrain.network.topology.notation import topology
 from foretrain.simulation import simulate
 from foretrain.units import COST_SHIFT, MICROSECOND, SECOND

@@ -6,9 +6,8 @@ import pytest
 from foretrain.collective import build, flows_on_links, hdrm_mapping
 from foretrain.network.fabrics.bigraph import bigraph
 from foretrain.network.fabrics.star import star
-from foretrain.network.flow_lowering import place
 from foretrain.network.fluid import Fluid, run
-from foretrain.network.program import Paths, Program, joined
+from foretrain.network.program import Paths, Program, joined, place
 from foretrain.network.routing import Ecmp, Shortest
 from foretrain.network.servers import PCIeTree
 from foretrain.network.servers.eflops import NIC, eflops, eflops_baseline

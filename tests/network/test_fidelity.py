@@ -7,17 +7,14 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.errors import ConfigError, StallError
-from foretrain.network import ideal
+from foretrain.network import fidelity as module
 from foretrain.network.collective_benchmark import exchange
 from foretrain.network.deployment import Deployment
-from foretrain.network.estimate import PacketEstimate, decided, estimate, packet_hops, parts
-from foretrain.network.fidelity import FLUID, Fidelity
-from foretrain.network.flow_lowering import place
-from foretrain.network.ideal import Ideal
+from foretrain.network.fidelity import FLUID, Fidelity, Ideal, PacketEstimate, decided, estimate, packet_hops, parts
 from foretrain.network.packet import LinkLosses, Queues
 from foretrain.network.packet.notation import TRANSPORTS, losses, queues, transport
-from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn
-from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pias
+from foretrain.network.packet.transports.transport import Bounded, Dcqcn, Dctcp, NewReno, Pias
+from foretrain.network.program import place
 from foretrain.network.routing import Ecmp
 from foretrain.network.topology.notation import topology
 from foretrain.units import MICROSECOND
@@ -66,10 +63,10 @@ def test_ideal_flows_keep_their_dependencies_and_steps():
     program = waiting(flows(network, [(0, 1), (1, 2), (0, 2)], 12_500), [(1, 0, 2**30)])
     program = replace(program, steps=np.array([2, 1, 1], np.int32))
     each = 1_000_000  # ps that 12,500 bytes take
-    np.testing.assert_allclose(ideal.run(program, network.capacity), [2 * each, 3 * each, each])
+    np.testing.assert_allclose(module.run_ideal(program, network.capacity), [2 * each, 3 * each, each])
     stuck = waiting(flows(network, [(0, 1), (1, 2)], 1), [(0, 1, 2**30), (1, 0, 2**30)])
     with pytest.raises(StallError):
-        ideal.run(stuck, network.capacity)
+        module.run_ideal(stuck, network.capacity)
 
 
 @pytest.mark.parametrize("fidelity", [IDEAL, FLUID, PACKET], ids=str)

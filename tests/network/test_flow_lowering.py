@@ -7,8 +7,8 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.errors import ConfigError, StallError
-from foretrain.network.flow_lowering import endpoints, place
 from foretrain.network.fluid import Fluid, run
+from foretrain.network.program import endpoints, place
 from foretrain.network.routing import reroute, router
 from foretrain.network.topology.notation import topology
 from foretrain.units import SECOND

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from foretrain.collective import build, hdrm_mapping
-from foretrain.network.flow_lowering import place
 from foretrain.network.fluid import Fluid
+from foretrain.network.program import place
 from foretrain.network.routing import router
 from foretrain.network.topology.notation import topology
 from foretrain.units import SECOND

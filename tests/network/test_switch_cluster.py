@@ -6,7 +6,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, Hop
-from foretrain.network.route import cost, served_cost
+from foretrain.network.switch_cluster import route_cost, served_cost
 from foretrain.schedule import CostModel
 from foretrain.units import MICROSECOND
 from tests.scenario import kappa, random_cluster
@@ -103,7 +103,7 @@ def test_latency_counts_the_hops_of_a_ring():
 
 def test_the_dearest_pipe_costs_and_the_others_delay():
     route = (Hop("a", 3, 1, 7), Hop("b", 5, 4), Hop("a", 3, 2))
-    assert cost(route) == CostModel(overhead=3, per_byte=6, latency=7 + 4, elsewhere=5)
+    assert route_cost(route) == CostModel(overhead=3, per_byte=6, latency=7 + 4, elsewhere=5)
 
 
 def test_over_servers_the_dearer_direction_costs_and_the_acknowledgement_delays():

@@ -45,7 +45,7 @@ def collective(
     from foretrain.network.collective_benchmark import exchange
     from foretrain.network.collective_placement import suited
     from foretrain.network.deployment_notation import deployment
-    from foretrain.network.estimate import decided, packet_hops, parts
+    from foretrain.network.fidelity import decided, packet_hops, parts
     from foretrain.report import packets
     from foretrain.report.collective_table import numbers, table
     from foretrain.report.topology import page

@@ -80,7 +80,7 @@ def share(
 
 def _simulated(tenants: list[Tenant], steps: int, closely: Closely) -> list[Tenant]:
     """``tenants`` in a network that is simulated so closely; says what that takes."""
-    from foretrain.network.estimate import decided
+    from foretrain.network.fidelity import decided
 
     fidelity = closely.read()
     # Each runs twice, together and alone, and what is known to come next is simulated ahead.

@@ -59,8 +59,8 @@ def list_() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from foretrain.network.fabrics import FABRICS
     from foretrain.network.servers import SERVERS, preset
-    from foretrain.network.topology.notation import FABRICS
     from foretrain.units import format_rate
 
     fabrics, servers = (Table(box=None, pad_edge=False, title=title, title_justify="left") for title in _TITLES)

@@ -9,11 +9,10 @@ from typing import Any, get_args
 
 from foretrain.collective.all_to_all import direct, pairwise
 from foretrain.collective.broadcasts import binomial, flat
-from foretrain.collective.circulant import circulant
+from foretrain.collective.circulant import Nearness, circulant, halving_doubling
+from foretrain.collective.composition import hierarchical
 from foretrain.collective.double_tree import double_tree
-from foretrain.collective.halving_doubling import Nearness, halving_doubling
 from foretrain.collective.hdrm import hdrm
-from foretrain.collective.hierarchical import hierarchical
 from foretrain.collective.in_network import in_network
 from foretrain.collective.parameter_server import parameter_server
 from foretrain.collective.plan import Operation, Plan

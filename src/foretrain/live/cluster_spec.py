@@ -15,9 +15,8 @@ from pathlib import Path
 from foretrain.device import calibration, preset
 from foretrain.device.presets import preset_names
 from foretrain.errors import ConfigError
-from foretrain.network.cluster_topology import deployment_of, single
 from foretrain.network.deployment import Deployment
-from foretrain.network.deployment_notation import deployment
+from foretrain.network.deployment_notation import deployment, deployment_of, single
 from foretrain.network.notation import PRESETS, cluster
 from foretrain.network.servers import SERVERS
 from foretrain.network.switch_cluster import Cluster

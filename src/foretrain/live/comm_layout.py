@@ -9,10 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.collective import Operation
-from foretrain.network.collective_placement import Arrangement, arrange, chunks, ranks_per_server
+from foretrain.network.collective_placement import (
+    Arrangement,
+    arrange,
+    choice_on,
+    chunks,
+    ranks_per_server,
+    ring_orders,
+)
 from foretrain.network.deployment import Deployment
-from foretrain.network.nccl import choice_on
-from foretrain.network.ring_search import ring_orders
 
 ALL_PAIRS: Final = 256
 """Ranks up to which an all-to-all has a flow for every pair."""

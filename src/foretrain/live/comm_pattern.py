@@ -36,10 +36,10 @@ from foretrain.collective.nccl.generation import gpu_named
 from foretrain.collective.nccl.variants import NETWORK_HOP
 from foretrain.live.comm_layout import CommLayout, Group
 from foretrain.live.fidelity_policy import FidelityPolicy
+from foretrain.network.collective_placement import choice_on
 from foretrain.network.deployment import Deployment
 from foretrain.network.fidelity import FLUID, Fidelity
 from foretrain.network.fluid import run
-from foretrain.network.nccl import choice_on
 from foretrain.network.program import Paths, Program
 from foretrain.network.routing import router
 from foretrain.units import MICROSECOND, SECOND, Time

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from foretrain.live.comm_pattern import CommPattern
-from foretrain.network.network_simulator import NetworkSimulator, ProgramHandle
+from foretrain.network.program import NetworkSimulator, ProgramHandle
 from foretrain.network.topology.graph import Topology
 from foretrain.simulation.world import ARRIVAL, TIMER, VirtualWorld
 from foretrain.units import Time

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from foretrain.network.deployment import Deployment
-from foretrain.network.estimate import PacketEstimate, packet_hops, speed
-from foretrain.network.fidelity import Fidelity
+from foretrain.network.fidelity import Fidelity, PacketEstimate, packet_hops, speed
 from foretrain.network.program import Program
 
 _LONG: Final = 5.0

@@ -29,8 +29,8 @@ from foretrain.live.comm_pattern import (
 )
 from foretrain.live.contention import Contention
 from foretrain.live.event_log import OPERATIONS
+from foretrain.network.collective_placement import choice_on
 from foretrain.network.deployment import Deployment
-from foretrain.network.nccl import choice_on
 from foretrain.schedule import CostModel
 from foretrain.simulation.world import TIMER, VirtualWorld
 from foretrain.units import Time

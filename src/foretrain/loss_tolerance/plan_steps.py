@@ -1,6 +1,6 @@
 """Steps of a collective plan in one order that its dependencies allow, and what survives losses in expectation.
 
-All such orders leave the same data (`foretrain.collective.hazards` proves it of every plan), up to the order of sums.
+All such orders leave the same data (`foretrain.collective.verification` proves it of every plan), up to the order of sums.
 Losses are linear, so means propagate exactly through any plan.
 """
 
@@ -12,8 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.collective.plan import Plan
-from foretrain.collective.progress import rounds
+from foretrain.collective.plan import Plan, rounds
 from foretrain.collective.verification import initial
 from foretrain.loss_tolerance.survival import check_chance
 

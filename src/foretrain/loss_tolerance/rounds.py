@@ -21,10 +21,9 @@ from foretrain.loss_tolerance.execution import Lossy
 from foretrain.loss_tolerance.layout import Tensor, TensorLayout
 from foretrain.loss_tolerance.losses import LossPattern, RecordedLosses, Tagged, Tags
 from foretrain.loss_tolerance.replicas import LossyExchange
-from foretrain.network.flow_lowering import Router, place
 from foretrain.network.packet import Outcome, Packets
 from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.program import Program, joined
+from foretrain.network.program import Program, Router, joined, place
 from foretrain.units import Time
 
 

@@ -1,14 +1,13 @@
 """Where gradients travel: simple clusters, jobs deployed on topologies, and the routes a chunk takes.
 
 Only the simple cluster is imported here. What simulates flows (`deployment`, `fluid`, `packet`, `routing`,
-`topology_notation`) needs numba and is imported where it is used, so that commands that do without it start at once.
+`topology.notation`) needs numba and is imported where it is used, so that commands that do without it start at once.
 """
 
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from foretrain.network.notation import cluster, load, preset
-from foretrain.network.route import Hop, Route
-from foretrain.network.switch_cluster import Cluster, Exchange
+from foretrain.network.switch_cluster import Cluster, Exchange, Hop, Route
 
 if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment

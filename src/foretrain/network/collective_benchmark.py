@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.collective import Operation
-from foretrain.collective.nccl.bandwidth import bus_bandwidth
+from foretrain.collective.nccl.variants import bus_bandwidth
 from foretrain.network.deployment import Deployment
 from foretrain.network.fidelity import FLUID, Fidelity
 from foretrain.network.packet import Outcome

@@ -16,11 +16,97 @@ from numpy.typing import NDArray
 from foretrain.collective import Operation, Plan
 from foretrain.collective.algorithms import ALGORITHMS, build
 from foretrain.collective.hdrm import hdrm, hdrm_mapping
+from foretrain.collective.nccl.choice import Choice, choose
+from foretrain.collective.nccl.generation import GPUS
 from foretrain.collective.ring import ring
 from foretrain.errors import ConfigError, unknown
-from foretrain.network.ring_search import ring_orders
-from foretrain.network.topology.detection import BiGraph, as_bigraph
 from foretrain.network.topology.graph import Topology
+from foretrain.network.topology.metrics import BiGraph, as_bigraph
+
+MOST_CHANNELS = 8
+"""Rings at once: as many as the most NICs that servers have."""
+
+
+def ring_orders(topology: Topology, ranks: NDArray[np.int64], local: int) -> NDArray[np.int64]:
+    """Orders of the job's ranks (by their number in the job), int64 (channels, ranks).
+
+    In one server whose GPUs are linked to each other, edge-disjoint Hamiltonian cycles over these links, found
+    greedily. Over servers of ``local`` ranks with several NICs, one channel per NIC: channel c goes through server s
+    from rank c − s on, so that what leaves a server on a rail enters the next one on the same. Else the order given.
+    """
+    count = len(ranks)
+    plain = np.arange(count)[None]
+    if local < 3:
+        return plain
+    inside = _cycles(_links(topology, ranks[:local]))
+    cycles = inside if len(inside) else [list(range(local))]
+    if local == count:
+        return np.array(cycles)
+    nics = _nics(topology, ranks)
+    if nics < 2:
+        return np.concatenate([np.arange(0, count, local)[:, None] + np.array(cycles[0])], axis=0).reshape(1, -1)
+    channels = min(nics, local, MOST_CHANNELS)
+    servers = np.arange(count // local)
+    orders = []
+    for channel in range(channels):
+        cycle = np.array(cycles[channel % len(cycles)])
+        starts = (channel * (local // channels) - servers) % local
+        within = cycle[(starts[:, None] + np.arange(local)) % local]
+        orders.append((servers[:, None] * local + within).reshape(-1))
+    return np.array(orders)
+
+
+def _links(topology: Topology, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of the slowest direct links' rate there are between each two ranks; all 0 without any."""
+    nodes = topology.ranks[ranks]
+    number = np.full(len(topology.nodes), -1)
+    number[nodes] = np.arange(len(nodes))
+    source, target = number[topology.source], number[topology.target]
+    direct = (source >= 0) & (target >= 0)
+    rate = np.zeros((len(nodes), len(nodes)))
+    np.add.at(rate, (source[direct], target[direct]), topology.capacity[direct])
+    least = rate[rate > 0].min(initial=np.inf)
+    return (rate / least + 1e-9).astype(np.int64)
+
+
+def _cycles(links: NDArray[np.int64]) -> list[list[int]]:
+    """Directed Hamiltonian cycles, no link used more often than there are of it."""
+    left, found = links.copy(), []
+    while len(found) < MOST_CHANNELS and (cycle := _cycle(left)):
+        for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+            left[a, b] -= 1
+        found.append(cycle)
+    return found
+
+
+def _cycle(links: NDArray[np.int64]) -> list[int]:
+    """One Hamiltonian cycle from 0 on, over links of which most are left first; empty if there is none."""
+    count = len(links)
+    if count > 16:  # No mesh is that large, and the search is exponential.
+        return []
+    path, seen = [0], {0}
+
+    def extend() -> bool:
+        if len(path) == count:
+            return bool(links[path[-1], 0] > 0)
+        here = path[-1]
+        for near in np.argsort(-links[here], kind="stable").tolist():
+            if links[here, near] > 0 and near not in seen:
+                path.append(near)
+                seen.add(near)
+                if extend():
+                    return True
+                seen.remove(path.pop())
+        return False
+
+    return path if extend() else []
+
+
+def _nics(topology: Topology, ranks: NDArray[np.int64]) -> int:
+    """NICs of the job's first server."""
+    server = topology.nodes[topology.ranks[ranks[0]]].server
+    return sum(node.kind == "nic" and node.server == server for node in topology.nodes) if server >= 0 else 0
+
 
 _CHUNK = 1 << 19
 """Bytes of a piece that trees and reducing switches pass on, one behind the other."""
@@ -166,3 +252,49 @@ def _seats(shape: BiGraph, places: NDArray[np.int64]) -> tuple[int, int, NDArray
         "are not on equally many switches of both parts, equally many on each",
         "choose such places, or those of foretrain.collective.hdrm_mapping",
     )
+
+
+_PLANS = {"ring": "ring", "tree": "double_tree", "nvls": "in_network", "direct": "direct"}
+"""Our collective for NCCL's algorithm inside one server, and where a server is one rank."""
+_RINGS = 512
+"""Ranks over several servers up to which a ring is simulated as one, on all its channels."""
+
+
+def choice_on(
+    topology: Topology, ranks: Sequence[int], gpu: str | None, operation: Operation, size: int
+) -> tuple[Choice, str]:
+    """What NCCL would do with ``size`` bytes among ``ranks``, and the name of the collective to simulate.
+
+    Across servers of several GPUs a ring has a channel for each NIC; ``hierarchical`` stands for trees, and for rings
+    of very many ranks, as it uses all NICs at once as well.
+
+    Raises:
+        ConfigError: the GPU is not named or not known.
+    """
+    if gpu is None:
+        raise ConfigError(
+            "device", None, "does not say which GPU NCCL runs on", f"write e.g. device={next(iter(GPUS))}"
+        )
+    members = np.asarray(ranks, np.int64)
+    local = ranks_per_server(topology, members)
+    several = local < len(members)
+    rate = _outside(topology) if several else None
+    choice = choose(operation, size, len(members), gpu, ranks_per_server=local, inter_rate=rate)
+    name = _PLANS.get(choice.algorithm, "ring")
+    if several and local > 1 and (name not in ("ring", "direct") or len(members) > _RINGS):
+        name = "hierarchical"
+    return choice, name
+
+
+def _outside(topology: Topology) -> float:
+    """Bytes/s that each rank has to other servers: what enters its server, shared by its ranks."""
+    nodes = topology.nodes
+    server = np.array([node.server for node in nodes])
+    ends = np.isin(np.arange(len(nodes)), topology.ranks)
+    # A rank without a server is its own: what enters it comes from elsewhere.
+    inside = (server >= 0) | ends
+    across = inside[topology.target] & (
+        (server[topology.source] != server[topology.target]) | (server[topology.target] < 0)
+    )
+    into = topology.capacity[across].sum()
+    return float(into / len(topology.ranks))

@@ -20,11 +20,8 @@ from numpy.typing import NDArray
 from foretrain.collective import Operation
 from foretrain.errors import ConfigError
 from foretrain.network.collective_placement import Arrangement, arrange, chunks, suited
-from foretrain.network.estimate import decided, packet_hops, parts
-from foretrain.network.fidelity import FLUID, Fidelity
-from foretrain.network.flow_lowering import place
-from foretrain.network.network_simulator import NetworkSimulator
-from foretrain.network.program import Program
+from foretrain.network.fidelity import FLUID, Fidelity, decided, packet_hops, parts
+from foretrain.network.program import NetworkSimulator, Program, place
 from foretrain.network.switch_cluster import DEFAULT_OVERHEAD
 from foretrain.network.topology.graph import Topology
 from foretrain.schedule import CostModel
@@ -327,7 +324,7 @@ class Deployment:
 
     def _nccl(self, operation: Operation, size: int) -> _Way:
         """NCCL's choice; latency of a step and share of links are such that it takes its time on an idle network."""
-        from foretrain.network.nccl import choice_on
+        from foretrain.network.collective_placement import choice_on
 
         choice, name = choice_on(self.topology, self.members, self.device, operation, size)
         key = "nccl", operation, name

@@ -8,12 +8,16 @@
 | auto   | packet where that takes no longer than a budget on this machine, else fluid |
 
 Each costs more than the one before, and finds more time. ``"auto"`` is decided for known work by
-`foretrain.network.estimate.decided`; where the work is not known before, whoever simulates says how it decides.
+`foretrain.network.fidelity.decided`; where the work is not known before, whoever simulates says how it decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -21,14 +25,118 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
-from foretrain.network.network_simulator import NetworkSimulator
+from foretrain.network.fluid import run as run_fluid
 from foretrain.network.packet import LinkLosses, Packets, Queues
-from foretrain.network.packet.default_queues import holding, usual
-from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.window_based import Dctcp
-from foretrain.network.program import Program
+from foretrain.network.packet.port_config import holding, usual
+from foretrain.network.packet.transports.transport import Dctcp, Transport
+from foretrain.network.program import NetworkSimulator, Paths, Program, ProgramHandle
 from foretrain.network.topology.graph import Topology
-from foretrain.units import MILLISECOND
+from foretrain.units import MILLISECOND, Time
+
+
+def run_ideal(program: Program, capacity: NDArray[np.float64]) -> NDArray[np.float64]:
+    """When each flow of ``program`` ends, ps, float64 (flows,).
+
+    Each flow gets a link of its own, as fast as the slowest of its path; ``capacity`` is in bytes/s, (links,).
+
+    Raises:
+        StallError: the program can never complete.
+    """
+    hops = np.diff(program.paths.first)
+    slowest = np.full(len(program), np.inf)
+    np.minimum.at(slowest, np.repeat(np.arange(len(program)), hops), capacity[program.paths.links])
+    crossing = np.flatnonzero(hops > 0)
+    first = np.zeros(len(program) + 1, np.int32)
+    np.cumsum(hops > 0, out=first[1:])
+    private = Paths(first, np.arange(len(crossing), dtype=np.int32))
+    return run_fluid(
+        dataclasses.replace(program, paths=private, priority=program.priority * 0), slowest[crossing]
+    ).finish
+
+
+class Ideal:
+    """The same as a carrier (`foretrain.network.program.NetworkSimulator`): programs do not meet, so each end
+    is known at once.
+
+    Args:
+        capacity: bytes/s of each link, float64 (links,).
+    """
+
+    def __init__(self, capacity: NDArray[np.float64]) -> None:
+        self._capacity = capacity
+        self._now: Time = 0
+        self._running: dict[int, ProgramHandle] = {}
+        self._ends: list[tuple[Time, int]] = []
+        self._next = 0
+
+    @property
+    def now(self) -> Time:
+        """The present, ps."""
+        return self._now
+
+    @property
+    def running(self) -> tuple[ProgramHandle, ...]:
+        """The programs that have not completed, in the order in which they came."""
+        return tuple(self._running.values())
+
+    def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
+        """Starts ``program`` now, or at ``at``, up to which time then passes first.
+
+        Raises:
+            StallError: it can never complete.
+        """
+        if at is not None:
+            self.advance(at)
+        handle = ProgramHandle(program, self._now, _index=self._next)
+        self._next += 1
+        if not len(program):
+            handle.end = handle.added
+            return handle
+        releases = np.maximum(program.release, self._now) - self._now
+        handle.finish = run_ideal(dataclasses.replace(program, release=releases), self._capacity) + self._now
+        self._running[handle._index] = handle
+        heapq.heappush(self._ends, (math.ceil(handle.finish.max()), handle._index))
+        return handle
+
+    def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[ProgramHandle, ...]:
+        """Lets time pass to ``until``, or until everything is done; returns what completed, in order."""
+        if until is not None and until < self._now:
+            raise ConfigError("until", until, "is past", f"it is {self._now} ps now")
+        if stop and (first := self.next_completion()) is not None and (until is None or first < until):
+            until = first
+        done: list[ProgramHandle] = []
+        while self._ends and (until is None or self._ends[0][0] <= until):
+            end, index = heapq.heappop(self._ends)
+            if index in self._running:
+                handle = self._running.pop(index)
+                handle.end = self._now = end
+                done.append(handle)
+        self._now = self._now if until is None else until
+        return tuple(done)
+
+    def predict(self, handle: ProgramHandle) -> Time:
+        """When ``handle`` completes, ps."""
+        if handle.end is None:
+            self._check(handle)
+        return math.ceil(handle.finish.max()) if handle.end is None else handle.end
+
+    def next_completion(self) -> Time | None:
+        """When the next program completes, ps; None if none runs."""
+        while self._ends and self._ends[0][1] not in self._running:
+            heapq.heappop(self._ends)
+        return self._ends[0][0] if self._ends else None
+
+    def cancel(self, handle: ProgramHandle) -> None:
+        """Takes ``handle`` out of the network, now."""
+        self._check(handle)
+        handle.cancelled = True
+        del self._running[handle._index]
+
+    def _check(self, handle: ProgramHandle) -> None:
+        if self._running.get(handle._index) is not handle:
+            state = "was cancelled" if handle.cancelled else "has completed or is of another network"
+            raise ConfigError("handle", handle._index, state, "name a program that runs")
+
 
 Level: TypeAlias = Literal["ideal", "fluid", "packet", "auto"]
 USUAL: Final = Dctcp(least_timeout=MILLISECOND)
@@ -93,7 +201,7 @@ class Fidelity:
         if self.level == "packet":
             return self.packets(topology).online()
         if self.level == "ideal":
-            from foretrain.network.ideal import Ideal
+            pass
 
             return Ideal(topology.capacity)
         self._check_decided()
@@ -118,7 +226,7 @@ class Fidelity:
         if self.level == "packet":
             return self.packets(topology).run(program, progress=progress).finish.astype(np.float64)
         if self.level == "ideal":
-            from foretrain.network.ideal import run as run_ideal
+            pass
 
             return run_ideal(program, topology.capacity)
         self._check_decided()
@@ -128,8 +236,115 @@ class Fidelity:
 
     def _check_decided(self) -> None:
         if self.level == "auto":
-            raise ConfigError("fidelity", "auto", "has not been decided", "see foretrain.network.estimate.decided")
+            raise ConfigError("fidelity", "auto", "has not been decided", "see foretrain.network.fidelity.decided")
 
 
 FLUID: Final = Fidelity()
 """What is simulated where nothing else is said."""
+
+
+_PROBE: Final = 1 << 16
+"""Packet hops of the measurement."""
+_FLOWS: Final = 1 << 10
+"""Flows of it at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PacketEstimate:
+    """What the packet level has to do.
+
+    Attributes:
+        hops: links that packets with data cross, all together.
+        speed: of them in a second, on this machine.
+    """
+
+    hops: int
+    speed: float
+
+    @property
+    def seconds(self) -> float:
+        """How long that takes."""
+        return self.hops / self.speed if self.hops else 0.0
+
+    def __str__(self) -> str:
+        return f"{_count(self.hops)} packet hops, about {_duration(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What is simulated, and why.
+
+    Attributes:
+        fidelity: never ``"auto"``.
+        why: a line for a person, e.g. ``"packet level: 12.4 M packet hops, about 9 s"``.
+    """
+
+    fidelity: Fidelity
+    why: str
+
+
+def packet_hops(program: Program, payload: int) -> int:
+    """Links that data packets of ``payload`` bytes cross to carry ``program``, if none is lost."""
+    packets = np.ceil(np.maximum(program.size, 1.0) / payload) * program.steps
+    return int(packets @ np.diff(program.paths.first))
+
+
+def speed(fidelity: Fidelity, topology: Topology, program: Program) -> float:
+    """Packet hops in a second on this machine, of ``fidelity``'s packets in ``topology`` over paths of ``program``."""
+    crossing = np.flatnonzero(np.diff(program.paths.first) > 0)[:_FLOWS]
+    if not len(crossing):
+        return 1e6
+    paths = program.paths.gather(crossing)
+    # Over wires that lose nothing: a dead one would be waited for.
+    network, payload = dataclasses.replace(fidelity, losses=()).packets(topology), fidelity.transport.payload
+    network.run(Program.of(paths.gather(np.zeros(1, np.int64)), np.ones(1)))  # compiles
+    each = max(1, _PROBE // len(paths.links)) * payload
+    begin = time.perf_counter()
+    outcome = network.run(Program.of(paths, np.full(len(paths), float(each))))
+    return outcome.data_hops / (time.perf_counter() - begin)
+
+
+def estimate(fidelity: Fidelity, topology: Topology, programs: Iterable[Program], times: float = 1.0) -> PacketEstimate:
+    """Of carrying ``programs`` one after the other, ``times`` times."""
+    found = list(programs)
+    hops = round(times * sum(packet_hops(program, fidelity.transport.payload) for program in found))
+    largest = max(found, key=lambda program: program.size @ program.steps)
+    return PacketEstimate(hops, speed(fidelity, topology, largest))
+
+
+def decided(fidelity: Fidelity, topology: Topology, programs: Iterable[Program], times: float = 1.0) -> Decided:
+    """What ``fidelity`` means for ``programs``, carried ``times`` times; `estimate` says how long that takes."""
+    if fidelity.level in ("ideal", "fluid"):
+        return Decided(fidelity, f"{fidelity.level} level")
+    found = estimate(fidelity, topology, programs, times)
+    if fidelity.level == "packet":
+        return Decided(fidelity, f"packet level: {found}")
+    budget = _duration(fidelity.budget)
+    if found.seconds <= fidelity.budget:
+        why = f"auto takes the packet level: {found}, within the budget of {budget}"
+        return Decided(dataclasses.replace(fidelity, level="packet"), why)
+    why = f"auto takes the fluid level: packets would be {found}, more than the budget of {budget}"
+    return Decided(dataclasses.replace(fidelity, level="fluid"), why)
+
+
+def parts(sizes: Sequence[int], told: Callable[[int, int], None]) -> Iterator[Callable[[int, int], None]]:
+    """For each of several works of such ``sizes`` whom to tell how far it is; ``told`` hears it of the whole."""
+    whole = sum(sizes)
+    for k, size in enumerate(sizes):
+        before = sum(sizes[:k])
+        yield lambda done, total, before=before, size=size: told(before + size * done // max(total, 1), whole)
+
+
+def _count(number: int) -> str:
+    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return str(number)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "a second" if seconds > 0 else "0 s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

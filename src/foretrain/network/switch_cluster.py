@@ -8,15 +8,83 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from foretrain.errors import ConfigError, unknown
-from foretrain.network.ps_constants import MESSAGE
-from foretrain.network.route import Hop, Route, served_cost
-from foretrain.network.route import cost as cost_of
 from foretrain.schedule import CostModel
 from foretrain.tasks import Op
-from foretrain.units import MICROSECOND, Time, format_rate, format_time, per_byte
+from foretrain.units import MICROSECOND, Time, format_rate, format_time, moving, per_byte
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One first-in-first-out pipe on the way.
+
+    Attributes:
+        pipe: which pipe; hops with the same name queue behind each other.
+        cost: time of one byte, in the fixed point of `units.per_byte`.
+        overhead: θ, time of one operation whatever its size. It occupies the pipe.
+        floor: time that an operation keeps the pipe at least, however small it is. Unlike θ it is hidden behind the
+            bytes of larger ones: what small collectives cost over sockets, which must make all their rounds.
+        latency: time from leaving the pipe to arriving. It occupies nothing, so that a window can hide it.
+    """
+
+    pipe: str
+    cost: int
+    overhead: Time = 0
+    latency: Time = 0
+    floor: Time = 0
+
+    def occupancy(self, size: int) -> Time:
+        """How long ``size`` bytes keep the pipe busy."""
+        return max(self.floor, self.overhead + moving(size, self.cost))
+
+
+Route: TypeAlias = tuple[Hop, ...]
+
+
+def route_cost(route: Route) -> CostModel:
+    """What crossing ``route`` costs: κ and θ of the pipe where a byte is dearest, and the delay of all the others."""
+    totals: dict[str, tuple[int, Time]] = {}
+    for hop in route:
+        per_byte, overhead = totals.get(hop.pipe, (0, 0))
+        totals[hop.pipe] = (per_byte + hop.cost, overhead + hop.overhead)
+    dearest = max(totals, key=totals.__getitem__)
+    others = [total for pipe, total in totals.items() if pipe != dearest]
+    return CostModel(
+        overhead=totals[dearest][1],
+        per_byte=totals[dearest][0],
+        latency=sum(hop.latency for hop in route) + sum(overhead for _, overhead in others),
+        elsewhere=sum(per_byte for per_byte, _ in others),
+        floor=sum(hop.floor for hop in route if hop.pipe == dearest),
+    )
+
+
+def served_cost(route: Route) -> CostModel:
+    """The same of a parameter server, whose answer comes while more is pushed: its last two hops are push and pull.
+
+    Whichever direction is the dearer sets the pace; an operation is done when the acknowledgement of its push is back.
+    Where both directions share a wire, a byte that is pushed while another is pulled takes twice as long.
+    """
+    *local, push, pull = route
+    if push.pipe == pull.pipe:
+        pace = replace(push, cost=push.cost + pull.cost, overhead=push.overhead + pull.overhead)
+    else:
+        pace = max(push, pull, key=lambda hop: (hop.cost, hop.overhead))
+    return route_cost((*local, replace(pace, latency=push.latency + pull.latency)))
+
+
+WINDOW: Final = 2 << 20
+"""Bytes of sums handed to a socket and not acknowledged at which a server hands over no more.
+
+What is handed over cannot be overtaken by what is more urgent. Two mebibytes are a few percent of a model, and more
+than any round trip of a local network needs.
+"""
+
+
+MESSAGE: Final = 512 << 10
+"""Bytes of a message with gradients or sums, at most. They are summed, and answered, message by message."""
+
 
 Exchange: TypeAlias = Literal["all_reduce", "ps", "ps_colocated"]
 """How gradients become sums: ring all-reduce, or a parameter server on hosts of its own or beside the workers."""
@@ -107,7 +175,7 @@ class Cluster:
     def cost(self) -> CostModel:
         """What one exchange costs: κ, θ and latency."""
         route = self.routes()["all_reduce"]
-        return cost_of(route) if self.exchange == "all_reduce" else served_cost(route)
+        return route_cost(route) if self.exchange == "all_reduce" else served_cost(route)
 
     def without_latency(self) -> Cluster:
         """The same without anything that an operation costs besides its bytes."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from foretrain.network.route import Hop, Route
+from foretrain.network.switch_cluster import Hop, Route
 from foretrain.simulation.world import ARRIVAL, VirtualWorld
 from foretrain.tasks import Chunk, Op
 from foretrain.trace import Span, Timeline

@@ -5,7 +5,7 @@
 
 As in `foretrain.comm.ps`, pushing and pulling are two directions with orders of their own. A push is done, and its
 credit back, when the server has acknowledged all of it; the sum comes as the server's queue has it. What a server has
-handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.ps_constants`). Beside the workers
+handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.switch_cluster`). Beside the workers
 both directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
 
 All workers being alike, the last of them has pushed a byte when the first has; nobody waits for another.
@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from foretrain.network.ps_constants import MESSAGE, WINDOW
-from foretrain.network.route import Route
+from foretrain.network.switch_cluster import MESSAGE, WINDOW, Route
 from foretrain.simulation.links import ExclusiveLink, Label, Pipes, SharedLink
 from foretrain.simulation.world import ARRIVAL, VirtualWorld
 from foretrain.tasks import Chunk, Op, Piece, Task

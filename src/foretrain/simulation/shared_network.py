@@ -10,8 +10,7 @@ import numpy as np
 
 from foretrain.errors import ConfigError
 from foretrain.network.deployment import Deployment
-from foretrain.network.network_simulator import ProgramHandle
-from foretrain.network.program import Program
+from foretrain.network.program import Program, ProgramHandle
 from foretrain.schedule import Spec, spec
 from foretrain.schedule import bound as bound_of
 from foretrain.simulation.links import LANE

@@ -7,11 +7,11 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.errors import ConfigError, StallError
-from foretrain.network.flow_lowering import place
 from foretrain.network.fluid import run as fluid
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet import state as c
-from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pias
+from foretrain.network.packet.transports.transport import Dctcp, NewReno, Pias
+from foretrain.network.program import place
 from foretrain.network.routing import Ecmp
 from tests.network.packet.flows import (
     BYTE,

@@ -10,7 +10,7 @@ from foretrain.network.packet import Packets, Queues
 from foretrain.network.packet import state as c
 from foretrain.network.packet.kernels import Windows
 from foretrain.network.packet.loading import grow, prepared
-from foretrain.network.packet.transports.rate_based import Dcqcn
+from foretrain.network.packet.transports.transport import Dcqcn
 from tests.network.packet.flows import HEADER, PAYLOAD, REPLY, WIRE, fabric, flows
 from tests.network.packet.test_twins import random_case
 

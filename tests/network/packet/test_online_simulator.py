@@ -7,13 +7,12 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.errors import ConfigError, StallError
-from foretrain.network.flow_lowering import place
 from foretrain.network.packet import LinkLosses, Packets, Queues
-from foretrain.network.packet import row_allocator as module
-from foretrain.network.packet.default_queues import usual
+from foretrain.network.packet import loading as module
 from foretrain.network.packet.notation import TRANSPORTS
-from foretrain.network.packet.transports.window_based import Dctcp, NewReno
-from foretrain.network.program import Paths, Program, joined
+from foretrain.network.packet.port_config import usual
+from foretrain.network.packet.transports.transport import Dctcp, NewReno
+from foretrain.network.program import Paths, Program, joined, place
 from foretrain.network.routing import Ecmp
 from tests.network.packet.flows import HEADER, LATENCY, PAYLOAD, REPLY, SENDING, WIRE, fabric, flows, hosts, waiting
 

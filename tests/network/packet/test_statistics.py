@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.network.packet import Distribution, LinkLosses, Packets, Queues
-from foretrain.network.packet.transports.window_based import NewReno
+from foretrain.network.packet.transports.transport import NewReno
 from tests.network.packet.flows import HEADER, PAYLOAD, REPLY, SENDING, WIRE, flows, hosts
 
 SIMPLE = {"payload": PAYLOAD, "header": HEADER, "reply": REPLY}

@@ -9,9 +9,7 @@ from foretrain.errors import ConfigError, StallError
 from foretrain.network.fabrics.cabling import attach
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet import state as c
-from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn, Timely
-from foretrain.network.packet.transports.receiver_driven import Ndp
-from foretrain.network.packet.transports.window_based import NewReno, Pfabric
+from foretrain.network.packet.transports.transport import Bounded, Dcqcn, Ndp, NewReno, Pfabric, Timely
 from foretrain.network.program import Paths, Program
 from foretrain.network.routing import Ecmp
 from foretrain.network.servers import Host

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from foretrain.network.packet import LinkLosses, Queues
 from foretrain.network.packet import state as c
-from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn, Timely
-from foretrain.network.packet.transports.receiver_driven import Ndp
-from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pfabric, Pias
+from foretrain.network.packet.transports.transport import Bounded, Dcqcn, Dctcp, Ndp, NewReno, Pfabric, Pias, Timely
 from foretrain.network.routing import Ecmp
 from tests.network.packet.flows import HEADER, PAYLOAD, REPLY, WIRE, both, fabric, flows, hosts, waiting
 

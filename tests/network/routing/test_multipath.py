@@ -10,10 +10,9 @@ from foretrain.network.deployment import Deployment
 from foretrain.network.fabrics.fat_tree import fat_tree
 from foretrain.network.fabrics.leaf_spine import leaf_spine
 from foretrain.network.fidelity import Fidelity
-from foretrain.network.flow_lowering import place
 from foretrain.network.packet import Packets
 from foretrain.network.packet import state as c
-from foretrain.network.program import Program, joined
+from foretrain.network.program import Program, joined, place
 from foretrain.network.routing import Ecmp, Scatter
 from foretrain.network.topology.notation import topology
 

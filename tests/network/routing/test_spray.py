@@ -3,7 +3,7 @@ import pytest
 
 from foretrain.collective.plan import Draft
 from foretrain.errors import ConfigError
-from foretrain.network.flow_lowering import place
+from foretrain.network.program import place
 from foretrain.network.routing import Ecmp, Spray, link_load
 from foretrain.network.topology.graph import Builder
 from tests.network.routing.networks import all_pairs, check_paths, fat_tree, leaf_spine, server

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
+from foretrain.network.fabrics import FABRICS
 from foretrain.network.fabrics.leaf_spine import leaf_spine
 from foretrain.network.fabrics.rail import rail
 from foretrain.network.servers import SERVERS, preset
-from foretrain.network.topology.notation import FABRICS, topology
+from foretrain.network.topology.notation import topology
 from tests.network.ways import equal
 
 

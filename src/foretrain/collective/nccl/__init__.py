@@ -4,11 +4,9 @@ choice = nccl.choose("all_reduce", 2**28, ranks=8, gpu="H100")
 choice.algorithm, choice.protocol, choice.time      # nvls, Simple, 1_126_148_558 ps: 417 GB/s on the bus
 """
 
-from foretrain.collective.nccl.bandwidth import bus_bandwidth, bus_factor
 from foretrain.collective.nccl.choice import Choice, choose
-from foretrain.collective.nccl.estimate import Protocol
 from foretrain.collective.nccl.generation import GPUS, Generation, GpuProduct, ProtocolCurve, gpu_named
-from foretrain.collective.nccl.variants import Algorithm
+from foretrain.collective.nccl.variants import Algorithm, Protocol, bus_bandwidth, bus_factor
 
 __all__ = [
     "GPUS",

@@ -18,10 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
-from foretrain.collective.nccl.bandwidth import ROUNDS, bus_bandwidth
-from foretrain.collective.nccl.estimate import Protocol, offered
 from foretrain.collective.nccl.generation import gpu_named
-from foretrain.collective.nccl.variants import Algorithm, Place, Way, ways
+from foretrain.collective.nccl.variants import ROUNDS, Algorithm, Place, Protocol, Way, bus_bandwidth, offered, ways
 from foretrain.collective.plan import Operation
 from foretrain.errors import ConfigError, unknown
 from foretrain.units import SECOND, Time

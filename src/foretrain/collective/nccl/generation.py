@@ -54,7 +54,7 @@ class Generation:
         nvls: curve of the reduction in the switch, whose one block is the whole data; none without such a switch.
         nvls_ranks: with fewer NCCL prefers the ring.
         estimated_rate, estimated_ll, estimated_ll128, estimated_nvls: bytes/s on the bus that NCCL itself reckons with
-            in `foretrain.collective.nccl.estimate`.
+            in `foretrain.collective.nccl.variants`.
     """
 
     source: str

@@ -11,11 +11,81 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from foretrain.collective.nccl.bandwidth import ROUNDS
-from foretrain.collective.nccl.estimate import LL128_PAYLOAD, LL_PAYLOAD, Protocol
 from foretrain.collective.nccl.generation import Generation, ProtocolCurve
 from foretrain.collective.plan import Operation
-from foretrain.units import MICROSECOND, Time
+from foretrain.units import MICROSECOND, SECOND, Time
+
+ROUNDS: dict[Operation, int] = {
+    "all_reduce": 2,
+    "reduce_scatter": 1,
+    "all_gather": 1,
+    "all_to_all": 1,
+}
+"""How often all but one of a rank's N blocks must cross its link; a broadcast moves all N, once."""
+
+
+def bus_factor(operation: Operation, ranks: int) -> float:
+    """Bytes that must leave a rank, per byte of size: 2(N−1)/N, (N−1)/N, or 1 for a broadcast."""
+    return ROUNDS[operation] * (ranks - 1) / ranks if operation in ROUNDS else 1.0
+
+
+def bus_bandwidth(operation: Operation, size: int, ranks: int, time: Time) -> float:
+    """Bytes/s on the links of a collective of ``size`` bytes (as in `Plan.size`) that took ``time``."""
+    return bus_factor(operation, ranks) * size * SECOND / time
+
+
+Protocol: TypeAlias = Literal["LL", "LL128", "Simple"]
+"""LL sends 4 bytes of data with each 4 of flag, LL128 120 of 128, Simple whole chunks with one flag each."""
+
+
+BASE: dict[Protocol, float] = {"LL": 6.6, "LL128": 14.0, "Simple": 8.4}
+
+
+HOP: dict[Protocol, float] = {"LL": 0.6, "LL128": 1.9, "Simple": 3.4}
+
+
+NVLS_LATENCY = 25.0
+"""Microseconds; the fit takes no less, or NVLS would seem fit for the smallest sizes."""
+
+
+NVLS_FACTOR = 5 / 6
+"""Of the bus bandwidth, what NVLS gets."""
+
+
+LL128_PAYLOAD = 0.92
+
+
+LL_PAYLOAD = 0.5
+
+
+def offered(
+    operation: Operation, size: int, ranks: int, generation: Generation, *, nvls: bool = False, part: float = 1.0
+) -> tuple[Protocol, ...]:
+    """Protocols that NCCL would still use at ``size`` in one server, from the lightest on; with NVLS it has no third.
+
+    A light protocol is out once a heavier one is estimated faster, and stays out, as the heavier has more bandwidth.
+    Where the switch can reduce (``nvls``) its estimate is always ahead of LL128 and of the ring's Simple; what is left
+    is LL, for a time, and Simple, which then means NVLS. ``part`` of the generation's link is what the product has.
+    """
+    steps = ROUNDS.get(operation, 1) * (ranks - 1)
+    bus = generation.estimated_rate * part
+    rates: dict[Protocol, float] = {
+        "LL": min(generation.estimated_ll, bus * LL_PAYLOAD),
+        "LL128": min(generation.estimated_ll128, bus * LL128_PAYLOAD),
+        "Simple": bus,
+    }
+    time: dict[Protocol, float] = {
+        protocol: (BASE[protocol] + HOP[protocol] * steps) * MICROSECOND + size * steps / ranks / rate * SECOND
+        for protocol, rate in rates.items()
+    }
+    if nvls:
+        by_switch = NVLS_LATENCY * MICROSECOND + size / (generation.estimated_nvls * part * NVLS_FACTOR) * SECOND
+        return ("LL", "Simple") if time["LL"] < by_switch else ("Simple",)
+    if not generation.has_ll128:
+        del time["LL128"]
+    order = tuple(time)
+    return tuple(p for i, p in enumerate(order) if all(time[p] < time[other] for other in order[i + 1 :]))
+
 
 Algorithm: TypeAlias = Literal["ring", "tree", "nvls", "nvls_tree", "direct"]
 """*tree* is NCCL's double binary tree between servers with a chain in each; *nvls* sums in the NVSwitch, *nvls_tree*

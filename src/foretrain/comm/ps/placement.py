@@ -18,7 +18,7 @@ import msgspec
 from foretrain.comm.ps.consistency import consistency
 from foretrain.comm.ps.frames import Malformed
 from foretrain.errors import ConfigError, unknown
-from foretrain.network.ps_constants import MESSAGE
+from foretrain.network.switch_cluster import MESSAGE
 from foretrain.tasks import Piece
 
 LIMIT: Final = 4 << 20

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foretrain.errors import ConfigError
 from foretrain.network.servers import Host, Server
-from foretrain.network.servers.server import CABLE
+from foretrain.network.servers.pcie import CABLE
 from foretrain.network.topology.graph import Builder
 from foretrain.units import NANOSECOND, Time
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from foretrain.network.fluid.jit import inside
+from foretrain.network.jit import inside
 
 
 @inside

@@ -43,7 +43,7 @@ import numpy as np
 
 from foretrain.network.fluid import state as c
 from foretrain.network.fluid.heap import lift, put, settle, take
-from foretrain.network.fluid.jit import entry, inlined, inside
+from foretrain.network.jit import entry, inlined, inside
 
 EPSILON = 1e-11
 """Relative difference below which two levels, or a link's load and its capacity, count as equal."""

@@ -3,9 +3,8 @@
 from foretrain.network.packet.kernels import Kernel
 from foretrain.network.packet.online_simulator import Online
 from foretrain.network.packet.port_config import LinkLosses, Queues
-from foretrain.network.packet.queue_traces import QueueTrace
 from foretrain.network.packet.simulator import Outcome, Packets
-from foretrain.network.packet.statistics import Distribution, PortCounters
+from foretrain.network.packet.statistics import Distribution, PortCounters, QueueTrace
 
 __all__ = [
     "Distribution",

@@ -3,14 +3,12 @@ links are too short for windows. Ports and hosts are the same functions; only wh
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside, packet_entry
 from foretrain.network.packet import state as c
 from foretrain.network.packet.host_rx import handle
 from foretrain.network.packet.host_tx import release
-from foretrain.network.packet.jit import entry, inside
 from foretrain.network.packet.packets import give_back
-from foretrain.network.packet.pfc import is_pause, obey
-from foretrain.network.packet.queues import admit, at_once, pick, ready, send
-from foretrain.network.packet.traces import look
+from foretrain.network.packet.queues import admit, at_once, is_pause, look, obey, pick, ready, send
 
 DEPARTURE = -(1 << 60)
 """The tie of a departure from link 0: before all that arrives, and in the order of links."""
@@ -128,14 +126,14 @@ def happen(m, x, event, p, time):
             depart_first(m, event, link, time)
 
 
-@entry
+@packet_entry
 def load(m, event):
     """What is to happen to the flows that have come, in the heap."""
     release(m)
     take_over(m, event)
 
 
-@entry
+@packet_entry
 def run(m, x, event, trace, events):
     """Goes on for so many ``events`` at most; the reason why it returns is one of `state`'s."""
     for _ in range(events):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.bits import is_set
-from foretrain.network.packet.jit import inside
-from foretrain.network.packet.packets import take_free
+from foretrain.network.packet.packets import is_set, take_free
 from foretrain.network.packet.queues import chance
-from foretrain.network.packet.transports.pias import demoted
+
+
+@inside
+def demoted(x, transport, of, place):
+    """The class of the packet at ``place`` of a step that begins in class ``of``."""
+    for k in range(int(x[transport + c.DEMOTIONS])):
+        if place >= x[transport + c.DEMOTED_FROM + k] and of + 1 < c.CLASSES:
+            of += 1
+    return of
 
 
 @inside
@@ -147,3 +154,24 @@ def set_alarm(m, f, time):
     if m[f + c.ALARM_AT] < 0 or time < m[f + c.ALARM_AT]:
         m[f + c.ALARM_AT] = time
         remind(m, f, c.ALARM, 0, time)
+
+
+@inside
+def timeout(m, x, f):
+    """The retransmission timeout, ps (RFC 6298, 2), doubled for every one in a row."""
+    way = m[f + c.TRANSPORT]
+    least, most = x[way + c.LEAST_TIMEOUT], x[way + c.MOST_TIMEOUT]
+    found = x[f + c.SMOOTHED] + 4.0 * x[f + c.VARIATION]
+    return int(min(max(found, least) * (1 << min(m[f + c.BACKOFF], 20)), most))
+
+
+@inside
+def measure(m, x, f, round_trip):
+    """RFC 6298, 2.2 and 2.3."""
+    if x[f + c.SMOOTHED] == 0.0:
+        x[f + c.SMOOTHED] = round_trip
+        x[f + c.VARIATION] = round_trip / 2
+        return
+    off = abs(x[f + c.SMOOTHED] - round_trip)
+    x[f + c.VARIATION] = 0.75 * x[f + c.VARIATION] + 0.25 * off
+    x[f + c.SMOOTHED] = 0.875 * x[f + c.SMOOTHED] + 0.125 * round_trip

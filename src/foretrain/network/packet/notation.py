@@ -9,10 +9,17 @@ from typing import Any, Final
 
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.packet.port_config import LinkLosses, Queues
-from foretrain.network.packet.transports.rate_based import Bounded, Dcqcn, Timely
-from foretrain.network.packet.transports.receiver_driven import Ndp
-from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.window_based import Dctcp, NewReno, Pfabric, Pias
+from foretrain.network.packet.transports.transport import (
+    Bounded,
+    Dcqcn,
+    Dctcp,
+    Ndp,
+    NewReno,
+    Pfabric,
+    Pias,
+    Timely,
+    Transport,
+)
 from foretrain.units import parse_size, parse_time
 
 TRANSPORTS: Final[Mapping[str, type[Transport]]] = {

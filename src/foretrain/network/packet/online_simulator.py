@@ -24,13 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError, StallError
-from foretrain.network.network_simulator import ProgramHandle
 from foretrain.network.packet import state as c
 from foretrain.network.packet.kernels import Slices
-from foretrain.network.packet.loading import Prepared, begin, grow, margin, need
-from foretrain.network.packet.row_allocator import Occupancy
+from foretrain.network.packet.loading import Occupancy, Prepared, begin, grow, margin, need
 from foretrain.network.packet.stalls import Patience, stalled
-from foretrain.network.program import Program
+from foretrain.network.program import Program, ProgramHandle
 from foretrain.units import Time
 
 

@@ -2,12 +2,140 @@
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.jit import inside
-from foretrain.network.packet.packets import drop, give_back
-from foretrain.network.packet.pfc import leaves, waits
-from foretrain.network.packet.srpt_queue import admit_nearest, pick_nearest
+from foretrain.network.packet.packets import drop, give_back, take_free
 from foretrain.network.routing.kernels import mix
+
+FRAME = 84
+"""Bytes of a pause frame on the wire."""
+
+
+@inside
+def ask(m, kind, came, of, time):
+    """Makes a frame of ``kind`` for the port of link ``came``, of class ``of``."""
+    p = take_free(m)
+    m[p + c.TIME] = time + m[came + c.DELAY] + (FRAME * m[came + c.RATE] >> 16)
+    m[p + c.WORD] = kind << c.KIND_SHIFT | of << c.CLASS_SHIFT
+    m[p + c.SEQUENCE] = came
+    m[p + c.TIE] = c.OWN + (m[came + c.NUMBER] << 8) + (of << 4) + kind
+    m[c.ASKING] = p
+
+
+@inside
+def waits(m, p, link, of, size, time):
+    """Packet ``p`` has come into a queue of ``link``, whose node is coupled."""
+    at, row = m[link + c.NODE], m[link + c.SETTING]
+    m[at + c.POOL] += size
+    m[at + c.WAITING] += 1
+    came = m[p + c.TIE]
+    if came < c.OWN:
+        m[came + c.HELD + of] += size
+        if m[came + c.HELD + of] > m[row + c.XOFF + of] and not m[came + c.ASKED] >> of & 1:
+            m[came + c.ASKED] |= 1 << of
+            m[c.PAUSES] += 1
+            ask(m, c.PAUSE, came, of, time)
+
+
+@inside
+def leaves(m, p, link, of, size, time):
+    """Packet ``p`` has left a queue of ``link``, whose node is coupled."""
+    at, row = m[link + c.NODE], m[link + c.SETTING]
+    m[at + c.POOL] -= size
+    m[at + c.WAITING] -= 1
+    came = m[p + c.TIE]
+    if came < c.OWN:
+        m[came + c.HELD + of] -= size
+        if m[came + c.ASKED] >> of & 1 and m[came + c.HELD + of] <= m[row + c.XON + of]:
+            m[came + c.ASKED] &= ~(1 << of)
+            ask(m, c.RESUME, came, of, time)
+
+
+@inside
+def is_pause(m, p):
+    """Whether ``p`` is a frame that pauses a port or has it go on."""
+    kind = m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK
+    return kind == c.PAUSE or kind == c.RESUME
+
+
+@inside
+def obey(m, p, link):
+    """The port of ``link`` pauses, or goes on, as frame ``p`` says."""
+    word = m[p + c.WORD]
+    bit = 1 << (word >> c.CLASS_SHIFT & c.CLASS_MASK)
+    if word >> c.KIND_SHIFT & c.KIND_MASK == c.PAUSE:
+        m[link + c.PAUSED] |= bit
+    else:
+        m[link + c.PAUSED] &= ~bit
+        # What waited can go from now on, not from when the port became free.
+        m[link + c.BUSY] = max(m[link + c.BUSY], m[p + c.TIME])
+
+
+@inside
+def left(m, p):
+    """Packets that the flow of ``p`` had to send when it went; -1 for what is no data."""
+    return m[p + c.INFO] if m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK == c.DATA else -1
+
+
+@inside
+def unlink(m, link, ahead, p):
+    """Takes ``p``, which is behind ``ahead`` (-1: it is the first), out of the list of ``link``."""
+    if ahead < 0:
+        m[link + c.HEAD] = m[p + c.NEXT]
+    else:
+        m[ahead + c.NEXT] = m[p + c.NEXT]
+    if m[link + c.TAIL] == p:
+        m[link + c.TAIL] = ahead
+    size = m[p + c.WORD] & c.SIZE_MASK
+    m[link + c.BYTES] -= size
+    m[link + c.TOTAL] -= size
+    if m[link + c.HEAD] < 0:
+        m[link + c.MASK] = 0
+
+
+@inside
+def pick_nearest(m, link):
+    """Takes the packet that ``link`` sends next out of its list."""
+    p = m[link + c.HEAD]
+    best, least = p, left(m, p)
+    while p >= 0:
+        if left(m, p) < least:
+            best, least = p, left(m, p)
+        p = m[p + c.NEXT]
+    flow = m[best + c.WAY] >> 32
+    ahead, p = -1, m[link + c.HEAD]
+    while m[p + c.WAY] >> 32 != flow or (left(m, p) < 0) != (least < 0):
+        ahead, p = p, m[p + c.NEXT]
+    unlink(m, link, ahead, p)
+    return p
+
+
+@inside
+def admit_nearest(m, p, link):
+    """Puts ``p`` into the list of ``link``; what has the most to go makes room."""
+    size = m[p + c.WORD] & c.SIZE_MASK
+    m[link + c.SEEN] += 1
+    while m[link + c.TOTAL] + size > m[m[link + c.SETTING] + c.ROOM]:
+        worst, before_worst, most = -1, -1, left(m, p)
+        ahead, q = -1, m[link + c.HEAD] if m[link + c.MASK] else -1
+        while q >= 0:
+            if left(m, q) > most:
+                worst, before_worst, most = q, ahead, left(m, q)
+            ahead, q = q, m[q + c.NEXT]
+        if worst < 0:
+            drop(m, p, link, 0)
+            return
+        unlink(m, link, before_worst, worst)
+        drop(m, worst, link, 0)
+    m[p + c.NEXT] = -1
+    if m[link + c.MASK]:
+        m[m[link + c.TAIL] + c.NEXT] = p
+    else:
+        m[link + c.HEAD], m[link + c.MASK] = p, 1
+    m[link + c.TAIL] = p
+    m[link + c.BYTES] += size
+    m[link + c.TOTAL] += size
+    m[link + c.TALLY + c.DEEPEST] = max(m[link + c.TALLY + c.DEEPEST], m[link + c.TOTAL])
 
 
 @inside
@@ -182,4 +310,24 @@ def send(m, p, link, start):
         m[c.LOSSES] += 1
         give_back(m, p)
         return False
+    return True
+
+
+@inside
+def look(m, trace, window):
+    """Notes what waits as ``window`` begins, if it is time; False where there is no room for that.
+
+    Where nothing happens nobody looks: what was not noted is as in the next row.
+    """
+    sample = window // m[c.TRACE_EVERY]
+    if sample <= m[c.LAST_TRACE]:
+        return True
+    row = m[c.TRACED]
+    if row == len(trace):
+        return False
+    trace[row, 0] = sample
+    for k in range(m[c.WATCHED], m[c.LAST_WATCHED]):
+        trace[row, 1 + k - m[c.WATCHED]] = m[m[k] + c.TOTAL]
+    m[c.TRACED] = row + 1
+    m[c.LAST_TRACE] = sample
     return True

@@ -21,11 +21,9 @@ from foretrain.network.packet.kernels import Kernel, chosen
 from foretrain.network.packet.loading import Prepared, empty, grow, prepared
 from foretrain.network.packet.online_simulator import Online
 from foretrain.network.packet.port_config import LinkLosses, Queues
-from foretrain.network.packet.queue_traces import QueueTrace, taken, trace_of
 from foretrain.network.packet.stalls import Patience, stalled
-from foretrain.network.packet.statistics import Distribution, PortCounters
-from foretrain.network.packet.transports.transport import Transport
-from foretrain.network.packet.transports.window_based import DEFAULT
+from foretrain.network.packet.statistics import Distribution, PortCounters, QueueTrace, taken, trace_of
+from foretrain.network.packet.transports.transport import DEFAULT, Transport
 from foretrain.network.program import Paths, Program
 from foretrain.network.topology.graph import Topology
 from foretrain.units import Time

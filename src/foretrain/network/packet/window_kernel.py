@@ -16,15 +16,103 @@ ps.
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside, packet_entry
 from foretrain.network.packet import state as c
-from foretrain.network.packet.coupled_ports import run_switches
 from foretrain.network.packet.host_rx import handle, host_of
 from foretrain.network.packet.host_tx import release
-from foretrain.network.packet.jit import entry, inside
 from foretrain.network.packet.packets import before, fly, give_back, in_order, pop_far
-from foretrain.network.packet.pfc import is_pause, obey
-from foretrain.network.packet.queues import admit, at_once, pick, ready, send, wake
-from foretrain.network.packet.traces import look
+from foretrain.network.packet.queues import admit, at_once, is_pause, look, obey, pick, ready, send, wake
+
+
+@inside
+def first_to_depart(m, first, last, end):
+    """Of the ports that are listed from ``first`` to ``last`` the first that can send before ``end``, or -1; the lower
+    link of two at one instant."""
+    best, time = -1, end
+    for k in range(first, last):
+        link = m[k]
+        if m[link + c.BUSY] < time and ready(m, link):
+            best, time = link, m[link + c.BUSY]
+    return best
+
+
+@inside
+def asked(m, far):
+    """A frame that pauses somebody goes, if one was made."""
+    if m[c.ASKING] >= 0:
+        fly(m, far, m[c.ASKING])
+        m[c.ASKING] = -1
+
+
+@inside
+def run_switch(m, far, buffer, at, end):
+    """What node ``at`` does before ``end``; whether one of its ports has more that it may send."""
+    n = 0
+    if m[at + c.COMING] >= 0:
+        n = in_order(m, m[at + c.COMING], buffer)
+        m[at + c.COMING] = -1
+    first, last = m[at + c.FIRST_PORT], m[at + c.LAST_PORT]
+    i = 0
+    while True:
+        link = first_to_depart(m, first, last, end)
+        if link >= 0 and (i == n or m[link + c.BUSY] <= m[buffer[i] + c.TIME]):
+            busy = m[link + c.BUSY]
+            p = pick(m, link, busy)
+            asked(m, far)
+            if send(m, p, link, busy):
+                fly(m, far, p)
+        elif i < n:
+            p = buffer[i]
+            i += 1
+            if is_pause(m, p):
+                obey(m, p, m[p + c.SEQUENCE])
+                give_back(m, p)
+                continue
+            link = m[m[p + c.WAY] & 0xFFFFFFFF]
+            if m[link + c.BUSY] <= m[p + c.TIME] and at_once(m, p, link):
+                if send(m, p, link, m[p + c.TIME]):
+                    fly(m, far, p)
+            else:
+                time = m[p + c.TIME]
+                admit(m, p, link)
+                asked(m, far)
+                wake(m, link, time)
+        else:
+            break
+    left = 0
+    for k in range(first, last):
+        left |= ready(m, m[k])
+    return left != 0
+
+
+@inside
+def arrivals(m, p):
+    """How many the list that begins with ``p`` has."""
+    n = 0
+    while p >= 0:
+        n += 1
+        p = m[p + c.NEXT]
+    return n
+
+
+@inside
+def run_switches(m, far, buffer, end):
+    """All coupled nodes to look at; False where packets may not suffice for the frames that one makes: at most one for
+    each packet that comes to wait or goes."""
+    first = m[c.SWITCH_LIST]
+    while m[c.AT_SWITCH] < m[c.SWITCHES]:
+        at = m[first + m[c.AT_SWITCH]]
+        if m[c.FREES] < 2 * arrivals(m, m[at + c.COMING]) + m[at + c.WAITING]:
+            return False
+        if run_switch(m, far, buffer, at, end):
+            m[first + m[c.STIRRED_STILL]] = at
+            m[c.STIRRED_STILL] += 1
+        else:
+            m[at + c.STIRRED] = 0
+        m[c.AT_SWITCH] += 1
+    m[c.SWITCHES] = m[c.STIRRED_STILL]
+    return True
+
 
 OPEN, HANDED_OUT, SENT = range(3)
 """Phases of a window: nothing of it has happened; what arrives is where it arrives; hosts and lone ports are done."""
@@ -187,7 +275,7 @@ def there(m, far):
     return (window + 1) << m[c.SHIFT] > m[c.UNTIL]
 
 
-@entry
+@packet_entry
 def load(m, far):
     """What is to happen to the flows that have come, in its windows."""
     release(m)
@@ -199,7 +287,7 @@ def load(m, far):
     m[c.OUT] = -1
 
 
-@entry
+@packet_entry
 def run(m, x, far, buffer, trace, windows):
     """Goes on for so many ``windows`` at most; the reason why it returns is one of `state`'s."""
     for _ in range(windows):

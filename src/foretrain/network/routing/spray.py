@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from functools import cached_property
 
 import numpy as np
@@ -9,10 +11,136 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
 from foretrain.network.program import Paths
-from foretrain.network.routing.bundles import contract, groups
 from foretrain.network.routing.ecmp import checked_seed
 from foretrain.network.routing.route_search import Ways
-from foretrain.network.topology.graph import Topology
+from foretrain.network.topology.graph import Node, Topology
+
+
+def bundled(topology: Topology) -> Topology:
+    """``topology`` with interchangeable switches, then parallel links, put together; see `groups` and `contract`."""
+    return contract(topology, groups(topology))
+
+
+def groups(topology: Topology) -> NDArray[np.int32]:
+    """Which nodes are interchangeable: the group of each node, int32 (nodes,), in the order of their first nodes.
+
+    Where a node has a `Node.bundle`, the bundles are the groups. Otherwise they are found by colour refinement:
+    switches fall apart until those of one colour have, for every colour, equally many links of equal rate, latency and
+    metric to and from it. Everything but switches has a colour of its own, and so have ranks and switches linked to
+    their like. Whatever the fabric carries with fractions of flows can then be carried with equal shares in a colour
+    (Grohe et al., "Dimension Reduction via Colour Refinement", ESA'14), so that nothing is lost by putting a colour
+    together. Whether links are up and what else they carry is left out of account: it may change during a run.
+    """
+    names = [node.bundle for node in topology.nodes]
+    if any(names):
+        own = [bundle or f"\0{index}" for index, bundle in enumerate(names)]
+        return _numbered(np.unique(own, return_inverse=True)[1])
+    ranks = set(topology.ranks.tolist())
+    alone = np.array(
+        [i in ranks or not n.forwards or n.kind not in ("switch", "nvswitch") for i, n in enumerate(topology.nodes)]
+    )
+    while True:
+        colour = _refined(topology, alone)
+        within = (colour[topology.source] == colour[topology.target]) & ~alone[topology.source]
+        if not within.any():
+            return _numbered(colour)
+        alone[topology.source[within]] = True
+
+
+def contract(topology: Topology, group: NDArray[np.int32]) -> Topology:
+    """One node for each group and one link for all links between two groups, its rate and background their sum.
+
+    Of parallel links those that are up and of the least metric count; the latency is their greatest. Where all are
+    down the one link is down, so that links have the same numbers whatever fails. Links within a group are left out.
+
+    Raises:
+        ConfigError: a rank is in a group with other nodes, or two nodes would have the same name.
+    """
+    sizes = np.bincount(group)
+    shared = topology.ranks[sizes[group[topology.ranks]] > 1]
+    if len(shared):
+        name = topology.nodes[shared[0]].name
+        raise ConfigError(f"nodes.{name}.bundle", topology.nodes[shared[0]].bundle, "bundles a rank", "bundle switches")
+    members: list[list[Node]] = [[] for _ in sizes]
+    for node, index in zip(topology.nodes, group.tolist(), strict=True):
+        members[index].append(node)
+    between = np.flatnonzero(group[topology.source] != group[topology.target])
+    keys = group[topology.source[between]].astype(np.int64) * len(sizes) + group[topology.target[between]]
+    pairs, which = np.unique(keys, return_inverse=True)
+    up, metric = topology.up[between], topology.metric[between]
+    alive = np.bincount(which, up, len(pairs)) > 0
+    counts = up | ~alive[which]
+    least = np.full(len(pairs), np.iinfo(np.int32).max)
+    np.minimum.at(least, which[counts], metric[counts])
+    counts &= metric == least[which]
+    latency = np.zeros(len(pairs), np.int64)
+    np.maximum.at(latency, which[counts], topology.latency[between][counts])
+    source = (pairs // len(sizes)).astype(np.int32)
+    made = Topology(
+        name=f"{topology.name}, sprayed",
+        nodes=tuple(map(_merged, members)),
+        ranks=group[topology.ranks],
+        first=np.searchsorted(source, np.arange(len(sizes) + 1)).astype(np.int32),
+        source=source,
+        target=(pairs % len(sizes)).astype(np.int32),
+        rate=np.bincount(which[counts], topology.rate[between][counts], len(pairs)).astype(np.float64),
+        latency=latency,
+        metric=least.astype(np.int32),
+        up=alive,
+        background=np.bincount(which[counts], topology.background[between][counts], len(pairs)).astype(np.float64),
+    )
+    return made.changed([])  # a change of nothing, which checks it
+
+
+def _refined(topology: Topology, alone: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The coarsest colouring that `groups` describes, given the nodes that are to have colours of their own."""
+    attributes = np.stack([topology.rate, topology.latency, topology.metric], axis=1)
+    kinds = np.unique(attributes, axis=0, return_inverse=True)[1].reshape(-1)
+    node = np.concatenate([topology.source, topology.target])
+    other = np.concatenate([topology.target, topology.source])
+    # Out and in, and of which kind: what does not change from round to round.
+    sort = np.concatenate([2 * kinds, 2 * kinds + 1])
+    mine = ~alone[node]
+    node, other, sort = node[mine], other[mine], sort[mine]
+    looks = {(n.kind, n.reduces, n.tier, n.server) for n in topology.nodes}
+    look = {key: index for index, key in enumerate(sorted(looks))}
+    count = len(topology.nodes)
+    shared = [count + look[n.kind, n.reduces, n.tier, n.server] for n in topology.nodes]
+    colour = np.unique(np.where(alone, np.arange(count), shared), return_inverse=True)[1]
+    while True:
+        order = np.lexsort((sort, colour[other], node))
+        seen = np.stack([colour[other], sort], axis=1)[order]
+        cut = np.searchsorted(node[order], np.arange(count + 1))
+        keys: dict[tuple[int, bytes], int] = {}
+        new = np.array(
+            [keys.setdefault((int(colour[v]), seen[cut[v] : cut[v + 1]].tobytes()), len(keys)) for v in range(count)]
+        )
+        if len(keys) == colour.max() + 1:
+            return new
+        colour = new
+
+
+def _numbered(group: NDArray[np.integer]) -> NDArray[np.int32]:
+    """The same groups, numbered in the order of their first members."""
+    first = np.unique(group, return_index=True)[1]
+    number = np.empty(len(first), np.int32)
+    number[np.argsort(first)] = np.arange(len(first))
+    return number[group]
+
+
+def _merged(members: list[Node]) -> Node:
+    """One node that stands for ``members``."""
+    if len(members) == 1:
+        return members[0]
+    first = members[0]
+    return dataclasses.replace(
+        first,
+        name=first.bundle or f"{first.name} and {len(members) - 1} like it",
+        server=first.server if len(Counter(node.server for node in members)) == 1 else -1,
+        forwards=all(node.forwards for node in members),
+        reduces=all(node.reduces for node in members),
+        slowdown=max(node.slowdown for node in members),
+    )
 
 
 class Spray:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
 from foretrain.network.program import Paths
-from foretrain.network.routing.failure import PortableRouter
+from foretrain.network.routing.route_search import PortableRouter
 from foretrain.network.topology.graph import Topology
 
 Key: TypeAlias = tuple[str, str] | tuple[str, str, int]

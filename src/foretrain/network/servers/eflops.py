@@ -9,8 +9,7 @@ The paper's parts list was not to be had: counts and rates below are ours, for 2
 
 from __future__ import annotations
 
-from foretrain.network.servers.pcie import PCIE3, PCIeTree
-from foretrain.network.servers.server import CABLE
+from foretrain.network.servers.pcie import CABLE, PCIE3, PCIeTree
 
 NIC = 12.5e9
 """100 Gb/s Ethernet (RoCE)."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foretrain.errors import ConfigError
-from foretrain.network.servers.pcie import PCIeTree
-from foretrain.network.servers.server import NVLINK, NVLINK_LATENCY, ServerPorts
+from foretrain.network.servers.pcie import NVLINK, NVLINK_LATENCY, PCIeTree, ServerPorts
 from foretrain.network.topology.graph import Builder
 
 HYBRID_CUBE_MESH: Mapping[tuple[int, int], int] = {

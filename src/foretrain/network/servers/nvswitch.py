@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretrain.network.servers.pcie import PCIeTree
-from foretrain.network.servers.server import NVLINK, NVLINK_LATENCY, ServerPorts
+from foretrain.network.servers.pcie import NVLINK, NVLINK_LATENCY, PCIeTree, ServerPorts
 from foretrain.network.topology.graph import Builder
 
 

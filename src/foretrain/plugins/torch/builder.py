@@ -21,7 +21,7 @@ from foretrain.comm.coordinator.link import Link
 from foretrain.comm.coordinator.protocol import TunableExchange
 from foretrain.comm.options import AllReduce, AttachOptions
 from foretrain.comm.tuned_exchange import TunedExchange
-from foretrain.network.ps_constants import MESSAGE
+from foretrain.network.switch_cluster import MESSAGE
 from foretrain.planner.knob_space import IterationTimes
 from foretrain.plugins.torch.collective_executor import CollectiveExecutor, CommRecord
 from foretrain.plugins.torch.control_group import ControlGroup

@@ -23,7 +23,7 @@ from foretrain.comm.ps.client.inflight import InFlight
 from foretrain.comm.ps.frames import ACCUMULATES, CLOSED, PULL_ONLY, SMALL, STATEFUL, FrameKind, Header, Item, bundle
 from foretrain.comm.ps.placement import Declaration, Placement
 from foretrain.errors import PeerLost
-from foretrain.network.ps_constants import MESSAGE
+from foretrain.network.switch_cluster import MESSAGE
 from foretrain.tasks import Piece
 
 

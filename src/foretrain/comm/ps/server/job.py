@@ -37,7 +37,7 @@ from foretrain.comm.ps.server.shard import Delivery, Mode, OptimizerShardFactory
 from foretrain.comm.ps.server.snapshots import SnapshotPolicy, Snapshots, Stateful, WorkerProgress
 from foretrain.comm.ps.session import AuthenticatedSession
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
-from foretrain.network.ps_constants import MESSAGE, WINDOW
+from foretrain.network.switch_cluster import MESSAGE, WINDOW
 
 logger = logging.getLogger("foretrain.comm.ps")
 

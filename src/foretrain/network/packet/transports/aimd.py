@@ -9,8 +9,8 @@ slow down.
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.jit import inside
 
 G = c.LAWS
 """Parameter: the weight of α's average."""

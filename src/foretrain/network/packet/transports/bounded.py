@@ -19,14 +19,11 @@ one would only have it sent again.
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.bits import first_set, is_set, put, take
-from foretrain.network.packet.host_tx import answer, send_data, set_alarm, signal
-from foretrain.network.packet.jit import inside
-from foretrain.network.packet.packets import give_back
-from foretrain.network.packet.transports.pacing import pace, spent
-from foretrain.network.packet.transports.rates import has_room, heard, missed, sent, start
-from foretrain.network.packet.transports.retransmission_timeout import measure
+from foretrain.network.packet.host_tx import answer, measure, send_data, set_alarm, signal
+from foretrain.network.packet.packets import first_set, give_back, is_set, put, take
+from foretrain.network.packet.transports.rates import has_room, heard, missed, pace, sent, spent, start
 
 HEADER = c.LAWS + 11
 """Parameter: bytes of a packet that are no data."""

@@ -7,8 +7,8 @@ neither has no use for its rate.
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.jit import inside
 
 G, DECAY, RAISE, BYTES, FAST, STEP, LEAP, SLOWEST = range(c.LAWS, c.LAWS + 8)
 """Parameters: the weight of α's average; ps between two decays and two raises; bytes between two raises; raises that go

@@ -12,9 +12,9 @@ What comes is the hosts' business, and so is who waits for whom.
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
 from foretrain.network.packet.host_tx import set_alarm
-from foretrain.network.packet.jit import inside
 from foretrain.network.packet.packets import give_back
 from foretrain.network.packet.transports import bounded, go_back_n, ndp, newreno, pfabric
 

@@ -7,12 +7,11 @@ that pause rather than drop: set ``xoff`` of `foretrain.network.packet.Queues`.
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.bits import record
 from foretrain.network.packet.host_tx import answer, send_data, set_alarm, signal
-from foretrain.network.packet.jit import inside
-from foretrain.network.packet.transports.pacing import pace, spent
-from foretrain.network.packet.transports.rates import heard, sent, start, warned
+from foretrain.network.packet.packets import record
+from foretrain.network.packet.transports.rates import heard, pace, sent, spent, start, warned
 
 QUIET = c.LAWS + 10
 """Parameter: ps between two notices."""

@@ -10,10 +10,10 @@ and found by a timer, not returned to their sender. A step begins with a first w
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.bits import first_set, is_set, put, record, take
 from foretrain.network.packet.host_tx import answer, remind, send_data, set_alarm, signal
-from foretrain.network.packet.jit import inside
+from foretrain.network.packet.packets import first_set, is_set, put, record, take
 
 
 @inside

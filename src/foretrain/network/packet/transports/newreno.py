@@ -2,17 +2,39 @@
 
 Departures: no handshake; the initial window is a parameter (RFC 6928 has 10); every packet is acknowledged at once; the
 timer's least value is a parameter, as data centres set it far below RFC 6298's second. With DCTCP's gain set, marks
-shrink the window in proportion to their share, see `foretrain.network.packet.transports.dctcp`.
+shrink the window in proportion to their share, see `foretrain.network.packet.transports.newreno`.
 """
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.bits import record
-from foretrain.network.packet.host_tx import answer, send_data, set_alarm
-from foretrain.network.packet.jit import inside
-from foretrain.network.packet.transports.dctcp import marked
-from foretrain.network.packet.transports.retransmission_timeout import measure, timeout
+from foretrain.network.packet.host_tx import answer, measure, send_data, set_alarm, timeout
+from foretrain.network.packet.packets import record
+
+
+@inside
+def marked(m, x, f, expected, fresh, mark):
+    """An acknowledgement of ``fresh`` packets, marked or not: once a window α is updated, and marks have their effect.
+
+    Departure: RFC 8257 counts bytes that are acknowledged, and a duplicate acknowledges none; here it counts as one
+    packet, since it answers one.
+    """
+    packets = max(fresh, 1)
+    m[f + c.ACKED] += packets
+    if mark:
+        m[f + c.ACKED_MARKED] += packets
+    if expected <= m[f + c.WINDOW_END]:
+        return
+    gain = x[m[f + c.TRANSPORT] + c.GAIN]
+    share = m[f + c.ACKED_MARKED] / m[f + c.ACKED]
+    x[f + c.ALPHA] += gain * (share - x[f + c.ALPHA])
+    if m[f + c.ACKED_MARKED] > 0:
+        x[f + c.WINDOW] = max(x[f + c.WINDOW] * (1.0 - x[f + c.ALPHA] / 2.0), 1.0)
+        x[f + c.THRESHOLD] = x[f + c.WINDOW]
+    m[f + c.ACKED] = m[f + c.ACKED_MARKED] = 0
+    m[f + c.WINDOW_END] = m[f + c.NEXT_NEW]
+
 
 OPEN, RECOVERING = 0, 1
 

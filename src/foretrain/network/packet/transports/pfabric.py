@@ -1,6 +1,6 @@
 """pFabric's hosts (Alizadeh et al., SIGCOMM 2013, 4.2): a window of a bandwidth-delay product from the start, selective
 acknowledgements, and losses that only a short timer finds. Who goes first is the switches' business, by how many
-packets are left, which every packet says: `foretrain.network.packet.srpt_queue`.
+packets are left, which every packet says: `foretrain.network.packet.queues`.
 
 Departures: after timeouts in a row a whole packet is sent to see whether the way is free, not a header; what is left is
 that of the steps that may go.
@@ -8,11 +8,10 @@ that of the steps that may go.
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.bits import first_unset, is_set, put, record
 from foretrain.network.packet.host_tx import answer, send_data, set_alarm
-from foretrain.network.packet.jit import inside
-from foretrain.network.packet.packets import give_back
+from foretrain.network.packet.packets import first_unset, give_back, is_set, put, record
 
 
 @inside

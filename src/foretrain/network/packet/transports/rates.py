@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.jit import inside
+from foretrain.network.packet.host_tx import remind
 from foretrain.network.packet.transports import aimd, dcqcn, timely
-from foretrain.network.packet.transports.rate_based import AIMD, DCQCN, TIMELY
+from foretrain.network.packet.transports.transport import AIMD, DCQCN, TIMELY
 
 
 @inside
@@ -62,3 +63,17 @@ def missed(m, x, f):
         aimd.forget(m, x, f)
     elif which == TIMELY:
         timely.slow_down(m, x, f, 0.5)
+
+
+@inside
+def pace(m, x, f, time):
+    """The next packet of flow ``f`` goes as soon as its rate allows."""
+    if not m[f + c.PACING]:
+        m[f + c.PACING] = 1
+        remind(m, f, c.PACE, 0, max(time, m[f + c.NEXT_SEND]))
+
+
+@inside
+def spent(m, x, f, size, time):
+    """A packet of ``size`` bytes has gone."""
+    m[f + c.NEXT_SEND] = time + int(size / x[f + c.PACE_RATE])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.jit import inside
 
 WEIGHT, LOW, HIGH, STEP, BETA, LEAST_TRIP, SEGMENT, TURNS, LEAPS, SLOWEST = range(c.LAWS, c.LAWS + 10)
 """Parameters: the weight of the newest difference; round trips below which the rate rises and above which it falls

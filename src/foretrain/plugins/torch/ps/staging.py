@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, dtype_name
-from foretrain.network.ps_constants import MESSAGE
+from foretrain.network.switch_cluster import MESSAGE
 from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer, Rounding
 from foretrain.tasks import Piece, Task
 
