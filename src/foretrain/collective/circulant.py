@@ -105,7 +105,7 @@ def _events(circles: Sequence[Circle], operation: Operation) -> list[_Event]:
 
 
 def _meet(a: _Event, written: range, b: _Event, read: range) -> bool:
-    """Whether windows of two events share a block; later circles move what is at position 0 of earlier ones."""
+    """Return whether windows of two events share a block; later circles move what is at position 0 of earlier ones."""
     if a.circle != b.circle:
         return 0 in (written if a.circle < b.circle else read)
     return max(written.start, read.start) < min(written.stop, read.stop)

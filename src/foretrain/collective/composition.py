@@ -217,7 +217,7 @@ def _acquainted(plan: Plan) -> NDArray[np.bool_]:
 
 
 def _meet(plan: Plan, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether two transfers move a block in common."""
+    """Return whether two transfers have a block in common."""
     return np.any(
         [(a < b) & (c < d) & (a < d) & (c < b) for a, b in _pieces(plan, one) for c, d in _pieces(plan, other)],
         axis=0,
@@ -235,7 +235,7 @@ def _pieces(plan: Plan, which: NDArray[np.int64]) -> list[tuple[NDArray[np.int64
 
 
 class Maker(Protocol):
-    """What makes a plan for some number of ranks, at its defaults."""
+    """Function that makes a plan for some number of ranks, with default options."""
 
     def __call__(self, operation: Operation, ranks: int, /) -> Plan:
         """The plan."""

@@ -198,7 +198,7 @@ class Draft:
         return len(self._rows) - 1
 
     def plan(self) -> Plan:
-        """What was collected."""
+        """Return the plan of the transfers added so far."""
         rows = np.array(self._rows, np.int32).reshape(-1, 10).T.copy()
         after = np.array(self._after, np.int32).reshape(-1, 2).T.copy()
         return Plan(
@@ -232,7 +232,7 @@ class PlanProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps of all transfers have ended."""
+        """Return whether all steps of all transfers have ended."""
         return bool((self.ended == self.plan.steps).all())
 
     def _lacking(self) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ _Step = tuple[int, int]
 
 
 class _Clocks:
-    """What has happened before each step: int16 (steps of all transfers, transfers)."""
+    """Vector clocks: how many steps have ended before each step, int16 (steps of all transfers, transfers)."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -159,7 +159,7 @@ def initial(plan: Plan) -> NDArray[np.int16]:
 
 
 def play(plan: Plan, *, seed: int = 0) -> NDArray[np.int16]:
-    """What every endpoint holds in the end, in a random order with many steps under way; shaped as `initial`.
+    """Return what every endpoint holds after a run in random order with many steps in flight; shaped as `initial`.
 
     A step reads when it starts and writes when it ends, and any subset of what may happen next happens.
     """

@@ -1,7 +1,7 @@
 """Steps of a collective plan in one order that its dependencies allow, and what survives losses in expectation.
 
-All such orders leave the same data (`foretrain.collective.verification` proves it of every plan), up to the order of sums.
-Losses are linear, so means propagate exactly through any plan.
+All such orders leave the same data (`foretrain.collective.verification` proves it of every plan), up to the order of
+sums. Losses are linear, so means propagate exactly through any plan.
 """
 
 from __future__ import annotations

@@ -4,15 +4,7 @@ Only the simple cluster is imported here. What simulates flows (`deployment`, `f
 `topology.notation`) needs numba and is imported where it is used, so that commands that do without it start at once.
 """
 
-from typing import TYPE_CHECKING, TypeAlias, Union
-
-from foretrain.network.notation import cluster, load, preset
+from foretrain.network.notation import Place, cluster, load, preset
 from foretrain.network.switch_cluster import Cluster, Exchange, Hop, Route
-
-if TYPE_CHECKING:
-    from foretrain.network.deployment import Deployment
-
-Place: TypeAlias = Union[Cluster, "Deployment"]
-"""Where a job runs: the simple cluster, or a topology."""
 
 __all__ = ["Cluster", "Exchange", "Hop", "Place", "Route", "cluster", "load", "preset"]

@@ -20,7 +20,7 @@ from foretrain.units import SECOND, Time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectiveBenchmark:
-    """What one collective does to a network.
+    """Time, bandwidth and link use of one collective alone on a network.
 
     Attributes:
         name: the collective that carried it.
@@ -53,7 +53,7 @@ class CollectiveBenchmark:
 
     @property
     def utilisation(self) -> NDArray[np.float64]:
-        """Of each link over the whole time, 0 to 1 but for an ideal network."""
+        """Return the share of each link that is used over the whole time: 0 to 1, more only in an ideal network."""
         could = self.topology.capacity * (self.time / SECOND)
         return np.divide(self.carried, could, out=np.zeros(len(could)), where=could > 0)
 
@@ -106,7 +106,10 @@ def exchange(
 
 
 def _least(place: Deployment, operation: Operation, size: int) -> Time:
-    """What the slowest port has to carry at the least; an all-reduce that the network itself reduces has to carry S."""
+    """Return the time that the slowest port needs for the bytes it must carry.
+
+    An all-reduce that the network itself reduces has to carry S.
+    """
     ranks = place.total_gpus
     topology = place.topology
     nodes = topology.ranks[list(place.members)]

@@ -263,7 +263,7 @@ _RINGS = 512
 def choice_on(
     topology: Topology, ranks: Sequence[int], gpu: str | None, operation: Operation, size: int
 ) -> tuple[Choice, str]:
-    """What NCCL would do with ``size`` bytes among ``ranks``, and the name of the collective to simulate.
+    """Return NCCL's choice for ``size`` bytes among ``ranks``, and the name of the collective to simulate.
 
     Across servers of several GPUs a ring has a channel for each NIC; ``hierarchical`` stands for trees, and for rings
     of very many ranks, as it uses all NICs at once as well.

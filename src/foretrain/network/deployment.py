@@ -109,12 +109,12 @@ class Deployment:
 
     @property
     def slowdown(self) -> float:
-        """Of the slowest rank: synchronous training waits for it."""
+        """Return the slowdown of the slowest rank, for which synchronous training waits."""
         return max(self.topology.nodes[self.topology.ranks[rank]].slowdown for rank in self.members)
 
     @property
     def network(self) -> Topology:
-        """What the routing knows: the topology, for rates with switches bundled where packets are sprayed."""
+        """Return the topology that routing uses: switches are bundled where packets are sprayed."""
         return self._router().topology
 
     @property
@@ -150,7 +150,7 @@ class Deployment:
         return math.ceil(first + (second - first) * (size - low) / low)
 
     def collective_at(self, size: int, operation: Operation = "all_reduce") -> str:
-        """What carries ``size`` bytes, e.g. ``"hierarchical"``, or ``"ring, LL128"`` of NCCL."""
+        """Return the collective's name for ``size`` bytes, e.g. ``"hierarchical"``, or ``"ring, LL128"`` of NCCL."""
         return self._way(operation, size).name
 
     def program(self, operation: Operation, size: int, release: Time = 0, *, collective: str | None = None) -> Program:
@@ -163,11 +163,11 @@ class Deployment:
         return self.fidelity.carrier(self.network)
 
     def simulated(self, fidelity: Fidelity) -> Deployment:
-        """The same, simulated with ``fidelity``."""
+        """Return a copy that is simulated with ``fidelity``."""
         return self._with(fidelity=fidelity)
 
     def decided(self, largest: int) -> tuple[Deployment, str]:
-        """The same with ``"auto"`` decided, for collectives of up to ``largest`` bytes; and why, a line."""
+        """Return a copy with ``"auto"`` decided for collectives of up to ``largest`` bytes, and why, as one line."""
         if self.fidelity.level in ("ideal", "fluid"):
             return self, f"{self.fidelity.level} level"
         made = decided(self.fidelity, self.network, [program for _, _, program in self._curve(largest)])
@@ -188,7 +188,7 @@ class Deployment:
             self._memo[operation, size] = float(self.fidelity.finish(program, self.network, told).max())
 
     def _curve(self, largest: int) -> list[tuple[Operation, int, Program]]:
-        """What is simulated packet by packet for sizes of up to ``largest`` bytes: operation, size and flows."""
+        """Return the packet simulations that sizes of up to ``largest`` bytes need: operation, size and flows."""
         sizes = [1 << k for k in range(largest.bit_length() + 1)]
         found: list[tuple[Operation, int, Program]] = []
         for operation in _CURVE:
@@ -197,7 +197,7 @@ class Deployment:
         return found
 
     def _goes_on(self, operation: Operation, size: int) -> bool:
-        """Whether a collective is so large that it is not simulated packet by packet, and grows with its size."""
+        """Return whether a collective is extrapolated from smaller ones instead of simulated packet by packet."""
         if self.fidelity.level == "fluid" or size < 4:
             return False
         payload = self.fidelity.transport.payload
@@ -209,28 +209,28 @@ class Deployment:
 
     @property
     def fluid(self) -> Deployment:
-        """The same as a fluid, in which sprayed packets cross bundles of links."""
+        """Return a copy simulated as a fluid, in which sprayed packets cross bundles of links."""
         if "fluid" not in self._memo:
             self._memo["fluid"] = self._with(fidelity=FLUID)
         return self._memo["fluid"]
 
     def carried_by(self, collective: str) -> Deployment:
-        """The same with another collective."""
+        """Return a copy with another collective."""
         return self._with(collective=collective)
 
     def without_latency(self) -> Deployment:
-        """The same without anything that an operation costs besides its bytes."""
+        """Return a copy in which an operation costs nothing besides its bytes."""
         wires = self.topology.changed(range(self.topology.links), latency=0)
         return self._with(topology=wires, overhead=0, step=0)
 
     def scaled(self, factor: float) -> Deployment:
-        """The same with every link ``factor`` times as fast, background traffic included."""
+        """Return a copy with every link ``factor`` times as fast, background traffic included."""
         topology = self.topology
         faster = dataclasses.replace(topology, rate=topology.rate * factor, background=topology.background * factor)
         return self._with(topology=faster)
 
     def changed(self, parameter: str, value: float) -> Deployment:
-        """The same with another value of one parameter of a sweep.
+        """Return a copy with another value of one parameter of a sweep.
 
         Args:
             parameter: ``"rate"`` of the fastest cable out of a host or server, all links in proportion; ``"latency"``
@@ -263,7 +263,7 @@ class Deployment:
         return (self._exact(operation, 2 * _LARGE) - self._exact(operation, _LARGE)) / _LARGE
 
     def _with(self, **changes: Any) -> Deployment:
-        """The same with other fields, and nothing remembered."""
+        """Return a copy with other fields and empty caches."""
         return dataclasses.replace(self, **changes, _memo={})
 
     def _exact(self, operation: Operation, size: int) -> float:
@@ -313,7 +313,7 @@ class Deployment:
         return self._memo[key]
 
     def _suited(self, operation: Operation) -> tuple[str, ...]:
-        """What ``"auto"`` chooses from: all that suit, but for those that would take minutes to simulate."""
+        """Return the candidates of ``"auto"``: all that fit, except those that would take minutes to simulate."""
         key = "suited", operation
         if key not in self._memo:
             found = suited(operation, self.topology, self.members)

@@ -84,7 +84,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def deployment_of(cluster: Cluster) -> Deployment:
-    """The same servers around the same switch, link by link.
+    """Return the deployment of a simple cluster: its servers around its switch, link by link.
 
     The GPUs of a server reach each other at ``cluster.local``, the bus bandwidth of their all-reduce, and share one
     link to the switch; half of the latency is on each of the two links between servers. Where hosts send and receive

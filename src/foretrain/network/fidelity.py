@@ -2,7 +2,7 @@
 
 | level  | what it knows |
 |---|---|
-| ideal  | dependencies, latency, the slowest link of each path; nobody is in anybody's way |
+| ideal  | dependencies, latency, the slowest link of each path; no contention |
 | fluid  | besides, that flows share links, at once and fairly |
 | packet | besides, packets, queues, marks, losses and the transport that reacts to them |
 | auto   | packet where that takes no longer than a budget on this machine, else fluid |
@@ -35,7 +35,7 @@ from foretrain.units import MILLISECOND, Time
 
 
 def run_ideal(program: Program, capacity: NDArray[np.float64]) -> NDArray[np.float64]:
-    """When each flow of ``program`` ends, ps, float64 (flows,).
+    """Return when each flow of ``program`` ends without contention, ps, float64 (flows,).
 
     Each flow gets a link of its own, as fast as the slowest of its path; ``capacity`` is in bytes/s, (links,).
 
@@ -55,7 +55,7 @@ def run_ideal(program: Program, capacity: NDArray[np.float64]) -> NDArray[np.flo
 
 
 class Ideal:
-    """The same as a carrier (`foretrain.network.program.NetworkSimulator`): programs do not meet, so each end
+    """Network without contention (`foretrain.network.program.NetworkSimulator`): programs do not meet, so each end
     is known at once.
 
     Args:
@@ -251,7 +251,7 @@ _FLOWS: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class PacketEstimate:
-    """What the packet level has to do.
+    """Estimated work of a packet simulation.
 
     Attributes:
         hops: links that packets with data cross, all together.
@@ -272,7 +272,7 @@ class PacketEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What is simulated, and why.
+    """Fidelity that was decided on, and the reason.
 
     Attributes:
         fidelity: never ``"auto"``.
@@ -305,7 +305,7 @@ def speed(fidelity: Fidelity, topology: Topology, program: Program) -> float:
 
 
 def estimate(fidelity: Fidelity, topology: Topology, programs: Iterable[Program], times: float = 1.0) -> PacketEstimate:
-    """Of carrying ``programs`` one after the other, ``times`` times."""
+    """Estimate the packet simulation of ``programs`` one after the other, ``times`` times."""
     found = list(programs)
     hops = round(times * sum(packet_hops(program, fidelity.transport.payload) for program in found))
     largest = max(found, key=lambda program: program.size @ program.steps)
@@ -313,7 +313,7 @@ def estimate(fidelity: Fidelity, topology: Topology, programs: Iterable[Program]
 
 
 def decided(fidelity: Fidelity, topology: Topology, programs: Iterable[Program], times: float = 1.0) -> Decided:
-    """What ``fidelity`` means for ``programs``, carried ``times`` times; `estimate` says how long that takes."""
+    """Decide ``"auto"`` for ``programs`` that are simulated ``times`` times, by the time that `estimate` returns."""
     if fidelity.level in ("ideal", "fluid"):
         return Decided(fidelity, f"{fidelity.level} level")
     found = estimate(fidelity, topology, programs, times)

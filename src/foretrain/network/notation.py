@@ -16,7 +16,7 @@ import dataclasses
 import re
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from foretrain import device
 from foretrain.errors import ConfigError, unknown
@@ -25,6 +25,9 @@ from foretrain.units import parse_rate, parse_time
 
 if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment
+
+Place: TypeAlias = Union[Cluster, "Deployment"]
+"""Where a job runs: the simple cluster, or a topology."""
 
 _COUNT = r"[0-9]{1,9}"
 _RATE = r"[\d.]+\s*[A-Za-z]+(?:/s)?"
@@ -50,8 +53,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def cluster(text: str | Cluster | Deployment) -> Cluster | Deployment:
-    """Where a job runs: the notation above, a preset, a topology, or the path of a TOML or GraphML file.
+def cluster(text: str | Place) -> Place:
+    """Return the cluster or deployment that ``text`` describes.
+
+    ``text`` is the notation above, a preset, a topology, or the path of a TOML or GraphML file.
 
     A preset such as ``"dgx-h100:16"`` is the simple cluster; with an option of a deployment (``collective=auto``) it
     has its servers' and its fabric's links one by one.
@@ -70,7 +75,7 @@ def cluster(text: str | Cluster | Deployment) -> Cluster | Deployment:
 
 
 def _has_topology(text: str) -> bool:
-    """Whether ``text`` is a topology, which costs an import of half a second to read."""
+    """Return whether ``text`` is a topology, which takes an import of half a second to read."""
     head, *options = [part.strip() for part in text.split(",")]
     if head.endswith((".toml", ".graphml")):
         return head.endswith(".graphml") or bool(options) or _describes_topology(head)
@@ -81,7 +86,7 @@ def _has_topology(text: str) -> bool:
 
 
 def _describes_topology(path: str) -> bool:
-    """Whether a TOML file has what only a topology has; a file that cannot be read is left to `load` to refuse."""
+    """Return whether a TOML file has keys that only a topology has; `load` refuses a file that cannot be read."""
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -194,7 +194,7 @@ class ProgramHandle:
 
 
 class NetworkSimulator(Protocol):
-    """What simulates a network, at any fidelity."""
+    """Simulator of a network, at any fidelity."""
 
     @property
     def now(self) -> Time:

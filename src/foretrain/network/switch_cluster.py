@@ -18,7 +18,7 @@ from foretrain.units import MICROSECOND, Time, format_rate, format_time, moving,
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One first-in-first-out pipe on the way.
+    """First-in-first-out pipe on a route.
 
     Attributes:
         pipe: which pipe; hops with the same name queue behind each other.
@@ -44,7 +44,7 @@ Route: TypeAlias = tuple[Hop, ...]
 
 
 def route_cost(route: Route) -> CostModel:
-    """What crossing ``route`` costs: κ and θ of the pipe where a byte is dearest, and the delay of all the others."""
+    """Return the cost of crossing ``route``: κ and θ of the slowest pipe per byte, and the delay of all the others."""
     totals: dict[str, tuple[int, Time]] = {}
     for hop in route:
         per_byte, overhead = totals.get(hop.pipe, (0, 0))
@@ -61,7 +61,7 @@ def route_cost(route: Route) -> CostModel:
 
 
 def served_cost(route: Route) -> CostModel:
-    """The same of a parameter server, whose answer comes while more is pushed: its last two hops are push and pull.
+    """Return the cost over a parameter server, which answers while more is pushed: the last hops are push and pull.
 
     Whichever direction is the dearer sets the pace; an operation is done when the acknowledgement of its push is back.
     Where both directions share a wire, a byte that is pushed while another is pulled takes twice as long.
@@ -173,16 +173,16 @@ class Cluster:
 
     @property
     def cost(self) -> CostModel:
-        """What one exchange costs: κ, θ and latency."""
+        """Return the cost of one exchange: κ, θ and latency."""
         route = self.routes()["all_reduce"]
         return route_cost(route) if self.exchange == "all_reduce" else served_cost(route)
 
     def without_latency(self) -> Cluster:
-        """The same without anything that an operation costs besides its bytes."""
+        """Return a copy in which an operation costs nothing besides its bytes."""
         return replace(self, latency=0, overhead=0, floor=0)
 
     def scaled(self, factor: float) -> Cluster:
-        """The same with the hosts' links ``factor`` times as fast."""
+        """Return a copy with the hosts' links ``factor`` times as fast."""
         server_rate = self.server_rate and self.server_rate * factor
         return replace(self, up=self.up * factor, down=self.down * factor, server_rate=server_rate)
 

@@ -5,8 +5,8 @@
 
 As in `foretrain.comm.ps`, pushing and pulling are two directions with orders of their own. A push is done, and its
 credit back, when the server has acknowledged all of it; the sum comes as the server's queue has it. What a server has
-handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.switch_cluster`). Beside the workers
-both directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
+handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.switch_cluster`). Beside the
+workers both directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
 
 All workers being alike, the last of them has pushed a byte when the first has; nobody waits for another.
 """

@@ -30,7 +30,7 @@ CHANNEL_TRAFFIC = 16 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What NCCL would do, and what it costs.
+    """Algorithm and protocol that NCCL chooses for one call, and their cost.
 
     Attributes:
         operation, size, ranks, gpu: what was asked.
@@ -64,7 +64,7 @@ class Choice:
 
     @property
     def latency(self) -> Time:
-        """What remains of the time as the size goes to nothing, in ps."""
+        """Return the time that remains as the size goes to zero, in ps."""
         return self.launch + self.steps * self.step_latency
 
     @property
@@ -86,7 +86,7 @@ def choose(
     algorithm: Algorithm | None = None,
     protocol: Protocol | None = None,
 ) -> Choice:
-    """What NCCL would choose, and its time.
+    """Return the algorithm and protocol that NCCL would choose, and its time.
 
     Args:
         operation: what to do.

@@ -42,7 +42,7 @@ class ProtocolCurve:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What GPUs of one architecture share.
+    """Constants that all GPUs of one architecture share.
 
     Attributes:
         source: what it is fitted on, or that it is not.

@@ -134,7 +134,7 @@ class Place:
 
     @property
     def nvls(self) -> bool:
-        """Whether NCCL would let the switch reduce."""
+        """Return whether NCCL would reduce in the switch (NVLS)."""
         return self.generation.nvls is not None and self.local >= self.generation.nvls_ranks
 
     @property
@@ -144,7 +144,7 @@ class Place:
 
     @property
     def part(self) -> float:
-        """Of the generation's link, what this product has."""
+        """Return this product's link rate as a share of its generation's."""
         return self.link / self.generation.link
 
     def hop(self, algorithm: Algorithm, protocol: Protocol) -> Time:
@@ -177,7 +177,7 @@ class Way:
 
 
 def ways(operation: Operation, size: int, ranks: int, place: Place) -> Iterator[Way]:
-    """All that could run the operation there, whether or not NCCL would."""
+    """Yield every algorithm and protocol that could run the operation there, whether or not NCCL would choose it."""
     generation = place.generation
     if operation == "all_to_all":
         yield _direct(size, ranks, place)

@@ -34,7 +34,7 @@ def factor(field: str, value: object) -> float:
 
 
 def port_rate(server: Server, rate: float | None) -> float:
-    """What a place's cables run at: ``rate``, or else that of the server's ports."""
+    """Return the rate of a place's cables: ``rate``, or else that of the server's ports."""
     found = server.port if rate is None else rate
     if found is None:
         raise ConfigError("rate", None, "is missing", "say how fast a host's link is, e.g. '100Gbps'")

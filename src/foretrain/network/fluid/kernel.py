@@ -180,7 +180,7 @@ def leave(s, f, time):
 
 @inside
 def may_start(s, f):
-    """Whether the next step of flow ``f`` waits for nobody."""
+    """Return whether the next step of flow ``f`` waits for no other flow."""
     if s.flow[f, c.MISSING] > 0:
         return False
     step = s.flow[f, c.DONE]
@@ -193,7 +193,7 @@ def may_start(s, f):
 
 @inlined
 def sends(s, f):
-    """Whether flow ``f`` has bytes to send and links to send them over; otherwise a step is its latency alone."""
+    """Return whether flow ``f`` has bytes to send and links to send them over; else a step is its latency alone."""
     return s.flow[f, c.HOP_FIRST] < s.flow[f, c.HOP_LAST] and s.fluid[f, c.SIZE] > 0.0
 
 
@@ -243,7 +243,7 @@ def end_step(s, f, time):
 
 @inside
 def step_time(s, f):
-    """What a step takes flow ``f`` when it has its links for itself, 0 rate being forever."""
+    """Return the time of a step of flow ``f`` alone on its links; infinite at rate 0."""
     rate = np.inf
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
         rate = min(rate, s.share[s.hop[h, c.LINK], c.CAPACITY])
@@ -827,7 +827,7 @@ def find_rings(s, first, last, rings):
 
 @inside
 def in_lock_step(s, f, start):
-    """Whether flow ``f`` may be a member of one ring with flow ``start``."""
+    """Return whether flow ``f`` may be in one ring with flow ``start``."""
     gate = s.flow[f, c.GATE_FIRST]
     if s.flow[f, c.GATE_LAST] - gate != 1 or s.gate[gate, c.LAG] != 0:
         return False
@@ -841,7 +841,7 @@ def in_lock_step(s, f, start):
 
 @inlined
 def same_waits(flow, member, base, n):
-    """Whether the ``n`` members from ``base`` on wait for equally many others wholly.
+    """Return whether the ``n`` members from ``base`` on wait for equally many others wholly.
 
     That they are the same ones is not needed: `collapse` looks whether all begin at one instant.
     """

@@ -132,7 +132,7 @@ class Fluid:
 
     @property
     def effort(self) -> dict[str, int]:
-        """What simulating has cost: events, batches of simultaneous ones, flows refilled, rounds, hops frozen."""
+        """Return the work done so far: events, batches of simultaneous ones, flows refilled, rounds, hops frozen."""
         return {name: int(self._state.counter[place]) for name, place in EFFORT.items()}
 
     def rates(self, handle: ProgramHandle) -> NDArray[np.float64]:
@@ -287,7 +287,7 @@ class Fluid:
         self._settle()
 
     def utilisation(self) -> tuple[NDArray[np.float64], Time]:
-        """What each link carried up to now: bytes in equal bins of time, (links, bins), and the bins' width in ps.
+        """Return each link's bytes up to now in equal bins of time, (links, bins), and the bins' width in ps.
 
         A collapsed ring's bytes appear when it ends, spread evenly over the time it ran.
         """

@@ -16,7 +16,7 @@ DEPARTURE = -(1 << 60)
 
 @inside
 def earlier(event, one, other):
-    """Whether row ``one`` comes before row ``other``."""
+    """Return whether row ``one`` comes before row ``other``."""
     if event[one, 0] != event[other, 0]:
         return event[one, 0] < event[other, 0]
     return event[one, 1] < event[other, 1]
@@ -93,7 +93,7 @@ def depart_first(m, event, link, time):
 
 @inside
 def take_over(m, event):
-    """What a host has made."""
+    """Put the packets and events of a host into the heap."""
     p = m[c.OUT]
     while p >= 0:
         following = m[p + c.NEXT]
@@ -128,7 +128,7 @@ def happen(m, x, event, p, time):
 
 @packet_entry
 def load(m, event):
-    """What is to happen to the flows that have come, in the heap."""
+    """Put the first events of new flows into the heap."""
     release(m)
     take_over(m, event)
 

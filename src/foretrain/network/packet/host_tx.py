@@ -1,4 +1,4 @@
-"""What a host makes: packets that it sends, and events of its own. They wait in the outbox for the kernel."""
+"""Hosts that send: packets and events of their own, which wait in the outbox for the kernel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def next_way(m, f):
 
 @inside
 def protected(m, x, f, sequence, again):
-    """Whether packet ``sequence``, which has gone before where ``again``, is to be marked rather than dropped."""
+    """Return whether packet ``sequence``, a repetition where ``again``, is to be marked rather than dropped."""
     transport = m[f + c.TRANSPORT]
     if x[transport + c.MARKABLE] > 0.0 or m[f + c.WHOLE] or (again and x[transport + c.INSISTENT] > 0.0):
         return True

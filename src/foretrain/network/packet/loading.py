@@ -100,7 +100,7 @@ def begin(state: PacketState, block: ProgramRows) -> None:
 
 
 def margin(transport: Transport, block: ProgramRows) -> int:
-    """What one event of a host may send: a window of its flow, and of each that waits for that."""
+    """Return how many packets one event of a host may send: a window of its flow, and of each that waits for that."""
     return 16 + (transport.most + 4) * (1 + block.heirs)
 
 
@@ -135,7 +135,7 @@ def grow(state: PacketState, packets: int = 0) -> None:
 def _state(
     parts: Parts, network: NetworkRows, seed: int, shortest: int, watched: Sequence[int] = (), every: int = 0
 ) -> PacketState:
-    """What ``parts`` hold, without packets."""
+    """Return the state that ``parts`` describe, without packets."""
     first = c.WHEEL_AT + c.WHEEL
     m = np.concatenate([np.zeros(first, np.int64), parts.whole()])
     m[c.WHEEL_AT : first] = -1

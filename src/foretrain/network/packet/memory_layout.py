@@ -154,7 +154,7 @@ def _ports(
 
 
 def _reverse(topology: Topology) -> NDArray[np.int64]:
-    """Of each link the one in the other direction, the k-th of parallel ones for the k-th; -1 where there is none."""
+    """Return the reverse of each link, the k-th of parallel ones for the k-th; -1 where there is none."""
     nodes = len(topology.nodes)
     forward = topology.source.astype(np.int64) * nodes + topology.target
     backward = topology.target.astype(np.int64) * nodes + topology.source
@@ -274,7 +274,7 @@ def _slowest(topology: Topology, paths: Paths) -> NDArray[np.float64]:
 
 
 def _overheads(topology: Topology, program: Program) -> NDArray[np.int64]:
-    """What of each flow's latency its links do not make: the software's."""
+    """Return the part of each flow's latency that is software's, not its links'."""
     first, links = program.paths.first.astype(np.int64), program.paths.links
     total = np.concatenate([[0], np.cumsum(topology.latency[links])])
     wires = total[first[1:]] - total[first[:-1]]
@@ -342,7 +342,7 @@ def _add_bits(
 
 
 def _add_gates(parts: Parts, program: Program, flow: NDArray[np.int64], first_flow: int) -> None:
-    """Who waits for whom, from both ends."""
+    """Add the dependencies between flows, from both ends."""
     flows, count = len(program), len(program.after)
     gate = np.zeros((count, c.GATE_COLUMNS), np.int64)
     gate[:, c.WAITED] = first_flow + c.FLOW_COLUMNS * program.after.astype(np.int64)

@@ -38,7 +38,7 @@ _NUMBERS: Final = ("mark_chance", "share", "strict", "nearest")
 
 
 def transport(text: str) -> Transport:
-    """The transport that ``text`` spells: a name, and knobs that differ from their defaults.
+    """Return the transport that ``text`` describes: a name, and knobs that differ from their defaults.
 
     Sizes and times have units (``payload=4096B``, ``least_timeout=1ms``); several sizes are joined by ``+``.
 
@@ -64,7 +64,7 @@ def transport(text: str) -> Transport:
 
 
 def queues(text: str) -> Queues:
-    """The queues of every switch's ports that ``text`` spells.
+    """Return the queues of every switch's ports that ``text`` describes.
 
     ``limit``, ``mark`` (or ``mark_from`` and ``mark_to``), ``spare``, ``quantum``, ``xoff`` and ``xon`` are sizes with
     units, one for all classes or eight joined by ``+``; so are ``room``, ``cut_to`` and ``shared``. ``mark_chance`` and
@@ -92,10 +92,12 @@ def queues(text: str) -> Queues:
 
 
 def losses(text: str) -> tuple[tuple[str, LinkLosses], ...]:
-    """What wires lose, by where: ``"*"`` for all, or ``"leaf0:spine1"`` for the links from one node to another.
+    """Return the losses that ``text`` gives, with the links that they hold for.
+
+    ``"*"`` means all links, ``"leaf0:spine1"`` those from one node to another.
 
     ``"0.1%"`` is of every wire, ``"leaf0:spine1=1%"`` of some; ``"1%x8"`` is lost in bursts of 8 packets on average.
-    Several are separated by commas; of what is said twice of a wire the last holds.
+    Several are separated by commas; the last one for a link wins.
 
     Raises:
         ConfigError: what is wrong, and what to write instead.

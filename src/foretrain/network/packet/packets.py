@@ -34,7 +34,7 @@ def drop(m, p, link, of):
 
 @inside
 def before(m, one, other):
-    """Whether packet ``one`` arrives before ``other``."""
+    """Return whether packet ``one`` arrives before ``other``."""
     if m[one + c.TIME] != m[other + c.TIME]:
         return m[one + c.TIME] < m[other + c.TIME]
     return m[one + c.TIE] < m[other + c.TIE]
@@ -137,7 +137,7 @@ FULL_WORD = (1 << 32) - 1
 
 @inside
 def is_set(m, at):
-    """Whether bit ``at`` is."""
+    """Return whether bit ``at`` is set."""
     return m[at >> 5] >> (at & 31) & 1
 
 

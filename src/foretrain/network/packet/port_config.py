@@ -87,7 +87,7 @@ class Queues:
 
     @property
     def coupled(self) -> bool:
-        """Whether ports of one switch influence each other at once."""
+        """Return whether ports of one switch influence each other without delay."""
         return self.shared < UNLIMITED or min(self.of("xoff")) < UNLIMITED
 
     def of(self, name: str) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class Queues:
 
 @dataclass(frozen=True, slots=True)
 class LinkLosses:
-    """Of one link: packets that its wire loses, which no queue knows of. A grey failure is a small ``chance`` on one.
+    """Random packet loss on the wire of one link, which no queue sees. A grey failure is a small ``chance`` on one.
 
     Attributes:
         chance: of each packet, outside bursts.

@@ -13,7 +13,7 @@ FRAME = 84
 
 @inside
 def ask(m, kind, came, of, time):
-    """Makes a frame of ``kind`` for the port of link ``came``, of class ``of``."""
+    """Make a frame of ``kind`` for the port of link ``came``, of class ``of``."""
     p = take_free(m)
     m[p + c.TIME] = time + m[came + c.DELAY] + (FRAME * m[came + c.RATE] >> 16)
     m[p + c.WORD] = kind << c.KIND_SHIFT | of << c.CLASS_SHIFT
@@ -53,7 +53,7 @@ def leaves(m, p, link, of, size, time):
 
 @inside
 def is_pause(m, p):
-    """Whether ``p`` is a frame that pauses a port or has it go on."""
+    """Return whether ``p`` is a frame that pauses or resumes a port."""
     kind = m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK
     return kind == c.PAUSE or kind == c.RESUME
 
@@ -146,7 +146,7 @@ def chance(m, which, number, salt):
 
 @inside
 def marks(m, link, row, of, held):
-    """Whether a packet that finds ``held`` bytes of class ``of`` is told of congestion: RED on what is there now."""
+    """Return whether a packet that finds ``held`` bytes of class ``of`` is marked: RED on the present queue."""
     low, high = m[row + c.MARK_FROM + of], m[row + c.MARK_TO + of]
     if held <= low:
         return False
@@ -158,7 +158,7 @@ def marks(m, link, row, of, held):
 
 @inside
 def full(m, link, of, size):
-    """Whether class ``of`` of ``link`` has no room for ``size`` bytes more."""
+    """Return whether class ``of`` of ``link`` has no room for ``size`` bytes more."""
     row, held = m[link + c.SETTING], m[link + c.BYTES + 3 * of]
     if held + size > m[row + c.LIMIT + of] or m[link + c.TOTAL] + size > m[row + c.ROOM]:
         return True
@@ -264,7 +264,7 @@ def pick(m, link, time):
 
 @inside
 def at_once(m, p, link):
-    """Whether ``link``, which is free and has nothing that it may send, sends packet ``p`` without a look at queues."""
+    """Return whether ``link``, which is free with nothing to send, sends packet ``p`` without a look at queues."""
     return not m[link + c.PAUSED] or not m[link + c.PAUSED] >> (m[p + c.WORD] >> c.CLASS_SHIFT & 7) & 1
 
 
@@ -277,7 +277,7 @@ def wake(m, link, time):
 
 @inside
 def lost(m, link):
-    """Whether the wire loses the packet that goes now."""
+    """Return whether the wire loses the packet that is sent now."""
     number = m[link + c.SENT_ON]
     below = m[link + c.LOSES]
     if m[link + c.BEGINS] > 0:

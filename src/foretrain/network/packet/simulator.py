@@ -31,7 +31,7 @@ from foretrain.units import Time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What came of it; column lengths are (flows,) unless said.
+    """Result of a packet simulation; columns have shape (flows,) unless noted.
 
     Attributes:
         begun: ps, when the first packet of each flow went; -1 for flows that cross no link.
@@ -76,17 +76,17 @@ class Outcome:
 
     @property
     def ports(self) -> PortCounters:
-        """What each class of each port has sent, marked, dropped, cut and lost, and the most that waited there."""
+        """Return what each class of each port has sent, marked, dropped, trimmed and lost, and its longest queue."""
         return PortCounters.of(self.counts)
 
     @property
     def completion(self) -> NDArray[np.int64]:
-        """How long each flow took from its first packet to its last byte, ps; 0 where it crosses no link."""
+        """Return each flow's time from its first packet to its last byte, ps; 0 where it crosses no link."""
         return np.where(self.begun < 0, 0, self.finish - self.begun)
 
     @property
     def completions(self) -> Distribution:
-        """The distribution of those of flows that cross links: flow completion times."""
+        """Return the distribution of flow completion times, of flows that cross links."""
         return Distribution.of(self.completion[self.begun >= 0])
 
 
@@ -133,7 +133,7 @@ class Packets:
         every: Time = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> Outcome:
-        """Carries ``program`` to its end.
+        """Simulate ``program`` to its end.
 
         Args:
             program: its weights are of no meaning here; a priority is the class of a flow's packets, 0 to 7.
@@ -188,7 +188,7 @@ class Packets:
                 progress(min(int(ready.state.memory[c.ARRIVED]), packets), packets)
 
     def online(self) -> Online:
-        """The same network, empty, to which programs come while time passes; windows fit its shortest link."""
+        """Return this network, empty, as a simulator to which programs are added while time passes."""
         queues = self._hosts, self._switches
         ready = empty(self.topology, self.transport, queues, self._losses, self._seed)
         return Online(ready, chosen(self._kernel, ready.shortest))

@@ -51,7 +51,7 @@ class PortCounters:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of times, ps: their mean, quantiles (of n, the ⌈q·n⌉-th smallest), and the largest.
+    """Distribution of times, ps: mean, quantiles (of n, the ⌈q·n⌉-th smallest) and maximum.
 
     Attributes:
         mean, median, p95, p99, p999, largest: 0 where there is nothing.
@@ -66,7 +66,7 @@ class Distribution:
 
     @classmethod
     def of(cls, times: NDArray[np.int64]) -> Distribution:
-        """That of ``times``."""
+        """Return the distribution of ``times``."""
         if not len(times):
             return cls(0.0, 0, 0, 0, 0, 0)
         ordered = np.sort(times)
@@ -76,7 +76,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueTrace:
-    """What waited in queues.
+    """Bytes in watched queues over time.
 
     Attributes:
         time: ps, int64 (samples,), from 0 on in equal steps.

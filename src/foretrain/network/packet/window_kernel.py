@@ -26,7 +26,7 @@ from foretrain.network.packet.queues import admit, at_once, is_pause, look, obey
 
 @inside
 def first_to_depart(m, first, last, end):
-    """Of the ports that are listed from ``first`` to ``last`` the first that can send before ``end``, or -1; the lower
+    """Return the port listed from ``first`` to ``last`` that can send first before ``end``, or -1; the lower
     link of two at one instant."""
     best, time = -1, end
     for k in range(first, last):
@@ -46,7 +46,7 @@ def asked(m, far):
 
 @inside
 def run_switch(m, far, buffer, at, end):
-    """What node ``at`` does before ``end``; whether one of its ports has more that it may send."""
+    """Run node ``at`` until ``end``; return whether one of its ports has more that it may send."""
     n = 0
     if m[at + c.COMING] >= 0:
         n = in_order(m, m[at + c.COMING], buffer)
@@ -152,7 +152,7 @@ def next_window(m, far):
 
 @inside
 def hand_out(m):
-    """What arrives in this window goes to its ports and hosts."""
+    """Hand what arrives in this window to its ports and hosts."""
     slot = c.WHEEL_AT + (m[c.NOW] & (c.WHEEL - 1))
     p = m[slot]
     m[slot] = -1
@@ -180,7 +180,7 @@ def hand_out(m):
 
 @inside
 def take_over(m, far, buffer, end):
-    """What a host has made: packets go to its ports, its own events to where they belong, this window included."""
+    """Put a host's packets into its ports and its events into their windows, this one included."""
     p = m[c.OUT]
     while p >= 0:
         following = m[p + c.NEXT]
@@ -220,7 +220,7 @@ def run_hosts(m, x, far, buffer, end):
 
 @inside
 def run_port(m, far, buffer, link, end):
-    """What the port of ``link`` does before ``end``; whether it has more that it may send."""
+    """Run the port of ``link`` until ``end``; return whether it has more that it may send."""
     n = 0
     if m[link + c.ARRIVALS] >= 0:
         n = in_order(m, m[link + c.ARRIVALS], buffer)
@@ -268,7 +268,7 @@ def run_ports(m, far, buffer, end):
 
 @inside
 def there(m, far):
-    """Whether the next window in which something may happen ends after UNTIL."""
+    """Return whether the next window in which something may happen ends after UNTIL."""
     window = m[c.NOW]
     if m[c.FLYING] == 0 and m[c.ACTIVES] == 0 and m[c.SWITCHES] == 0 and m[c.FAR] > 0:
         window = max(window, m[far[0] + c.TIME] >> m[c.SHIFT])
@@ -277,7 +277,7 @@ def there(m, far):
 
 @packet_entry
 def load(m, far):
-    """What is to happen to the flows that have come, in its windows."""
+    """Put the first events of new flows into their windows."""
     release(m)
     p = m[c.OUT]
     while p >= 0:

@@ -44,13 +44,13 @@ class Adaptive:
         return Ways.of(self.topology)
 
     def reload(self, load: NDArray[np.float64]) -> Adaptive:
-        """The same policy where links carry ``load`` already, e.g. `link_load` of the flows under way."""
+        """Return this policy where links carry ``load`` already, e.g. `link_load` of the flows under way."""
         other = Adaptive(self.topology, load=load)
         other.__dict__["_ways"] = self._ways
         return other
 
     def on(self, topology: Topology, staying: Paths | None = None) -> Adaptive:
-        """The same policy on another topology with the same links, where flows on ``staying`` are under way."""
+        """Return this policy on another topology with the same links, where flows on ``staying`` are under way."""
         return Adaptive(topology, load=self.load if staying is None else self.load + link_load(staying, topology))
 
     def paths(

@@ -38,7 +38,7 @@ class Ecmp:
         return Ways.of(self.topology)
 
     def on(self, topology: Topology, staying: Paths | None = None) -> Ecmp:
-        """The same policy on another topology, with the same hash. Where nothing changed, nothing is rerouted."""
+        """Return this policy on another topology, with the same hash. Where nothing changed, nothing is rerouted."""
         return Ecmp(topology, seed=self.seed, polarised=self.polarised)
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:

@@ -187,7 +187,7 @@ def search_between(
 
 @njit("boolean(int32[:, ::1], int64, int64)", **OPTIONS)
 def few(flows, flow, pairs):
-    """Whether at most ``pairs`` flows, of which ``flow`` is the first, have the same anchor."""
+    """Return whether at most ``pairs`` flows, of which ``flow`` is the first, have the same anchor."""
     return flow + pairs >= len(flows) or flows[flow + pairs, 3] != flows[flow, 3]
 
 

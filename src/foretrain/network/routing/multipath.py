@@ -38,7 +38,7 @@ class Scatter:
         return Ways.of(self.topology)
 
     def on(self, topology: Topology, staying: Paths | None = None) -> Scatter:
-        """The same policy on another topology."""
+        """Return this policy on another topology."""
         return Scatter(topology, seed=self.seed)
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:

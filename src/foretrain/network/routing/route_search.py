@@ -150,12 +150,12 @@ class Found:
 
 
 def pair(topology: Topology, source: int, target: int) -> str:
-    """Who sends to whom, by name."""
+    """Return the names of a flow's ends as ``a -> b``."""
     return f"{topology.nodes[source].name} -> {topology.nodes[target].name}"
 
 
 def others(flows: NDArray[np.integer], sources: NDArray[np.integer], targets: NDArray[np.integer]) -> str:
-    """How many more pairs than the first ``flows`` are between; nothing for none."""
+    """Return a text that counts the pairs of ``flows`` after the first; empty for none."""
     pairs = len({*zip(sources[flows].tolist(), targets[flows].tolist(), strict=True)})
     return f" (nor have {pairs - 1} other pairs)" if pairs > 1 else ""
 
@@ -164,7 +164,7 @@ class PortableRouter(Router, Protocol):
     """A router that can be had for another topology too."""
 
     def on(self, topology: Topology, staying: Paths | None = None) -> PortableRouter:
-        """The same policy on ``topology``, where flows on the paths ``staying`` remain."""
+        """Return this policy on ``topology``, where flows on the paths ``staying`` remain."""
         ...
 
 

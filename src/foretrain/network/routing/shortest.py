@@ -31,7 +31,7 @@ class Shortest:
         return Ways.of(self.topology)
 
     def on(self, topology: Topology, staying: Paths | None = None) -> Shortest:
-        """The same policy on another topology."""
+        """Return this policy on another topology."""
         return Shortest(topology)
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:

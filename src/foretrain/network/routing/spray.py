@@ -121,7 +121,7 @@ def _refined(topology: Topology, alone: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _numbered(group: NDArray[np.integer]) -> NDArray[np.int32]:
-    """The same groups, numbered in the order of their first members."""
+    """Return the groups renumbered in the order of their first members."""
     first = np.unique(group, return_index=True)[1]
     number = np.empty(len(first), np.int32)
     number[np.argsort(first)] = np.arange(len(first))
@@ -171,7 +171,7 @@ class Spray:
         return Ways.of(self.topology)
 
     def on(self, topology: Topology, staying: Paths | None = None) -> Spray:
-        """The same bundles of another topology with the same links as ``fabric``."""
+        """Return this policy with the same bundles on another topology with the same links as ``fabric``."""
         if len(topology.nodes) != len(self.fabric.nodes):
             raise ConfigError("topology", topology.name, "is not the one that is sprayed over", "change the fabric")
         return Spray(topology, seed=self.seed, group=self.group)

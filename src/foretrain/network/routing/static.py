@@ -52,7 +52,7 @@ class Static:
             self._links.append(links)
 
     def on(self, topology: Topology, staying: Paths | None = None) -> Static:
-        """The same table on another topology with the same links, without the paths that are down there."""
+        """Return this table on another topology with the same links, without the paths that are down there."""
         other = Static(topology, {}, fallback=self.fallback and self.fallback.on(topology, staying))
         other._links = self._links
         other._rows = {key: row for key, row in self._rows.items() if topology.up[self._links[row]].all()}

@@ -43,7 +43,7 @@ through one, the others are chosen so that two NVLinks make half a microsecond."
 
 @dataclass(frozen=True, slots=True)
 class ServerPorts:
-    """What a server added.
+    """Nodes that a server added to a topology.
 
     Attributes:
         ranks: its nodes that compute, in rank order.

@@ -331,7 +331,7 @@ def _link_row(topology: Topology, link: int) -> Row:
 
 
 def _parse_graphml(text: str) -> dict[str, Any]:
-    """What `foretrain.network.topology.file.built` takes."""
+    """Return the arguments of `built` for a GraphML text."""
     import xml.etree.ElementTree as ElementTree
 
     import networkx as nx

@@ -101,7 +101,7 @@ class Topology:
 
     @property
     def slowdown(self) -> float:
-        """Of the slowest rank: synchronous training waits for it."""
+        """Return the slowdown of the slowest rank, for which synchronous training waits."""
         return max((self.nodes[node].slowdown for node in self.ranks), default=1.0)
 
     @property
@@ -111,7 +111,7 @@ class Topology:
 
     @property
     def symmetric(self) -> bool:
-        """Whether every link has one of equal rate, latency and metric in the other direction."""
+        """Return whether every link has one of equal rate, latency and metric in the other direction."""
         return _one_way(self) is None
 
     def hold(self, ranks: int) -> Topology:
@@ -164,7 +164,7 @@ class Topology:
         up: bool | None = None,
         background: float | None = None,
     ) -> Topology:
-        """The same topology in which ``links`` are degraded, slower, down, up again or shared with other traffic."""
+        """Return a copy in which ``links`` are degraded, slower, down, up again or shared with other traffic."""
         chosen = np.asarray(links, np.int64)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.links):
             raise ConfigError("links", list(links), "is not a list of links", f"they are 0 to {self.links - 1}")
@@ -177,7 +177,7 @@ class Topology:
         return _checked(dataclasses.replace(self, **new))
 
     def straggling(self, slowdown: Mapping[str, float]) -> Topology:
-        """The same topology in which the named nodes compute that many times longer."""
+        """Return a copy in which the named nodes compute that many times longer."""
         places = {self.node(name): factor for name, factor in slowdown.items()}
         nodes = tuple(
             dataclasses.replace(node, slowdown=places.get(index, node.slowdown))
@@ -249,7 +249,7 @@ class Builder:
         self.link(b, a, rate=rate, latency=latency, metric=metric)
 
     def topology(self, ranks: Sequence[int], *, symmetric: bool = True) -> Topology:
-        """What was built, checked.
+        """Return the topology built so far, after checking it.
 
         Args:
             ranks: the node of each rank, in rank order.

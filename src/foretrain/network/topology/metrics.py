@@ -95,7 +95,7 @@ def _place(topology: Topology, index: int) -> object:
 
 
 def oversubscription(topology: Topology) -> dict[int, float]:
-    """Of each tier of switches with others above it: bytes/s from below over bytes/s to above."""
+    """Return for each tier of switches with others above it: bytes/s from below over bytes/s to above."""
     tiers = np.array([node.tier for node in topology.nodes])
     switches = np.array([node.kind == "switch" for node in topology.nodes])
     there, here, capacity = tiers[topology.source], tiers[topology.target], topology.capacity
@@ -154,7 +154,7 @@ def as_bigraph(topology: Topology) -> BiGraph | None:
 def _places(
     topology: Topology, is_switch: NDArray[np.bool_], number: NDArray[np.int64], renumbered: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Of each rank its place, of each place its switch; None where a place is at several switches."""
+    """Return each rank's place and each place's switch; None where a place is at several switches."""
     at: dict[tuple[str, int], set[int]] = {}
     for link in np.flatnonzero(is_switch[topology.target] & ~is_switch[topology.source]).tolist():
         at.setdefault(_holder(topology, int(topology.source[link])), set()).add(int(number[topology.target[link]]))
@@ -169,6 +169,6 @@ def _places(
 
 
 def _holder(topology: Topology, node: int) -> tuple[str, int]:
-    """What ``node`` is a part of: its server, or itself."""
+    """Return what ``node`` is a part of: its server, or itself."""
     server = topology.nodes[node].server
     return ("server", server) if server >= 0 else ("node", node)

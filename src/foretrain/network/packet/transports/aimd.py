@@ -25,7 +25,7 @@ def begin(m, x, f):
 
 @inside
 def has_room(m, x, f):
-    """Whether flow ``f`` may have one more packet under way."""
+    """Return whether flow ``f`` may have one more packet in flight."""
     return m[f + c.SENT_PACKETS] - m[f + c.HEARD_OF] < int(x[f + c.WINDOW])
 
 

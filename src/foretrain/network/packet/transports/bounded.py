@@ -39,13 +39,13 @@ def begin(m, x, f):
 
 @inside
 def unsent(m, f):
-    """Whether flow ``f`` has packets to send."""
+    """Return whether flow ``f`` has packets to send."""
     return m[f + c.AGAIN] > 0 or m[f + c.NEXT_NEW] < m[f + c.ALLOWED] * m[f + c.PACKETS]
 
 
 @inside
 def gone(m, f):
-    """Whether all of the first open step of flow ``f`` that may go has gone, whatever of later ones has not."""
+    """Return whether flow ``f`` has sent all that it may of its first open step, later steps aside."""
     return m[f + c.AGAIN] == 0 and m[f + c.NEXT_NEW] >= min(m[f + c.CLOSED] + 1, m[f + c.ALLOWED]) * m[f + c.PACKETS]
 
 
@@ -65,7 +65,7 @@ def wait(m, x, f, time):
 
 @inside
 def row_of(m, f, step):
-    """That of a ``step`` of flow ``f``."""
+    """Return the row of a ``step`` of flow ``f``."""
     return m[f + c.FIRST_STEP] + c.STEP_COLUMNS * step
 
 

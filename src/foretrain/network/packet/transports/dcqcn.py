@@ -32,7 +32,7 @@ def raised(m, x, f):
 
 @inside
 def catch_up(m, x, f, time):
-    """What the timers have done until ``time``."""
+    """Apply what the timers have done until ``time``."""
     way = m[f + c.TRANSPORT]
     decay, step = int(x[way + DECAY]), int(x[way + RAISE])
     m[f + c.DECAYED_AT] = max(m[f + c.DECAYED_AT], time - _MANY * decay)

@@ -32,7 +32,7 @@ def wait(m, x, f, time):
 
 @inside
 def sendable(m, x, f):
-    """Whether flow ``f`` has a packet that may be under way."""
+    """Return whether flow ``f`` has a packet that it may send."""
     end = m[f + c.FIRST_UNKNOWN] + int(x[m[f + c.TRANSPORT] + c.MOST])
     return m[f + c.NEXT_NEW] < min(end, m[f + c.ALLOWED] * m[f + c.PACKETS])
 

@@ -56,7 +56,7 @@ def came(m, x, p, f, time):
 
 @inside
 def answered(m, x, p, f, time):
-    """What packet ``p`` answers has come."""
+    """Note that the packet that ``p`` acknowledges has arrived."""
     at = m[f + c.KNOWN] + m[p + c.SEQUENCE]
     if not is_set(m, at):
         put(m, at)

@@ -11,7 +11,7 @@ from foretrain.network.packet.transports.transport import AIMD, DCQCN, TIMELY
 
 @inside
 def law(m, x, f):
-    """That of flow ``f``."""
+    """Return the rate law of flow ``f``."""
     return int(x[m[f + c.TRANSPORT] + c.LAW])
 
 
@@ -26,7 +26,7 @@ def start(m, x, f):
 
 @inside
 def has_room(m, x, f):
-    """Whether what is under way lets flow ``f`` send."""
+    """Return whether the bytes in flight let flow ``f`` send."""
     return law(m, x, f) != AIMD or aimd.has_room(m, x, f)
 
 

@@ -15,7 +15,7 @@ from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """What all have. Take one that is derived from it.
+    """Settings that all transports share; use a class derived from it.
 
     Attributes:
         payload: bytes of a full packet that are data.
@@ -65,12 +65,12 @@ class Transport:
 
     @property
     def tolerates(self) -> bool:
-        """Whether its receivers count bytes of steps."""
+        """Return whether its receivers count bytes of steps."""
         return self.flavour == c.BOUNDED
 
     @property
     def remembers(self) -> bool:
-        """Whether its senders keep a bit of each packet."""
+        """Return whether its senders keep a bit for each packet."""
         return self.flavour in (c.NEAREST_FIRST, c.PULLED, c.BOUNDED)
 
     def row(self) -> NDArray[np.float64]:
@@ -99,7 +99,7 @@ class NewReno(Transport):
 
     @property
     def gain(self) -> float:
-        """Of α; 0 where marks mean nothing."""
+        """Return the gain of α's average; 0 for a transport that ignores marks."""
         return 0.0
 
     def row(self) -> NDArray[np.float64]:
@@ -126,7 +126,7 @@ class Dctcp(NewReno):
 
     @property
     def gain(self) -> float:
-        """Of α."""
+        """Return the gain of α's average."""
         return self.g
 
 
