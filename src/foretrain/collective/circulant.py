@@ -11,6 +11,8 @@ Each block of each rank is sent exactly once, k − 1 blocks in all, which is th
 Algorithms*, doi:10.34726/10760; the skips are his, the freedom in c and d, which `circle` uses for odd skips, is ours).
 The all-gather is the same backwards. With k = 2 a round is the exchange of halves that halving-doubling consists of, so
 a *product* of such graphs, one after the other on ever smaller data, is halving-doubling, and more.
+
+Halving-doubling: halves are exchanged with one partner after another, on ever smaller data, and back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Plans made of plans: copies side by side on parts of ranks and blocks, and stages one after the other."""
+"""Plans made of plans: copies side by side on parts of ranks and blocks, and stages one after the other.
+
+Hierarchical collectives: reduce-scatter in each server, a collective per shard across servers, all-gather inside.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""HDRM: halving-doubling with rank mapping, which puts one flow on each direct link of a BiGraph in every round."""
+"""HDRM: halving-doubling with rank mapping, which puts one flow on each direct link of a BiGraph in every round.
+
+Where ranks sit on a BiGraph, and how many flows then share its links.
+
+A BiGraph (EFLOPS, HPCA'20) has ``switches`` N, half of them upper and half lower, H each; every upper switch has one
+cable to every lower one, and each switch has ``hosts`` M. Hosts are numbered by part, switch, port:
+
+    host = (part · H + switch) · M + port
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ and `WHOLE` waits for all of it.
 
 Besides the ranks there may be *helpers* (parameter servers, reducing switches), numbered from ``ranks`` on. Their
 memory is zero in the beginning, so that a server can add what arrives first.
+
+How far the transfers of a plan have come, and which may go on: the rule of dependencies, executed.
 """
 
 from __future__ import annotations

@@ -3,6 +3,13 @@
 Two parts check each other. `check_hazards` shows that any two steps that touch the same block, unless both only read or
 both only add, happen in an order that the dependencies enforce; hence all orders and timings that they allow leave the
 same data. `play` shows for one of them, drawn at random, that this data is right.
+
+Which steps are ordered by dependencies, and whether two that are not touch the same block.
+
+A step happens before another if a chain of dependencies enforces that it has ended when the other one starts. Transfers
+run their steps one after another, so what happened before a step is one number per transfer: a vector clock
+(Lamport 1978; the bookkeeping per block is that of FastTrack, Flanagan and Freund 2009). Dependencies do not depend on
+data, hence a plan without hazards in one order has none in any.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Which collective suits a topology, and which of the plan's endpoints goes where.
+"""Choice of the collective for a topology, and of the node for each endpoint of its plan.
 
 A plan knows ranks and helpers only. What it needs to know of the network is read off the topology here: how many ranks
 a server has, which switch can reduce, that the fabric is a BiGraph.
+
+Orders of ranks for rings that use all there is: every NVLink of a mesh, every NIC of a server.
+
+NCCL's choice for ranks of a topology: which collective of ours stands for its algorithm, and at which cost.
 """
 
 from __future__ import annotations

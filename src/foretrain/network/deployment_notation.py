@@ -5,6 +5,11 @@
 TOPOLOGY is what `foretrain.network.topology.notation` reads, its own options included. Examples:
 ``"fat_tree:8@100Gbps,oversubscription=2,routing=spray"``, ``"bigraph:8x4,server=eflops,collective=hdrm"``,
 ``"dgx-h100:4,collective=nccl"``, ``"mine.toml,ranks=0-7"``.
+
+A simple cluster, or a single GPU, as a job on a topology: what a live simulation runs on.
+
+deployment_of(cluster("4x8xV100@100Gbps"))        4 servers on one switch, in each 8 GPUs on one switch
+single("H100")                                    one GPU, which exchanges nothing
 """
 
 from __future__ import annotations

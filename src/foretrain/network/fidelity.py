@@ -9,6 +9,17 @@
 
 Each costs more than the one before, and finds more time. ``"auto"`` is decided for known work by
 `foretrain.network.fidelity.decided`; where the work is not known before, whoever simulates says how it decides.
+
+How long the packet level will take, before it starts.
+
+Packets that cross links are counted from the program; how many this machine does in a second is measured, in a tenth of
+a second, on the first flows of the same program in the same network, so that the size of the network counts, too. What
+is sent again, and hosts that do nothing but wait, are not foreseen: expect the half, or the double.
+
+A network in which nothing is in anybody's way: each flow has its path to itself, at the rate of its slowest link.
+
+What depends on what is kept, and so are latency, steps and releases: the least that a program can take, whatever else
+is sent. Where the other fidelities take longer, that is contention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""What a network is to carry: flows over links, with dependencies, in columns. What the kernels run.
+"""Flows that a network is to carry, with dependencies, in columns for the kernels; and how collectives become flows.
 
 A flow is a persistent channel over one path that sends ``size`` bytes in each of its ``steps``; see
 `foretrain.collective.plan` for the rule of dependencies, which is the same here.
+
+A network that programs come to while time passes: what carries them, and the handle of one that runs.
+
+`foretrain.network.fidelity`, `foretrain.network.fluid` and `foretrain.network.packet.online_simulator` are carriers.
+
+A collective on a topology: the plan's endpoints become nodes, its channels paths, its blocks bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""A cluster in its simple form: equal workers around one switch that is never the bottleneck.
+"""Cluster in its simple form: equal workers around one switch that is never the bottleneck.
 
 What has a topology is a `foretrain.network.deployment.Deployment`, whose collectives the fluid simulation times.
+
+How a parameter server and its workers send, in both worlds: what they must agree on for a forecast to be one.
+
+The path of a chunk as a pipeline of hops: what a world needs to know of a network to carry one chunk.
 """
 
 from __future__ import annotations

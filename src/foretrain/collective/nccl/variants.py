@@ -2,6 +2,21 @@
 
 Between servers nothing is fitted. A hop has NCCL's constant for its latency, and a server's NICs are a second limit of
 the rate, next to the curve's.
+
+Bus bandwidth, as nccl-tests defines it (PERFORMANCE.md there): the rate of the links, whatever the rank count.
+
+NCCL's own estimate of its protocols: where it leaves LL and LL128, fitted or not.
+
+NCCL picks the protocol with the least ``latency + size / bandwidth`` by constants that are compiled in
+(``ncclTopoTuneModel`` in its src/graph/tuning.cc, here as of 2.27, on NVLink). The constants are not measurements:
+on an A100, two ranks gather 1 MiB in 20 µs by LL, and 2 MiB in 38 µs by Simple, because NCCL believes that LL were
+slower from 1.3 MB on. A forecast must leave where NCCL leaves, or it misses the step.
+
+Only facts are taken from there, and only for one server. What is left out: trees, which this estimate never prefers
+inside a server, its correction of trees by size, and user settings.
+
+The ring's base and hop latencies in microseconds are NCCL's for NVLink; the rates are in `Generation.estimated_rate`
+and its neighbours. That of NVLS is not NCCL's but such that NVLS begins at the rank counts where it is measured to.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@
         ...
 
 Times at the border are int ps; inside they are float64, exact for integers up to 2^53 ps (2.5 hours).
+
+Who waits for what, when a simulation can go no further.
 """
 
 from __future__ import annotations

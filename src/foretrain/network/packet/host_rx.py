@@ -1,9 +1,11 @@
-"""What a host does with what comes to it: data is for a flow's receiver, replies for its sender; steps free others.
+"""Hosts that receive: data goes to a flow's receiver, replies to its sender, and finished steps release others.
 
     DATA, PROBE ── `came` ──▶ steps have `ended` ──▶ `permit`: who waits for them, here at once, elsewhere with NEWS
     replies, ALARM, PACE ──▶ the flow's sender ──▶ more DATA
 
 Both kernels call `handle` for everything that comes to a host, and take over what it leaves in the outbox.
+
+Who may go when: steps of flows that have come set others free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Hosts that send: packets and events of their own, which wait in the outbox for the kernel."""
+"""Hosts that send: packets and events of their own, which wait in the outbox for the kernel.
+
+How long a sender waits (RFC 6298).
+
+PIAS (Bai et al., NSDI 2015): the more of a message has gone, the lower the class of its packets.
+
+So short messages overtake long ones though nobody knows their sizes. Windows and marks are DCTCP's, in the file beside.
+"""
 
 from __future__ import annotations
 

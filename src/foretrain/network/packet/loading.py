@@ -1,4 +1,12 @@
-"""From a topology and a program to a state of `foretrain.network.packet.state` that nothing has happened in."""
+"""State of a packet simulation before anything has happened, and the memory of programs that come and go.
+
+Where programs are in the memory of a packet network that goes on, and when their rows are used again.
+
+# Note [Places]
+Rows are known by where they begin, so nothing ever moves. A program that is over keeps its rows as long as something
+names its flows: packets, late repetitions, acknowledgements and timers among them, and hosts that want to pull from it.
+What nothing names is free for programs that come later.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""A memory that is made of parts, each of which knows where it will begin."""
+"""Layout of the memory of a packet simulation: parts with known addresses, the network, and programs.
+
+What is there before anything is sent: the rows of a network's ports and nodes, and of what is set of them.
+
+What a program brings along: rows of flows, paths, bits, steps and gates, for `foretrain.network.packet.state`.
+
+They are one part of the memory, which names nothing outside of it but ports, nodes and the transport's parameters.
+"""
 
 from __future__ import annotations
 

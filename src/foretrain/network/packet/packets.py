@@ -1,4 +1,7 @@
-"""Packets: a pool with a list of those that are free, and their order."""
+"""Packets: a pool with a list of free ones, their order, and one bit per packet of a flow.
+
+One bit for each packet of a flow: what has come, and what its sender knows. A word of memory holds 32.
+"""
 
 from __future__ import annotations
 

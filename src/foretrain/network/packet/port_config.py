@@ -1,4 +1,7 @@
-"""What can be set of a port: its queues, what they mark and drop, who is served first, what the wire loses."""
+"""Settings of a port: queues, marking, drops, service order and losses of its wire; and defaults for each transport.
+
+Queues that a transport is made for, where nobody says others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,18 @@
-"""A port: what it lets into its queues, what it sends next, and what its wire loses. Both kernels use it alike."""
+"""Ports: queues, marking, drops, priority flow control, and losses on the wire. Both kernels use them alike.
+
+How much waits in queues, looked at every so many windows. Both kernels look before anything of that time happens.
+
+pFabric's queue (Alizadeh et al., SIGCOMM 2013, 4.1): what has the least to go of its flow goes first.
+
+All classes share one short list, which is searched: of the flow of the packet with the least to go, the one that came
+first is sent, so that no flow's packets overtake each other; what has the most to go is dropped where there is no room.
+Replies go before all data.
+
+Priority flow control (IEEE 802.1Qbb), and buffers that the ports of a switch share: what couples its ports.
+
+A packet that waits counts for the link that it came over. Where those of a class exceed XOFF the node before that link
+is asked to pause it, where they have fallen to XON it may go on. The frame takes what the link takes, before all else.
+"""
 
 from __future__ import annotations
 

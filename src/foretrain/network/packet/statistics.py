@@ -1,4 +1,7 @@
-"""What a simulation of packets has counted, by names: of each port and class, and how long flows took."""
+"""Counters of each port and class, flow completion times, and traces of queues.
+
+Traces of queues, from rows that kernels note to columns that people plot.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,9 @@ each window ahead. When a window comes its packets go to the ports and hosts tha
 what they send arrives at their ports in the same window; then every port merges its arrivals, in order, with its own
 departures. `foretrain.network.packet.event_kernel` does the same one event after the other, and finds the same to the
 ps.
+
+Switches whose ports influence each other within a window, since they share a buffer or pause who sends to them: all
+that happens at one of them is merged, and its ports are searched for who departs first.
 """
 
 # Note [Order]

@@ -1,4 +1,7 @@
-"""What routing needs of a topology, as arrays that the kernels take; and what is said where there is no way."""
+"""Search of shortest routes over arrays that the kernels take, and new routes when links fail.
+
+Links fail under way: which flows need another path, and which one.
+"""
 
 from __future__ import annotations
 

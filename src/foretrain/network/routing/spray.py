@@ -1,4 +1,7 @@
-"""Per-packet spraying, modelled as bundled links."""
+"""Per-packet spraying, modelled as bundled links.
+
+Interchangeable switches as one, and parallel links as one: what per-packet spraying sees of a network.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@
 A *port* holds the GPUs and the NICs that belong together: two GPUs and one NIC in a DGX-1, one and one since then.
 Where a switch has one port, port and switch are one node. Real switches have no such inner node: it exists so that a
 GPU's nearest NIC is the one that communication libraries choose for it, and its own links never limit.
+
+What a fabric needs to know of what is plugged into it: a bare host, or a server with GPUs and NICs inside.
 """
 
 from __future__ import annotations

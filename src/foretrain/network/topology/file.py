@@ -24,6 +24,13 @@
     ranks = ["a", "b"]                      # all GPUs, or else all hosts, where left out
 
 `load` after `save` gives back exactly the same topology, in either format.
+
+A topology as rows of plain values, what its files hold: texts with units for times and rates, names for nodes.
+
+GraphML, through networkx: nodes and edges with the attributes that `foretrain.network.topology.file` writes in TOML.
+
+A node's id is its name, an undirected edge a cable. Rates and latencies are texts with units, or numbers in bytes/s and
+ps. A node's ``rank`` is the number of the rank on it; where no node has one, all GPUs, or else all hosts, are ranks.
 """
 
 from __future__ import annotations

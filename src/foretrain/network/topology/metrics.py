@@ -1,4 +1,7 @@
-"""What a person asks of a topology first: how far apart ranks are, and how much crosses the middle and each tier."""
+"""Metrics of a topology: distances, bisection, oversubscription; and the kind of fabric it is.
+
+What kind of fabric a topology is, read off its links, whatever it is called.
+"""
 
 from __future__ import annotations
 

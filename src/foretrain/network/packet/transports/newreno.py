@@ -3,6 +3,11 @@
 Departures: no handshake; the initial window is a parameter (RFC 6928 has 10); every packet is acknowledged at once; the
 timer's least value is a parameter, as data centres set it far below RFC 6298's second. With DCTCP's gain set, marks
 shrink the window in proportion to their share, see `foretrain.network.packet.transports.newreno`.
+
+DCTCP (Alizadeh et al., SIGCOMM 2010; RFC 8257): the window shrinks by half of the share of packets that were marked.
+
+Losses, timers and growth are NewReno's, in the file beside. Every acknowledgement repeats the mark of the packet that
+it answers, so that no state machine for delayed ones is needed. α begins at 1 (RFC 8257, 4.2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What holds back a flow that has a rate: nothing, DCQCN, TIMELY, or the window of DLCP's AIMD."""
+"""Sending at a rate: none, DCQCN, TIMELY or the window of DLCP's AIMD, and an event for each packet.
+
+Packets at a rate: an event for each, when the one before it would have gone at that rate.
+"""
 
 from __future__ import annotations
 

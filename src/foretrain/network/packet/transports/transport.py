@@ -1,4 +1,13 @@
-"""What can be set of every transport."""
+"""Settings of all transports.
+
+What can be set of transports that keep a window: NewReno, DCTCP, PIAS, and pFabric.
+
+What can be set of transports whose receivers say when a packet may go: NDP.
+
+What can be set of transports that send at a rate: DCQCN and TIMELY over RoCE, and bounded loss.
+
+Rates are bytes/s here, bytes/ps in the kernels.
+"""
 
 from __future__ import annotations
 
