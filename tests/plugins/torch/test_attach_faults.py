@@ -466,7 +466,7 @@ SCRIPT = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from foretrain.plugins.torch import attach
+from foretrain.plugins.torch import Timeouts, attach
 from tests.plugins.torch.models import SMALL, batch, mlp, objective, sgd
 
 torch.set_num_threads(1)
