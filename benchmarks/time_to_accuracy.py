@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from foretrain.cli.script import loaded
+from foretrain.cli.record import loaded
 from foretrain.loss_tolerance.replicas import LossyExchange, Replica
 from foretrain.loss_tolerance.rounds import NetworkRounds
 from foretrain.loss_tolerance.tagging import Criterion, Tagging

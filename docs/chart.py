@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from foretrain.report.palette import BLUE, FONT, GREY, INK, LINE, ORANGE
+from foretrain.report.document import BLUE, FONT, GREY, INK, LINE, ORANGE
 
 Point = tuple[float, float]
 COLORS = (INK, BLUE, ORANGE, "#16a34a", "#7c3aed")

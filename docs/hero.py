@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from html import escape
 
-from foretrain.report.palette import FONT, GREY, INK, KINDS, LINE
+from foretrain.report.document import FONT, GREY, INK, KINDS, LINE
 from foretrain.simulation import Run
 from foretrain.units import MILLISECOND, Time, format_time
 

@@ -6,7 +6,7 @@ import tomllib
 from html import escape
 from pathlib import Path
 
-from foretrain.report.palette import FONT, GREY, INK, LINE
+from foretrain.report.document import FONT, GREY, INK, LINE
 
 CONTRACTS = Path(__file__).parent.parent / "pyproject.toml"
 TORCH = {"lab", "live", "launch", "loss_tolerance", "operator_benchmark", "plugins"}

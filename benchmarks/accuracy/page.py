@@ -14,7 +14,7 @@ from outcome import ROOM, Outcome
 from rows import DATA, Row, read
 from summary import HEAD, families, rankings
 
-from foretrain.report.palette import FONT, GREY, INK, LINE
+from foretrain.report.document import FONT, GREY, INK, LINE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/live/accuracy.md"

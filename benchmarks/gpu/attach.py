@@ -49,7 +49,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 import foretrain as ft
-from foretrain.lab.transformer import batches, transformer
+from foretrain.lab.training import batches, transformer
 from foretrain.plugins.torch.streams import CudaStreams
 from foretrain.schedule import Job
 

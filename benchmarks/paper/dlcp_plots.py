@@ -13,7 +13,7 @@ from eflops_plots import COLORS, Chart
 from numpy.typing import NDArray
 
 from foretrain.files import write_atomically
-from foretrain.report.palette import FONT, INK, LINE, canvas
+from foretrain.report.document import FONT, INK, LINE, canvas
 
 LEAST, MOST = 0.001, 10_000
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 320, 60, 40, 60

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from foretrain.files import write_atomically
-from foretrain.report.palette import BLUE, FONT, GREY, INK, LINE, ORANGE, canvas
+from foretrain.report.document import BLUE, FONT, GREY, INK, LINE, ORANGE, canvas
 
 Point = tuple[float, float]
 COLORS = (BLUE, ORANGE, INK, "#16a34a", "#7c3aed", "#db2777", "#ca8a04")

@@ -17,7 +17,6 @@ from rich.console import Console
 from foretrain.errors import ConfigError, ForetrainError
 from foretrain.lab.calibration import fit, nominal
 from foretrain.lab.compare import OnLine, attached, conduct, experiment, share
-from foretrain.lab.gap_breakdown import losses
 from foretrain.lab.messages import (
     CalibrationReport,
     CalibrationSample,
@@ -30,8 +29,8 @@ from foretrain.lab.messages import (
     RoundTimes,
     WorkloadReport,
 )
-from foretrain.lab.result import LabResult
-from foretrain.lab.transformer import batches, transformer
+from foretrain.lab.result import LabResult, gap_breakdown
+from foretrain.lab.training import batches, transformer
 from foretrain.network import Cluster
 from foretrain.report.lab import lab_summary, lab_trace, render
 from foretrain.simulation import bound, simulate
@@ -226,7 +225,7 @@ def test_each_loss_has_its_own_cause(change: str):
         where = dataclasses.replace(where, overhead=MILLISECOND)
     schedule = "ddp" if change == "policy" else "largest_tail_first"
     forecast = simulate(workload, where, schedule, trace=False).iteration_time
-    found = losses(
+    found = gap_breakdown(
         workload, where, schedule,
         optimum=bound(workload, called).time, forecast=forecast, measured=forecast + (change == "unforeseen") * SECOND,
     )  # fmt: skip
@@ -343,7 +342,7 @@ def test_the_transformer_learns_the_same_from_the_same_seed():
             found.append(loss.item())
         return found
 
-    first = losses()
-    assert first == losses()
+    first = gap_breakdown()
+    assert first == gap_breakdown()
     assert first[-1] < first[0]
     assert sum(parameter.numel() for parameter in transformer().parameters()) == pytest.approx(26e6, rel=0.05)

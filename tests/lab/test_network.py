@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.lab import Lab, LabError, labs, network, processes, remove
+from foretrain.lab import Lab, LabError, labs, network, remove
+from foretrain.lab.host import end, uninterrupted
 from tests.processes import started
 
 
@@ -342,7 +343,7 @@ def test_what_ignores_sigterm_is_killed(name):
     with started(lab.command(1, [sys.executable, "-c", deaf]), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"deaf\n"
-        processes.end(lambda: network.processes(name), patience=0.2)
+        end(lambda: network.processes(name), patience=0.2)
         assert process.wait() == -9
     assert inside(lab) == []
 
@@ -351,7 +352,7 @@ def test_signals_wait_until_the_tidying_is_done():
     done = []
 
     def tidy(number: signal.Signals) -> None:
-        with processes.uninterrupted():
+        with uninterrupted():
             signal.raise_signal(number)
             done.append(number)
 

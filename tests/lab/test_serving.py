@@ -13,10 +13,10 @@ from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, labs, launch, network
 from foretrain.lab.calibration import fit, nominal
 from foretrain.lab.compare import conduct, experiment, on, plan_of
+from foretrain.lab.iproute import LinkTraffic
 from foretrain.lab.messages import CalibrationSample
 from foretrain.lab.result import PLAIN
 from foretrain.lab.servers import serving
-from foretrain.lab.traffic import LinkTraffic
 from foretrain.network import Cluster
 from foretrain.report.lab import render, verdict
 from foretrain.units import MICROSECOND, MILLISECOND

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.report import simulation
-from foretrain.report.findings import SimulationFindings, share, step_time
-from foretrain.report.simulation_json import numbers
+from foretrain.report.findings import SimulationFindings, numbers, share, step_time
 from foretrain.report.simulation_page import page, render
 from foretrain.report.simulation_timeline import Bar, thin
 from foretrain.units import MILLISECOND

@@ -9,8 +9,7 @@ import pytest
 from foretrain.cli import main
 from foretrain.experiments import ResultStore, expand, parse, run
 from foretrain.experiments.result_table import OUTCOMES, PARAMETERS, table
-from foretrain.report.parallel_coordinates import parallel
-from foretrain.report.sweep import findings, lines, page, to_dict, verdict
+from foretrain.report.sweep import findings, lines, page, parallel, to_dict, verdict
 
 SWEEP = """
 name = "a <small> one"

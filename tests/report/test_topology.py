@@ -10,11 +10,9 @@ from rich.console import Console
 from foretrain.errors import ConfigError
 from foretrain.network.topology.graph import Topology
 from foretrain.network.topology.notation import topology
-from foretrain.report.fabric_plot import fabric
-from foretrain.report.link_summary import DOWN, SHARED, SLOW, faults, link_kinds, link_states
-from foretrain.report.server_plot import different_servers, inside
+from foretrain.report.fabric_plot import different_servers, fabric, servers
 from foretrain.report.topology import numbers, render, summary
-from foretrain.report.topology_layout import Wires
+from foretrain.report.topology_layout import DOWN, SHARED, SLOW, DrawnLinks, faults, link_kinds, link_states
 
 TEXTS = [
     "star:3@1Gbps",
@@ -103,7 +101,7 @@ def test_the_numbers_are_those_of_the_topology(ailing: Topology):
 @pytest.mark.parametrize("text", TEXTS)
 def test_everything_is_drawn_at_a_place_of_its_own(text: str):
     made = topology(text)
-    figure = fabric(Wires.of(made))
+    figure = fabric(DrawnLinks.of(made))
     servers = {node.server for node in made.nodes if node.server >= 0}
     outside = [node for node in made.nodes if node.server < 0]
     assert len(points(figure)) == len(servers) + len(outside)
@@ -116,15 +114,17 @@ def test_everything_is_drawn_at_a_place_of_its_own(text: str):
 
 
 def test_faults_are_drawn_in_traces_of_their_own(ailing: Topology):
-    names = {trace.name: trace for trace in fabric(Wires.of(ailing)).data if trace.mode == "lines"}
+    names = {trace.name: trace for trace in fabric(DrawnLinks.of(ailing)).data if trace.mode == "lines"}
     for name in ("down", "slower than its kind", "shared with other traffic"):
         assert list(names[name].x).count(None) == 1
-    stragglers = [trace for trace in fabric(Wires.of(ailing)).data if trace.name == "straggler"]
+    stragglers = [trace for trace in fabric(DrawnLinks.of(ailing)).data if trace.name == "straggler"]
     assert len(stragglers[0].x) == 1
 
 
 def test_hovering_tells_rate_and_latency(ailing: Topology):
-    texts = [text for trace in fabric(Wires.of(ailing)).data for text in (trace.text if trace.text is not None else ())]
+    texts = [
+        text for trace in fabric(DrawnLinks.of(ailing)).data for text in (trace.text if trace.text is not None else ())
+    ]
     (shared,) = [text for text in texts if "shared" in text]
     assert re.search(r"100 Gbps, 500 ns<br>2 of 2 links shared with other traffic: 10\.0 Gbps", shared)
 
@@ -134,18 +134,18 @@ def test_one_server_of_each_kind_is_opened():
     assert [many for _, many in different_servers(made)] == [5]
     slow = made.straggling({"s2.gpu1": 1.3})
     assert [many for _, many in different_servers(slow)] == [4, 1]
-    figure = inside(Wires.of(slow))
+    figure = servers(DrawnLinks.of(slow))
     assert figure is not None
     parts = sum(node.server == 0 for node in made.nodes)
     assert sum(len(trace.x) for trace in figure.data if trace.hovertext is not None) == 2 * parts
     assert len(points(figure)) == parts
-    assert inside(Wires.of(topology("star:2@1Gbps"))) is None
+    assert servers(DrawnLinks.of(topology("star:2@1Gbps"))) is None
 
 
 @pytest.mark.parametrize("server", ["dgx-v100", "dgx-a100", "p3.16xlarge", "eflops", "eflops-baseline"])
 def test_parts_of_a_server_do_not_hide_each_other(server: str):
     made = topology(f"{server}:2")
-    figure = inside(Wires.of(made))
+    figure = servers(DrawnLinks.of(made))
     assert figure is not None
     assert len(points(figure)) == sum(node.server == 0 for node in made.nodes)
 
@@ -155,7 +155,7 @@ def test_utilisation_paints_links():
     used = np.zeros(made.links)
     used[made.between("host1", "switch")] = 1.0
     used[made.between("switch", "host2")] = 0.5
-    lines = {t.name: list(t.x).count(None) for t in fabric(Wires.of(made, used)).data if t.mode == "lines"}
+    lines = {t.name: list(t.x).count(None) for t in fabric(DrawnLinks.of(made, used)).data if t.mode == "lines"}
     assert lines == {"idle": 2, "up to 50 % used": 1, "more than 95 % used": 1}
     assert "100.0%" in render(made, used)
     with pytest.raises(ConfigError, match="utilisation"):
@@ -174,6 +174,6 @@ def test_the_page_is_one_file_that_fetches_nothing(ailing: Topology):
 
 def test_two_thousand_nodes_are_drawn_with_webgl():
     made = topology("leaf_spine:60x32@1Gbps")
-    figure = fabric(Wires.of(made))
+    figure = fabric(DrawnLinks.of(made))
     assert {trace.type for trace in figure.data} == {"scattergl"}
     assert len(points(figure)) == len(made.nodes)

@@ -1,4 +1,4 @@
-"""What several commands ask for: a workload and a cluster."""
+"""Arguments that commands share: the workload and cluster, the fidelity of the network, and the files to write."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from foretrain.cli.progress import percent_bar
 from foretrain.device import Precision
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretrain.network import Place
+    from foretrain.network.fidelity import Fidelity
     from foretrain.workload import Workload
 
 
 PREPARING = "preparing the network (on first use its simulator is compiled, which takes some 10 s)"
-"""Why it takes so long."""
+"""Message of `patience` while a network is prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class WorkloadOnCluster:
     throughput: float | None = None
 
     def read(self) -> tuple[Workload, Place]:
-        """Both, validated."""
+        """Return the workload and the cluster, validated."""
         from foretrain.network import cluster
         from foretrain.network.notation import DEFAULT_DEVICE
         from foretrain.workload import load, zoo
@@ -56,7 +58,7 @@ class WorkloadOnCluster:
             for field in ("batch", "precision", "throughput"):
                 if (value := getattr(self, field)) is not None:
                     raise ConfigError(field, value, "does not apply to a recorded workload", "leave it out")
-            # Its times are from where it was recorded, whatever GPU the cluster names.
+            # Its times belong to the machine that recorded it, whatever GPU the cluster names.
             return load(self.workload), dataclasses.replace(place, device=None)
         work = zoo(
             self.workload,
@@ -70,7 +72,7 @@ class WorkloadOnCluster:
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:
-    """Says ``what`` takes so long, on stderr, if the block does not end within two seconds."""
+    """Write on stderr that ``what`` takes long, if the block does not end within two seconds."""
     late = threading.Timer(2.0, lambda: sys.stderr.write(f"foretrain: {what}\n"))
     late.daemon = True
     late.start()
@@ -81,13 +83,13 @@ def patience(what: str) -> Iterator[None]:
 
 
 def check_writable(**paths: Path | None) -> None:
-    """ConfigError for an output that cannot be written, before any work is done."""
+    """Raise ConfigError for an output that cannot be written, before any work is done."""
     seen: dict[Path, str] = {}
     for field, path in paths.items():
         if path is None:
             continue
         if (other := seen.setdefault(path.resolve(), field)) != field:
-            raise ConfigError(field, str(path), f"is what {other} is written to", "name another file")
+            raise ConfigError(field, str(path), f"is already the file of --{other}", "name another file")
         if not path.resolve().parent.is_dir():
             raise ConfigError(field, str(path), "is in a folder that does not exist", "make the folder first")
         if path.is_dir():
@@ -95,25 +97,25 @@ def check_writable(**paths: Path | None) -> None:
 
 
 def check_apart(source: str | Path, **paths: Path | None) -> None:
-    """ConfigError for an output that would replace the file that is read."""
+    """Raise ConfigError for an output that would replace the input file."""
     for field, path in paths.items():
         if path is not None and path.resolve() == Path(source).resolve():
-            raise ConfigError(field, str(path), "is the file that is read", "name another")
+            raise ConfigError(field, str(path), "is the input file, which it would replace", "name another file")
 
 
-def asked(schedule: str | None, plan: Path | None) -> str | None:
-    """The schedule that two options name, one of which may be given; a plan file by its whole path."""
+def requested_schedule_text(schedule: str | None, plan: Path | None) -> str | None:
+    """Return the schedule that --schedule or --plan names; a plan file by its absolute path. Only one may be given."""
     if plan is None:
         return str(Path(schedule).resolve()) if schedule and schedule.endswith(".toml") else schedule
     if schedule is not None:
         raise ConfigError("plan", str(plan), f"contradicts --schedule {schedule}", "give one of them")
     if plan.suffix != ".toml":
-        raise ConfigError("plan", str(plan), "does not end in .toml", "give a file that foretrain tune wrote")
+        raise ConfigError("plan", str(plan), "does not end in .toml", "give a file written by foretrain tune")
     return str(plan.resolve())
 
 
 def split(text: str) -> list[str]:
-    """Splits ``"ddp,bytescheduler(partition=1MB, credit=4MB)"`` at the commas outside brackets."""
+    """Split ``"ddp,bytescheduler(partition=1MB, credit=4MB)"`` at the commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -122,3 +124,88 @@ def split(text: str) -> list[str]:
         else:
             parts[-1] += character
     return [part.strip() for part in parts if part.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityOptions:
+    """Fidelity of the simulated network.
+
+    Attributes:
+        network: model of the network: ideal, without contention; fluid, in which flows share links; packet, with
+            every packet; or auto: packet if that takes no longer than --budget, else fluid.
+        transport: transport protocol of packets, e.g. newreno, pias or "dctcp(payload=4096B)"; by default
+            "dctcp(least_timeout=1ms)".
+        queues: queues of switches, for packets, e.g. limit=300kB,mark=100kB; by default they suit the transport:
+            DCTCP's mark packets and drop none.
+        losses: packet loss of links: of all, e.g. 0.1%, or of the link between two nodes, e.g. leaf0:spine1=1%; 1%x8
+            loses bursts of 8 packets.
+        budget: longest time for which auto simulates packets on this machine, e.g. 5min; 60 s by default.
+    """
+
+    network: Literal["ideal", "fluid", "packet", "auto"] = "fluid"
+    transport: str | None = None
+    queues: str | None = None
+    losses: str | None = None
+    budget: str | None = None
+
+    def read(self) -> Fidelity:
+        """Return the options, validated."""
+        from foretrain.network.fidelity import USUAL, Fidelity
+        from foretrain.network.packet.notation import losses, queues, transport
+        from foretrain.units import SECOND, parse_time
+
+        if self.network not in ("packet", "auto"):
+            for name in ("transport", "queues", "losses"):
+                if (value := getattr(self, name)) is not None:
+                    problem = f"has no effect with --network {self.network}"
+                    raise ConfigError(name, value, problem, "add --network packet, or leave it out")
+        if self.budget is not None and self.network != "auto":
+            raise ConfigError(
+                "budget", self.budget, "has no effect without --network auto", "add that, or leave it out"
+            )
+        return Fidelity(
+            self.network,
+            transport=USUAL if self.transport is None else transport(self.transport),
+            switches=None if self.queues is None else queues(self.queues),
+            losses=() if self.losses is None else losses(self.losses),
+            budget=60.0 if self.budget is None else parse_time(self.budget, "budget") / SECOND,
+        )
+
+
+DEFAULT_FIDELITY = FidelityOptions()
+"""Flows that share links."""
+
+
+def with_fidelity(place: Place, largest: int, fidelity: FidelityOptions, *, shown: bool = True) -> Place:
+    """Return ``place`` with its network simulated at ``fidelity``, for collectives of up to ``largest`` bytes.
+
+    Writes the estimated effort on stderr, and with ``shown`` simulates behind a bar what schedules will ask for.
+    """
+    from foretrain.network import Cluster
+
+    if fidelity == FidelityOptions():
+        return place
+    network_fidelity = fidelity.read()
+    if isinstance(place, Cluster):
+        if network_fidelity.level in ("ideal", "packet"):
+            remedy = "name a topology, e.g. star:4@10Gbps, or leave it out"
+            raise ConfigError(
+                "network",
+                network_fidelity.level,
+                "does not apply to a simple cluster, whose network is a formula",
+                remedy,
+            )
+        return place
+    with patience(PREPARING):
+        made, why = place.simulated(network_fidelity).decided(largest)
+    if network_fidelity.level in ("packet", "auto"):
+        write_status(why)
+    if shown:
+        with percent_bar("packets") as progress:
+            made.measure(largest, progress)
+    return made
+
+
+def write_status(line: str) -> None:
+    """Write a line on stderr."""
+    sys.stderr.write(f"foretrain: {line}\n")

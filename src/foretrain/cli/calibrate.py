@@ -1,4 +1,4 @@
-"""``foretrain calibrate``: measures operators on the GPU, or the CPU, at hand."""
+"""``foretrain calibrate``: measures operators on this machine's GPU or CPU."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def calibrate(
     threads: int = 1,
     processes: int = 1,
 ) -> None:
-    """Measure operators on the GPU or CPU at hand, for forecasts: foretrain simulate --device FILE.
+    """Measure operators on this machine's GPU or CPU, for forecasts: foretrain simulate --device FILE.
 
-    Measures a grid of the usual operators, or with --operators just those that a script launches.
+    Measures a grid of common operators, or with --operators only those that a script launches.
 
     Args:
-        device: what to measure; auto is the GPU where there is one.
-        operators: what foretrain simulate --record-operators wrote.
-        out: the file to write; calibration.json, or the one that is merged with.
-        merge: adds to the measurements of this file; what is in both counts as measured now.
-        quick: a small grid, and fewer repetitions; some seconds.
-        threads: of the CPU that one operator uses.
-        processes: that compute at once while the CPU is measured, as the ranks of one machine do.
+        device: device to measure; auto is the GPU where there is one.
+        operators: a file written by foretrain simulate --record-operators.
+        out: the file to write; by default the file of --merge, or calibration.json.
+        merge: add to the measurements of this file; new measurements replace old ones.
+        quick: a small grid and fewer repetitions; takes some seconds.
+        threads: CPU threads of one operator.
+        processes: processes that compute at once while the CPU is measured, as the ranks of one machine do.
     """
     from foretrain.device import calibration, calls
     from foretrain.operator_benchmark.calibrating import calibrated, check_mergeable
@@ -53,10 +53,10 @@ def calibrate(
     asked = calls.load(operators) if operators else None
     before = calibration.load(merge) if merge else None
     check_mergeable(before, place, processes)
-    with _progress() as told:
-        found = calibrated(place, asked, before, quick=quick, processes=processes, file=operators, told=told)
+    with _progress() as report:
+        found = calibrated(place, asked, before, quick=quick, processes=processes, file=operators, told=report)
     calibration.dump(found.calibration, out)
-    _say(found.calibration, found.failed, before)
+    _print_summary(found.calibration, found.failed, before)
     sys.stderr.write(f"wrote {out}\n")
 
 
@@ -66,7 +66,7 @@ def _device(name: str, threads: int) -> torch.device:
     here = torch.cuda.is_available()
     if name == "cuda" and not here:
         remedy = "install a build of PyTorch with CUDA on a machine with a GPU, or write --device cpu"
-        raise ConfigError("device", name, "is not here", remedy)
+        raise ConfigError("device", name, "is not available", remedy)
     if name == "cuda" or (name == "auto" and here):
         return torch.device("cuda", torch.cuda.current_device())
     torch.set_num_threads(threads)
@@ -75,7 +75,7 @@ def _device(name: str, threads: int) -> torch.device:
 
 @contextmanager
 def _progress() -> Iterator[Told]:
-    """Shows what is measured, how far it is, and how long it will take, on stderr."""
+    """Show on stderr what is measured, the progress and the time left."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -83,24 +83,24 @@ def _progress() -> Iterator[Told]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks = {}
 
-        def told(what: str, done: int, every: int) -> None:
+        def report(what: str, done: int, every: int) -> None:
             if what not in tasks:
                 tasks[what] = progress.add_task(what)
             progress.update(tasks[what], completed=done, total=every)
 
-        yield told
+        yield report
 
 
-def _say(found: Calibration, failed: tuple[tuple[object, str], ...], before: Calibration | None) -> None:
+def _print_summary(found: Calibration, failed: tuple[tuple[object, str], ...], before: Calibration | None) -> None:
     from statistics import median
 
     spreads = [one.spread for one in (*found.measured, *found.calls)]
-    told = f"{len(spreads)} operators of {found.device} ({found.stack})"
+    summary = f"{len(spreads)} operators of {found.device} ({found.stack})"
     if spreads:
-        told += f", repetitions spread by {100 * median(spreads):.1f} % (median)"
+        summary += f", repetitions spread by {100 * median(spreads):.1f} % (median)"
     if before:
-        told += f"; {len(before.measured) + len(before.calls)} were there before"
-    sys.stdout.write(told + "\n")
+        summary += f"; {len(before.measured) + len(before.calls)} were there before"
+    sys.stdout.write(summary + "\n")
     if failed:
         sys.stdout.write(f"{len(failed)} could not be repeated here, and will be modelled:\n")
     for call, reason in failed[:10]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from foretrain.cli.arguments import WorkloadOnCluster, check_writable, split
-from foretrain.cli.network_options import Closely, placed
+from foretrain.cli.arguments import (
+    DEFAULT_FIDELITY,
+    FidelityOptions,
+    WorkloadOnCluster,
+    check_writable,
+    split,
+    with_fidelity,
+)
 from foretrain.cli.progress import progress_bar
-
-_USUALLY = Closely()
+from foretrain.errors import ConfigError
 
 
 def compare(
@@ -24,21 +30,21 @@ def compare(
     html: Path | None = None,
     trace: Path | None = None,
     json: Path | None = None,
-    closely: tyro.conf.OmitArgPrefixes[Closely] = _USUALLY,
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Every schedule on one workload: time, speed-up, distance to the optimum, and whether it is worth it.
+    """Compare schedules on one workload: time, speed-up, distance to the optimum, and whether a schedule pays.
 
     Args:
         scenario: the workload and the cluster.
-        schedules: which, e.g. ddp "bytescheduler(partition=1MB)"; auto, what the planner chooses; or a plan file;
-            all policies when none is named.
-        tune: search each schedule's free knobs for their best.
+        schedules: policies, e.g. ddp "bytescheduler(partition=1MB)"; auto, the planner's choice; or a plan file. By
+            default all policies.
+        tune: search the best values of each schedule's free knobs.
         sweep: repeat over a range, e.g. rate=1Gbps:100Gbps; also latency, overhead, workers.
-        points: how many points the sweep has.
+        points: number of points of the sweep.
         html: write an interactive page.
         trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
         json: write the numbers.
-        closely: how closely the network of a topology is simulated.
+        fidelity: fidelity of the network of a topology.
     """
     from rich.console import Console
 
@@ -49,7 +55,7 @@ def compare(
 
     check_writable(html=html, trace=trace, json=json)
     workload, place = scenario.read()
-    place = placed(place, workload.size, closely)
+    place = with_fidelity(place, workload.size, fidelity)
     names = tuple(name for text in schedules for name in split(text)) or ALL_SCHEDULES
     keep = html is not None or trace is not None
     with progress_bar("comparing") as progress:
@@ -84,3 +90,93 @@ def _write(table: object, html: Path | None, trace: Path | None, json: Path | No
     if json:
         write_atomically(json, msgspec.json.format(msgspec.json.encode(table.to_dict()), indent=2))
         yield json
+
+
+def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster]) -> None:
+    """Print the optimum T*, which no schedule can beat, and what it consists of."""
+    from rich.console import Console
+
+    from foretrain.simulation import bound as bound_of
+    from foretrain.units import format_time
+
+    workload, place = scenario.read()
+    found = bound_of(workload, place)
+    console = Console(highlight=False, markup=False)
+    console.print(f"{workload.name}, batch {workload.batch}, on {place}")
+    console.print(str(found))
+    console.print(f"computation {format_time(found.compute)}, communication {format_time(found.link)}")
+    console.print(f"with a barrier (WFBP, DDP) no less than {format_time(found.wfbp)}")
+    console.print(f"with all-reduce split at the barrier (DeAR) no less than {format_time(found.dear)}")
+
+
+def schedule(
+    scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
+    *,
+    schedule: Annotated[str, tyro.conf.arg(aliases=["-s"])] = "bytescheduler",
+    out: Path | None = None,
+    run: Path | None = None,
+    barrier: bool = False,
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
+) -> None:
+    """Print one step of a schedule in steady state, chunk by chunk, or run one that was edited.
+
+    Args:
+        scenario: the workload and the cluster.
+        schedule: a policy with its knobs, e.g. "bytescheduler(partition=1MB, credit=4MB)"; auto; or a plan file.
+        out: a file to write instead of standard output.
+        run: validate and simulate the schedule in this file instead.
+        barrier: with --run, let the next iteration wait for the last gradient.
+        fidelity: fidelity of the network of a topology.
+    """
+    import sys
+
+    from foretrain.files import write_atomically
+    from foretrain.planner import requested_schedule, resolved
+    from foretrain.schedule.script import Written
+    from foretrain.simulation import simulate
+    from foretrain.units import format_time
+
+    check_writable(out=out)
+    workload, place = scenario.read()
+    place = with_fidelity(place, workload.size, fidelity)
+    if run:
+        text = _read(run)
+        found = simulate(workload, place, Written(text, barrier, name=run.name), trace=False)
+        time = format_time(found.iteration_time)
+        sys.stdout.write(f"{run}: {time} an iteration, {found.gap:.1%} above the optimum\n")
+        return
+    found = simulate(workload, place, resolved(requested_schedule(schedule), workload, place), trace=False)
+    text = f"# {found.schedule} for {workload.name} on {place}\n{found.script()}"
+    if out:
+        write_atomically(out, text)
+    else:
+        sys.stdout.write(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("run", str(path), f"cannot be read ({error})", "give the path of a schedule") from None
+
+
+def catalog() -> None:
+    """List the models, GPUs, clusters and schedules known by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from foretrain.device import preset_names
+    from foretrain.network.notation import PRESETS
+    from foretrain.schedule import POLICIES
+    from foretrain.units import format_size
+    from foretrain.workload import zoo, zoo_models
+
+    models = ", ".join(f"{name} ({format_size(zoo(name).size)})" for name in zoo_models())
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("models", models)
+    table.add_row("GPUs", ", ".join(preset_names()))
+    table.add_row("clusters", ", ".join(f"{name}:N" for name in PRESETS) + ", or WORKERSxGPUSxDEVICE@RATE[,OPTION...]")
+    for name, policy in POLICIES.items():
+        knobs = ", ".join(f"{knob.name}={knob.write(knob.default)}" for knob in policy.knobs)
+        table.add_row("schedules" if name == next(iter(POLICIES)) else "", f"{name}({knobs})" if knobs else name)
+    Console(highlight=False).print(table)

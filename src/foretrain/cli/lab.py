@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
 
-from foretrain.cli.lab_compare import compare
+from foretrain.cli.arguments import check_writable, split
+
+if TYPE_CHECKING:
+    from foretrain.lab.messages import LabProgress
+    from foretrain.lab.result import LabResult
+
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from foretrain.lab import HostStatus, Status
 
-HELP = "A small cluster on this machine: hosts with links of the rate that you choose. Needs root."
+HELP = "Build and use a small cluster on this machine: hosts with links of a chosen rate. Needs root."
 
 
 def up(
@@ -25,14 +33,14 @@ def up(
     congestion: Literal["cubic", "bbr", "reno"] | None = None,
     name: str = "lab",
 ) -> None:
-    """Build a lab, or make the one that is there what is asked for.
+    """Build a lab, or change an existing one to these options.
 
     Args:
-        hosts: how many.
-        rate: of every host's link, each way, e.g. 1Gbps; "none" does not shape.
-        queue: what a full queue in front of a link holds, as time at its rate.
-        congestion: TCP congestion control; the machine's default when left out.
-        name: distinguishes several labs.
+        hosts: number of hosts.
+        rate: rate of every host's link in each direction, e.g. 1Gbps; "none" does not shape.
+        queue: capacity of the queue in front of a link, as time at its rate.
+        congestion: TCP congestion control; by default the machine's.
+        name: name of the lab; several may exist.
     """
     from foretrain.lab import Lab
 
@@ -50,13 +58,13 @@ def rate(
     queue: str = "8ms",
     name: str = "lab",
 ) -> None:
-    """Change the rate of all links, or of one host's, while traffic goes on.
+    """Change the rate of all links, or of one host's, while traffic continues.
 
     Args:
-        rate: each way, e.g. 500Mbps; "none" does not shape.
-        host: only this one's.
-        queue: what a full queue in front of a link holds, as time at its rate.
-        name: of the lab.
+        rate: rate in each direction, e.g. 500Mbps; "none" does not shape.
+        host: change only this host's link.
+        queue: capacity of the queue in front of a link, as time at its rate.
+        name: name of the lab.
     """
     from foretrain.lab import Lab
 
@@ -71,14 +79,14 @@ def execute(
     *,
     name: str = "lab",
 ) -> None:
-    """Run a command on a host, as if it were typed there; the exit status is the command's.
+    """Run a command on a host; the exit status is the command's.
 
-    GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME name the host's interface, unless they are set.
+    GLOO_so closelyKET_IFNAME and TP_so closelyKET_IFNAME name the host's interface, unless they are set.
 
     Args:
-        host: its index, from 0.
+        host: index of the host, from 0.
         command: a program and its arguments.
-        name: of the lab.
+        name: name of the lab.
     """
     import os
     import shutil
@@ -91,17 +99,17 @@ def execute(
         raise ConfigError("command", " ".join(command), "is not a program that can be run", "write e.g. -- ip address")
     lab = Lab.find(name)
     arguments, interface = lab.command(host, command), lab.host(host).interface
-    environment = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface} | os.environ
+    environment = {"GLOO_so closelyKET_IFNAME": interface, "TP_so closelyKET_IFNAME": interface} | os.environ
     sys.stdout.flush()
-    # Becomes the command, so that the terminal, signals and the exit status are its own.
+    # exec, so that the command has the terminal, the signals and the exit status.
     os.execve(arguments[0], arguments, environment)
 
 
 def status(*, name: str = "lab", json: bool = False) -> None:
-    """Show hosts, rates, traffic and live processes, as the kernel has them now.
+    """Show hosts, rates, traffic and processes, as the kernel reports them now.
 
     Args:
-        name: of the lab.
+        name: name of the lab.
         json: print JSON; rates in bytes per second, the queue in seconds, traffic in bytes.
     """
     from rich.console import Console
@@ -120,15 +128,15 @@ def status(*, name: str = "lab", json: bool = False) -> None:
         for fault in host.faults:
             console.print(f"host {host.host.index}: {fault}")
     if any(host.faults for host in found.hosts):
-        console.print(f"mend it by the same 'foretrain lab up{_named(name)} ...' as before")
+        console.print(f"repair it with the same 'foretrain lab up{_named(name)} ...' as before")
 
 
 def down(*, name: str = "lab", kill: bool = False) -> None:
-    """Remove a lab, whole or half built.
+    """Remove a lab, complete or not.
 
     Args:
-        name: of the lab.
-        kill: end the processes that live inside, first.
+        name: name of the lab.
+        kill: end the processes inside first.
     """
     from foretrain.lab import labs, remove
 
@@ -137,18 +145,6 @@ def down(*, name: str = "lab", kill: bool = False) -> None:
     _print(f"lab {name!r} is removed" if there else f"there is no lab {name!r}; nothing to remove")
     for process in alive:
         _print(f"still alive, without a network: {process.pid} {process.command}")
-
-
-_COMMANDS = {"up": up, "rate": rate, "exec": execute, "status": status, "down": down, "compare": compare}
-"""By the name to type."""
-
-
-def commands() -> SubcommandApp:
-    """The group ``foretrain lab``."""
-    group = SubcommandApp()
-    for name, command in _COMMANDS.items():
-        group.command(command, name=name)
-    return group
 
 
 def _print(text: str) -> None:
@@ -211,3 +207,121 @@ def _plain(found: Status) -> dict[str, Any]:
         flat["processes"] = [{"pid": process.pid, "command": process.command} for process in row.processes]
         hosts.append(host | flat)
     return {"name": found.name, "hosts": hosts}
+
+
+def compare(
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL")],
+    /,
+    *,
+    hosts: int = 2,
+    rate: str = "1Gbps",
+    servers: Annotated[str | None, tyro.conf.arg(metavar="K|colocated")] = None,
+    compute: Literal["paced", "real"] | None = None,
+    schedules: tuple[str, ...] = (),
+    ratio: float | None = None,
+    step_time: str | None = None,
+    iterations: int = 15,
+    rounds: int = 3,
+    straggler: str = "0%",
+    jitter: str = "0%",
+    seed: int = 0,
+    name: str = "compare",
+    html: Path | None = None,
+    trace: Path | None = None,
+    json: Path | None = None,
+) -> None:
+    """Train for real under every schedule; compare with DDP at its best, the optimum and the forecast.
+
+    With --servers gradients are exchanged over parameter servers, and the baseline is fifo, which has a barrier.
+
+    Args:
+        model: a model of the zoo (foretrain catalog lists them), or transformer, which computes for real.
+        hosts: number of hosts that train.
+        rate: rate of every host's link in each direction.
+        servers: number of parameter servers on hosts of their own, or colocated: one on every host that trains.
+        compute: paced (layers sleep for an accelerator's time) or real; by default the model's only choice.
+        schedules: policies, e.g. "bytescheduler(partition=1MB)" prophet; a suffix "+fp16" compresses gradients.
+        ratio: communication over computation; sets the time to compute. 1 by default.
+        step_time: the time to compute, instead of a ratio, e.g. 300ms.
+        iterations: measured iterations of every case, in all rounds together.
+        rounds: number of rounds in which the cases take turns.
+        straggler: slowdown of the last host, e.g. 20%.
+        jitter: variation of each layer's time, e.g. 30%.
+        seed: seed of all randomness.
+        name: name of the lab, which is built and removed.
+        html: write an interactive page.
+        trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
+        json: write the numbers.
+    """
+    from rich.console import Console
+
+    from foretrain.lab.compare import SCHEDULES, share
+    from foretrain.lab.compare import compare as compare_all
+    from foretrain.report.lab import lab_summary
+    from foretrain.units import parse_time
+
+    check_writable(html=html, trace=trace, json=json)
+    with _bar() as progress:
+        result = compare_all(
+            model,
+            hosts=hosts,
+            rate=rate,
+            servers=servers,
+            name=name,
+            progress=progress,
+            compute=compute,
+            schedules=tuple(part for text in schedules for part in split(text)) or SCHEDULES,
+            ratio=ratio,
+            step_time=parse_time(step_time, "step-time") if step_time else None,
+            iterations=iterations,
+            rounds=rounds,
+            straggler=share(straggler, "straggler"),
+            jitter=share(jitter, "jitter"),
+            seed=seed,
+            traced=html is not None or trace is not None,
+        )
+    console = Console(highlight=False)
+    console.print(lab_summary(result))
+    for path in _write(result, html, trace, json):
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def _write(result: LabResult, html: Path | None, trace: Path | None, json: Path | None) -> Iterator[Path]:
+    import msgspec
+
+    from foretrain.files import write_atomically
+    from foretrain.report.lab import lab_page, lab_trace
+
+    if html:
+        lab_page(result, html)
+        yield html
+    if trace:
+        lab_trace(result, trace)
+        yield trace
+    if json:
+        write_atomically(json, msgspec.json.format(msgspec.json.encode(result.to_dict()), indent=2))
+        yield json
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[LabProgress], None]]:
+    """Show a bar with an ETA on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("building the lab", total=None)
+        yield lambda now: bar.update(task, description=now.what, completed=now.done, total=now.total)
+
+
+_COMMANDS = {"up": up, "rate": rate, "exec": execute, "status": status, "down": down, "compare": compare}
+"""Commands by name."""
+
+
+def commands() -> SubcommandApp:
+    """Return the command group ``foretrain lab``."""
+    group = SubcommandApp()
+    for name, command in _COMMANDS.items():
+        group.command(command, name=name)
+    return group

@@ -1,4 +1,4 @@
-"""``foretrain``: reads the command line, runs one command, and turns errors into one plain message."""
+"""``foretrain``: parses the command line, runs one command, and reports errors as one plain message."""
 
 from __future__ import annotations
 
@@ -13,31 +13,25 @@ from tyro.extras import SubcommandApp
 
 from foretrain import __version__
 from foretrain.cli import lab, topology
-from foretrain.cli.bound import bound
-from foretrain.cli.broken_pipe import ReaderGone
 from foretrain.cli.calibrate import calibrate
-from foretrain.cli.catalog import catalog
-from foretrain.cli.collective import collective
-from foretrain.cli.compare import compare
-from foretrain.cli.grid import grid
-from foretrain.cli.plan import plan
+from foretrain.cli.compare import bound, catalog, compare, schedule
+from foretrain.cli.plan import plan, tune
+from foretrain.cli.progress import StdoutClosed
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command
-from foretrain.cli.schedule import schedule
 from foretrain.cli.server import server
-from foretrain.cli.share import share
 from foretrain.cli.simulate import run_command as simulate_command
 from foretrain.cli.simulate import simulate
-from foretrain.cli.sweep import sweep
+from foretrain.cli.sweep import grid, sweep
 from foretrain.cli.tolerance import tolerance
-from foretrain.cli.tune import tune
+from foretrain.cli.topology import collective, share
 from foretrain.errors import ForetrainError
 
 _DESCRIPTION = "Forecast and speed up distributed DNN training."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point. Exits with 0, 2 for a wrong input, 130 when interrupted, 143 when terminated."""
+    """Run one command. Exits with 0, 2 for a wrong input, 130 when interrupted, 143 when terminated."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         sys.stdout.write(f"foretrain {__version__}\n")
@@ -84,14 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("foretrain: interrupted; no file was left half written\n")
         sys.exit(130)
-    except (BrokenPipeError, ReaderGone):
-        # The reader of our output, e.g. head, has seen enough.
+    except (BrokenPipeError, StdoutClosed):
+        # The reader of stdout, e.g. head, has ended.
         sys.stderr.close()
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that what a command has built is taken down."""
+    """End the block on SIGTERM as on Ctrl-C, so that a command removes what it has built."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
-from foretrain.cli.arguments import WorkloadOnCluster, check_apart, check_writable
-from foretrain.cli.network_options import Closely, placed
+from foretrain.cli.arguments import (
+    DEFAULT_FIDELITY,
+    FidelityOptions,
+    WorkloadOnCluster,
+    check_apart,
+    check_writable,
+    with_fidelity,
+)
 from foretrain.cli.progress import progress_bar
+from foretrain.errors import ConfigError
 
-_USUALLY = Closely()
 _PRECISION = (
     "A search of knobs ends within 1 % of the schedule's bound; "
     "foretrain compare searches on, and may find an iteration up to 1 % shorter."
@@ -23,9 +30,9 @@ def plan(
     what_if: tuple[str, ...] = (),
     html: Path | None = None,
     json: Path | None = None,
-    closely: tyro.conf.OmitArgPrefixes[Closely] = _USUALLY,
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """What-ifs side by side, each with the schedule that is best then: which single change helps most?
+    """Compare what-ifs, each with its best schedule: which single change helps most?
 
     Args:
         scenario: the workload and the cluster.
@@ -33,7 +40,7 @@ def plan(
             compression=fp16; by default twice the rate, the hosts and the batch, and half the bytes.
         html: write an interactive page.
         json: write the numbers.
-        closely: how closely the network of a topology is simulated.
+        fidelity: fidelity of the network of a topology.
     """
     import dataclasses
 
@@ -47,10 +54,10 @@ def plan(
     check_writable(html=html, json=json)
     check_apart(scenario.workload, html=html, json=json)
     workload, place = scenario.read()
-    place = placed(place, workload.size, closely)
+    place = with_fidelity(place, workload.size, fidelity)
 
     def rebatched(batch: int) -> Workload:
-        if place.device is None:  # recorded: nobody knows how its operators scale
+        if place.device is None:  # recorded: how its operators scale is unknown
             return scaled(workload, batch)
         return dataclasses.replace(scenario, batch=batch).read()[0]
 
@@ -72,3 +79,50 @@ def plan(
         write_atomically(json, msgspec.json.format(msgspec.json.encode(found.to_dict()), indent=2))
     for path in filter(None, (html, json)):
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def tune(
+    scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
+    *,
+    allow: tuple[Literal["fp16", "bf16"], ...] = (),
+    engines: tuple[Literal["all_reduce", "ps", "ps_colocated"], ...] = (),
+    out: Path = Path("plan.toml"),
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
+) -> None:
+    """Find the best policy, knobs, engine and compression, or plain DDP, and write a plan file.
+
+    Args:
+        scenario: the workload and the cluster.
+        allow: compression of gradients to consider; it changes the computed values, so by default there is none.
+        engines: ways to exchange gradients to consider; by default all that the cluster's hosts support.
+        out: the plan file to write, for foretrain run, foretrain simulate and attach.
+        fidelity: fidelity of the network of a topology.
+    """
+    from rich.console import Console
+
+    from foretrain.planner import choose, save, saved
+    from foretrain.planner.backends import engine_of
+    from foretrain.planner.backends import engines as all_engines
+    from foretrain.report.planning import candidates
+
+    check_writable(out=out)
+    check_apart(scenario.workload, out=out)
+    if out.suffix != ".toml":
+        raise ConfigError("out", str(out), "is not a plan file", "use a name that ends in .toml")
+    workload, place = scenario.read()
+    places = all_engines(with_fidelity(place, workload.size, fidelity))
+    if engines:
+        possible = [engine_of(one) for one in places]
+        places = tuple(one for one in places if engine_of(one) in engines)
+        if missing := set(engines) - set(possible):
+            remedy = f"possible are {', '.join(possible)}; servers of their own need a cluster with ps=K"
+            raise ConfigError("engines", ", ".join(sorted(missing)), "is not possible on this cluster", remedy)
+    with progress_bar("planning") as progress:
+        choice = choose(workload, places, allow=allow, progress=progress)
+    console = Console(highlight=False)
+    console.print(candidates(choice))
+    console.print()
+    for line in choice.lines:
+        console.print(line, markup=False, soft_wrap=True)
+    save(saved(choice), out)
+    console.print(f"wrote {out}", markup=False, soft_wrap=True)

@@ -1,8 +1,12 @@
-"""How far a command is, on stderr: a bar with an ETA for who watches, and now and then a line for a log."""
+"""Progress of a command on stderr: a bar with an ETA in a terminal, a line now and then in a log; and a lost reader."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,25 +14,42 @@ from datetime import timedelta
 
 _EVERY = 30.0
 """Seconds between two lines of a log."""
+_STDOUT = 1
+_POLL_INTERVAL = 500
+"""Milliseconds after which `_watch` checks whether the block has ended."""
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar that says what comes next, gone when done; nothing where stderr is no terminal."""
+    """Show a bar whose callback takes the next item, the number done and the total; nothing outside a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    # Disabled, because what is transient leaves an empty line in a log.
+    # Disabled, because a transient bar leaves an empty line in a log.
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda what, done, total: bar.update(task, description=f"{title}: {what}", completed=done, total=total)
+        yield lambda what, done, total: bar.update(
+            task, description=f"{title}: {what}" if what else title, completed=done, total=total
+        )
+
+
+@contextmanager
+def percent_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar in percent whose callback takes the number done and the total."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def counter(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that counts ``things`` for minutes or hours, gone when done; where stderr is no terminal, `Lines`."""
+    """Show a bar that counts ``things`` for minutes or hours; outside a terminal write `Lines` instead."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -44,17 +65,58 @@ def counter(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class Lines:
-    """Writes to stderr, at most each ``every`` seconds, how many of the ``things`` are done and when all will be."""
+    """Writer of progress to stderr, at most each ``every`` seconds: how many ``things`` are done, and the time left."""
 
     def __init__(self, things: str, every: float = _EVERY) -> None:
         self._things, self._every = things, every
-        self._began = self._said = time.monotonic()
+        self._began = self._written = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """``done`` of ``total`` are."""
+        """Report that ``done`` of ``total`` are done."""
         now = time.monotonic()
-        if not done or now - self._said < self._every:
+        if not done or now - self._written < self._every:
             return
-        self._said = now
+        self._written = now
         left = timedelta(seconds=round((now - self._began) * (total - done) / done))
         sys.stderr.write(f"foretrain: {done:,} of {total:,} {self._things}, {left} left\n")
+
+
+class StdoutClosed(BaseException):
+    """The reader of stdout is gone.
+
+    Like KeyboardInterrupt it may come out of any line, so it is none of the errors that code expects and handles.
+    """
+
+
+@contextmanager
+def end_with_reader() -> Iterator[None]:
+    """End the block with `StdoutClosed` when the reader of stdout is gone.
+
+    A long block may write nothing in the meantime, and would not notice that the program which started it has ended.
+    Only in the main thread; elsewhere nothing is watched.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def raise_closed(number: int, frame: object) -> None:
+        raise StdoutClosed
+
+    over = threading.Event()
+    before = signal.signal(signal.SIGPIPE, raise_closed)
+    threading.Thread(target=_watch, args=(over,), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN if before is None else before)
+
+
+def _watch(over: threading.Event) -> None:
+    poll = select.poll()
+    poll.register(_STDOUT, 0)  # the kernel reports a closed pipe, socket or terminal whatever events are asked for
+    while not over.is_set():
+        for _, events in poll.poll(_POLL_INTERVAL):
+            if events & (select.POLLERR | select.POLLHUP) and not over.is_set():
+                os.kill(os.getpid(), signal.SIGPIPE)
+            return

@@ -1,21 +1,24 @@
-"""``foretrain record script.py:function``: a workload from a real training step."""
+"""``foretrain record script.py:function``: a workload from a real training step; and how a user's script is loaded."""
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from foretrain.cli.arguments import check_writable
-from foretrain.cli.script import loaded
-from foretrain.errors import ConfigError, MissingExtra, RecordError
+from foretrain.cli.progress import percent_bar
+from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError, unknown
 from foretrain.schedule.arrivals import blocks
 from foretrain.torch_version import require_torch
 from foretrain.units import format_size, format_time
@@ -38,7 +41,7 @@ def record(
     batch: int | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Record a workload from a training step of your own.
+    """Record a workload from your own training step.
 
     FUNCTION takes no arguments and returns (model, step) or (model, step, batch), or an object or dict with these
     names. model is a torch.nn.Module; step() runs forward, loss.backward() and optimizer.step() once, on one worker.
@@ -46,10 +49,10 @@ def record(
     Args:
         target: a script and the function in it to call, e.g. train.py:setup.
         out: the workload file to write.
-        iterations: steps to measure; their median is recorded.
-        warmup: steps before them that are not measured.
+        iterations: measured steps; their median is recorded.
+        warmup: steps before the measured ones.
         batch: samples per step, when FUNCTION does not return it.
-        plot: also draw when each gradient is released, as .html or .svg.
+        plot: also draw the release time of each gradient, as .html or .svg.
     """
     from foretrain.workload.file import save
     from foretrain.workload.recorder import record as record_step
@@ -58,7 +61,7 @@ def record(
     with loaded(target) as function:
         name = target.rpartition(":")[2]
         given = _given(function(), name, batch)
-        with _progress(f"recording {name}") as progress:
+        with percent_bar(f"recording {name}") as progress:
             workload = record_step(
                 given.step,
                 given.model,
@@ -74,7 +77,7 @@ def record(
 
 
 class _Given(NamedTuple):
-    """What the user's function returned, checked."""
+    """Validated return value of the user's function."""
 
     model: torch.nn.Module
     step: Callable[[], object]
@@ -119,7 +122,7 @@ def _short(value: object) -> str:
 
 
 def _check_outputs(out: Path, plot: Path | None) -> None:
-    """Everything about the files that can be wrong, before anything runs: a recording may take minutes."""
+    """Validate output files before anything runs, because a recording may take minutes."""
     check_writable(out=out, plot=plot)
     if plot and plot.suffix not in (".html", ".svg"):
         raise ConfigError("plot", str(plot), "is neither .html nor .svg", "write e.g. releases.html")
@@ -137,15 +140,6 @@ def _draw(workload: Workload, plot: Path) -> None:
         write_atomically(plot, staircase(workload).to_html(include_plotlyjs=True))
 
 
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where it does not mix with what is piped."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def _show(workload: Workload, written: list[Path]) -> None:
     console = Console(markup=False, highlight=False)  # names may have brackets
     console.print(f"{workload.name}, batch {workload.batch}: {workload.source}\n")
@@ -157,7 +151,7 @@ def _show(workload: Workload, written: list[Path]) -> None:
 
 
 def _table(workload: Workload) -> Table:
-    """The layers that compute most, in forward order, the rest in one line, and the totals."""
+    """Return a table of the layers with the most computation, in forward order, the rest in one line, and totals."""
     gradients: list[list[Gradient]] = [[] for _ in workload.layers]
     for gradient in workload.gradients:
         gradients[gradient.layer].append(gradient)
@@ -181,3 +175,73 @@ def _row(name: str, rows: Sequence[tuple[Layer, list[Gradient]]]) -> tuple[str, 
     ]
     sizes = [gradient.size for _, gradients in rows for gradient in gradients]
     return (name, *times, str(len(sizes)), format_size(sum(sizes)))
+
+
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_fresh = count()
+
+
+@contextmanager
+def loaded(target: str) -> Iterator[Callable[..., object]]:
+    """Load the function that ``target``, such as ``train.py:setup``, names; it is usable inside the block.
+
+    The script runs under a fresh module name, so that code under ``if __name__ == "__main__"`` does not run. Inside the
+    block its folder leads ``sys.path`` and ``sys.argv`` has its name alone.
+
+    Raises:
+        ConfigError: the text, the file or the function is wrong.
+        RecordError: the script raised, here or later in the block; has the script's own traceback.
+    """
+    path, name = _split(target)
+    spec = spec_from_file_location(f"_foretrain_script_{next(_fresh)}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError("target", target, "is not a Python file", "give a script that ends in .py")
+    module = module_from_spec(spec)
+    path_before, argv_before = sys.path[:], sys.argv[:]
+    sys.path.insert(0, str(path.parent))
+    sys.argv = [str(path)]
+    sys.modules[spec.name] = module  # dataclasses and pickle look their module up
+    try:
+        with _errors_of(path):
+            spec.loader.exec_module(module)
+            yield _function(vars(module), name)
+    finally:
+        sys.path[:], sys.argv = path_before, argv_before
+        del sys.modules[spec.name]
+
+
+def _split(target: str) -> tuple[Path, str]:
+    script, colon, name = target.rpartition(":")
+    if not colon or not script or not name:
+        raise ConfigError("target", target, "names no function", "write e.g. 'train.py:setup'")
+    path = Path(script).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError("target", script, "is no file", f"there is none at {path}")
+    return path, name
+
+
+def _function(names: dict[str, object], name: str) -> Callable[..., object]:
+    found = names.get(name)
+    if found is None:
+        raise unknown("target", name, (key for key, value in names.items() if callable(value) and key[0] != "_"))
+    if not callable(found):
+        raise ConfigError("target", name, f"is a {type(found).__name__}", "name a function")
+    return found
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ForetrainError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RecordError(f"{path.name} failed\n\n{_user_traceback(error)}") from error
+
+
+def _user_traceback(error: BaseException) -> str:
+    """Return the traceback without the frames of this package and of the import system."""
+    shown = traceback.TracebackException.from_exception(error)
+    kept = [f for f in shown.stack if not f.filename.startswith((_PACKAGE, "<frozen importlib"))]
+    shown.stack = traceback.StackSummary.from_list(kept)
+    return "".join(shown.format()).rstrip()

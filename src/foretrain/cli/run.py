@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from foretrain.cli.arguments import asked
+from foretrain.cli.arguments import requested_schedule_text
 from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, Transport, UpdateLocation
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
@@ -126,7 +126,7 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
 
     processes = ["--nproc-per-node", options.nproc] if options.nproc else []
     settings = LaunchSettings(
-        asked(options.schedule, options.plan) or LaunchSettings().schedule,
+        requested_schedule_text(options.schedule, options.plan) or LaunchSettings().schedule,
         options.compression,
         _transport(options),
         timeouts,

@@ -1,4 +1,4 @@
-"""``foretrain simulate -- train.py``: an unmodified script on a cluster that is not there."""
+"""``foretrain simulate -- train.py``: an unmodified script on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import PREPARING, asked, check_writable, patience
-from foretrain.cli.broken_pipe import ReaderGone, while_read
-from foretrain.cli.network_options import Closely
+from foretrain.cli.arguments import PREPARING, FidelityOptions, check_writable, patience, requested_schedule_text
+from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError
 from foretrain.units import Time, parse_size, parse_time
 
@@ -24,44 +23,44 @@ if TYPE_CHECKING:
     from foretrain.schedule import Spec
 
 _STEPS_KEPT = 2
-"""Steps of which a trace has every kernel: Holistic Trace Analysis leaves out the last."""
+"""Last steps whose kernels a trace has: Holistic Trace Analysis leaves out the last."""
 _LEAST_MEMORY = 2 << 30
-"""Bytes of the smallest GPU."""
+"""Smallest memory of a GPU, bytes."""
 _EXAMPLE = "foretrain simulate --cluster dgx-h100:2 -- train.py"
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """Run an unmodified training script on a cluster that is not there: foretrain simulate -- train.py ARGUMENTS
+    """Run an unmodified training script on a simulated cluster: foretrain simulate -- train.py ARGUMENTS
 
-    The script runs as torchrun would start it, on simulated GPUs; its clocks show virtual time, so what it prints of
-    its own speed and memory is the forecast. Values are not real: the loss it prints means nothing. The exit status is
-    the script's.
+    The script runs as torchrun would start it, on simulated GPUs. Its clocks show virtual time, so that the speed and
+    memory that it prints are the forecast. Values are not computed: the loss that it prints has no meaning. The exit
+    status is the script's.
 
     Attributes:
         cluster: servers and network, e.g. dgx-h100:16, dgx-h100:1,ranks=0-3 or dgx-a100:4,routing=spray (foretrain
             topology shows them); 4x8xA100@100Gbps, on one switch; or H100, a single GPU.
-        nproc: how many ranks; must be the cluster's, and is there to be checked.
-        live: which ranks run as processes: auto, as few as are needed; all; or a number.
-        steps: end the script after so many steps of its optimizer.
-        factor: multiplies every operator's time that was not measured: a number, or a framework for which one was
-            fitted, e.g. torchtitan (docs/live/accuracy.md lists them).
-        host: what launching an operator costs the host: modelled, as on servers with GPUs; a time, e.g. 4us; or
-            measured, the CPU time that the script takes on this machine, with which no two forecasts are alike.
-        device: what the cluster's GPUs are, e.g. A100, or a file that foretrain calibrate wrote.
-        memory: of a GPU, e.g. 120GiB, instead of what its kind has: how much would the script need?
-        record_operators: write the operators that the script launches, for foretrain calibrate.
-        schedule: have a policy exchange DistributedDataParallel's gradients, e.g. prophet or
-            bytescheduler(partition=4MB); or auto, what is best for the first steps.
-        plan: a plan file that foretrain tune wrote, instead of a schedule.
-        compare: run with PyTorch's own DistributedDataParallel too, and say what --schedule gains.
-        tokens: of one step over all ranks, for tokens/s.
+        nproc: number of ranks; only checked against the cluster's.
+        live: ranks that run as processes: auto, as few as needed; all; or a number.
+        steps: end the script after this many optimizer steps.
+        factor: multiplies the time of every operator that was not measured: a number, or a framework with a fitted
+            factor, e.g. torchtitan (docs/live/accuracy.md lists them).
+        host: host time to launch an operator: modelled, as on servers with GPUs; a time, e.g. 4us; or measured, the
+            script's CPU time on this machine, with which forecasts vary from run to run.
+        device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
+        memory: overrides GPU memory, e.g. 120GiB, to find the peak that a script would need.
+        record_operators: file to write with the operators that the script launches, for foretrain calibrate.
+        schedule: policy that exchanges DistributedDataParallel's gradients, e.g. prophet or
+            bytescheduler(partition=4MB); or auto, the best for the first steps.
+        plan: a plan file written by foretrain tune, instead of a schedule.
+        compare: also run with PyTorch's own DistributedDataParallel, and report the gain of --schedule.
+        tokens: tokens of one step over all ranks, for tokens/s.
         trace: write every kernel and communication of the last two steps, a file for each live rank, for Perfetto and
             Holistic Trace Analysis; a folder, or a name that ends in .json or .json.gz.
-        html: write a page that shows all of it.
+        html: write a page with all results.
         json: write the numbers.
-        module: the script is a module's name, as with python -m.
-        closely: how closely the network is simulated; auto decides exchange by exchange.
+        module: the script is the name of a module, as with python -m.
+        fidelity: fidelity of the network; auto decides for each exchange.
     """
 
     cluster: str = "dgx-h100:1"
@@ -81,11 +80,11 @@ class SimulateOptions:
     html: Path | None = None
     json: Path | None = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
-    closely: tyro.conf.OmitArgPrefixes[Closely] = field(default_factory=Closely)
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = field(default_factory=FidelityOptions)
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """The command with what follows ``foretrain simulate``."""
+    """Run the command with the arguments after ``foretrain simulate``."""
     own, script = list(arguments), []
     if "--" in own:
         cut = own.index("--")
@@ -97,12 +96,12 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def simulate(options: tyro.conf.OmitArgPrefixes[SimulateOptions]) -> None:
-    """Run an unmodified training script on a cluster that is not there."""
+    """Run an unmodified training script on a simulated cluster."""
     _start(options, ())
 
 
 def _check(options: SimulateOptions) -> None:
-    """Raises ConfigError for what can be known to be wrong before anything starts."""
+    """Raise ConfigError for options that are wrong, before anything starts."""
     check_writable(html=options.html, json=options.json, record_operators=options.record_operators)
     if options.trace is not None and not options.trace.is_dir():
         check_writable(trace=options.trace, html=options.html, json=options.json)
@@ -110,11 +109,15 @@ def _check(options: SimulateOptions) -> None:
             problem = "is a file, though its name does not end in .json or .json.gz"
             raise ConfigError("trace", str(options.trace), problem, "name another, or a folder")
     if options.tokens is not None and options.tokens < 1:
-        raise ConfigError("tokens", options.tokens, "is no number of tokens", "write those of all ranks in one step")
+        raise ConfigError(
+            "tokens", options.tokens, "is not a positive number of tokens", "write the tokens of all ranks in one step"
+        )
     if options.steps is not None and options.steps < 1:
-        raise ConfigError("steps", options.steps, "is no number of steps", "write 1 or more")
+        raise ConfigError("steps", options.steps, "is not a positive number of steps", "write 1 or more")
     if options.compare and options.schedule is None and options.plan is None:
-        raise ConfigError("compare", True, "has nothing to compare with", "name a policy: --schedule prophet --compare")
+        raise ConfigError(
+            "compare", True, "needs a schedule to compare with", "name a policy: --schedule prophet --compare"
+        )
 
 
 def _host(options: SimulateOptions) -> Time | Literal["measured"] | None:
@@ -152,16 +155,16 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     from foretrain.report.findings import SimulationFindings
     from foretrain.report.simulation import SimulationProgress, show, show_comparison
 
-    fidelity = options.closely.read()
+    network_fidelity = options.fidelity.read()
     with patience(PREPARING):
         where, calibration = equipped(options.cluster, options.device)
-        where = where.simulated(fidelity)
+        where = where.simulated(network_fidelity)
     if options.nproc is not None and options.nproc != where.total_gpus:
         remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
 
     def once(schedule: str | Spec | None, kept: int, steps: int | None = options.steps) -> Simulated:
-        with while_read(), SimulationProgress(steps) as progress:
+        with end_with_reader(), SimulationProgress(steps) as progress:
             return run(
                 script,
                 where,
@@ -178,7 +181,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
                 watch=progress.watch,
             )
 
-    named = asked(options.schedule, options.plan)
+    named = requested_schedule_text(options.schedule, options.plan)
     schedule = None if named is None else requested_schedule(named)  # before anything starts
     try:
         policy = None if schedule is None else _policy(schedule, once, where.device)
@@ -190,11 +193,11 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
         done = once(policy, _STEPS_KEPT if options.trace or options.html else 0)
     except (ScriptFailed, OutOfMemory) as failed:
         if failed.status == 128 + signal.SIGPIPE:
-            raise ReaderGone from None
+            raise StdoutClosed from None
         sys.stderr.write(f"foretrain: {failed}\n")
         sys.exit(failed.status)
     if isinstance(schedule, SavedPlan) and (others := differences(done, schedule)):
-        sys.stderr.write(f"foretrain: the plan was made for something else: {'; '.join(others)}\n")
+        sys.stderr.write(f"foretrain: the plan was made under other conditions: {'; '.join(others)}\n")
     found = SimulationFindings(done, options.tokens)
     show(found)
     if stock is not None:
@@ -204,7 +207,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
 
 
 def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
-    """The policy that ``schedule`` asks for; what the planner chooses for a few steps that it watches."""
+    """Return the policy that ``schedule`` names; for auto the planner's choice after a few observed steps."""
     from foretrain.live.auto_schedule import STEPS, chosen
     from foretrain.planner import Auto, SavedPlan
     from foretrain.schedule import Spec
@@ -223,7 +226,7 @@ def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], devic
 
 
 def _write(found: SimulationFindings, stock: Simulated | None, options: SimulateOptions) -> Iterator[Path]:
-    """The files that were asked for."""
+    """Write the requested files; yield their paths."""
     if options.trace:
         from foretrain.report.kineto import write_trace
 
@@ -238,11 +241,12 @@ def _write(found: SimulationFindings, stock: Simulated | None, options: Simulate
         import msgspec
 
         from foretrain.files import write_atomically
-        from foretrain.report.findings import SimulationFindings
-        from foretrain.report.simulation_json import comparison_numbers, numbers
+        from foretrain.report.findings import SimulationFindings, comparison_numbers, numbers
 
-        told = numbers(found) if stock is None else comparison_numbers(SimulationFindings(stock, options.tokens), found)
-        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(told), indent=2))
+        document = (
+            numbers(found) if stock is None else comparison_numbers(SimulationFindings(stock, options.tokens), found)
+        )
+        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(document), indent=2))
         yield options.json
     if options.record_operators:
         yield options.record_operators

@@ -5,13 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
-from foretrain.cli.arguments import check_apart, check_writable, patience
-from foretrain.cli.progress import counter
+from foretrain.cli.arguments import (
+    DEFAULT_FIDELITY,
+    FidelityOptions,
+    WorkloadOnCluster,
+    check_apart,
+    check_writable,
+    patience,
+    split,
+    with_fidelity,
+)
+from foretrain.cli.progress import counter, progress_bar
 from foretrain.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from foretrain.network.deployment import Deployment
 
 if TYPE_CHECKING:
     from foretrain.experiments import Expansion, ResultStore, ScenarioResult
@@ -32,19 +44,18 @@ def sweep(
     html: Path | None = None,
     json: Path | None = None,
 ) -> None:
-    """Every combination of workloads, clusters, schedules, knobs and seeds that a file declares.
+    """Simulate every combination of workloads, clusters, schedules, knobs and seeds that a file declares.
 
-    Interrupted or killed, it goes on where it was when it is started again; after a change of the file it simulates
-    only what is new.
+    An interrupted sweep resumes when it is started again; after a change of the file only new scenarios are simulated.
 
     Args:
         file: a .toml file, see docs/sweep.md.
-        out: the Parquet file to write; beside FILE, with its name, if not given. A folder OUT.journal keeps results in
-            the meantime and for the next time.
-        jobs: workers on this machine; as many as it has cores if not given.
+        out: the Parquet file to write; by default beside FILE, with its name. A folder OUT.journal keeps the results of
+            single scenarios, so that later runs reuse them.
+        jobs: workers on this machine; by default one per core.
         backend: processes here, or the workers of a Dask or Ray cluster.
         address: of a running cluster, e.g. tcp://10.0.0.5:8786; without it dask and ray start one here.
-        dry_run: only say how many scenarios there are and how many are done.
+        dry_run: only print how many scenarios there are and how many are done.
         html: write a page with parallel coordinates and the Pareto front.
         json: write the numbers.
     """
@@ -75,7 +86,7 @@ def sweep(
 
 
 def _run(expansion: Expansion, journal: ResultStore, jobs: int | None, backend: Backend, address: str | None) -> None:
-    """Simulates what is missing; says what is kept if that ends early."""
+    """Simulate the missing scenarios; when interrupted, report how many results are kept."""
     from foretrain.experiments import run
 
     todo = expansion.scenarios.values()
@@ -83,7 +94,7 @@ def _run(expansion: Expansion, journal: ResultStore, jobs: int | None, backend: 
         with counter("sweeping", "scenarios") as progress:
             run(todo, journal, jobs=jobs, backend=backend, address=address, progress=progress)
     except (ConfigError, MissingExtra):
-        raise  # the same command would end the same way
+        raise  # a retry would fail in the same way
     except BaseException:
         done = len(expansion.scenarios.keys() & journal.found.keys())
         sys.stderr.write(f"foretrain: {done:,} scenarios are done and kept; the same command goes on\n")
@@ -91,7 +102,7 @@ def _run(expansion: Expansion, journal: ResultStore, jobs: int | None, backend: 
 
 
 def _say(expansion: Expansion, found: Mapping[str, ScenarioResult], stale: int) -> None:
-    """What there is to do, on stderr."""
+    """Write the number of scenarios to simulate on stderr."""
     parts = [f"{len(expansion.scenarios):,} scenarios"]
     if expansion.excluded:
         parts.append(f"{expansion.excluded:,} excluded")
@@ -141,3 +152,59 @@ def _write(found: SweepFindings, title: str, html: Path | None, json: Path | Non
 
         write_atomically(json, msgspec.json.format(msgspec.json.encode(to_dict(found)), indent=2))
         yield json
+
+
+def grid(
+    workload: Annotated[str, tyro.conf.Positional],
+    cluster: Annotated[str, tyro.conf.Positional],
+    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")] = (),
+    *,
+    collectives: tuple[str, ...] = ("auto",),
+    schedules: tuple[str, ...] = ("ddp", "bytescheduler"),
+    tune: bool = True,
+    batch: int | None = None,
+    html: Path | None = None,
+    json: Path | None = None,
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
+) -> None:
+    """Compare schedules × collectives × topologies on one workload: which combination is fastest, and by how much.
+
+    Args:
+        workload: a model of the zoo (foretrain catalog lists them) or a recorded workload's .toml file.
+        cluster: a topology, e.g. bigraph:8x4@25Gbps, or a simple cluster; all cells compute on its GPU.
+        more: clusters to compare it with, e.g. fat_tree:4@25Gbps,routing=spray.
+        collectives: ring, halving_doubling, double_tree, hierarchical, hdrm, in_network, parameter_server, auto, nccl.
+        schedules: policies, with or without knobs.
+        tune: search the best values of each schedule's free knobs in every cell.
+        batch: samples per GPU; models of the zoo only.
+        html: write a page with a heat map.
+        json: write the numbers.
+        fidelity: fidelity of networks; a simple cluster has a formula.
+    """
+    from rich.console import Console
+
+    from foretrain.experiments.grid import grid as grid_of
+    from foretrain.files import write_atomically
+    from foretrain.report.grid import page, table
+
+    check_writable(html=html, json=json)
+    names = tuple(name for text in schedules for name in split(text))
+    # All cells train the same step, on the GPU of the first cluster.
+    work, _ = WorkloadOnCluster(workload, cluster, batch=batch).read()
+    with progress_bar("simulating") as progress:
+
+        def simulated(place: Deployment) -> Deployment:
+            return cast("Deployment", with_fidelity(place, work.size, fidelity, shown=False))
+
+        clusters = (cluster, *more)
+        made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
+    console = Console(highlight=False)
+    console.print(table(made))
+    if html:
+        page(made, html)
+    if json:
+        import msgspec
+
+        write_atomically(json, msgspec.json.format(msgspec.json.encode(made.to_dict()), indent=2))
+    for path in filter(None, (html, json)):
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)

@@ -1,10 +1,9 @@
-"""``foretrain tolerance script.py:function``: how much loss a model of yours tolerates."""
+"""``foretrain tolerance script.py:function``: the packet loss that a model tolerates in training."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import tyro
 
 from foretrain.cli.arguments import check_writable
-from foretrain.cli.script import loaded
+from foretrain.cli.progress import progress_bar
+from foretrain.cli.record import loaded
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.torch_version import require_torch
 
@@ -41,26 +41,26 @@ def tolerance(
     html: Path | None = None,
     json: Path | None = None,
 ) -> None:
-    """Find how much loss a model tolerates, by training it with losses.
+    """Find the packet loss that a model tolerates, by training it with losses.
 
     FUNCTION takes a seed and returns an object or a dict with model, optimizer, batches, loss(model, batch) and
-    evaluate(model), of which more is better. It is trained at every p of the grid, in data-parallel workers of this
-    process whose gradients are lost packet by packet, and held against the trainings without losses.
+    evaluate(model), where more is better. The model is trained at every p of the grid, by data-parallel workers in this
+    process that lose packets of gradients, and compared with trainings without losses.
 
     Args:
         target: a script and the function in it to call, e.g. train.py:build.
-        grid: shares of bytes that each hop loses, rising from 0.
-        seeds: trainings at each p.
-        rounds: of a training, one batch each.
-        workers: that train together; a batch is split among them.
-        exchange: how gradients are exchanged.
-        back: whether sums or parameters may be lost on their way back too.
-        gap: what a rank of an all-reduce takes for a sum that it did not get: zero, or the partial sum it holds.
-        losses: which packets are lost first: any, those of front layers, those of small magnitude.
-        margin: the difference in accuracy that does not matter.
-        more: how many times the rounds a training may take to become as accurate.
-        evaluations: within the rounds.
-        payload: bytes of a packet.
+        grid: shares of bytes lost on each hop, ascending from 0.
+        seeds: number of trainings at each p.
+        rounds: rounds of a training, one batch each.
+        workers: number of data-parallel workers; a batch is split among them.
+        exchange: engine that exchanges gradients.
+        back: whether sums or parameters may be lost on the way back, too.
+        gap: replacement for a lost sum of an all-reduce: zero, or the partial sum that the rank holds.
+        losses: packets that are lost first: any, those of front layers, or those of small magnitude.
+        margin: largest acceptable loss of accuracy.
+        more: factor by which a training may be longer to reach the same accuracy.
+        evaluations: number of evaluations within the rounds.
+        payload: payload of a packet, bytes.
         html: write an interactive page.
         json: write the numbers.
     """
@@ -80,7 +80,7 @@ def tolerance(
     settings = ToleranceSettings(way, shares, seeds, rounds, evaluations, more, margin)
     with loaded(target) as function:
         name = target.rpartition(":")[2]
-        with _bar(name) as progress:
+        with progress_bar(name) as progress:
             found = profile(function, settings, name=name, progress=progress)
     console = Console(highlight=False)
     console.print(summary(found))
@@ -89,10 +89,10 @@ def tolerance(
 
 
 def _share(text: str, field: str) -> float:
-    """0.035 for ``"3.5%"`` and for ``"0.035"``."""
+    """Return 0.035 for ``"3.5%"`` and for ``"0.035"``."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     if match is None:
-        raise ConfigError(field, text, "is no share", "write e.g. '3.5%'")
+        raise ConfigError(field, text, "is not a share", "write e.g. '3.5%'")
     return float(match[1]) / (100 if match[2] else 1)
 
 
@@ -108,15 +108,3 @@ def _write(found: Profile, html: Path | None, json: Path | None) -> Iterator[Pat
     if json:
         write_atomically(json, msgspec.json.format(msgspec.json.encode(found.to_dict()), indent=2))
         yield json
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[Callable[[str, float, float], None]]:
-    """A bar in rounds with an ETA on stderr, gone when done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda what, done, total: bar.update(task, description=f"{title}: {what}", completed=done, total=total)

@@ -1,14 +1,32 @@
-"""``foretrain topology``: what a topology is made of, and the names they go by."""
+"""Networks alone: ``foretrain topology``, ``foretrain collective`` and ``foretrain share``."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
 
-HELP = "Networks: what one is made of, as a summary, a picture or a file, and which are known by name."
+from foretrain.cli.arguments import (
+    DEFAULT_FIDELITY,
+    PREPARING,
+    FidelityOptions,
+    WorkloadOnCluster,
+    check_writable,
+    patience,
+    write_status,
+)
+from foretrain.cli.progress import percent_bar
+from foretrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretrain.simulation.shared_network import Tenant
+
+HELP = "Show a network as a summary, a picture or a file, or list those known by name."
 
 
 def show(
@@ -19,17 +37,16 @@ def show(
     json: Path | None = None,
     save: Path | None = None,
 ) -> None:
-    """What a topology is made of: counts, rates, diameter, bisection bandwidth, oversubscription, faults.
+    """Show a topology: counts, rates, diameter, bisection bandwidth, oversubscription, faults.
 
     Args:
         topology: e.g. fat_tree:8@100Gbps, bigraph:8x4,server=eflops, dgx-h100:16, or a .toml or .graphml file.
         html: write an interactive picture.
         json: write the numbers; rates in bytes per second, times in seconds.
-        save: write every node and link, as .toml or .graphml, to edit and to read again.
+        save: write every node and link, as .toml or .graphml, to edit and read again.
     """
     from rich.console import Console
 
-    from foretrain.cli.arguments import check_writable
     from foretrain.files import write_atomically
     from foretrain.network.topology.file import check_format
     from foretrain.network.topology.file import save as save_topology
@@ -78,12 +95,176 @@ def list_() -> None:
 
 
 _TITLES = ("FABRIC:SHAPE[@RATE][,OPTION=...], all with latency=T and server=NAME:", "SERVER:COUNT, rail-optimised:")
+
+
+def collective(
+    network: Annotated[str, tyro.conf.Positional],
+    *,
+    operation: Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"] = "all_reduce",
+    size: str = "100MB",
+    collectives: tuple[str, ...] = (),
+    html: Path | None = None,
+    json: Path | None = None,
+    details: Path | None = None,
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
+) -> None:
+    """Simulate one collective by every suitable algorithm: time, bus bandwidth, the busiest link.
+
+    Args:
+        network: a topology, e.g. bigraph:8x4@100Gbps or fat_tree:8@100Gbps,routing=spray.
+        operation: the collective operation.
+        size: size as nccl-tests count it: of the gradient, of all shards together, or of all that one rank sends.
+        collectives: algorithms; by default all that suit the network.
+        html: write a page of the network, coloured by the utilisation of each link under the fastest algorithm.
+        json: write the numbers.
+        details: with --network packet, a folder for flows.csv, ports.csv and queues.csv of the fastest algorithm: times
+            of flows; packets that each port and class sent, marked, dropped and lost; queue lengths over time.
+        fidelity: fidelity of the network.
+    """
+    from rich.console import Console
+
+    from foretrain.files import write_atomically
+    from foretrain.network.collective_benchmark import exchange
+    from foretrain.network.collective_placement import suited
+    from foretrain.network.deployment_notation import deployment
+    from foretrain.network.fidelity import decided, packet_hops, parts
+    from foretrain.report.collective_table import numbers, packet_table, table, write_packets
+    from foretrain.report.topology import page
+    from foretrain.units import parse_size
+
+    check_writable(html=html, json=json)
+    data = parse_size(size, "size")
+    if data < 1:
+        raise ConfigError("size", size, "is not a positive size", "write e.g. 100MB")
+    network_fidelity = fidelity.read()
+    with patience(PREPARING):
+        place = deployment(network).simulated(network_fidelity)
+        names = collectives or tuple(suited(operation, place.topology, place.members))
+        programs = [place.program(operation, data, collective=name) for name in names]
+        made = decided(network_fidelity, place.network, programs)
+    if network_fidelity.level in ("packet", "auto"):
+        write_status(made.why)
+    if details and made.fidelity.level != "packet":
+        raise ConfigError("details", str(details), "needs packets", "add --network packet, or leave it out")
+    place = place.simulated(made.fidelity)
+    hops = [packet_hops(program, network_fidelity.transport.payload) for program in programs]
+    waits = nullcontext() if network_fidelity.level in ("packet", "auto") else patience(PREPARING)
+    with waits, percent_bar(str(made.fidelity)) as bar:
+        told = zip(names, parts(hops, bar), strict=True)
+        found = sorted((exchange(place, operation, data, *each) for each in told), key=lambda one: one.time)
+    console = Console(highlight=False)
+    console.print(table(found))
+    if made.fidelity.level == "packet":
+        console.print(packet_table(found))
+    if html:
+        page(found[0].topology, html, found[0].utilisation)
+    if json:
+        import msgspec
+
+        write_atomically(json, msgspec.json.format(msgspec.json.encode(numbers(found)), indent=2))
+    written = []
+    if details:
+        with percent_bar("details") as bar:
+            written = write_packets(found[0], place, details, bar)
+    for path in filter(None, (html, json, *written)):
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+_WARM = 2
+"""Iterations before the measured ones, as most policies need."""
+_JOB = re.compile(r"(?P<workload>[^@]+)@(?P<ranks>[0-9+\- ]+)(?::(?P<schedule>.+))?")
+
+
+def share(
+    network: Annotated[str, tyro.conf.Positional],
+    jobs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="JOB")],
+    *,
+    steps: int = 4,
+    batch: int | None = None,
+    trace: Path | None = None,
+    json: Path | None = None,
+    fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
+) -> None:
+    """Simulate jobs that share a network: how much each is slowed down by the others.
+
+    Args:
+        network: a topology, e.g. leaf_spine:4x8@25Gbps,oversubscription=4,collective=ring.
+        jobs: WORKLOAD@RANKS[:SCHEDULE], e.g. resnet50@0-7+16-23 "vgg16@8-15:prophet".
+        steps: measured iterations of each job, after its warm-up.
+        batch: samples per GPU of models of the zoo.
+        trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
+        json: write the numbers.
+        fidelity: fidelity of the network.
+    """
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from foretrain.files import write_atomically
+    from foretrain.report.trace import write_trace
+    from foretrain.simulation.shared_network import alone, together
+    from foretrain.units import format_time
+
+    check_writable(trace=trace, json=json)
+    tenants = [_tenant(network, job, batch) for job in jobs]
+    tenants = _simulated(tenants, steps, fidelity)
+    with percent_bar("together") as progress:
+        runs = together(tenants, steps=steps, trace=trace is not None, progress=progress)
+    table = Table(box=None, pad_edge=False)
+    for column in ("job", "schedule", "alone", "together", "slowdown", "T* alone"):
+        table.add_column(column, justify="left" if column in ("job", "schedule") else "right")
+    rows = []
+    for job, tenant, run in zip(jobs, tenants, runs, strict=True):
+        with percent_bar(f"{job} alone") as progress:
+            single = alone(tenant, steps=steps, progress=progress).iteration_time
+        ratio = run.iteration_time / single
+        times = (format_time(time) for time in (single, run.iteration_time))
+        table.add_row(job, str(run.schedule), *times, f"{ratio:.2f}×", format_time(run.bound.time))
+        rows.append(run.to_dict() | {"job": job, "alone": single / 1e12, "slowdown": ratio})
+    console = Console(highlight=False)
+    console.print(table)
+    if trace:
+        write_trace(runs, trace)
+    if json:
+        write_atomically(json, msgspec.json.format(msgspec.json.encode(rows), indent=2))
+    for path in filter(None, (trace, json)):
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def _simulated(tenants: list[Tenant], steps: int, fidelity: FidelityOptions) -> list[Tenant]:
+    """Return ``tenants`` in a network of this ``fidelity``; write the estimated effort on stderr."""
+    from foretrain.network.fidelity import decided
+
+    network_fidelity = fidelity.read()
+    # Each job runs twice, together and alone, and known next collectives are simulated ahead.
+    times = 4 * (steps + _WARM)
+    places = [one.where.simulated(network_fidelity) for one in tenants]
+    exchanged = [place.program("all_reduce", one.workload.size) for place, one in zip(places, tenants, strict=True)]
+    made = decided(network_fidelity, places[0].network, exchanged, times)
+    if network_fidelity.level in ("packet", "auto"):
+        write_status(made.why)
+    return [dataclasses.replace(one, where=one.where.simulated(made.fidelity)) for one in tenants]
+
+
+def _tenant(network: str, text: str, batch: int | None) -> Tenant:
+    from foretrain.network import Cluster
+    from foretrain.simulation.shared_network import Tenant
+
+    match = _JOB.fullmatch(text)
+    if match is None:
+        raise ConfigError("job", text, "is not WORKLOAD@RANKS", "write e.g. resnet50@0-7 or 'vgg16@8-15:prophet'")
+    workload, place = WorkloadOnCluster(match["workload"], f"{network},ranks={match['ranks']}", batch=batch).read()
+    if isinstance(place, Cluster):
+        raise ConfigError("network", network, "has no topology to share", "write e.g. leaf_spine:4x8@25Gbps")
+    return Tenant(workload, place, match["schedule"] or "bytescheduler")
+
+
 _COMMANDS = {"show": show, "list": list_}
-"""By the name to type."""
+"""Commands by name."""
 
 
 def commands() -> SubcommandApp:
-    """The group ``foretrain topology``."""
+    """Return the command group ``foretrain topology``."""
     group = SubcommandApp()
     for name, command in _COMMANDS.items():
         group.command(command, name=name)

@@ -1,9 +1,8 @@
 """A small cluster on one machine: hosts are network namespaces, and their links have the rate that you choose."""
 
-from foretrain.lab.host import HostStatus, LabHost, Status
+from foretrain.lab.host import HostStatus, LabHost, Process, Status
 from foretrain.lab.iproute import LabError
 from foretrain.lab.launch import LaunchError, launch
 from foretrain.lab.network import Lab, labs, remove
-from foretrain.lab.processes import Process
 
 __all__ = ["HostStatus", "Lab", "LabError", "LabHost", "LaunchError", "Process", "Status", "labs", "launch", "remove"]

@@ -1,7 +1,8 @@
-"""What an exchange costs between these hosts: measured over sizes, fitted to max(floor, θ + κ·s).
+"""Cost of an exchange between the lab's hosts: measured over sizes, fitted to max(floor, θ + κ·s).
 
-All are of operations that follow each other closely, several under way: that is how a schedule keeps a link busy. What
-one alone takes longer is latency, which the others hide.
+`calibrate` times all-reduces, `probe` rounds through parameter servers. Operations follow each other closely, several
+in flight, because that is how a schedule keeps a link busy; the additional time of one alone is latency, which the
+others hide.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import TYPE_CHECKING
 from foretrain.errors import ConfigError
 from foretrain.lab.messages import CalibrationSample
 from foretrain.network import Cluster
-from foretrain.units import COST_SHIFT, MICROSECOND, MILLISECOND, SECOND, Time
+from foretrain.units import COST_SHIFT, MICROSECOND, MILLISECOND, NANOSECOND, SECOND, Time
 
 if TYPE_CHECKING:
     import torch
+
+    from foretrain.comm.ps.client.connection import Links
 
 SIZES = tuple(1 << power for power in (14, 16, 18, 20, 22, 24))
 """16 KiB to 16 MiB: from where an operation costs more than its bytes to DDP's buckets."""
@@ -31,7 +34,7 @@ _LEAST_LATENCY: Time = MICROSECOND
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """θ (ps), κ (ps per byte), the latency of one operation (ps) and what it takes at least (ps)."""
+    """Fitted cost: θ (ps), κ (ps per byte), the latency of one operation (ps) and its minimum time (ps)."""
 
     overhead: float
     per_byte: float
@@ -39,11 +42,11 @@ class Fit:
     floor: float = 0.0
 
     def time(self, size: int) -> float:
-        """What an operation occupies the link for, ps."""
+        """Return for how long an operation of ``size`` bytes occupies the link, ps."""
         return max(self.floor, self.overhead + self.per_byte * size)
 
     def on(self, links: Cluster) -> Cluster:
-        """``links`` with the rate and costs at which an exchange over them costs this."""
+        """Return ``links`` with the rate and costs at which an exchange over them costs this fit."""
         called = replace(links, latency=1, overhead=0, floor=0).cost
         operated = replace(links, latency=0, overhead=1, floor=1).cost
         return replace(
@@ -55,13 +58,13 @@ class Fit:
 
 
 def fit(samples: Iterable[CalibrationSample], fastest: float = 0.0) -> Fit:
-    """The costs with the least sum of absolute *relative* errors: no outlier moves them, no size rules them.
+    """Return the costs with the least sum of absolute *relative* errors, which no outlier and no single size dominates.
 
-    θ is at least 0 and κ at least ``fastest``, ps per byte: no measurement makes a link faster than it is. The best
-    line runs through two of the points, or through one and along a limit, and the best floor through one, so that
-    trying all of them finds both.
+    θ is at least 0 and κ at least ``fastest``, ps per byte: no measurement makes a link faster than its nominal rate.
+    The best line runs through two of the points, or through one and along a limit, and the best floor through one, so
+    that trying all of them finds both.
 
-    Raises ConfigError where there are no two sizes.
+    Raises ConfigError for fewer than two sizes.
     """
     samples = tuple(samples)
     points = [(sample.size, sample.time) for sample in _deepest(samples)]
@@ -84,7 +87,7 @@ def fit(samples: Iterable[CalibrationSample], fastest: float = 0.0) -> Fit:
 
 
 def _deepest(samples: Sequence[CalibrationSample]) -> list[CalibrationSample]:
-    """Of each size those with the most under way."""
+    """Return the samples of each size that had the most operations in flight."""
     deepest: dict[int, int] = {}
     for sample in samples:
         deepest[sample.size] = max(sample.depth, deepest.get(sample.size, 0))
@@ -92,14 +95,14 @@ def _deepest(samples: Sequence[CalibrationSample]) -> list[CalibrationSample]:
 
 
 def _latency(samples: Sequence[CalibrationSample]) -> float:
-    """How much longer one operation alone takes than each of several, by the median over sizes."""
+    """Return how much longer one operation alone takes than each of several, by the median over sizes."""
     alone = {sample.size: sample.time for sample in samples if sample.depth == 1}
     many = {sample.size: sample.time for sample in _deepest(samples)}
     return max(0.0, median(alone[size] - many[size] for size in many if size in alone)) if alone else 0.0
 
 
 def nominal(links: Cluster) -> float:
-    """ps that an exchange takes for a byte where nothing but bytes costs."""
+    """Return the time per byte of an exchange whose only cost is bytes, ps."""
     return links.cost.per_byte / (1 << COST_SHIFT)
 
 
@@ -112,7 +115,7 @@ def calibrate(
     budget: float = 4.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[CalibrationSample, ...]:
-    """Times all-reduces of the default process group; every rank calls it, and each gets its own times.
+    """Time all-reduces of the default process group; every rank calls it and gets its own times.
 
     Sizes take turns, so that a disturbance hits several of them once and none of them always; the median counts.
 
@@ -120,9 +123,9 @@ def calibrate(
         hosts: how many ranks.
         rate: nominal, bytes/s; only to choose how often to repeat, alike on every rank.
         sizes: bytes.
-        depths: how many to have under way.
+        depths: how many operations to have in flight.
         budget: seconds for everything, about.
-        progress: told how many of all cases are done.
+        progress: called with the number of cases done and of all cases.
     """
     import torch
 
@@ -140,20 +143,74 @@ def calibrate(
 
 
 def _timed(tensor: torch.Tensor, count: int, depth: int) -> Time:
-    """What each of ``count`` all-reduces of ``tensor`` takes, ``depth`` under way; the first ``depth`` do not count."""
+    """Return the mean time of ``count`` all-reduces of ``tensor``, ``depth`` in flight; the first ``depth`` warm up."""
     import torch.distributed as dist
 
-    # Each of those under way has a tensor of its own: gloo would let two write into one at once.
+    # Each operation in flight has a tensor of its own: gloo would let two write into one at once.
     tensors = [tensor, *(tensor.clone() for _ in range(depth - 1))]
     dist.barrier()
-    under_way = [dist.all_reduce(tensors[index], async_op=True) for index in range(depth)]
+    in_flight = [dist.all_reduce(tensors[index], async_op=True) for index in range(depth)]
     began = 0
     for index in range(count + depth):
-        work = under_way.pop(0)
+        work = in_flight.pop(0)
         assert work is not None
         work.wait()
         if index == depth - 1:
             began = time.perf_counter_ns()
         if index < count:
-            under_way.append(dist.all_reduce(tensors[index % depth], async_op=True))
+            in_flight.append(dist.all_reduce(tensors[index % depth], async_op=True))
     return (time.perf_counter_ns() - began) * 1000 // count
+
+
+PUSH_SIZES = tuple(1 << power for power in (12, 14, 16, 18, 20))
+"""4 KiB to 1 MiB, the largest message with a sum."""
+_LEAST_ROUNDS, _MOST_ROUNDS = 8, 64
+_FAREWELL = 2.0
+
+
+def probe(
+    links: Links,
+    nominal_links: Cluster,
+    job: str,
+    *,
+    timeout: float,
+    sizes: Sequence[int] = PUSH_SIZES,
+    budget: float = 4.0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[CalibrationSample, ...]:
+    """Time rounds through the servers; every worker calls it and gets its own times.
+
+    All workers push a message of each size at once and pull its sum, with several in flight so that both directions of
+    every link are busy. The smallest size is timed alone, too: its additional time is latency.
+
+    Args:
+        links: to every server; this function says goodbye to them and closes them.
+        nominal_links: the links at their nominal rate; only chooses how often to repeat, alike on every worker.
+        job: name of the job, the same on all workers.
+        timeout: seconds after which a round that does not come back is stuck.
+        sizes: bytes, ascending.
+        budget: seconds for everything, about.
+        progress: called with the number of cases done and of all cases.
+    """
+    from foretrain.comm.ps.client.probing import PushProbe
+    from foretrain.comm.ps.client.probing import depth as probe_depth
+    from foretrain.comm.ps.frames import FrameKind, Header
+
+    cases = [(sizes[0], 1), *((size, probe_depth(size)) for size in sizes)]
+    found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    share = budget / _TURNS / len(cases)
+    try:
+        links.establish(timeout)
+        rounds = PushProbe(links, nominal_links.workers, job, 0, timeout)
+        rounds.series(sizes[-1], _LEAST_ROUNDS, probe_depth(sizes[-1]))
+        for turn in range(_TURNS):
+            for place, (size, in_flight) in enumerate(cases):
+                expected = (nominal(nominal_links) * size + MILLISECOND) / SECOND
+                count = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, math.floor(share / expected)))
+                found[size, in_flight].append(rounds.series(size, count, in_flight))
+                progress(turn * len(cases) + place + 1, _TURNS * len(cases))
+        for connection in links.connections:
+            connection.send(Header(FrameKind.BYE))
+    finally:
+        links.close(_FAREWELL)
+    return tuple(CalibrationSample(*case, round(median(times) * NANOSECOND)) for case, times in found.items())

@@ -15,7 +15,6 @@ import msgspec
 
 from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.lab.calibration import fit, nominal
-from foretrain.lab.gap_breakdown import losses
 from foretrain.lab.host import MOST_HOSTS
 from foretrain.lab.messages import (
     CalibrationReport,
@@ -29,7 +28,7 @@ from foretrain.lab.messages import (
     RoundTimes,
     WorkloadReport,
 )
-from foretrain.lab.result import PLAIN, CaseResult, LabResult, LabTrace
+from foretrain.lab.result import PLAIN, CaseResult, LabResult, LabTrace, gap_breakdown
 from foretrain.network import Cluster
 from foretrain.planner import requested_schedule, said
 from foretrain.schedule import spec
@@ -249,7 +248,7 @@ def _paced(plain: Workload, compute: Time, size: float) -> Workload:
 
 def _transformer_size() -> int:
     """Bytes of its gradients."""
-    from foretrain.lab.transformer import transformer
+    from foretrain.lab.training import transformer
 
     return sum(parameter.nbytes for parameter in transformer().parameters())
 
@@ -356,7 +355,7 @@ def _measurement(
     sent, links = _virtual(case, workload, where)
     forecast = simulate(sent, links, schedule, trace=bool(traces))
     optimum, found = measurement.bound.time, forecast.iteration_time
-    lost = losses(sent, links, schedule, optimum=optimum, forecast=found, measured=measurement.time)
+    lost = gap_breakdown(sent, links, schedule, optimum=optimum, forecast=found, measured=measurement.time)
     return dataclasses.replace(measurement, forecast=forecast, losses=lost)
 
 

@@ -1,4 +1,4 @@
-"""The kernel's side of a lab: what is told to it, and what it says, by ``ip`` and ``tc`` of iproute2."""
+"""Commands and queries to the kernel for a lab: ``ip`` and ``tc`` of iproute2, and the counters of interfaces."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,39 @@ def shapers(namespace: str) -> dict[str, dict[str, Any]]:
 def routes(namespace: str, interface: str) -> list[dict[str, Any]]:
     """What goes out by ``interface``."""
     return _ask(tool("ip"), "-j", "-n", namespace, "route", "show", "dev", interface)
+
+
+class LinkTraffic:
+    """Bytes with headers that hosts have sent and received.
+
+    Args:
+        pids: a process on each host; its ``/proc`` entry shows the interfaces of its own network namespace.
+        rate: of every link, bytes/s.
+    """
+
+    def __init__(self, pids: Sequence[int], rate: float) -> None:
+        self._files = [Path(f"/proc/{pid}/net/dev") for pid in pids]
+        self._rate = rate
+        self._before, self._began = self._read(), time.perf_counter()
+
+    def shares(self) -> tuple[tuple[float, float], ...]:
+        """Since it was made, the shares of its link's rate that each host has sent and received."""
+        most = self._rate * (time.perf_counter() - self._began)
+        return tuple(
+            ((sent - before[0]) / most, (received - before[1]) / most)
+            for (sent, received), before in zip(self._read(), self._before, strict=True)
+        )
+
+    def _read(self) -> list[tuple[int, int]]:
+        return [_counted(file.read_text()) for file in self._files]
+
+
+def _counted(text: str) -> tuple[int, int]:
+    """Bytes out and in of all interfaces but the loopback."""
+    sent = received = 0
+    for line in text.splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo":
+            fields = numbers.split()
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    return sent, received

@@ -31,10 +31,9 @@ from pathlib import Path
 from types import TracebackType
 
 from foretrain.errors import ConfigError
-from foretrain.lab.host import LabHost
+from foretrain.lab.host import LabHost, Process, end, uninterrupted
 from foretrain.lab.iproute import LabError
 from foretrain.lab.network import Lab, processes
-from foretrain.lab.processes import Process, end, uninterrupted
 
 PATIENCE = 3.0
 """Seconds from SIGTERM to SIGKILL."""

@@ -33,17 +33,20 @@ from foretrain.lab.host import (
     BRIDGE,
     MTU,
     LabHost,
+    Process,
     Status,
     checked_name,
+    end,
     hosts_of,
     index_of,
+    inside,
     lab_of,
     port_of,
     status_of,
     switch_of,
+    uninterrupted,
 )
 from foretrain.lab.iproute import LabError
-from foretrain.lab.processes import Process, end, inside, uninterrupted
 from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, parse_time
 
 Congestion: TypeAlias = Literal["cubic", "bbr", "reno"]

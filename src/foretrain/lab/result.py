@@ -1,18 +1,18 @@
-"""What the lab measured: each case, and all of an experiment."""
+"""Results of the lab: measurements of each case and of an experiment, and how the distance to T* breaks down."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from foretrain.lab.gap_breakdown import GapBreakdown
 from foretrain.lab.messages import CalibrationSample, Experiment, LabCase
 from foretrain.network import Cluster
 from foretrain.schedule import Bound, Spec
 from foretrain.schedule.script import Written
-from foretrain.simulation import Run
+from foretrain.simulation import Run, bound, simulate
 from foretrain.trace import Timeline
 from foretrain.units import Time, format_rate, format_size, to_seconds
 from foretrain.workload import Workload
@@ -249,3 +249,41 @@ class LabResult:
             "idle": one.idle,
             "links": [list(both) for both in one.links],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class GapBreakdown:
+    """By what shares of T* an iteration is longer than T*; they add up to T/T* − 1.
+
+    Attributes:
+        link: links carry less than they are called: headers, and gaps within a collective.
+        policy: order, partitions, buckets and barrier.
+        operations: what an operation costs whatever its size: agreement and hand-over (θ), floor and latency.
+        unforeseen: what was measured beyond the forecast; contention for cores, mostly.
+    """
+
+    link: float
+    policy: float
+    operations: float
+    unforeseen: float
+
+
+def gap_breakdown(
+    workload: Workload, where: Cluster, schedule: str | Spec, *, optimum: Time, forecast: Time, measured: Time
+) -> GapBreakdown:
+    """The losses of ``schedule`` with knobs set, in an iteration that took ``measured`` ps.
+
+    Args:
+        workload: what is sent.
+        where: the network with its operations' costs, as measured.
+        schedule: with all its knobs.
+        optimum: T* on links as fast as they are called, ps.
+        forecast: of the schedule on ``where``, ps.
+        measured: the iteration's time, ps.
+    """
+    free = dataclasses.replace(where, latency=0, overhead=0, floor=0)
+    reachable = bound(workload, free).time
+    ideal = simulate(workload, free, schedule, trace=False).iteration_time
+    steps = (optimum, reachable, ideal, forecast, measured)
+    link, policy, operations, unforeseen = ((after - before) / optimum for before, after in pairwise(steps))
+    return GapBreakdown(link, policy, operations, unforeseen)

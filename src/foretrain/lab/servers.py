@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 from foretrain.comm.options import SERVERS
 from foretrain.errors import ForetrainError
+from foretrain.lab.host import uninterrupted
 from foretrain.lab.iproute import LabError
 from foretrain.lab.launch import PATIENCE, guarded
 from foretrain.lab.network import Lab
-from foretrain.lab.processes import uninterrupted
 
 PIDS = "FORETRAIN_LAB_SERVERS"
 """The environment variable that tells workers the servers' processes, whose links they read."""

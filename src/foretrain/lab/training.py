@@ -1,18 +1,22 @@
-"""What a host trains: a paced model, or a small real one, with its data and its clock."""
+"""Training on a host: a paced model or a small real GPT, with data and clock; and the baseline, PyTorch's DDP."""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from foretrain.lab.messages import Experiment
+from foretrain.lab.messages import Experiment, LabCase
 from foretrain.lab.paced import AcceleratorClock, paced
-from foretrain.lab.transformer import batches, transformer
 from foretrain.trace import Span
 from foretrain.units import Time
 from foretrain.workload import Workload
@@ -125,3 +129,141 @@ class _Now:
             name, began = self._open
             self._spans.append(Span("gpu", "forward", name, len(self._clock.begins) - 1, began, now))
         self._open = None
+
+
+def ddp(model: nn.Module, case: LabCase, traced: bool) -> nn.Module:
+    """``model`` wrapped as ``case`` says; with ``traced`` in a `TracedDdp`."""
+    # Gradients as views of buckets spare DDP a copy; the baseline is meant to be strong.
+    kind = TracedDdp if traced else DistributedDataParallel
+    size = case.bucket / (1 << 20) if case.bucket else None
+    wrapped = kind(model, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=size)
+    if isinstance(wrapped, TracedDdp):
+        wrapped.trace(case.kind == "ddp_fp16")
+    elif case.kind == "ddp_fp16":
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return wrapped
+
+
+class TracedDdp(DistributedDataParallel):
+    """DDP that notes when each bucket was under way, and when the optimizer ran.
+
+    Attributes:
+        spans: on the lanes ``"wire"`` and ``"gpu"``; ps of the performance counter.
+    """
+
+    def trace(self, half: bool) -> None:
+        """Begins to note, with DDP's own hooks underneath."""
+        self.spans: list[Span] = []
+        hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+
+        # Not annotated: DDP compares annotations with the types themselves, and here they are text.
+        def traced(state, bucket):
+            began = time.perf_counter_ns() * 1000
+            first, *more = [names[parameter] for parameter in bucket.parameters()]
+            name = f"{first} +{len(more)}" if more else first
+            size = bucket.buffer().nbytes // (2 if half else 1)
+
+            def done(future: torch.futures.Future[Tensor]) -> Tensor:
+                self.spans.append(Span("wire", "communication", name, 0, began, time.perf_counter_ns() * 1000, size))
+                return future.value()
+
+            return hook(state, bucket).then(done)
+
+        self.register_comm_hook(None, traced)
+
+    def noted(self, step: Callable[[], None]) -> Callable[[], None]:
+        """``step`` that also notes when it ran."""
+
+        def both() -> None:
+            began = time.perf_counter_ns() * 1000
+            step()
+            self.spans.append(Span("gpu", "update", "all", 0, began, time.perf_counter_ns() * 1000))
+
+        return both
+
+
+def complete(noted: Sequence[Span], computed: Sequence[Span], begins: Sequence[Time]) -> list[Span]:
+    """``noted`` with its steps, and with the waiting at the barrier: from the last computation to the optimizer.
+
+    A bucket is drawn from when the one before it was through: the link carries one after the other.
+    """
+    spans = []
+    free: Time = 0
+    for span in sorted(noted, key=lambda span: span.end):
+        step = bisect_right(begins, span.start) - 1
+        if span.kind == "communication":
+            spans.append(span._replace(step=step, start=max(free, span.start)))
+            free = span.end
+        else:
+            spans.append(span._replace(step=step))
+            ended = max((one.end for one in computed if one.end <= span.start), default=span.start)
+            spans.append(Span("gpu", "wait", "barrier", step, ended, span.start))
+    return spans
+
+
+VOCABULARY, WIDTH, HEADS, DEPTH, LENGTH = 1000, 512, 8, 8, 64
+_CERTAIN = 0.9
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a feed-forward layer, each behind a norm, beside a residual; (batch, length, width) both ways."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.shrink = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One block."""
+        batch, length, width = x.shape
+        parts = self.attention(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.shrink(functional.gelu(self.expand(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    """Tokens (batch, length) to the loss of predicting each one's successor, given as ``targets`` of the same shape."""
+
+    def __init__(self, width: int = WIDTH, depth: int = DEPTH) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(LENGTH, width)
+        self.blocks = nn.ModuleList(TransformerBlock(width, HEADS) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def transformer(seed: int = 0, width: int = WIDTH, depth: int = DEPTH) -> Transformer:
+    """The model, with the same parameters for the same ``seed``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Transformer(width, depth)
+
+
+def batches(size: int, rank: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of ``size`` sequences and their targets without end, others on every ``rank``."""
+    successor = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(1_000_003 * (seed + 1) + rank)
+    while True:
+        jumps = torch.randint(VOCABULARY, (size, LENGTH + 1), generator=generator)
+        certain = torch.rand((size, LENGTH + 1), generator=generator) < _CERTAIN
+        walk = [jumps[:, 0]]
+        for place in range(1, LENGTH + 1):
+            walk.append(torch.where(certain[:, place], successor[walk[-1]], jumps[:, place]))
+        tokens = torch.stack(walk, dim=1)
+        yield tokens[:, :-1], tokens[:, 1:]

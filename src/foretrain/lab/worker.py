@@ -29,8 +29,8 @@ import foretrain as ft
 from foretrain.comm.options import SERVERS
 from foretrain.comm.ps.client.connection import Links
 from foretrain.errors import ForetrainError
-from foretrain.lab.baseline import TracedDdp, complete, ddp
-from foretrain.lab.calibration import calibrate
+from foretrain.lab.calibration import calibrate, probe
+from foretrain.lab.iproute import LinkTraffic
 from foretrain.lab.messages import (
     CalibrationReport,
     CalibrationSample,
@@ -44,11 +44,9 @@ from foretrain.lab.messages import (
     RoundTimes,
     WorkloadReport,
 )
-from foretrain.lab.probing import probe
 from foretrain.lab.result import PLAIN
 from foretrain.lab.servers import PIDS
-from foretrain.lab.traffic import LinkTraffic
-from foretrain.lab.training import PacedTraining, RealTraining, Trainable
+from foretrain.lab.training import PacedTraining, RealTraining, TracedDdp, Trainable, complete, ddp
 from foretrain.launch.command import SECRET
 from foretrain.schedule import Job
 from foretrain.trace import Span
@@ -101,7 +99,7 @@ class _Worker:
         job = self._agreed(secrets.token_hex(8))
         secret = bytes.fromhex(os.environ[SECRET])
         links = Links([(host, int(port)) for host, _, port in places], secret, job, self._rank)
-        return probe(links, plan.links, job, patience=plan.timeout, budget=plan.calibration)
+        return probe(links, plan.links, job, timeout=plan.timeout, budget=plan.calibration)
 
     def _experiment(self, experiment: Experiment) -> None:
         each = -(-experiment.iterations // experiment.rounds)

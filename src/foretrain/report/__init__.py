@@ -8,8 +8,7 @@
 plotly, Jinja2 and perfetto are imported by the functions that need them and are the extra ``foretrain[report]``.
 """
 
-from foretrain.report.curves import bars, curves
-from foretrain.report.page import page
+from foretrain.report.page import bars, curves, page
 from foretrain.report.release_plot import staircase, staircase_svg
 from foretrain.report.table import summary, table
 from foretrain.report.timeline_plot import lanes, lanes_svg

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from foretrain.files import write_atomically
 from foretrain.lab.result import CaseResult, LabResult
-from foretrain.report.document import Card, document
-from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, canvas
+from foretrain.report.document import BLUE, GREY, INK, LINE, ORANGE, Card, canvas, document
 from foretrain.report.table import describe
 from foretrain.report.timeline_plot import lanes
 from foretrain.report.trace import write_trace

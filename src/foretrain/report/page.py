@@ -1,22 +1,26 @@
-"""The page of a comparison: one HTML file to read, zoom and pass on. Its words are in ``page.html`` beside it."""
+"""Page of a comparison: one HTML file with bars, curves, timelines and tables. Its text is in ``page.html``."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foretrain.experiments import Comparison, fastest
+from foretrain.experiments import Comparison, ParameterSweep, fastest
 from foretrain.files import write_atomically
-from foretrain.report.curves import bars, curves
-from foretrain.report.document import Card, document
+from foretrain.report.document import BLUE, GREY, INK, LINE, ORANGE, SERIES, Card, canvas, document
 from foretrain.report.release_plot import staircase
 from foretrain.report.table import describe, labels, optimum, ranking, rows
 from foretrain.report.timeline_plot import lanes
 from foretrain.schedule import POLICIES, Bound
 from foretrain.simulation import Run
-from foretrain.units import Time, format_time
+from foretrain.units import MICROSECOND, MILLISECOND, Time, format_time
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -135,3 +139,153 @@ def _about(run: Run) -> str:
     """What a policy does: the first paragraph of its module's documentation, without the name in front."""
     text = (sys.modules[POLICIES[run.schedule.name].__module__].__doc__ or "").partition("\n\n")[0]
     return " ".join(text.partition(": ")[2].split())
+
+
+_AXES: Mapping[str, tuple[float, str]] = {
+    "rate": (1e9 / 8, "rate of a host (Gb/s)"),
+    "latency": (MICROSECOND, "latency (µs)"),
+    "overhead": (MICROSECOND, "θ per operation (µs)"),
+    "workers": (1, "hosts"),
+}
+"""Of each swept parameter its unit in a picture and its title."""
+
+
+def bars(comparison: Comparison) -> go.Figure:
+    """Iteration time of every schedule, fastest on top: computation, and what nothing hides; lines at both bounds."""
+    runs = ranking(comparison)
+    names = labels(runs)
+    compute = comparison.workload.compute / MILLISECOND
+    figure = canvas(34 * len(runs) + 120, barmode="stack", bargap=0.35, hovermode="closest")
+    totals = [format_time(run.iteration_time) for run in runs]
+    hover = "<b>%{y}</b><br>%{customdata}<extra></extra>"
+    for label, color, widths in (
+        ("computation", BLUE, [compute] * len(runs)),
+        ("exposed communication and update", ORANGE, [run.exposed / MILLISECOND for run in runs]),
+    ):
+        figure.add_bar(
+            x=widths,
+            y=names,
+            name=label,
+            orientation="h",
+            marker={"color": color, "line": {"width": 0}},
+            customdata=[
+                f"{total} = {format_time(run.workload.compute)} of computation + {format_time(run.exposed)} exposed"
+                for run, total in zip(runs, totals, strict=True)
+            ],
+            hovertemplate=hover,
+        )
+    figure.data[-1].update(text=totals, textposition="outside", cliponaxis=False, textfont={"color": INK})
+    _add_limit(figure, comparison.bound.time, "T*", "dot", "left")
+    _add_limit(figure, comparison.bound.compute, "computation", "dash", "right")
+    slowest = max(run.iteration_time for run in runs) / MILLISECOND
+    figure.update_layout(
+        margin={"l": 140, "r": 30, "t": 34, "b": 84},
+        legend={"orientation": "h", "x": 0, "yref": "container", "y": 0.01, "yanchor": "bottom"},
+        legend_traceorder="normal",
+    )
+    figure.update_xaxes(title_text="iteration (ms)", range=[0, slowest * 1.09], gridcolor=LINE)
+    figure.update_yaxes(autorange="reversed", ticksuffix="  ")
+    return figure
+
+
+def _add_limit(figure: go.Figure, time: Time, name: str, dash: str, side: str) -> None:
+    x = time / MILLISECOND
+    figure.add_vline(x=x, line={"color": INK, "width": 1.2, "dash": dash})
+    place = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": side, "showarrow": False}
+    figure.add_annotation(text=f"{name} {format_time(time)}", font={"size": 12, "color": INK}, **place)
+
+
+def curves(sweep: ParameterSweep, best: str = "", baseline: str = "ddp") -> go.Figure:
+    """Iteration time over the swept parameter, also as a multiple of T*. ``best`` and ``baseline`` stand out."""
+    unit, title = _AXES[sweep.parameter]
+    xs = [value / unit for value in sweep.values]
+    figure = canvas(480, columns=2, hovermode="closest")
+    for (name, times), style in zip(sweep.times.items(), _lines(list(sweep.times), best, baseline), strict=True):
+        hover = f"<b>{name}</b><br>%{{customdata}}<extra></extra>"
+        notes = [
+            f"{sweep.label(value)}: {format_time(time)}, {time / optimum:.3f} T*"
+            for value, time, optimum in zip(sweep.values, times, sweep.optimum, strict=True)
+        ]
+        ratios = [time / optimum for time, optimum in zip(times, sweep.optimum, strict=True)]
+        for column, values in ((1, [time / MILLISECOND for time in times]), (2, ratios)):
+            figure.add_scatter(
+                x=xs,
+                y=values,
+                name=name,
+                legendgroup=name,
+                showlegend=column == 1,
+                mode="lines+markers",
+                marker={"size": 5},
+                line=style,
+                customdata=notes,
+                hovertemplate=hover,
+                row=1,
+                col=column,
+            )
+    _add_bounds(figure, sweep, xs)
+    _scale(figure, sweep, xs, title)
+    figure.update_layout(margin={"l": 70, "r": 24, "t": 20, "b": 110}, legend={"orientation": "h", "y": -0.2, "x": 0})
+    return figure
+
+
+def _lines(names: Sequence[str], best: str, baseline: str) -> list[dict[str, object]]:
+    """A line style each: blue and thick for the best, black for the baseline, muted for the rest."""
+    rest = [name for name in names if name not in (best, baseline)]
+    colors = {name: SERIES[index % len(SERIES)] for index, name in enumerate(rest)}
+    special = {baseline: {"color": INK, "width": 2.5}, best: {"color": BLUE, "width": 3}}
+    return [special.get(name) or {"color": colors[name], "width": 1.3} for name in names]
+
+
+def _add_bounds(figure: go.Figure, sweep: ParameterSweep, xs: Sequence[float]) -> None:
+    optimum = [time / MILLISECOND for time in sweep.optimum]
+    notes = [f"{sweep.label(v)}: {format_time(t)}" for v, t in zip(sweep.values, sweep.optimum, strict=True)]
+    for name, values, dash, color in (
+        ("T*", optimum, "dot", INK),
+        ("computation alone", [sweep.compute / MILLISECOND] * len(xs), "dash", GREY),
+    ):
+        figure.add_scatter(
+            x=xs,
+            y=values,
+            name=name,
+            legendgroup=name,
+            mode="lines",
+            line={"color": color, "width": 2, "dash": dash},
+            customdata=notes if name == "T*" else [format_time(sweep.compute)] * len(xs),
+            hovertemplate=f"<b>{name}</b><br>%{{customdata}}<extra></extra>",
+            row=1,
+            col=1,
+        )
+    figure.add_scatter(
+        x=[xs[0], xs[-1]],
+        y=[1, 1],
+        legendgroup="T*",
+        showlegend=False,
+        mode="lines",
+        line={"color": INK, "width": 2, "dash": "dot"},
+        hoverinfo="skip",
+        row=1,
+        col=2,
+    )
+
+
+def _scale(figure: go.Figure, sweep: ParameterSweep, xs: Sequence[float], title: str) -> None:
+    times = [time / MILLISECOND for row in (sweep.optimum, *sweep.times.values()) for time in row]
+    marks = round_values(min(xs), max(xs))
+    figure.update_xaxes(
+        type="log", title_text=title, tickvals=marks, ticktext=[f"{mark:g}" for mark in marks], gridcolor=LINE
+    )
+    marks = round_values(min(*times, sweep.compute / MILLISECOND), max(times))
+    ticks = {"tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks], "gridcolor": LINE}
+    figure.update_yaxes(type="log", title_text="iteration (ms)", **ticks, row=1, col=1)
+    figure.update_yaxes(title_text="iteration / T*", gridcolor=LINE, row=1, col=2)
+    worst = max(t / o for row in sweep.times.values() for t, o in zip(row, sweep.optimum, strict=True))
+    # Beyond twice the optimum nobody cares by how much; a double click shows all of a curve that leaves the frame.
+    top = min(worst, 2.0) - 1
+    figure.update_yaxes(range=[1 - 0.05 * top, 1 + 1.08 * top] if top else None, row=1, col=2)
+
+
+def round_values(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times the powers of ten from just below ``low`` to just above ``high``: ticks of a log axis."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    return [value for value in values if low / 1.6 <= value <= high * 1.6]

@@ -9,10 +9,8 @@ from foretrain.files import write_atomically
 from foretrain.planner.backends import describe
 from foretrain.planner.choice import Recommendation
 from foretrain.planner.what_if import WhatIfs
-from foretrain.report.columns import foldable, plain_table
-from foretrain.report.document import Card, document
-from foretrain.report.palette import BLUE, GREY, canvas
-from foretrain.report.table import format_rate_of_samples
+from foretrain.report.document import BLUE, GREY, Card, canvas, document
+from foretrain.report.table import foldable, format_rate_of_samples, plain_table
 from foretrain.units import format_time
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from foretrain.errors import MissingExtra
-from foretrain.report.palette import BLUE, FONT, GREY, INK, LINE
+from foretrain.report.document import BLUE, FONT, GREY, INK, LINE
 from foretrain.schedule.arrivals import blocks
 from foretrain.units import MILLISECOND, format_size, format_time
 from foretrain.workload.step import Workload

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretrain.live.critical_path import CriticalPath, title
 from foretrain.live.rank_trace import HOST, Activity, RankTrace
+from foretrain.report.document import BLUE, INK, LINE, ORANGE, canvas
 from foretrain.report.findings import SimulationFindings
-from foretrain.report.palette import BLUE, INK, LINE, ORANGE, canvas
 from foretrain.units import MILLISECOND, Time, format_size, format_time
 
 if TYPE_CHECKING:

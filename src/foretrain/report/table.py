@@ -1,9 +1,10 @@
-"""The comparison for a terminal: every schedule in a row, the optimum below."""
+"""Tables for a terminal: the comparison, with a row for every schedule and the optimum below."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -14,6 +15,9 @@ from foretrain.schedule import IDEAL, POLICIES, Spec
 from foretrain.simulation import Run
 from foretrain.units import format_size, format_time, to_seconds
 from foretrain.workload.step import Workload
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _ROOM_FOR_KNOBS = 96
 
@@ -195,3 +199,15 @@ class ComparisonSummary:
 def summary(comparison: Comparison) -> ComparisonSummary:
     """What was compared, where, what bounds it, the table and the advice: for ``rich.print``."""
     return ComparisonSummary(comparison)
+
+
+def plain_table() -> Table:
+    """Without lines, its heads dim."""
+    from rich.table import Table
+
+    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+
+
+def foldable(schedule: str) -> str:
+    """A schedule's notation with a space before its knobs, where a narrow column breaks it; it reads as before."""
+    return schedule.replace("(", " (", 1)

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import ConfigError
-from foretrain.report.palette import FONT, GREY, INK, KINDS, LINE, canvas
+from foretrain.report.document import FONT, GREY, INK, KINDS, LINE, canvas
 from foretrain.report.release_plot import ticks
 from foretrain.report.table import labels
 from foretrain.simulation import Run

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from foretrain.files import write_atomically
 from foretrain.loss_tolerance.tolerance import Level, Profile
-from foretrain.report.document import Card, document
-from foretrain.report.palette import BLUE, GREY, INK, LINE, ORANGE, SERIES, canvas
+from foretrain.report.document import BLUE, GREY, INK, LINE, ORANGE, SERIES, Card, canvas, document
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -13,7 +13,7 @@ from foretrain.errors import ConfigError
 from foretrain.files import write_atomically
 from foretrain.network.topology.graph import Topology
 from foretrain.network.topology.metrics import bisection, diameter, oversubscription
-from foretrain.report.link_summary import STATES, LinkKind, faults, link_kinds, link_states
+from foretrain.report.topology_layout import STATES, LinkKind, faults, link_kinds, link_states
 from foretrain.units import format_rate, to_seconds
 
 if TYPE_CHECKING:
@@ -160,17 +160,16 @@ def render(topology: Topology, utilisation: NDArray[np.float64] | None = None) -
         MissingExtra: plotly or Jinja2 is not installed.
     """
     from foretrain.report.document import Card, document
-    from foretrain.report.fabric_plot import fabric
-    from foretrain.report.server_plot import inside
-    from foretrain.report.topology_layout import Wires
+    from foretrain.report.fabric_plot import fabric, servers
+    from foretrain.report.topology_layout import DrawnLinks
 
     if utilisation is not None and (utilisation.shape != (topology.links,) or not (utilisation >= 0).all()):
         raise ConfigError(
             "utilisation", utilisation.shape, "is not a part of 1 for each link", f"give {topology.links} numbers"
         )
-    facts, wires = Facts.of(topology), Wires.of(topology, utilisation)
+    facts, wires = Facts.of(topology), DrawnLinks.of(topology, utilisation)
     figures = {"fabric": fabric(wires)}
-    if (servers := inside(wires)) is not None:
+    if (servers := servers(wires)) is not None:
         figures["inside"] = servers
     wrong = faults(topology, facts.states)
     tiers = facts.tiers()

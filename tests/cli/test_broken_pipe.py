@@ -7,17 +7,17 @@ from tests.processes import started
 
 _BLOCK = """
 import time
-from foretrain.cli.broken_pipe import ReaderGone, while_read
+from foretrain.cli.progress import StdoutClosed, end_with_reader
 
 try:
-    with while_read():
+    with end_with_reader():
         print("on", flush=True)
         while True:
             try:
                 time.sleep(0.01)
             except (Exception, ConnectionError):
                 pass
-except ReaderGone:
+except StdoutClosed:
     raise SystemExit(7)
 """
 
@@ -31,6 +31,6 @@ def test_block_ends_although_it_passes_over_errors_of_its_own_pipes() -> None:
 
 
 def test_block_that_is_read_goes_on() -> None:
-    text = "from foretrain.cli.broken_pipe import while_read\nwith while_read():\n    print('all of it')\n"
+    text = "from foretrain.cli.progress import end_with_reader\nwith end_with_reader():\n    print('all of it')\n"
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert ended.stdout == "all of it\n"
