@@ -103,7 +103,7 @@ def test_wrong_options_are_told_before_anything_is_measured(arguments, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_here():
-    assert "device: 'cuda' is not here; install" in foretrain("calibrate", "--device", "cuda", status=2)
+    assert "device: 'cuda' is not available; install" in foretrain("calibrate", "--device", "cuda", status=2)
 
 
 def test_all_that_a_script_launches_is_measured_and_then_forecast(cpu, tmp_path):

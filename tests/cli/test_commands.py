@@ -106,7 +106,7 @@ def test_a_written_schedule_is_validated_and_run(tmp_path: Path):
         ((*HERE, "--html", "/nowhere/x.html"), ("html", "/nowhere")),
         ((*HERE, "--sweep", "rat=1Gbps:2Gbps"), ("did you mean 'rate'",)),
         ((*HERE, "--sweep", "rate=1Gbps:2Gbps", "--points", "1"), ("points", "1")),
-        ((*HERE, "--html", "x.html", "--trace", "x.html"), ("trace", "is what html is written to")),
+        ((*HERE, "--html", "x.html", "--trace", "x.html"), ("trace", "is already the file of --html")),
         ((*HERE, "--throughput", "1e30"), ("throughput", "leaves no time")),
     ],
 )

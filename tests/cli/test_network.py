@@ -102,8 +102,8 @@ def test_a_topology_stands_wherever_a_cluster_does(command, capsys):
         (f"share {NETWORK} alexnet@0-1 alexnet@1-2", "is a rank that job 0 has"),
         ("bound alexnet --cluster bigraf:4x2@10Gbps", "did you mean 'bigraph'"),
         ("bound alexnet --cluster star:4", "say how fast a host's link is"),
-        ("collective star:2@10Gbps --details a", "are of packets"),
-        ("collective star:2@10Gbps --losses 1%", "says nothing to a network that is simulated as fluid"),
+        ("collective star:2@10Gbps --details a", "needs packets"),
+        ("collective star:2@10Gbps --losses 1%", "has no effect with --network fluid"),
         ("collective star:2@10Gbps --network packet --losses much", "does not read"),
         ("collective star:2@10Gbps --network packet --losses 200%", "is no probability"),
         ("collective star:2@10Gbps --network packet --losses host0:nowhere=1%", "'nowhere'"),
@@ -152,9 +152,9 @@ def test_jobs_share_packets(capsys):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ("--transport dctcp", "says nothing to a network that is simulated as fluid"),
-        ("--network ideal --queues limit=1MB", "says nothing to a network that is simulated as ideal"),
-        ("--network packet --budget 1s", "is only of --network auto"),
+        ("--transport dctcp", "has no effect with --network fluid"),
+        ("--network ideal --queues limit=1MB", "has no effect with --network ideal"),
+        ("--network packet --budget 1s", "has no effect without --network auto"),
         ("--network packet --transport tcp", "transport"),
     ],
 )

@@ -20,7 +20,7 @@ _POLL_INTERVAL = 500
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[str, float, float], None]]:
     """Show a bar whose callback takes the next item, the number done and the total; nothing outside a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
