@@ -1,12 +1,12 @@
-"""Spans in columns: the record of a run, simulated or real, that every picture and trace is drawn from."""
+"""Spans in columns: the record of a run, simulated or real, behind every picture; and events of Kineto traces."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from foretrain.units import Time
+from foretrain.units import NANOSECOND, Time
 
 Kind: TypeAlias = Literal["forward", "backward", "update", "communication", "wait"]
 """``wait`` is a GPU that could compute if a gradient had landed."""
@@ -86,3 +86,45 @@ class Timeline:
     def to_bytes(self) -> bytes:
         """Canonical bytes: the same spans give the same bytes on every machine."""
         return b"\n".join(json.dumps(span, ensure_ascii=False, separators=(",", ":")).encode() for span in self)
+
+
+# Events of the Chrome trace format, as PyTorch's profiler (Kineto) writes them.
+
+
+def microseconds(time: Time) -> float:
+    """Return ``time`` cut to the ns, in µs, the unit of the format."""
+    return time // NANOSECOND / 1000
+
+
+def stream_number(stream: int) -> int:
+    """Return the number that CUDA's tools give to ``stream``, whose upper bits are its device; the default is 7."""
+    return 7 + (stream & 0xFFFF)
+
+
+def kineto_event(
+    category: str, name: str, process: int, thread: int, begin: Time, end: Time, args: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a complete event. Both ends are cut to the ns, so that events without a gap do not overlap."""
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": process,
+        "tid": thread,
+        "ts": microseconds(begin),
+        "dur": (end // NANOSECOND - begin // NANOSECOND) / 1000,
+        "args": args,
+    }
+
+
+def kineto_arrow(number: int, source: tuple[int, int, Time], target: tuple[int, int, Time]) -> Iterator[dict[str, Any]]:
+    """Yield the two ends of the arrow from a launch to its kernel; each end is (process, thread, time)."""
+    flow = {"id": number, "cat": "ac2g", "name": "ac2g"}
+    (process, thread, time), (device, stream, begin) = source, target
+    yield {"ph": "s", "pid": process, "tid": thread, "ts": microseconds(time)} | flow
+    yield {"ph": "f", "pid": device, "tid": stream, "ts": microseconds(begin), "bp": "e"} | flow
+
+
+def kineto_metadata(kind: str, process: int, thread: int, args: dict[str, Any]) -> dict[str, Any]:
+    """Return an event that names or orders a process or thread, e.g. ``kind`` "thread_name"."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": args}

@@ -28,7 +28,8 @@ from foretrain.live.device import nccl
 from foretrain.live.device.settings import LAUNCH
 from foretrain.live.event_log import DEVICE, EVENT, ROOM
 from foretrain.live.rank_trace import HOST, Activity, RankTrace, SimulationTrace
-from foretrain.units import MICROSECOND, NANOSECOND, Time
+from foretrain.trace import kineto_arrow, kineto_event, kineto_metadata, microseconds, stream_number
+from foretrain.units import Time
 
 _HOST_PROCESS = 100_000
 """Of rank 0; above all numbers of GPUs, whose processes they share a file with."""
@@ -177,21 +178,19 @@ class _Rank:
 
     def _launch(self, number: int, launch: _Launch, begin: Time) -> Iterator[dict[str, Any]]:
         """The operator, its call, the kernel, and the arrow from one to the other."""
-        device, stream = launch.stream >> 16, _stream(launch.stream)
+        device, stream = launch.stream >> 16, stream_number(launch.stream)
         ids = {"External id": number, "correlation": number}
         yield self._on_host("cpu_op", launch.op, begin, launch.host, {"External id": number})
         yield self._on_host("cuda_runtime", launch.call, begin, launch.host, ids)
         category = "kernel" if launch.category == "communication" else launch.category
         args = {**ids, "device": device, "context": 1, "stream": stream, **launch.details}
-        yield _event(category, launch.kernel, device, stream, launch.begin, launch.end, args)
-        arrow = {"id": number, "cat": "ac2g", "name": "ac2g"}
-        yield {"ph": "s", "pid": self._process, "tid": self._process, "ts": _microseconds(begin)} | arrow
-        yield {"ph": "f", "pid": device, "tid": stream, "ts": _microseconds(launch.begin), "bp": "e"} | arrow
+        yield kineto_event(category, launch.kernel, device, stream, launch.begin, launch.end, args)
+        yield from kineto_arrow(number, (self._process, self._process, begin), (device, stream, launch.begin))
 
     def _on_host(
         self, category: str, name: str, begin: Time, end: Time, args: dict[str, Any], thread: int = 0
     ) -> dict[str, Any]:
-        return _event(category, name, self._process, self._process + thread * _THREADS, begin, end, args)
+        return kineto_event(category, name, self._process, self._process + thread * _THREADS, begin, end, args)
 
     def _lanes(self, on_host: list[int], streams: list[int]) -> Iterator[dict[str, Any]]:
         """What processes and threads are called, and their order."""
@@ -200,16 +199,16 @@ class _Rank:
             (self._process, self._process + thread * _THREADS, f"host, thread {thread}" if thread else "host")
             for thread in on_host
         ]
-        threads += [(stream >> 16, _stream(stream), f"stream {_stream(stream)}") for stream in streams]
+        threads += [(stream >> 16, stream_number(stream), f"stream {stream_number(stream)}") for stream in streams]
         for process, (label, order) in processes.items():
             for kind, args in (
                 ("process_name", {"name": "python"}),
                 ("process_labels", {"labels": f"{label}, rank {self._chapter.rank}"}),
                 ("process_sort_index", {"sort_index": order}),
             ):
-                yield {"ph": "M", "name": kind, "pid": process, "tid": 0, "ts": 0, "args": args}
+                yield kineto_metadata(kind, process, 0, args)
         for process, thread, name in threads:
-            yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+            yield kineto_metadata("thread_name", process, thread, {"name": name})
 
     def _launches(self, activities: Iterable[Activity]) -> Iterator[_Launch]:
         batches: dict[tuple[int, Time], list[Activity]] = {}
@@ -233,7 +232,7 @@ class _Rank:
             "Group size": len(one.group),
             "dtype": "Byte",
             **self._group(one.group),
-            "Waiting for members (us)": _microseconds(one.start - one.reached),
+            "Waiting for members (us)": microseconds(one.start - one.reached),
         }
         call, kernel = "cudaLaunchKernelExC", nccl.kernel_of(one.name)
         where = one.stream, one.launch, one.reached, one.end
@@ -252,7 +251,7 @@ class _Rank:
             "dtype": "Byte",
             **self._group(tuple(sorted({rank for one in messages for rank in one.group}))),
             "Messages": [f"{one.name} {one.group[0]} to {one.group[1]}, {one.size:,} B" for one in messages],
-            "Waiting for members (us)": _microseconds(min(one.start for one in messages) - first.reached),
+            "Waiting for members (us)": microseconds(min(one.start for one in messages) - first.reached),
         }
         call, kernel = "cudaLaunchKernelExC", nccl.kernel_of("send")
         where = first.stream, first.launch, first.reached, end
@@ -273,7 +272,7 @@ def _on_the_gpu(ranges: Iterable[Activity], launches: Sequence[_Launch]) -> Iter
         for stream in sorted({launch.stream for launch in inside}):
             here = [launch for launch in inside if launch.stream == stream]
             begin, end = min(launch.begin for launch in here), max(launch.end for launch in here)
-            yield _event("gpu_user_annotation", one.name, stream >> 16, _stream(stream), begin, end, {})
+            yield kineto_event("gpu_user_annotation", one.name, stream >> 16, stream_number(stream), begin, end, {})
 
 
 def _kernel(one: Activity) -> _Launch:
@@ -292,29 +291,3 @@ def _elements(operation: str, size: int, members: int) -> tuple[int, int]:
     sent = size // members if operation in ("all_gather", "gather") else size
     received = size // members if operation in ("reduce_scatter", "scatter") else size
     return sent, received
-
-
-def _stream(number: int) -> int:
-    """As CUDA's tools number the streams of a GPU."""
-    return 7 + (number & 0xFFFF)
-
-
-def _event(
-    category: str, name: str, process: int, thread: int, begin: Time, end: Time, args: dict[str, Any]
-) -> dict[str, Any]:
-    # Both ends are cut to the ns, so that what follows without a gap does not overlap.
-    start, over = begin // NANOSECOND, end // NANOSECOND
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": process,
-        "tid": thread,
-        "ts": start / 1000,
-        "dur": (over - start) / 1000,
-        "args": args,
-    }
-
-
-def _microseconds(time: Time) -> float:
-    return time // NANOSECOND * NANOSECOND / MICROSECOND

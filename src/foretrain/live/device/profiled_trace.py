@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from foretrain.units import NANOSECOND, Time
+from foretrain.trace import kineto_arrow, kineto_event, kineto_metadata, microseconds, stream_number
+from foretrain.units import Time
 
 _HOSTS = ("cpu_op", "user_annotation", "cpu_instant_event", "python_function")
 
@@ -49,7 +50,7 @@ class Launched(NamedTuple):
     @property
     def cuda_stream(self) -> int:
         """As CUDA's tools number it."""
-        return 7 + (self.stream & 0xFFFF)
+        return stream_number(self.stream)
 
 
 def virtual(
@@ -111,13 +112,11 @@ def _launch(one: Launched, number: int, function: Mapping[str, Any]) -> Iterator
     """The call of CUDA's runtime, the kernel, and the arrow from one to the other."""
     process, thread = function.get("pid", 0), function.get("tid", 0)
     ids = {"External id": number, "correlation": one.number}
-    yield _event("cuda_runtime", one.call, process, thread, one.asked, one.launched, ids)
+    yield kineto_event("cuda_runtime", one.call, process, thread, one.asked, one.launched, ids)
     place = {"device": one.device, "context": 1, "stream": one.cuda_stream}
     size = {"bytes": one.size} if one.size else {}
-    yield _event(one.kind, one.kernel, one.device, one.cuda_stream, one.begin, one.end, ids | place | size)
-    arrow = {"id": one.number, "cat": "ac2g", "name": "ac2g"}
-    yield {"ph": "s", "pid": process, "tid": thread, "ts": _microseconds(one.asked)} | arrow
-    yield {"ph": "f", "pid": one.device, "tid": one.cuda_stream, "ts": _microseconds(one.begin), "bp": "e"} | arrow
+    yield kineto_event(one.kind, one.kernel, one.device, one.cuda_stream, one.begin, one.end, ids | place | size)
+    yield from kineto_arrow(one.number, (process, thread, one.asked), (one.device, one.cuda_stream, one.begin))
 
 
 def _on_the_gpu(ranges: Iterable[Mapping[str, Any]], launches: Sequence[Launched]) -> Iterator[dict[str, Any]]:
@@ -126,33 +125,19 @@ def _on_the_gpu(ranges: Iterable[Mapping[str, Any]], launches: Sequence[Launched
         begin, end = one["ts"], one["ts"] + one["dur"]
         streams: dict[int, list[Launched]] = {}
         for launch in launches:
-            if begin < _microseconds(launch.launched) <= end:
+            if begin < microseconds(launch.launched) <= end:
                 streams.setdefault(launch.stream, []).append(launch)
         for inside in streams.values():
             place = inside[0].device, inside[0].cuda_stream
             over = max(launch.end for launch in inside)
-            yield _event("gpu_user_annotation", one["name"], *place, inside[0].begin, over, dict(one["args"]))
+            yield kineto_event("gpu_user_annotation", one["name"], *place, inside[0].begin, over, dict(one["args"]))
 
 
 def _lanes(launches: Iterable[Launched]) -> Iterator[dict[str, Any]]:
     """What GPUs and streams are called."""
     streams = sorted({(one.device, one.cuda_stream) for one in launches})
     for device in sorted({device for device, _ in streams}):
-        yield {"ph": "M", "name": "process_name", "pid": device, "tid": 0, "ts": 0, "args": {"name": "python"}}
-        labels = {"labels": f"GPU {device}"}
-        yield {"ph": "M", "name": "process_labels", "pid": device, "tid": 0, "ts": 0, "args": labels}
+        yield kineto_metadata("process_name", device, 0, {"name": "python"})
+        yield kineto_metadata("process_labels", device, 0, {"labels": f"GPU {device}"})
     for device, stream in streams:
-        name = {"name": f"stream {stream}"}
-        yield {"ph": "M", "name": "thread_name", "pid": device, "tid": stream, "ts": 0, "args": name}
-
-
-def _event(
-    category: str, name: str, process: int, thread: int, begin: Time, end: Time, args: dict[str, Any]
-) -> dict[str, Any]:
-    where = {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread}
-    duration = end // NANOSECOND - begin // NANOSECOND
-    return where | {"ts": _microseconds(begin), "dur": duration / 1000, "args": args}
-
-
-def _microseconds(time: Time) -> float:
-    return time // NANOSECOND / 1000
+        yield kineto_metadata("thread_name", device, stream, {"name": f"stream {stream}"})
