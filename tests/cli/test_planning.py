@@ -58,7 +58,7 @@ def test_plan_compares_what_ifs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (("tune", "vgg16", *HERE, "--engines", "ps"), ("engines", "ps=K")),
         (("tune", "vgg16", *HERE, "--out", "/nowhere/plan.toml"), ("out", "make the folder first")),
-        (("tune", "vgg16", *HERE, "--out", "plan"), ("out", "'plan'", "end in .toml")),
+        (("tune", "vgg16", *HERE, "--out", "plan"), ("out", "'plan'", "name end in .toml")),
         (("tune", "mine.toml", *HERE, "--out", "mine.toml"), ("out", "is the input file")),
         (("sweep", "s.toml", "--out", "./s.toml"), ("out", "is the input file")),
         (("plan", "vgg16", *HERE, "--what-if", "rte=1Gbps"), ("did you mean 'rate'",)),

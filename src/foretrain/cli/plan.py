@@ -108,7 +108,7 @@ def tune(
     check_writable(out=out)
     check_apart(scenario.workload, out=out)
     if out.suffix != ".toml":
-        raise ConfigError("out", str(out), "is not a plan file", "use a name that ends in .toml")
+        raise ConfigError("out", str(out), "is not a plan file", "let its name end in .toml")
     workload, place = scenario.read()
     places = all_engines(with_fidelity(place, workload.size, fidelity))
     if engines:

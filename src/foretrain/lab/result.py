@@ -142,7 +142,7 @@ class LabResult:
 
     @property
     def served(self) -> bool:
-        """Whether gradients go through servers."""
+        """Return whether gradients are exchanged over servers."""
         return self.links.exchange != "all_reduce"
 
     @property

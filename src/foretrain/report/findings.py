@@ -56,7 +56,7 @@ class KindLoad:
 
 @dataclass(frozen=True)
 class SimulationFindings:
-    """A simulation and what follows from it.
+    """A simulation and quantities derived from it.
 
     Attributes:
         done: the simulation.
@@ -160,7 +160,7 @@ def link_name(topology: Topology, link: int) -> str:
 
 
 def numbers(found: SimulationFindings) -> dict[str, Any]:
-    """What ``--json`` writes; what was not kept or not asked for is None."""
+    """Return the document of ``--json``; quantities that were not kept or not requested are None."""
     forecast, path, rate = found.forecast, found.path, found.tokens_rate
     return {
         "cluster": forecast.cluster,
@@ -210,7 +210,7 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
 
 
 def comparison_numbers(stock: SimulationFindings, found: SimulationFindings) -> dict[str, Any]:
-    """What ``--compare --json`` writes: the policy's numbers, and besides them PyTorch's own and the speed-up."""
+    """Return the document of ``--compare --json``: the policy's numbers, PyTorch's own and the speed-up."""
     speedup = stock.forecast.iteration_time / found.forecast.iteration_time
     return {**numbers(found), "stock": numbers(stock), "speedup": speedup}
 

@@ -72,7 +72,7 @@ def write_trace(
 
 
 def trace_paths(path: Path, ranks: Iterable[int]) -> dict[int, Path]:
-    """Which file is whose; see `write_trace`."""
+    """Return the file of each rank; see `write_trace`."""
     ranks = sorted(ranks)
     ending = next((ending for ending in (".json.gz", ".json") if path.name.lower().endswith(ending)), None)
     if ending is None:
@@ -113,7 +113,7 @@ def _properties(device: Device) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """What the host launched and where it ran.
+    """A launch of the host, and where it ran on the GPU.
 
     Attributes:
         op: the host's operator.
@@ -193,7 +193,7 @@ class _Rank:
         return kineto_event(category, name, self._process, self._process + thread * _THREADS, begin, end, args)
 
     def _lanes(self, on_host: list[int], streams: list[int]) -> Iterator[dict[str, Any]]:
-        """What processes and threads are called, and their order."""
+        """Yield names and order of processes and threads."""
         processes = {self._process: ("CPU", -1)} | {s >> 16: (f"GPU {s >> 16}", 1 + (s >> 16)) for s in streams}
         threads = [
             (self._process, self._process + thread * _THREADS, f"host, thread {thread}" if thread else "host")
@@ -287,7 +287,7 @@ def _kernel(one: Activity) -> _Launch:
 
 
 def _elements(operation: str, size: int, members: int) -> tuple[int, int]:
-    """What one rank puts in and gets out, bytes."""
+    """Return the bytes that one rank sends and receives."""
     sent = size // members if operation in ("all_gather", "gather") else size
     received = size // members if operation in ("reduce_scatter", "scatter") else size
     return sent, received

@@ -1,4 +1,4 @@
-"""What the lab measured: a table for a terminal, a page, and a trace of the real run beside its forecast."""
+"""Report of the lab: a table for a terminal, a page, and a trace of the real run beside its forecast."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _milliseconds(time: Time) -> str:
 
 
 def verdict(result: LabResult) -> str:
-    """What was found, in a sentence."""
+    """Return the main finding as a sentence."""
     best, baseline = result.best, result.baseline
     if best is None or baseline is None:
         return "Measured; without both a baseline and a schedule there is nothing to compare"
@@ -119,7 +119,7 @@ def reasons(result: LabResult) -> str:
 
 
 def _losses(one: CaseResult) -> list[str]:
-    """What the distance to the optimum consists of, in points of per cent."""
+    """Return the causes of the distance to the optimum, in percentage points."""
     if one.losses is None:
         return []
     lost = one.losses
@@ -149,7 +149,7 @@ class LabSummary:
 
 
 def lab_summary(result: LabResult) -> LabSummary:
-    """What was measured, where, and what came of it: for ``rich.print``."""
+    """Return the summary for ``rich.print``."""
     return LabSummary(result)
 
 
@@ -158,7 +158,7 @@ def _operation(result: LabResult) -> str:
 
 
 def costs(result: LabResult) -> str:
-    """What an operation costs in this lab."""
+    """Return the cost of an operation in this lab, as text."""
     place = result.cluster
     return (
         f"links as good as {format_rate(place.up)}, θ {format_time(place.overhead)} an operation, "
@@ -300,7 +300,7 @@ def bars(result: LabResult) -> go.Figure:
 
 
 def fitted(result: LabResult) -> go.Figure:
-    """What an exchange took over its size, and the line that forecasts use."""
+    """Return a figure of exchange time over size, with the fitted line that forecasts use."""
     figure = canvas(360, hovermode="closest")
     for depth, color in zip(sorted({one.depth for one in result.samples}), (GREY, ORANGE), strict=False):
         chosen = [one for one in result.samples if one.depth == depth]
@@ -339,6 +339,6 @@ def _ranked(result: LabResult) -> list[CaseResult]:
 
 
 def _opening(result: LabResult) -> set[Spec | Written]:
-    """What to show at first: the baseline and the best, each beside its forecast."""
+    """Return the schedules shown at first: the baseline and the best, each beside its forecast."""
     chosen = [one for one in (result.baseline, result.best) if one is not None]
     return {run.schedule for one in chosen for run in one.runs}

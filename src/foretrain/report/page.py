@@ -92,7 +92,7 @@ def _binding(bound: Bound) -> Card:
 
 
 def parts(bound: Bound) -> list[BoundTerm]:
-    """What T* is made of; empty where the computation alone decides."""
+    """Return the summands of T*; empty where the computation alone decides."""
     if bound.kind == "compute-bound":
         return []
     return [
@@ -130,13 +130,13 @@ def _opening(comparison: Comparison, drawn: list[Run]) -> list[Run]:
 
 
 def _names(comparison: Comparison, drawn: list[Run]) -> list[str]:
-    """What the table calls each of ``drawn``, some of its rows."""
+    """Return the table's labels of the runs in ``drawn``."""
     everyone = ranking(comparison)
     return [name for run, name in zip(everyone, labels(everyone), strict=True) if any(run is one for one in drawn)]
 
 
 def _about(run: Run) -> str:
-    """What a policy does: the first paragraph of its module's documentation, without the name in front."""
+    """Describe a policy: the first paragraph of its module's documentation, without the name in front."""
     text = (sys.modules[POLICIES[run.schedule.name].__module__].__doc__ or "").partition("\n\n")[0]
     return " ".join(text.partition(": ")[2].split())
 

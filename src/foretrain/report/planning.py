@@ -1,4 +1,4 @@
-"""What the planner found: a table of all candidates, one of what-ifs, and a page of these."""
+"""Reports of the planner: a table of all candidates, one of what-ifs, and a page of these."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def candidates(choice: Recommendation) -> Group:
 
 
 def _skipped(choice: Recommendation) -> list[str]:
-    """Who was not simulated, and why: a line for each engine, compression and reason."""
+    """Return the candidates not simulated: a line for each engine, compression and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in choice.candidates:
         if one.time is None:
@@ -77,11 +77,11 @@ def what_ifs(found: WhatIfs) -> Table:
 
 
 HEADS = ("what if", "GPUs", "iteration", "rate", "× now", "over DDP", "best schedule", "engine")
-"""What `rows` say of each case."""
+"""Columns of `rows`."""
 
 
 def rows(found: WhatIfs) -> list[dict[str, str]]:
-    """Of each case what `HEADS` name, as text."""
+    """Return the columns of `HEADS` of each case, as text."""
     told = []
     for case in found.cases:
         choice, chosen = case.choice, case.choice.chosen

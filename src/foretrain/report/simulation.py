@@ -131,7 +131,7 @@ def _show_warnings(console: Console, warnings: Mapping[str, int]) -> None:
 
 
 def show(found: SimulationFindings) -> None:
-    """Prints what the simulation found."""
+    """Print the findings of a simulation."""
     console, forecast = Console(highlight=False), found.forecast
     console.print(_summary(found))
     for title, table in (_ranks(found), _memory(found), *_details(found)):
@@ -168,7 +168,7 @@ def percent(part: float) -> str:
 
 
 def memory_left(found: SimulationFindings) -> str:
-    """Who needs the most memory, and how much is left there."""
+    """Return which rank needs the most memory, and how much it has left."""
     rank = found.tightest
     need = f"rank {rank.rank} needs {rank.memory.reserved / 2**30:.2f} of {found.done.usable / 2**30:.2f} GiB"
     retries = f", after giving back its cache {rank.memory.retries} times" if rank.memory.retries else ""
@@ -235,7 +235,7 @@ def _memory(found: SimulationFindings) -> tuple[str, Table]:
 
 
 def _exchange(schedule: ModelSchedule) -> str:
-    """What a policy did, in one line."""
+    """Describe a policy's exchange in one line."""
     if schedule.plan is None:
         return f"schedule: {schedule.group} did not get to it"
     plan, rounds = schedule.plan, len(schedule.begins)
@@ -263,7 +263,7 @@ def show_comparison(stock: Simulated, done: Simulated) -> None:
 
 
 def _details(found: SimulationFindings) -> Iterator[tuple[str, Table]]:
-    """What there is only where it was told or kept."""
+    """Yield the tables of operators, critical path and links, as far as they were recorded."""
     if found.operators:
         table = _plain("name", "a step", "share")
         for operator in found.operators[:_MOST_ROWS]:

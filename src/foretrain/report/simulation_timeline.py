@@ -32,7 +32,7 @@ _PRODUCTS = ("mm", "conv", "attention", "linear", "einsum", "dot")
 
 
 class Bar(NamedTuple):
-    """What is drawn as one: when, ps since the step's begin, and what is said of it."""
+    """A bar of the figure: its time in ps since the step's begin, and its hover text."""
 
     kind: str
     begin: Time

@@ -30,7 +30,7 @@ _SHOWN = 24
 
 @dataclass(frozen=True, slots=True)
 class SweepFindings:
-    """What a sweep says.
+    """Results of a sweep.
 
     Attributes:
         table: all results.
@@ -46,7 +46,7 @@ class SweepFindings:
 
 
 def findings(table: Table, objectives: Sequence[str] = ()) -> SweepFindings:
-    """What ``table`` says. Raises ConfigError for objectives that it does not have."""
+    """Evaluate ``table``. Raises ConfigError for objectives that it does not have."""
     rows = over_seeds(table)
     return SweepFindings(table, tuple(rows), tuple(best(rows)), front(rows, objectives))
 
@@ -91,7 +91,7 @@ def _line(row: Row) -> SweepRow:
 
 
 def workload_of(row: Row) -> str:
-    """The workload with what was asked of it."""
+    """Return the workload with its batch, precision and sequence length."""
     parts = [row["workload"], f"batch {row['batch']}", row["precision"]]
     if row["sequence"]:
         parts.append(f"{row['sequence']} tokens")
@@ -99,7 +99,7 @@ def workload_of(row: Row) -> str:
 
 
 def verdict(found: SweepFindings) -> str:
-    """What was found, in a sentence."""
+    """Return the main finding as a sentence."""
     if not found.best:
         return "No scenario could be simulated"
     top = max(found.best, key=lambda row: row["speedup"])
@@ -111,7 +111,7 @@ def verdict(found: SweepFindings) -> str:
 
 
 def reasons(found: SweepFindings) -> str:
-    """What was looked at."""
+    """Return the extent of the sweep as a sentence."""
     count, failed = len(found.table.rows), len(found.table.failed)
     parts = [f"{count:,} scenarios"]
     if any(row["seeds"] > 1 for row in found.rows):

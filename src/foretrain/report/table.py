@@ -31,7 +31,7 @@ def ranking(comparison: Comparison) -> list[Run]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its policy, and of two the one with knobs "tuned"; more of one policy are numbered."""
+    """Label each run by its policy; of two, mark the one with knobs "tuned"; number more runs of one policy."""
     names = [run.schedule.name for run in runs]
     plain = [run.schedule.name for run in runs if not _set(run)]
     found = []
@@ -46,7 +46,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _set(run: Run) -> bool:
-    """Whether any knob differs from its default."""
+    """Return whether any knob differs from its default."""
     return isinstance(run.schedule, Spec) and bool(run.schedule.knobs)
 
 
@@ -197,7 +197,7 @@ class ComparisonSummary:
 
 
 def summary(comparison: Comparison) -> ComparisonSummary:
-    """What was compared, where, what bounds it, the table and the advice: for ``rich.print``."""
+    """Return workload, cluster, optimum, table and advice for ``rich.print``."""
     return ComparisonSummary(comparison)
 
 

@@ -65,7 +65,7 @@ def _percent(p: float) -> str:
 
 
 def verdict(found: Profile) -> str:
-    """What was found, in a sentence."""
+    """Return the main finding as a sentence."""
     equal, longer = found.tolerable, found.with_more_rounds
     if equal == 0 and longer == 0:
         return "No loss is shown to be tolerable"

@@ -1,4 +1,4 @@
-"""What a topology is: a summary for a terminal, its numbers, and one HTML page to look around in."""
+"""Report of a topology: a summary for a terminal, its numbers, and one HTML page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What is computed once and shown everywhere.
+    """Properties of a topology, computed once for all outputs.
 
     Attributes:
         topology: of what.
@@ -62,13 +62,13 @@ class Facts:
         return dict(sorted(found.items()))
 
     def faults_of(self, kind: LinkKind) -> str:
-        """What is wrong with links of one kind, as text."""
+        """Return the faults of links of one kind, as text."""
         counts = np.bincount(self.states[kind.links], minlength=len(STATES))
         return ", ".join(f"{counts[state]} {STATES[state]}" for state in (3, 2, 1) if counts[state])
 
 
 def summary(topology: Topology) -> Group:
-    """What rich prints."""
+    """Return the summary for ``rich.print``."""
     from rich.console import Group
     from rich.table import Table
 
@@ -117,7 +117,7 @@ def _oversubscription(facts: Facts) -> str:
 
 
 def numbers(topology: Topology) -> dict[str, Any]:
-    """The same as plain values: rates in bytes/s, latencies in s."""
+    """Return the properties as plain values: rates in bytes/s, latencies in s."""
     facts = Facts.of(topology)
     return {
         "name": topology.name,
@@ -149,7 +149,7 @@ def page(topology: Topology, path: str | os.PathLike[str], utilisation: NDArray[
 
 
 def render(topology: Topology, utilisation: NDArray[np.float64] | None = None) -> str:
-    """The page as text.
+    """Return the page as text.
 
     Args:
         topology: what to draw.

@@ -78,7 +78,7 @@ def _range(least: str, most: str) -> str:
 
 
 def link_states(topology: Topology, kinds: list[LinkKind]) -> NDArray[np.int64]:
-    """What each link is, an index into `STATES`.
+    """Return the state of each link, an index into `STATES`.
 
     A link is slower than its kind where its rate is below every rate that a quarter of the kind has.
     """
@@ -170,7 +170,7 @@ class DrawnLinks:
         return self.kinds[kind].label, _KINDS[kind % len(_KINDS)], "solid", 1.2
 
     def hover(self, links: NDArray[np.int64], a: str, b: str) -> str:
-        """What is said of one line that stands for ``links``."""
+        """Return the hover text of one line that stands for ``links``."""
         made = self.topology
         forth, lines = links[: (len(links) + 1) // 2], [f"<b>{a} – {b}</b>"]
         rates, latencies = made.rate[links], made.latency[links]
