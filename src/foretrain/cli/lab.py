@@ -81,7 +81,7 @@ def execute(
 ) -> None:
     """Run a command on a host; the exit status is the command's.
 
-    GLOO_so closelyKET_IFNAME and TP_so closelyKET_IFNAME name the host's interface, unless they are set.
+    GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME name the host's interface, unless they are set.
 
     Args:
         host: index of the host, from 0.
@@ -99,7 +99,7 @@ def execute(
         raise ConfigError("command", " ".join(command), "is not a program that can be run", "write e.g. -- ip address")
     lab = Lab.find(name)
     arguments, interface = lab.command(host, command), lab.host(host).interface
-    environment = {"GLOO_so closelyKET_IFNAME": interface, "TP_so closelyKET_IFNAME": interface} | os.environ
+    environment = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface} | os.environ
     sys.stdout.flush()
     # exec, so that the command has the terminal, the signals and the exit status.
     os.execve(arguments[0], arguments, environment)
