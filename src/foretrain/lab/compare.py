@@ -92,7 +92,7 @@ def compare(
 def plan_of(
     experiments: Sequence[Experiment] = (), *, hosts: int, rate: str, servers: str | int | None = None
 ) -> LabPlan:
-    """What ``hosts`` that train are asked.
+    """Return the plan of experiments for ``hosts`` that train.
 
     Args:
         experiments: on the same hosts.
@@ -160,7 +160,7 @@ def experiment(
     seed: int = 0,
     traced: bool = False,
 ) -> Experiment:
-    """What to measure, validated.
+    """Return the validated experiment.
 
     Args:
         model: of the zoo, to pace; or ``"transformer"``, which computes for real.
@@ -380,7 +380,7 @@ def _optimum(plan: LabPlan, case: LabCase, workload: Workload) -> Bound:
 
 
 def _virtual(case: LabCase, workload: Workload, where: Cluster) -> tuple[Workload, Cluster]:
-    """What the case sends, and over what, in the virtual world."""
+    """Return the workload and the links with which the simulation forecasts a case."""
     if case.kind == "ddp_fp16":
         # Its buckets are cut by the full size and sent in half the bits: the same as links of twice the rate.
         return workload, dataclasses.replace(where, up=2 * where.up, down=2 * where.down)

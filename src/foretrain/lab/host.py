@@ -42,7 +42,7 @@ class LabHost:
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """What the kernel says about a host.
+    """State of a host in the kernel.
 
     Attributes:
         rate: bytes per second that it may send; None is unshaped.
@@ -103,7 +103,7 @@ def port_of(host: LabHost) -> str:
 
 
 def index_of(namespace: str) -> int | None:
-    """Of the host that a namespace is; None is the switch."""
+    """Return the index of the host of a namespace; None is the switch."""
     role = namespace.rpartition("-")[2]
     return None if role == "sw" else int(role[1:])
 
@@ -120,7 +120,7 @@ def status_of(
     port_shapers: dict[str, dict[str, Any]],
     inside: Sequence[Process],
 ) -> HostStatus:
-    """What the kernel says about ``host``.
+    """Return the state of ``host`` in the kernel.
 
     Args:
         host: whose.

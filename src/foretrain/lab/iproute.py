@@ -77,7 +77,7 @@ def shapers(namespace: str) -> dict[str, dict[str, Any]]:
 
 
 def routes(namespace: str, interface: str) -> list[dict[str, Any]]:
-    """What goes out by ``interface``."""
+    """Return the routes of ``interface``."""
     return _ask(tool("ip"), "-j", "-n", namespace, "route", "show", "dev", interface)
 
 

@@ -160,7 +160,7 @@ class _Rank:
         return self._lines(whole)
 
     def last(self) -> list[str]:
-        """What stands behind the last line break."""
+        """Return the incomplete last line."""
         rest, self.rest = self.rest, b""
         return self._lines([rest] if rest else [])
 
@@ -272,7 +272,7 @@ class _Run:
             self.on_line(rank.index, line)
 
     def _drain(self) -> None:
-        """What has been written but not passed on. Somebody may hold an output open, so no end is waited for."""
+        """Pass on the rest of the output. Somebody may hold an output open, so no end is waited for."""
         for rank in self.ranks:
             while not rank.ended and (lines := rank.read()) is not None:
                 self._pass_on(rank, lines)
@@ -285,7 +285,7 @@ class _Run:
         end(self._strays, PATIENCE)
 
     def _strays(self) -> list[Process]:
-        """What inherited this launch's secret and lives inside the lab; see Note [No orphan]."""
+        """Find processes that inherited this launch's secret and live inside the lab; see Note [No orphan]."""
         mark, found = f"FORETRAIN_SECRET={self.secret}".encode(), []
         for process in processes(self.lab.name):
             with contextlib.suppress(OSError):

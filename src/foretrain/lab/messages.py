@@ -38,7 +38,7 @@ class LabCase:
 
     @property
     def name(self) -> str:
-        """What a table calls it."""
+        """Return the label in tables."""
         if self.kind == "attach":
             return f"{self.schedule}+{self.compression}" if self.compression else self.schedule
         bucket = f" {exact_size(self.bucket)}" if self.bucket else ""
@@ -143,7 +143,7 @@ class CalibrationSample(msgspec.Struct, frozen=True):
 
 
 class LabProgress(msgspec.Struct, frozen=True, tag=True):
-    """What is being done; ``done`` of ``total`` is in iterations, of one experiment."""
+    """Progress of an experiment; ``done`` of ``total`` is in iterations, of one experiment."""
 
     experiment: int
     what: str
@@ -152,7 +152,7 @@ class LabProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class CalibrationReport(msgspec.Struct, frozen=True, tag=True):
-    """What all-reduce, or a round through the servers, costs between these hosts."""
+    """Measured cost of all-reduce, or of a round through the servers, between these hosts."""
 
     samples: tuple[CalibrationSample, ...]
 
@@ -195,7 +195,7 @@ class CaseRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class CaseTrace(msgspec.Struct, frozen=True, tag=True):
-    """What happened in a few iterations of one case; times from the first of ``begins``."""
+    """Timeline of a few iterations of one case; times from the first of ``begins``."""
 
     experiment: int
     case: int

@@ -158,7 +158,7 @@ class Lab:
         return [iproute.tool("ip"), "netns", "exec", self.host(host).namespace, *command]
 
     def status(self) -> Status:
-        """What the kernel says now. LabError when the lab is gone or only half there."""
+        """Return the state in the kernel now. LabError when the lab is gone or only half there."""
         found = Lab.find(self.name)
         switch = iproute.links(switch_of(self.name)), iproute.shapers(switch_of(self.name))
         inside = processes(self.name)

@@ -61,7 +61,7 @@ class CaseResult:
 
     @property
     def times(self) -> tuple[Time, ...]:
-        """Of all rounds."""
+        """Return the times of all rounds."""
         return tuple(time for part in self.rounds for time in part)
 
     @property

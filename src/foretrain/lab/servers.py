@@ -49,7 +49,7 @@ class LabServers:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What workers have to be told besides the secret."""
+        """Return the environment of workers, without the secret."""
         return {SERVERS: ",".join(self.addresses), PIDS: ",".join(map(str, self.pids))}
 
 

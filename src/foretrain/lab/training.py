@@ -61,7 +61,7 @@ class PacedTraining:
         return module(self._input).sum()
 
     def trace(self) -> list[Span]:
-        """What the accelerator computes in its own time."""
+        """Record the computation of the virtual accelerator."""
         self.clock.begins.clear()
         self.clock.spans = []
         return self.clock.spans
@@ -98,7 +98,7 @@ class RealTraining:
 
 
 class _Now:
-    """What a real model computes now: hooks that note it."""
+    """Hooks that record when a real model computes."""
 
     def __init__(self, spans: list[Span], clock: AcceleratorClock) -> None:
         self._spans = spans

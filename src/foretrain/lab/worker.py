@@ -266,7 +266,7 @@ class _Worker:
         return self._rank == 0
 
     def _agreed(self, value: Any) -> Any:
-        """What rank 0 has."""
+        """Return the value of rank 0."""
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]

@@ -215,7 +215,7 @@ _ROW, _THIN, _GAP, _TITLE = 24, 10, 5, 26
 
 
 def lanes_svg(runs: Sequence[Run], *, width: int = 960, title: str = "") -> str:
-    """The same picture as a stand-alone SVG on white, without any dependency; wide spans carry their name as a tooltip.
+    """Draw the lanes as a stand-alone SVG on white, without any dependency; wide spans carry their name as a tooltip.
 
     Args:
         runs: with timelines; two or three read best.
