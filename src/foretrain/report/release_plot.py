@@ -166,7 +166,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT = 960, 560, 78, 24
 
 
 def staircase_svg(workload: Workload) -> str:
-    """Draw the staircase as a stand-alone SVG of 960 x 560 px, without any dependency; a tooltip names each parameter."""
+    """Draw the staircase as a stand-alone SVG of 960 x 560 px, without dependencies; a tooltip names each parameter."""
     data = steps(workload)
     most = max(data.end, data.times[-1]) or 1.0
     upper = _Panel(84, 252, data.sizes[-1] * 1.05, BLUE, "released (MB)")
