@@ -25,7 +25,7 @@ from pathlib import Path
 
 from measure import finish, options, spread
 
-from foretrain.live.progress import Watch
+from foretrain.live.progress import ProgressCallbacks
 from foretrain.live.rank_trace import StepBreakdown
 from foretrain.live.refold import Live
 from foretrain.live.simulate import simulate
@@ -50,7 +50,7 @@ def run(cluster: str, arguments: Sequence[str], live: Live = "auto") -> tuple[li
         os.dup2(said.fileno(), 1)
         try:
             where = deployment(cluster).carried_by("nccl")
-            simulate([SCRIPT, *arguments], where, live=live, watch=Watch(stepped=stepped))
+            simulate([SCRIPT, *arguments], where, live=live, watch=ProgressCallbacks(stepped=stepped))
         finally:
             os.dup2(kept, 1)
             os.close(kept)

@@ -7,7 +7,7 @@ import pytest
 
 from foretrain.comm.observation import StepProfile, workload_of
 from foretrain.errors import Disagreement, StallError
-from foretrain.live.device.model_registration import Announcement
+from foretrain.live.device.model_registration import ModelAnnouncement
 from foretrain.live.event_log import STREAM
 from foretrain.network import Hop
 from foretrain.schedule import POLICIES, Job
@@ -38,7 +38,7 @@ SCHEDULES = tuple(
 
 
 def announced(schedule, ranks, sizes=SIZES):
-    return Announcement("Small", schedule, ranks, NAMES, sizes, SEEN)
+    return ModelAnnouncement("Small", schedule, ranks, NAMES, sizes, SEEN)
 
 
 def takes(what, size=0):

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from foretrain.errors import ConfigError
-from foretrain.live.auto_schedule import chosen, differences
+from foretrain.live.auto_schedule import plan_differences, recommended_schedule
 from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import deployment
 from foretrain.planner import choose, saved
@@ -138,12 +138,12 @@ def test_an_unknown_policy_is_refused_before_anything_starts():
 
 def test_the_planner_chooses_for_the_steps_that_were_watched(simulated):
     watched = simulated("ddp(bucket=25MiB)")
-    choice = chosen(watched, "A100")
+    choice = recommended_schedule(watched, "A100")
     assert choice is not None
     assert not choice.falls_back
     done = simulated(str(choice.schedule))
     assert done.forecast.iteration_time < 0.9 * watched.forecast.iteration_time
-    assert chosen(simulated(None), "A100") is None
+    assert recommended_schedule(simulated(None), "A100") is None
 
 
 def test_a_plan_that_was_made_for_something_else_is_known(simulated):
@@ -152,5 +152,5 @@ def test_a_plan_that_was_made_for_something_else_is_known(simulated):
     plan = exchange.plan
     place = cluster_of(plan.job.cost, 4)
     own = saved(choose(plan.workload, place))
-    assert not differences(done, own)
-    assert len(differences(done, saved(choose(zoo("resnet50"), "2x1xV100@1Gbps")))) >= 4
+    assert not plan_differences(done, own)
+    assert len(plan_differences(done, saved(choose(zoo("resnet50"), "2x1xV100@1Gbps")))) >= 4

@@ -146,7 +146,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
     memory = _memory(options)
-    from foretrain.live.auto_schedule import differences
+    from foretrain.live.auto_schedule import plan_differences
     from foretrain.live.cluster_spec import equipped
     from foretrain.live.failures import ScriptFailed
     from foretrain.live.out_of_memory import OutOfMemory
@@ -196,7 +196,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
             raise StdoutClosed from None
         sys.stderr.write(f"foretrain: {failed}\n")
         sys.exit(failed.status)
-    if isinstance(schedule, SavedPlan) and (others := differences(done, schedule)):
+    if isinstance(schedule, SavedPlan) and (others := plan_differences(done, schedule)):
         sys.stderr.write(f"foretrain: the plan was made under other conditions: {'; '.join(others)}\n")
     found = SimulationFindings(done, options.tokens)
     show(found)
@@ -208,7 +208,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
 
 def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
     """Return the policy that ``schedule`` names; for auto the planner's choice after a few observed steps."""
-    from foretrain.live.auto_schedule import STEPS, chosen
+    from foretrain.live.auto_schedule import PLANNING_STEPS, recommended_schedule
     from foretrain.planner import Auto, SavedPlan
     from foretrain.schedule import Spec
 
@@ -216,8 +216,8 @@ def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], devic
         return schedule.schedule
     if not isinstance(schedule, Auto):
         return schedule
-    sys.stderr.write(f"foretrain: first {STEPS} steps, to choose a schedule for\n")
-    choice = chosen(once(Spec("ddp"), 0, STEPS), device)
+    sys.stderr.write(f"foretrain: first {PLANNING_STEPS} steps, to choose a schedule for\n")
+    choice = recommended_schedule(once(Spec("ddp"), 0, PLANNING_STEPS), device)
     if choice is None:
         sys.stderr.write("foretrain: auto: plain DDP: no model exchanges gradients by a policy\n")
         return Spec("ddp")

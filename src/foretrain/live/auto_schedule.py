@@ -17,25 +17,25 @@ from foretrain.planner import Recommendation, SavedPlan, choose
 from foretrain.planner.backends import cluster_of
 from foretrain.planner.plan import fingerprint
 
-STEPS = WATCHED + 1
+PLANNING_STEPS = WATCHED + 1
 """What is watched, and one under the policy."""
 
 
-def chosen(watched: Simulated, device: str | None) -> Recommendation | None:
+def recommended_schedule(watched: Simulated, device: str | None) -> Recommendation | None:
     """The best schedule for the largest model of a script that ran under a policy; None where none did.
 
     ``device`` is what the cluster's GPUs are.
     """
-    found = _largest(watched)
+    found = _largest_model(watched)
     if found is None or found[1] < 2:
         return None
     plan, ranks = found
-    return choose(plan.workload, _place(plan, ranks, device), careful=True)
+    return choose(plan.workload, _plan_cluster(plan, ranks, device), careful=True)
 
 
-def differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
+def plan_differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
     """In what ``saved`` was made for something else than what was simulated."""
-    found = _largest(done)
+    found = _largest_model(done)
     if found is None:
         return ()
     plan, ranks = found
@@ -43,11 +43,11 @@ def differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
     return saved.differences(here, served=False, compression=saved.compression)
 
 
-def _largest(done: Simulated) -> tuple[SchedulePlan, int] | None:
+def _largest_model(done: Simulated) -> tuple[SchedulePlan, int] | None:
     plans = [(one.plan, len(one.group.members)) for one in done.story.schedules if one.plan is not None]
     return max(plans, key=lambda each: each[0].workload.size, default=None)
 
 
-def _place(plan: SchedulePlan, ranks: int, device: str | None) -> Cluster:
+def _plan_cluster(plan: SchedulePlan, ranks: int, device: str | None) -> Cluster:
     known = device if device in preset_names() else None
     return dataclasses.replace(cluster_of(plan.job.cost, ranks), device=known)

@@ -32,7 +32,7 @@ Records and the meaning of their fields (unnamed fields are 0):
 ``FORGET``     Payload: int64 events that nobody refers to any more.
 ``NOTE``       Something to remember: ``code`` of `NOTES`, ``a`` and ``b``, payload as the note says.
 ``TASKS``      A policy exchanges gradients from here on, as exchange ``a`` of this rank; ``stream`` is where that is
-               shown. Payload: JSON, `foretrain.live.device.model_registration.Announcement`.
+               shown. Payload: JSON, `foretrain.live.device.model_registration.ModelAnnouncement`.
 ``BEGIN``      ``stream`` comes to the first gradient of another round of exchange ``b``, at ``host`` at the earliest.
 ``READY``      Task ``extra`` of exchange ``b`` is ready when ``stream`` gets here, at ``host`` at the earliest. Event
                ``a`` happens when all of its bytes are summed and back on all ranks.

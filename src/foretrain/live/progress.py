@@ -13,7 +13,7 @@ from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class ProgressCallbacks:
     """Whom to tell how far the simulation is.
 
     Attributes:
@@ -37,7 +37,7 @@ class Watch:
 
 
 @contextmanager
-def warned(story: SimulationTrace, watch: Watch) -> Iterator[None]:
+def reporting_warnings(story: SimulationTrace, watch: ProgressCallbacks) -> Iterator[None]:
     """Has ``watch`` hear of the ranks' warnings if the block fails; they may be why."""
     try:
         yield

@@ -20,7 +20,7 @@ from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, scri
 from foretrain.live.folding import Folding, Message
 from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.out_of_memory import check_memory
-from foretrain.live.progress import Watch, warned
+from foretrain.live.progress import ProgressCallbacks, reporting_warnings
 from foretrain.live.rank_processes import Ranks
 from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
 from foretrain.network.deployment import Deployment
@@ -59,7 +59,9 @@ class Refold:
     Only a run tells with whom a rank exchanges messages; see Note [Who is alike] in `foretrain.live.folding`.
     """
 
-    def __init__(self, where: Deployment, settings: RankSettings, live: Live, kept: int | None, watch: Watch) -> None:
+    def __init__(
+        self, where: Deployment, settings: RankSettings, live: Live, kept: int | None, watch: ProgressCallbacks
+    ) -> None:
         self._where, self._settings, self._live = where, settings, live
         self._kept, self._watch = kept, watch
         self._groups: dict[tuple[tuple[int, ...], int], None] = {}
@@ -103,7 +105,7 @@ class Refold:
         steps = _Steps(traffic, min(folding.live), self._watch.stepped)
         story = SimulationTrace(folding.live, self._kept, steps)
         slowdown = overlap_slowdown(settings.measured()[0])
-        with warned(story, self._watch), Ranks(settings, self._watch.building) as ranks:
+        with reporting_warnings(story, self._watch), Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
             try:
                 conduct(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretrain.comm.observation import workload_of
-from foretrain.live.device.model_registration import Announcement
+from foretrain.live.device.model_registration import ModelAnnouncement
 from foretrain.planner import tune
 from foretrain.planner.backends import cluster_of
 from foretrain.schedule import Bound, CostModel, Job, ScheduledPolicy, Spec, bound, spec
@@ -41,7 +41,7 @@ class SchedulePlan:
         return self.policy.warmup
 
 
-def plan(announced: Sequence[Announcement], cost: CostModel) -> SchedulePlan:
+def plan_schedule(announced: Sequence[ModelAnnouncement], cost: CostModel) -> SchedulePlan:
     """The plan for members that have announced this, in a network where an all-reduce costs ``cost``."""
     slowest = max(announced, key=lambda one: one.seen.compute)
     place = f"{len(slowest.ranks)} simulated ranks"

@@ -22,10 +22,10 @@ from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement
 from foretrain.live.collectives import Group, RankHandle, who
 from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
-from foretrain.live.device.model_registration import Announcement
+from foretrain.live.device.model_registration import ModelAnnouncement
 from foretrain.live.event_log import BEGIN, READY, LogRecord
 from foretrain.live.folding import Folding
-from foretrain.live.schedule_plan import SchedulePlan, plan
+from foretrain.live.schedule_plan import SchedulePlan, plan_schedule
 from foretrain.live.streams import StreamEvent, late
 from foretrain.schedule import CostModel
 from foretrain.tasks import Chunk, Ready, StepBegin
@@ -59,7 +59,7 @@ class GradientSchedules:
 
     def join(self, party: RankHandle, entry: LogRecord) -> Member:
         """``party`` announces an exchange: the k-th among these ranks is the same for all of them."""
-        announced = Announcement.decode(entry.payload)
+        announced = ModelAnnouncement.decode(entry.payload)
         count = self._joined[announced.ranks, party.rank] = self._joined.get((announced.ranks, party.rank), 0) + 1
         schedule = self._known.get((announced.ranks, count))
         if schedule is None:
@@ -120,7 +120,7 @@ class ModelSchedule:
         self.plan: SchedulePlan | None = None
         self.begins: list[Time] = []
         self._starts, self._world, self._traffic = starts, starts.world, traffic
-        self._announced: dict[int, Announcement] = {}
+        self._announced: dict[int, ModelAnnouncement] = {}
         self._members: dict[int, Member] = {}
         self._coming: dict[tuple[int, int | None], RoundBarrier] = {}
         self._engine: Engine | None = None
@@ -142,7 +142,7 @@ class ModelSchedule:
         """The live ones, in the group's order."""
         return [self._members[rank] for rank in self.group.live]
 
-    def join(self, party: RankHandle, lane: int, announced: Announcement) -> Member:
+    def join(self, party: RankHandle, lane: int, announced: ModelAnnouncement) -> Member:
         """A live member's announcement is there; with the last the policy is made."""
         member = self._members[party.rank] = Member(party, lane, self, len(announced.names))
         self._announced[party.rank] = announced
@@ -240,7 +240,7 @@ class ModelSchedule:
 
     def _make(self) -> None:
         announced = [self._announced[rank] for rank in self.group.live]
-        self.plan = plan(announced, self._network().cost(self.group.members))
+        self.plan = plan_schedule(announced, self._network().cost(self.group.members))
         self._engine = Engine(self.plan.policy, self, self.plan.job.tasks, self._landed, deque(maxlen=_KEPT))
 
     def _check(self, rank: int) -> None:

@@ -22,7 +22,7 @@ from foretrain.live.device.settings import RankSettings
 from foretrain.live.folding import Folding
 from foretrain.live.forecast import Forecast, forecast_of
 from foretrain.live.network_traffic import NetworkTraffic
-from foretrain.live.progress import Watch, warned
+from foretrain.live.progress import ProgressCallbacks, reporting_warnings
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.live.refold import Live, Refold, RunOutcome
 from foretrain.network.deployment import Deployment
@@ -68,7 +68,7 @@ def simulate(
     memory: int | None = None,
     operators: Path | None = None,
     schedule: str | Spec | None = None,
-    watch: Watch | None = None,
+    watch: ProgressCallbacks | None = None,
 ) -> Simulated:
     """Runs ``script`` on every rank of ``where``, as torchrun would, until it ends.
 
@@ -96,7 +96,7 @@ def simulate(
         Disagreement: ranks call different collectives.
         StallError: all ranks wait; says who for whom.
     """
-    watch = watch or Watch()
+    watch = watch or ProgressCallbacks()
     begin = time.perf_counter()
     settings = dataclasses.replace(
         _settings(script, where, module),
@@ -120,7 +120,7 @@ def simulate(
 
     done = _recorded(settings, operators, run) if operators else run(settings)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
-    with warned(done.story, watch):
+    with reporting_warnings(done.story, watch):
         forecast = forecast_of(
             done.story.chapters,
             members,

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from foretrain.device.model import PROVENANCES
 from foretrain.live.collectives import who
-from foretrain.live.progress import Watch
+from foretrain.live.progress import ProgressCallbacks
 from foretrain.live.rank_trace import StepBreakdown
 from foretrain.live.scheduled_gradients import ModelSchedule
 from foretrain.live.simulate import Simulated
@@ -70,7 +70,7 @@ class SimulationProgress:
         self._told = False
         self._done: dict[int, int] = {}
         self._began = time.perf_counter()
-        self.watch = Watch(
+        self.watch = ProgressCallbacks(
             self._built, self._repeated, self._folded, self._stepped, self._waits, self._failed, self._tells
         )
         self._next_word = _FIRST_WORD

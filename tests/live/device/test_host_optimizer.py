@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from foretrain.live.device.host_optimizer import HostStep, bandwidth
+from foretrain.live.device.host_optimizer import HostOptimizerStep, host_bandwidth
 from foretrain.units import SECOND
 from tests.live.device.simulated import simulated
 
@@ -20,13 +20,13 @@ def test_bandwidth_grows_with_threads_until_the_servers_memory_is_shared(threads
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    assert bandwidth() == rate
+    assert host_bandwidth() == rate
 
 
 def test_sgd_reads_parameters_and_gradients_and_writes_parameters(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     spent, told = [], []
-    step = HostStep(spent.append, told.append)
+    step = HostOptimizerStep(spent.append, told.append)
     weight = torch.nn.Parameter(torch.ones(1 << 20))
     weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.SGD([weight], foreach=False)

@@ -61,8 +61,8 @@ class Properties:
 def install(device: ModuleType, properties: Properties) -> None:
     """Makes ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
     streams.install(device)
-    graphs.install(device)
-    nvtx.install(device)
+    graphs.install_graphs(device)
+    nvtx.install_nvtx(device)
     profiler.install(device)
     put(torch._C, **_functions(device, properties), _CudaDeviceProperties=Properties)
     put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
@@ -74,7 +74,7 @@ def install(device: ModuleType, properties: Properties) -> None:
     # No tensor is acceptable to it: recurrent layers are those of PyTorch itself.
     put(torch.backends.cudnn, version=lambda: CUDNN, is_acceptable=lambda tensor: False)
     put(torch.cuda.nccl, version=lambda: NCCL, is_available=lambda tensors: True)
-    storages.install(device)
+    storages.install_storages(device)
     _printing(device)
 
 

@@ -11,7 +11,7 @@ from foretrain.live.device.patching import put
 from foretrain.live.device.script import script_frame
 
 
-def install(warn: Callable[[str], None]) -> None:
+def install_data_loader(warn: Callable[[str], None]) -> None:
     """Warns, once in a process, where batches come from workers."""
     make, warned = DataLoader._get_iterator, False
 

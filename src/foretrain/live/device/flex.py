@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 
-def install() -> None:
+def install_flex() -> None:
     """Registers the operators' kernels for CUDA. Imports little, but late: most scripts do not use them."""
     from torch._C import DispatchKey
     from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 
-    flex_attention.py_impl(DispatchKey.CUDA)(_forward)
-    flex_attention_backward.py_impl(DispatchKey.CUDA)(_backward)
+    flex_attention.py_impl(DispatchKey.CUDA)(_flex_forward)
+    flex_attention_backward.py_impl(DispatchKey.CUDA)(_flex_backward)
 
 
-def _forward(
+def _flex_forward(
     query: torch.Tensor,  # (batch, heads, sequence, width); key and value may have fewer heads
     key: torch.Tensor,
     value: torch.Tensor,
@@ -38,7 +38,7 @@ def _forward(
     return output, logsumexp, torch.empty_like(logsumexp)
 
 
-def _backward(
+def _flex_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -64,7 +64,7 @@ def _prepare(device: ModuleType, settings: RankSettings) -> None:
     from foretrain.live.device import preload, rank
 
     rank.activate(device, settings)
-    preload.share(settings)
+    preload.preload(settings)
     if settings.schedule is not None:
         importlib.import_module("torch._dynamo.trace_rules")  # what follows needs it, and it takes long
 

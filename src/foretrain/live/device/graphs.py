@@ -20,19 +20,19 @@ import torch.cuda.graphs
 
 from foretrain.live.device.patching import put
 
-_behind: dict[object, Callable[[], None]] = {}
+_after_replay: dict[object, Callable[[], None]] = {}
 """What the graph that is being captured does behind each of its replays, by what it is done for."""
 
 
-def behind_replays(what: object, call: Callable[[], None]) -> bool:
+def after_replays(what: object, call: Callable[[], None]) -> bool:
     """Has the graph that is being captured call ``call`` behind each replay, once for ``what``.
 
     Returns False if it already does; see Note [Steps in graphs].
     """
-    return _behind.setdefault(what, call) is call
+    return _after_replay.setdefault(what, call) is call
 
 
-def install(device: ModuleType) -> None:
+def install_graphs(device: ModuleType) -> None:
     """Puts a class in place of the placeholder that ``torch.cuda.CUDAGraph`` derives from."""
     pools = itertools.count(1)
 
@@ -49,12 +49,12 @@ def install(device: ModuleType) -> None:
             self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
         ) -> None:
             self._pool = pool or pool_handle()
-            _behind.clear()
+            _after_replay.clear()
             device.begin_capture()
 
         def capture_end(self) -> None:
             self._captured = device.end_capture()
-            self._calls = tuple(_behind.values())
+            self._calls = tuple(_after_replay.values())
 
         def instantiate(self) -> None:
             """Takes no virtual time."""

@@ -25,18 +25,18 @@ _LEAST: Final = 1 << 20
 """Bytes of parameters below which an optimizer's step on the host is not worth counting."""
 
 
-def bandwidth() -> float:
+def host_bandwidth() -> float:
     """Bytes/s for the threads that the rank is given; torchrun gives one where there are several ranks."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return min(RANK_BANDWIDTH, int(threads) * THREAD_BANDWIDTH) if threads.isdecimal() else RANK_BANDWIDTH
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a distributed tensor, or a tensor that is none."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
-class HostStep:
+class HostOptimizerStep:
     """Charges an optimizer's step for the memory that its operators on the host read and write.
 
     Args:
@@ -63,7 +63,7 @@ class HostStep:
             return
         self._traffic = None
         traffic.__exit__(None, None, None)
-        rate = bandwidth()
+        rate = host_bandwidth()
         self._spend(round(traffic.bytes / rate * SECOND))
         if not self._warned:
             self._warned = True
@@ -86,7 +86,7 @@ class _Traffic(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.bytes += sum(
-                local(value).nbytes
+                local_part(value).nbytes
                 for value in tree_iter((args, kwargs, result))
                 if isinstance(value, torch.Tensor) and value.device.type == "cpu"
             )

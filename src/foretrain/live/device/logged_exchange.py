@@ -22,7 +22,7 @@ from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from foretrain.comm.options import AttachOptions, Compression
-from foretrain.live.device.model_registration import Announcement
+from foretrain.live.device.model_registration import ModelAnnouncement
 from foretrain.live.device.settings import WATCHED
 from foretrain.live.device.simulated_updates import SimulatedUpdates
 from foretrain.plugins.torch import access_guards
@@ -194,7 +194,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         device.retag(gradients.flat, device.GRADIENT)
         self._schedule, self._barrier = self._policy, POLICIES[self._policy.name].barrier
         number = next(self._numbers)
-        announcement = Announcement(
+        announcement = ModelAnnouncement(
             type(self.model).__name__,
             str(self._policy),
             tuple(dist.get_process_group_ranks(self._gradient_group)),

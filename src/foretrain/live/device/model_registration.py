@@ -7,7 +7,7 @@ import msgspec
 from foretrain.comm.observation import StepProfile
 
 
-class Announcement(msgspec.Struct, frozen=True):
+class ModelAnnouncement(msgspec.Struct, frozen=True):
     """The payload of a record ``TASKS``; see `foretrain.live.event_log`.
 
     Attributes:
@@ -31,6 +31,6 @@ class Announcement(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
     @staticmethod
-    def decode(payload: bytes) -> Announcement:
+    def decode(payload: bytes) -> ModelAnnouncement:
         """What `encode` wrote."""
-        return msgspec.json.decode(payload, type=Announcement)
+        return msgspec.json.decode(payload, type=ModelAnnouncement)

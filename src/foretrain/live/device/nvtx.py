@@ -11,7 +11,7 @@ import torch.cuda.nvtx
 from foretrain.live.device.patching import put
 
 
-def install(device: ModuleType) -> None:
+def install_nvtx(device: ModuleType) -> None:
     """Puts functions in place of those that a build without CUDA lacks."""
     handles = itertools.count(1)
     depth = 0

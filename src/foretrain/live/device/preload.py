@@ -14,14 +14,14 @@ _ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
 """What the first optimizer of a script imports, and DistributedDataParallel: a second, and 50 MiB in every rank."""
 
 
-def share(settings: RankSettings) -> None:
+def preload(settings: RankSettings) -> None:
     """Imports the modules of PyTorch that the script names; what goes wrong is left to the script to meet."""
-    for name in dict.fromkeys([*_ALWAYS, *_named(_source(settings))]):
+    for name in dict.fromkeys([*_ALWAYS, *_torch_imports(_script_source(settings))]):
         with suppress(Exception):
             importlib.import_module(name)
 
 
-def _source(settings: RankSettings) -> str:
+def _script_source(settings: RankSettings) -> str:
     """Of a script; not of a module, whose package would have to run to find it."""
     try:
         return "" if settings.module else Path(settings.script[0]).read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ def _source(settings: RankSettings) -> str:
         return ""
 
 
-def _named(source: str) -> Iterator[str]:
+def _torch_imports(source: str) -> Iterator[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

@@ -27,7 +27,7 @@ from torch.utils import _foreach_utils
 
 from foretrain.live.device import (
     checkpoints,
-    children,
+    child_processes,
     clocks,
     compiler,
     cuda,
@@ -42,7 +42,7 @@ from foretrain.live.device import (
     spawning,
     stores,
 )
-from foretrain.live.device.host_optimizer import HostStep, local
+from foretrain.live.device.host_optimizer import HostOptimizerStep, local_part
 from foretrain.live.device.patching import put
 from foretrain.live.device.settings import RankSettings
 
@@ -72,12 +72,12 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     cuda.install(device, cuda.properties_of(gpu))
     if gpu.serial:
         _as_on_a_cpu()
-    process_groups.install(device, lambda: stores.meeting(settings.store, settings.folded))
+    process_groups.install(device, lambda: stores.shared_store(settings.store, settings.folded))
     if settings.folded:
-        stores.install()
+        stores.install_stores()
     compiler.install(device)
-    _kept.append(shapes.install())
-    flex.install()
+    _kept.append(shapes.install_shapes())
+    flex.install_flex()
     checkpoints.install()
     operator_cost.share(gpu)
 
@@ -105,13 +105,13 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     def warn(text: str) -> None:
         device.note(device.WARNING, 0, 0, text.encode())
 
-    data_loader.install(warn)
+    data_loader.install_data_loader(warn)
     process_groups.expect(settings.world, rank)
-    spawning.install(settings, rank)
-    children.install()
+    spawning.install_spawn(settings, rank)
+    child_processes.install_child_guard()
     compiler.set_charge(prices.fused)
     # What is measured is charged already.
-    host = None if settings.measured_host else HostStep(device.spend, warn)
+    host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)
     _Steps(device, prices, settings.steps, watchdog, host)
     with _scheduled(device, settings):
         status, failure = script.run(settings, rank)
@@ -160,7 +160,7 @@ class _Steps:
         prices: operator_cost.Prices,
         wanted: int | None,
         watchdog: _Watchdog,
-        host: HostStep | None,
+        host: HostOptimizerStep | None,
     ) -> None:
         self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
         self._host = host
@@ -178,14 +178,14 @@ class _Steps:
         device = self._device
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
-        device.retag([local(tensor) for tensor in parameters], device.PARAMETER)
-        device.retag([local(tensor) for tensor in gradients], device.GRADIENT)
+        device.retag([local_part(tensor) for tensor in parameters], device.PARAMETER)
+        device.retag([local_part(tensor) for tensor in gradients], device.GRADIENT)
         if self._states.get(optimizer) != id(optimizer.state):  # made by load_state_dict; others in step() itself
             self._states[optimizer] = id(optimizer.state)
             device.retag(list(_tensors(optimizer.state)), device.OPTIMIZER)
         device.set_tag(device.OPTIMIZER)
         if self._host is not None:
-            self._host.begin([local(tensor) for tensor in parameters if tensor.grad is not None])
+            self._host.begin([local_part(tensor) for tensor in parameters if tensor.grad is not None])
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         device = self._device
@@ -194,7 +194,7 @@ class _Steps:
             self._host.end()
         if not device.capturing():
             self._made_one(id(optimizer))
-        elif not graphs.behind_replays(optimizer, partial(self._made_one, id(optimizer))):
+        elif not graphs.after_replays(optimizer, partial(self._made_one, id(optimizer))):
             text = "a CUDA graph in which an optimizer makes several steps is taken for one step"
             device.note(device.WARNING, 0, 0, text.encode())
 
@@ -235,7 +235,7 @@ def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
     for values in state.values():
         for value in values.values():
             if isinstance(value, torch.Tensor):
-                yield local(value)
+                yield local_part(value)
 
 
 class _Watchdog:

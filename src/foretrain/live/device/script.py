@@ -20,7 +20,7 @@ from torch.distributed import DistBackendError
 
 from foretrain.launch.worker import run_as_main
 from foretrain.live.device.settings import RankSettings
-from foretrain.live.device.stores import explain
+from foretrain.live.device.stores import explain_store_timeout
 
 _LIBRARY = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -58,7 +58,7 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
         raise SimulationEnded from None
     except BaseException as error:
         if settings.folded:
-            explain(error)
+            explain_store_timeout(error)
         _tell(error, settings, rank)
         status, failure = 1, error
     _end(threads)

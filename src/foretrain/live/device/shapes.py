@@ -14,7 +14,7 @@ import torch
 Tensor = torch.Tensor
 
 
-def install() -> torch.library.Library:
+def install_shapes() -> torch.library.Library:
     """Registers them; they live as long as what is returned."""
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name, shape in _SHAPES.items():

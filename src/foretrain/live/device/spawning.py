@@ -18,7 +18,7 @@ from foretrain.live.device.patching import put
 from foretrain.live.device.settings import RankSettings
 
 
-class Joined:
+class JoinedProcesses:
     """``torch.multiprocessing.ProcessContext`` of processes that have ended."""
 
     processes: tuple[Any, ...] = ()
@@ -32,7 +32,7 @@ class Joined:
         return True
 
 
-def install(settings: RankSettings, rank: int) -> None:
+def install_spawn(settings: RankSettings, rank: int) -> None:
     """Has ``spawn`` and ``start_processes`` call the function for the GPU of ``rank``, in this process."""
     local, here = rank % settings.gpus, int(settings.environment(rank)["LOCAL_WORLD_SIZE"])
     owner = os.getpid()
@@ -44,7 +44,7 @@ def install(settings: RankSettings, rank: int) -> None:
         join: bool = True,
         daemon: bool = False,
         start_method: str = "spawn",
-    ) -> Joined | None:
+    ) -> JoinedProcesses | None:
         if os.getpid() != owner:
             raise RuntimeError("torch.multiprocessing.spawn: a child of a simulated rank has no GPU to start it for")
         if nprocs != here:
@@ -52,7 +52,7 @@ def install(settings: RankSettings, rank: int) -> None:
             problem = f"is not one process for each of the server's {here} simulated GPUs"
             raise ConfigError("torch.multiprocessing.spawn nprocs", nprocs, problem, remedy)
         fn(local, *args)
-        return None if join else Joined()
+        return None if join else JoinedProcesses()
 
     # `torch.multiprocessing.spawn` is the function, which hides the module of the same name.
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):

@@ -10,7 +10,7 @@ import torch
 from foretrain.live.device.patching import put
 
 
-def install(device: ModuleType) -> None:
+def install_storages(device: ModuleType) -> None:
     """Lets storages be made, resized and copied on ``device``, the loaded extension."""
     plain_new, plain_resize, plain_copy = (
         getattr(torch.UntypedStorage, name) for name in ("__new__", "resize_", "copy_")

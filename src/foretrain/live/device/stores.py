@@ -3,7 +3,8 @@
 # Note [Stores]
 Under folding most ranks of the world do not exist, so nobody may wait for all of them: the ranks that do share one
 `FileStore` in a folder of the run's own, which also spares a listening socket. A note that only a represented rank
-would leave never comes. That is told after `PATIENCE`, whatever timeout the script has chosen: live ranks are sooner.
+would leave never comes. That is told after `STORE_TIMEOUT`, whatever timeout the script has chosen: live ranks are
+sooner.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 
 from foretrain.live.device.patching import put
 
-PATIENCE: Final = timedelta(seconds=30)
+STORE_TIMEOUT: Final = timedelta(seconds=30)
 """How long a rank waits for a note where some ranks are only represented."""
 _REMEDY: Final = (
     "foretrain: some ranks are not live but represented by others (the lines on folding above say which), and leave no "
@@ -24,12 +25,12 @@ _REMEDY: Final = (
 )
 
 
-def meeting(path: str, folded: bool) -> FileStore:
+def shared_store(path: str, folded: bool) -> FileStore:
     """The store that all live ranks of a run share."""
     return _ImpatientFileStore(path, -1) if folded else FileStore(path, -1)
 
 
-def install() -> None:
+def install_stores() -> None:
     """Has stores that a script makes itself not wait for ranks that are only represented."""
     put(dist, TCPStore=_ImpatientTCPStore)
 
@@ -37,7 +38,7 @@ def install() -> None:
 class _ImpatientFileStore(FileStore):
     def __init__(self, path: str, ranks: int) -> None:
         super().__init__(path, ranks)
-        super().set_timeout(PATIENCE)
+        super().set_timeout(STORE_TIMEOUT)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Process groups set theirs, of many minutes."""
@@ -50,14 +51,14 @@ class _ImpatientTCPStore(TCPStore):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: timedelta = PATIENCE,
+        timeout: timedelta = STORE_TIMEOUT,
         wait_for_workers: bool = True,
         **named: Any,
     ) -> None:
-        super().__init__(host_name, port, world_size, is_master, min(timeout, PATIENCE), False, **named)
+        super().__init__(host_name, port, world_size, is_master, min(timeout, STORE_TIMEOUT), False, **named)
 
 
-def explain(error: BaseException) -> None:
+def explain_store_timeout(error: BaseException) -> None:
     """Adds to an error of a folded run what may be behind it, if a store is."""
     text = str(error)
     if isinstance(error, RuntimeError) and ("Timeout waiting for key" in text or "ait timeout" in text):

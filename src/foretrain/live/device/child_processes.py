@@ -54,7 +54,7 @@ class WithoutGpu:
         self._target(*args, **named)
 
 
-def install() -> None:
+def install_child_guard() -> None:
     """Has processes that the script starts refuse to use a GPU."""
     start, owner = BaseProcess.start, os.getpid()
 
