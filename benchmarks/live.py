@@ -25,9 +25,8 @@ from pathlib import Path
 
 from measure import finish, options, spread
 
-from foretrain.live.progress import ProgressCallbacks
 from foretrain.live.rank_trace import StepBreakdown
-from foretrain.live.refold import Live
+from foretrain.live.refold import Live, ProgressCallbacks
 from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import deployment
 

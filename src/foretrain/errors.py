@@ -16,7 +16,7 @@
     (`foretrain.live.failures`) ├── Malformed        a message to a parameter server that does not read or belong
     (`foretrain.comm.ps.frames`) ├── LinkError        a connection between ranks cannot be made or is over
     (`foretrain.comm.coordinator.link`) ├── OutOfMemory      a simulated GPU's memory is not enough: names rank and use
-    (`foretrain.live.out_of_memory`) └── LabError         a lab cannot be built, found or used: says what to type
+    (`foretrain.live.failures`) └── LabError         a lab cannot be built, found or used: says what to type
     instead (`foretrain.lab`)
         └── LaunchError  a rank in a lab failed, or the ranks took too long: has what it wrote last (`foretrain.lab`)
 

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
-from foretrain.live.alltoallv import Rows, relative
+from foretrain.live.comm_layout import Rows, relative
 
 MOST = 1 << 16
 GROUP = (3, 1, 7, 5, 11)

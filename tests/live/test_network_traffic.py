@@ -372,7 +372,7 @@ def test_what_is_too_much_for_the_budget_makes_a_fluid_of_what_it_meets() -> Non
     assert of(Fidelity("auto", budget=0)) == fluid
     assert len(told) == 1
     assert "such ones are fluids" in told[0]
-    speed = "foretrain.live.fidelity_policy.speed"
+    speed = "foretrain.live.comm_pattern.speed"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed, lambda *_: 1000.0)
         mixed = of(Fidelity("auto", budget=3.0))

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from foretrain.live.event_log import MEMORY, STREAM
-from foretrain.live.out_of_memory import OutOfMemory, check_memory
+from foretrain.live.failures import OutOfMemory, check_memory
 from tests.live.player import play
 
 SAID = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 80.00 GiB of which more is said."

@@ -7,8 +7,7 @@ import pytest
 
 from foretrain.comm.observation import StepProfile, workload_of
 from foretrain.errors import Disagreement, StallError
-from foretrain.live.device.model_registration import ModelAnnouncement
-from foretrain.live.event_log import STREAM
+from foretrain.live.event_log import STREAM, ModelAnnouncement
 from foretrain.network import Hop
 from foretrain.schedule import POLICIES, Job
 from foretrain.simulation import VirtualWorld

@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from foretrain.errors import ConfigError
-from foretrain.live.auto_schedule import plan_differences, recommended_schedule
-from foretrain.live.simulate import simulate
+from foretrain.live.simulate import plan_differences, recommended_schedule, simulate
 from foretrain.network.deployment_notation import deployment
 from foretrain.planner import choose, saved
 from foretrain.planner.backends import cluster_of

@@ -146,10 +146,9 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
     memory = _memory(options)
-    from foretrain.live.auto_schedule import plan_differences
     from foretrain.live.cluster_spec import equipped
-    from foretrain.live.failures import ScriptFailed
-    from foretrain.live.out_of_memory import OutOfMemory
+    from foretrain.live.failures import OutOfMemory, ScriptFailed
+    from foretrain.live.simulate import plan_differences
     from foretrain.live.simulate import simulate as run
     from foretrain.planner import SavedPlan, requested_schedule
     from foretrain.report.findings import SimulationFindings
@@ -208,7 +207,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
 
 def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
     """Return the policy that ``schedule`` names; for auto the planner's choice after a few observed steps."""
-    from foretrain.live.auto_schedule import PLANNING_STEPS, recommended_schedule
+    from foretrain.live.simulate import PLANNING_STEPS, recommended_schedule
     from foretrain.planner import Auto, SavedPlan
     from foretrain.schedule import Spec
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from foretrain.errors import Disagreement
-from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
+from foretrain.live.comm_launch import CollectiveRequest, CommLaunches, Order, PendingComm
 from foretrain.live.event_log import CONTRIBUTION, OPERATIONS, LogRecord
 from foretrain.live.folding import Folding
 from foretrain.live.rank_trace import RankTrace
@@ -167,12 +167,8 @@ class Collective:
         self._arrived += 1
         self._latest = max(self._latest, time)
         if self._arrived == len(self.group.live):
-            self._starts.at(self._latest, self)
-
-    @property
-    def order(self) -> Order:
-        """Its place among those that begin at the same instant."""
-        return min(part.order for part in self.parts.values())
+            order = min(part.order for part in self.parts.values())
+            self._starts.at(self._latest, PendingComm(order, self.request(), self.begin, self.end))
 
     def begin(self) -> None:
         """All have come."""
@@ -181,20 +177,15 @@ class Collective:
             part.party.chapter.began(self, now)
             part.party.paces.of(part.stream.number).communication(1)
 
-    def transfer(self) -> None:
-        """It is no message."""
-
-    def hand_to(self, traffic: CommTraffic) -> None:
-        """Begins it in the network."""
+    def request(self) -> CollectiveRequest:
+        """Return what the network is to carry."""
         parts, members = self.parts, self.group.members
         splits = None
         if self._splits:
             even = {rank: (part.size // len(members),) * len(members) for rank, part in parts.items()}
             splits = {**even, **self._splits}
         any_part = next(iter(parts.values()))
-        traffic.collective(
-            OPERATIONS[any_part.code], max(part.size for part in parts.values()), members, splits, self.end
-        )
+        return CollectiveRequest(OPERATIONS[any_part.code], max(part.size for part in parts.values()), members, splits)
 
     def end(self) -> None:
         """It is over now."""

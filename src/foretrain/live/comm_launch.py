@@ -8,7 +8,9 @@ order must not tell which frame came first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple, Protocol, TypeAlias
 
 from foretrain.simulation.world import START, TIMER, VirtualWorld
 from foretrain.units import Time
@@ -48,29 +50,30 @@ class CommTraffic(Protocol):
         ...
 
 
-class PendingComm(Protocol):
-    """A collective or message that all have come to."""
+class CollectiveRequest(NamedTuple):
+    """The arguments of `CommTraffic.collective`, less ``done``."""
 
-    @property
-    def order(self) -> Order:
-        """Its place among those that begin at the same instant."""
-        ...
+    operation: str
+    size: int
+    group: tuple[int, ...]
+    splits: Mapping[int, tuple[int, ...]] | None = None
 
-    def begin(self) -> None:
-        """It begins now."""
-        ...
 
-    def end(self) -> None:
-        """It is over now."""
-        ...
+@dataclass(frozen=True, slots=True)
+class PendingComm:
+    """A communication that all members have reached, or a decision of a policy at the same instant.
 
-    def transfer(self) -> tuple[int, int, int] | None:
-        """(source, target, bytes) of a message; None of a collective."""
-        ...
+    Attributes:
+        order: its place among those that begin at the same instant.
+        request: the collective, or (source, target, bytes) of a message; None if it crosses no network.
+        on_start: called when it begins.
+        on_end: called when the network is through with ``request``.
+    """
 
-    def hand_to(self, traffic: CommTraffic) -> None:
-        """Begins a collective in the network."""
-        ...
+    order: Order
+    request: CollectiveRequest | tuple[int, int, int] | None
+    on_start: Callable[[], None]
+    on_end: Callable[[], None] = lambda: None
 
 
 class CommLaunches:
@@ -86,28 +89,27 @@ class CommLaunches:
         self._traffic = traffic
         self._due: dict[Time, list[PendingComm]] = {}
 
-    def at(self, when: Time, meeting: PendingComm) -> None:
-        """Begins ``meeting`` at ``when``."""
+    def at(self, when: Time, comm: PendingComm) -> None:
+        """Begin ``comm`` at ``when``."""
         due = self._due.get(when)
         if due is None:
-            self._due[when] = [meeting]
+            self._due[when] = [comm]
             self.world.schedule(when, START, self._begin, when)
         else:
-            due.append(meeting)
+            due.append(comm)
 
     def _begin(self, when: Time) -> None:
-        due = sorted(self._due.pop(when), key=lambda meeting: meeting.order)
         transfers: list[tuple[int, int, int]] = []
         done: list[Callable[[], None]] = []
-        for meeting in due:
-            meeting.begin()
-            transfer = meeting.transfer()
-            if transfer is None:
-                meeting.hand_to(self._traffic)
-            elif transfer[0] == transfer[1]:
-                self.world.schedule(when, TIMER, meeting.end)  # It crosses no network.
-            else:
-                transfers.append(transfer)
-                done.append(meeting.end)
+        for comm in sorted(self._due.pop(when), key=attrgetter("order")):
+            comm.on_start()
+            request = comm.request
+            if isinstance(request, CollectiveRequest):
+                self._traffic.collective(*request, comm.on_end)
+            elif request is not None and request[0] == request[1]:
+                self.world.schedule(when, TIMER, comm.on_end)  # It crosses no network.
+            elif request is not None:
+                transfers.append(request)
+                done.append(comm.on_end)
         if transfers:
             self._traffic.messages(transfers, done)

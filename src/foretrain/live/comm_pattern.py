@@ -9,6 +9,11 @@ together; if they need less than the model says, they are made larger in proport
 part of the links; if they need more, the network is the limit, and it takes as long as that. Unlike `Deployment`, which
 calibrates one group alone, this neither hides a congested fabric nor counts NICs that groups share twice.
 
+# Note [Fidelity of an exchange]
+With ``"auto"`` an exchange goes packet by packet if the packets it takes alone are within what is left of the budget,
+and is then taken from it; an exchange that contends with a fluid is a fluid, too. The cost of exchanges that contend is
+not foreseen.
+
 # Note [Long rings]
 A ring in lock step of very many steps is exact and free while nothing disturbs it, and must be simulated step by step
 as soon as something does. Beyond `_MOST_STEPS` its steps are joined, with their bytes and latencies: undisturbed it
@@ -35,10 +40,9 @@ from foretrain.collective import WHOLE, Operation
 from foretrain.collective.nccl.generation import gpu_named
 from foretrain.collective.nccl.variants import NETWORK_HOP
 from foretrain.live.comm_layout import CommLayout, Group
-from foretrain.live.fidelity_policy import FidelityPolicy
 from foretrain.network.collective_placement import choice_on
 from foretrain.network.deployment import Deployment
-from foretrain.network.fidelity import FLUID, Fidelity
+from foretrain.network.fidelity import FLUID, Fidelity, PacketEstimate, packet_hops, speed
 from foretrain.network.fluid import run
 from foretrain.network.program import Paths, Program
 from foretrain.network.routing import router
@@ -315,3 +319,40 @@ def _bits(links: NDArray[np.integer], count: int) -> int:
 
 def _end(program: Program, capacity: NDArray[np.float64]) -> float:
     return float(run(program, capacity).finish.max(initial=0.0))
+
+
+_LONG: Final = 5.0
+"""Seconds from which on an exchange is told of before it is simulated."""
+
+
+class FidelityPolicy:
+    """Decides exchange by exchange.
+
+    Args:
+        where: the cluster, and its fidelity.
+        tell: told what takes long, and what is not simulated packet by packet, a line each.
+    """
+
+    def __init__(self, where: Deployment, tell: Callable[[str], None]) -> None:
+        self._where, self._tell = where, tell
+        self._left = where.fidelity.budget
+        self._speed = 0.0
+        self._said = False
+
+    def of(self, program: Program) -> Fidelity:
+        """What an exchange is simulated with."""
+        fidelity = self._where.fidelity
+        if fidelity.level in ("ideal", "fluid"):
+            return fidelity
+        if not self._speed:
+            self._speed = speed(fidelity, self._where.fluid.network, program)
+        found = PacketEstimate(packet_hops(program, fidelity.transport.payload), self._speed)
+        if fidelity.level == "packet" or found.seconds <= self._left:
+            self._left -= found.seconds
+            if found.seconds > _LONG:
+                self._tell(f"packet level: an exchange of {found}")
+            return dataclasses.replace(fidelity, level="packet")
+        if not self._said:
+            self._said = True
+            self._tell(f"auto: an exchange of {found} is more than what is left of the budget; such ones are fluids")
+        return dataclasses.replace(fidelity, level="fluid")

@@ -32,7 +32,7 @@ Records and the meaning of their fields (unnamed fields are 0):
 ``FORGET``     Payload: int64 events that nobody refers to any more.
 ``NOTE``       Something to remember: ``code`` of `NOTES`, ``a`` and ``b``, payload as the note says.
 ``TASKS``      A policy exchanges gradients from here on, as exchange ``a`` of this rank; ``stream`` is where that is
-               shown. Payload: JSON, `foretrain.live.device.model_registration.ModelAnnouncement`.
+               shown. Payload: JSON, `foretrain.live.event_log.ModelAnnouncement`.
 ``BEGIN``      ``stream`` comes to the first gradient of another round of exchange ``b``, at ``host`` at the earliest.
 ``READY``      Task ``extra`` of exchange ``b`` is ready when ``stream`` gets here, at ``host`` at the earliest. Event
                ``a`` happens when all of its bytes are summed and back on all ranks.
@@ -45,6 +45,9 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import msgspec
+
+from foretrain.comm.observation import StepProfile
 from foretrain.units import Time
 
 RUN: Final = 1
@@ -179,3 +182,32 @@ def _entries(frame: bytes, at: int) -> Iterator[LogRecord]:
 def answer(time: Time = 0, value: int = 0, payload: bytes = b"", *, failed: bool = False) -> bytes:
     """The bytes of an answer."""
     return ANSWER.pack(1 if failed else 0, len(payload), time, value) + payload
+
+
+class ModelAnnouncement(msgspec.Struct, frozen=True):
+    """The payload of a record ``TASKS``; see `foretrain.live.event_log`.
+
+    Attributes:
+        model: its class, for people.
+        schedule: policy and knobs, as `foretrain.schedule.spec` reads it.
+        ranks: of the world, among which gradients are summed, in the group's order.
+        names: of the parameters, by task.
+        sizes: bytes, by task.
+        seen: the steps that this rank has watched.
+    """
+
+    model: str
+    schedule: str
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    seen: StepProfile
+
+    def encode(self) -> bytes:
+        """For `decode`, in another process."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(payload: bytes) -> ModelAnnouncement:
+        """What `encode` wrote."""
+        return msgspec.json.decode(payload, type=ModelAnnouncement)

@@ -22,8 +22,7 @@ from foretrain.live.collectives import who
 from foretrain.live.comm_launch import CommTraffic
 from foretrain.live.event_log import ASK, FORGET, LEAVE, Frame, answer, frames
 from foretrain.live.folding import Folding, Message
-from foretrain.live.gpu import CommRegistry, SimulatedGpu
-from foretrain.live.host_queries import DeferredQueries, HostQuery
+from foretrain.live.gpu import CommRegistry, DeferredQueries, HostQuery, SimulatedGpu
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.simulation.world import VirtualWorld
 from foretrain.units import SECOND, Time, format_time

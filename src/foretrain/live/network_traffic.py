@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from foretrain.collective import Operation
 from foretrain.collective.nccl.generation import gpu_named
 from foretrain.errors import ConfigError, unknown
-from foretrain.live.alltoallv import Rows, Sends, Splits
-from foretrain.live.comm_layout import ALL_PAIRS, Group, algorithm, layout, message, uneven
+from foretrain.live.comm_layout import ALL_PAIRS, Group, Rows, Sends, Splits, algorithm, layout, message, uneven
 from foretrain.live.comm_pattern import (
     CommPattern,
     RoutedCluster,
@@ -112,7 +111,8 @@ class NetworkTraffic:
             group: world ranks in the group's order. A broadcast's, reduce's, gather's or scatter's root is the first.
             splits: for an uneven all-to-all: bytes to each rank of the group, the same from all members, or by world
                 rank of live members, from whose rows those of the others follow; see Note [Two readings of a row] in
-                `foretrain.live.alltoallv`. More messages than all pairs of 256 ranks are taken for an even all-to-all.
+                `foretrain.live.comm_layout`. More messages than all pairs of 256 ranks are taken for an even
+                all-to-all.
             done: called without arguments.
 
         Raises:

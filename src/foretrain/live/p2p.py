@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from foretrain.errors import Disagreement
 from foretrain.live.collectives import Group, RankHandle
-from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
+from foretrain.live.comm_launch import CommLaunches, PendingComm
 from foretrain.live.event_log import CONTRIBUTION, LogRecord
 from foretrain.live.folding import Folding
 from foretrain.live.streams import Stream, StreamEvent, late
@@ -180,26 +180,14 @@ class P2PTransfer:
         when, now = max(sent, received), self._starts.world.now()
         if when < now:
             raise late(self.sender.batch.party.rank, "a message", when, now)
-        self._starts.at(when, self)
-
-    @property
-    def order(self) -> Order:
-        """Its place among those that begin at the same instant."""
-        return self.sender.order
+        transfer = self.sender.batch.party.rank, self.sender.peer, self.sender.size
+        self._starts.at(when, PendingComm(self.sender.order, transfer, self.begin, self.end))
 
     def begin(self) -> None:
         """Both have come."""
         now = self._starts.world.now()
         self.sender.begin(now)
         self.receiver.begin(now)
-
-    def transfer(self) -> tuple[int, int, int]:
-        """Source, target and bytes, as the sender says."""
-        return self.sender.batch.party.rank, self.sender.peer, self.sender.size
-
-    def hand_to(self, traffic: CommTraffic) -> None:
-        """Messages are handed over together."""
-        raise AssertionError("a message is handed over with the others of its instant")
 
     def end(self) -> None:
         """It is over now."""

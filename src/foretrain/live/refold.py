@@ -1,10 +1,11 @@
-"""Runs the ranks of a script, again with more live ones where it shows that the first were too few."""
+"""Run the ranks of a script, and run them again with more live ranks where messages show that more are needed."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,11 +17,10 @@ from foretrain.device.gpu import overlap_slowdown
 from foretrain.errors import ForetrainError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.executor import FoldingInvalid, conduct
-from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, script_failure
+from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, check_memory, script_failure
 from foretrain.live.folding import Folding, Message
+from foretrain.live.forecast import warnings_of
 from foretrain.live.network_traffic import NetworkTraffic
-from foretrain.live.out_of_memory import check_memory
-from foretrain.live.progress import ProgressCallbacks, reporting_warnings
 from foretrain.live.rank_processes import Ranks
 from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
 from foretrain.network.deployment import Deployment
@@ -129,3 +129,40 @@ class Refold:
             if failed := script_failure(story):
                 raise failed
         return RunOutcome(story, folding, traffic, steps.carried)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressCallbacks:
+    """Whom to tell how far the simulation is.
+
+    Attributes:
+        building: called with the files of the fake device that are compiled, and of how many.
+        repeated: called before the script starts again from its beginning, with the number of live ranks.
+        folded: called with who stands for whom, whenever ranks start.
+        stepped: called with each step of each live rank.
+        waiting: called about once a second while nothing comes from the ranks, with those that compute on their host,
+            and for how many seconds they have.
+        told: called with a line about what takes long to simulate.
+        failed: called before an error is raised with what the ranks had warned of, and how often.
+    """
+
+    building: Callable[[int, int], None] = lambda done, every: None
+    repeated: Callable[[int], None] = lambda live: None
+    folded: Callable[[tuple[str, ...]], None] = lambda lines: None
+    stepped: Callable[[int, StepBreakdown], None] = lambda rank, step: None
+    waiting: Callable[[tuple[int, ...], float], None] = lambda ranks, seconds: None
+    failed: Callable[[dict[str, int]], None] = lambda warnings: None
+    told: Callable[[str], None] = lambda line: None
+
+
+@contextmanager
+def reporting_warnings(story: SimulationTrace, watch: ProgressCallbacks) -> Iterator[None]:
+    """Has ``watch`` hear of the ranks' warnings if the block fails; they may be why."""
+    try:
+        yield
+    except FoldingInvalid:  # It goes on, with more live ranks.
+        raise
+    except ForetrainError:
+        if warnings := warnings_of(story.chapters):
+            watch.failed(warnings)
+        raise

@@ -1,11 +1,15 @@
 """Gradients exchanged by a policy of `foretrain.schedule` instead of the script's own collectives.
 
 A rank announces what it has to exchange (``TASKS``), and from then on tells only that another round begins and which
-gradients are there. What is there on all members goes to one engine per group, as on the leader of the real runtime
+gradients are there. What is there on all members goes to one engine per group, as on the real runtime's coordinator
 (`foretrain.comm.coordinator.coordinator`); what its policy starts crosses the simulated network as a collective, one
 after the other as on one communicator, each after θ, the cluster's ``overhead``.
 
     READY on all members ──▶ policy ──▶ Start(chunk) ── θ ──▶ traffic ──▶ Done ──▶ task landed: its event happens
+
+The policy is made as in the real runtime (`foretrain.plugins.torch.runtime_plan`) from what all members of the group
+have observed: the slowest member counts, and knobs that were left open are searched by simulating the observed step on
+the network whose cost is known.
 
 What makes a round begin, and a task ready, waits like every start for the end of the instant; see Note [Starts of one
 instant] in `foretrain.live.comm_launch`.
@@ -14,22 +18,25 @@ instant] in `foretrain.live.comm_launch`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+from foretrain.comm.observation import workload_of
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement
 from foretrain.live.collectives import Group, RankHandle, who
-from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order
-from foretrain.live.device.model_registration import ModelAnnouncement
-from foretrain.live.event_log import BEGIN, READY, LogRecord
+from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order, PendingComm
+from foretrain.live.event_log import BEGIN, READY, LogRecord, ModelAnnouncement
 from foretrain.live.folding import Folding
-from foretrain.live.schedule_plan import SchedulePlan, plan_schedule
 from foretrain.live.streams import StreamEvent, late
-from foretrain.schedule import CostModel
+from foretrain.planner import tune
+from foretrain.planner.backends import cluster_of
+from foretrain.schedule import Bound, CostModel, Job, ScheduledPolicy, Spec, bound, spec
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
+from foretrain.workload.step import Workload
 
 _KEPT: Final = 100_000
 """Decisions that an exchange remembers."""
@@ -161,7 +168,7 @@ class ModelSchedule:
     def arrived(self, coming: RoundBarrier, latest: Time) -> None:
         """All members have come, or will have at ``latest``."""
         del self._coming[coming.step, coming.task]
-        self._starts.at(latest, coming)
+        self._starts.at(latest, PendingComm(min(coming.orders), None, coming.begin))
 
     def post(self, step: int, task: int | None) -> None:
         """Tells the policy."""
@@ -196,7 +203,7 @@ class ModelSchedule:
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
         """Runs ``call`` at ``when``, behind what ranks bring at that instant."""
         self._waking += 1
-        self._starts.at(max(when, self.now()), _Later(call, (_LAST + self.group.live[0], self._waking)))
+        self._starts.at(max(when, self.now()), PendingComm((_LAST + self.group.live[0], self._waking), None, call))
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
         """Sends ``chunk`` behind all that were started before."""
@@ -253,17 +260,17 @@ class ModelSchedule:
 
 
 class RoundBarrier:
-    """A round, or a task of it, to which the members of a group come. A meeting of `foretrain.live.comm_launch`."""
+    """A round, or a task of it, to which the members of a group come."""
 
     def __init__(self, schedule: ModelSchedule, step: int, task: int | None) -> None:
         self.step, self.task = step, task
         self._schedule = schedule
-        self._orders: list[Order] = []
+        self.orders: list[Order] = []
         self._came: dict[RankHandle, Time] = {}
 
     def expect(self, order: Order) -> None:
         """A member's record is there."""
-        self._orders.append(order)
+        self.orders.append(order)
 
     def come(self, party: RankHandle, time: Time) -> None:
         """The stream of ``party`` is there at ``time``, or will be."""
@@ -283,44 +290,46 @@ class RoundBarrier:
         what = "began" if self.task is None else f"made task {self._schedule.name_of(self.task)!r} ready in"
         return f"{who(here)} {what} round {self.step} of {self._schedule.group}, {who(lacking)} did not"
 
-    @property
-    def order(self) -> Order:
-        """Its place among what begins at the same instant."""
-        return min(self._orders)
-
     def begin(self) -> None:
         """All have come."""
         now = self._schedule.now()
         for party, came in self._came.items():
             if self.task is not None:
                 party.chapter.waited(came, now)
-
-    def end(self) -> None:
-        """It takes no time."""
-
-    def transfer(self) -> None:
-        """It is no message."""
-
-    def hand_to(self, traffic: CommTraffic) -> None:
-        """Tells the policy."""
         self._schedule.post(self.step, self.task)
 
 
-class _Later:
-    """What a policy wants done at a moment. A meeting as well."""
+@dataclass(frozen=True, slots=True)
+class SchedulePlan:
+    """How a model's gradients are exchanged.
 
-    def __init__(self, call: Callable[[], None], order: Order) -> None:
-        self._call, self.order = call, order
+    Attributes:
+        workload: the step of the slowest member, as it was observed.
+        job: the scheduler's view of it on the simulated network.
+        schedule: the policy with its knobs.
+        policy: the same, running.
+        bound: T* of that step on that network.
+    """
 
-    def begin(self) -> None:
-        """It is no communication."""
+    workload: Workload
+    job: Job
+    schedule: Spec
+    policy: ScheduledPolicy
+    bound: Bound
 
-    def end(self) -> None:
-        """It takes no time."""
+    @property
+    def warmup(self) -> int:
+        """Rounds after which the policy's decisions repeat."""
+        return self.policy.warmup
 
-    def transfer(self) -> None:
-        """It is no message."""
 
-    def hand_to(self, traffic: CommTraffic) -> None:
-        """Does it."""
-        self._call()
+def plan_schedule(announced: Sequence[ModelAnnouncement], cost: CostModel) -> SchedulePlan:
+    """The plan for members that have announced this, in a network where an all-reduce costs ``cost``."""
+    slowest = max(announced, key=lambda one: one.seen.compute)
+    place = f"{len(slowest.ranks)} simulated ranks"
+    workload = workload_of(slowest.seen, slowest.names, slowest.sizes, slowest.model, place)
+    job = Job.of(workload, cost)
+    wanted = spec(slowest.schedule)
+    if len(slowest.ranks) > 1 and cost.per_byte:
+        wanted = tune(workload, cluster_of(cost, len(slowest.ranks)), wanted, careful=True)
+    return SchedulePlan(workload, job, wanted, wanted.build(job), bound(workload, job))

@@ -1,4 +1,9 @@
-"""Runs a training script on a cluster that is not there."""
+"""Run a training script on a simulated cluster; choose a schedule from a short simulation.
+
+A simulated rank must know its policy before its first step is scheduled, and cannot be told later. So for
+``foretrain simulate --schedule auto`` and ``--plan`` the script runs twice: a few steps under plain DDP, and again
+under the schedule that was chosen for them.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +20,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.device import calls
+from foretrain.device import calls, preset_names
 from foretrain.device.gpu import host_launch, stack_factor
 from foretrain.errors import ConfigError
-from foretrain.live.device.settings import RankSettings
+from foretrain.live.device.settings import WATCHED, RankSettings
 from foretrain.live.folding import Folding
 from foretrain.live.forecast import Forecast, forecast_of
 from foretrain.live.network_traffic import NetworkTraffic
-from foretrain.live.progress import ProgressCallbacks, reporting_warnings
 from foretrain.live.rank_trace import SimulationTrace
-from foretrain.live.refold import Live, Refold, RunOutcome
+from foretrain.live.refold import Live, ProgressCallbacks, Refold, RunOutcome, reporting_warnings
+from foretrain.live.scheduled_gradients import SchedulePlan
+from foretrain.network import Cluster
 from foretrain.network.deployment import Deployment
 from foretrain.network.topology.graph import Topology
+from foretrain.planner import Recommendation, SavedPlan, choose
+from foretrain.planner.backends import cluster_of
+from foretrain.planner.plan import fingerprint
 from foretrain.schedule import Spec, spec
 from foretrain.units import Time
 
@@ -172,3 +181,39 @@ def _per_server(where: Deployment) -> int:
             "torchrun fills servers alike; only the last may have fewer",
         )
     return counts[0]
+
+
+PLANNING_STEPS = WATCHED + 1
+"""What is watched, and one under the policy."""
+
+
+def recommended_schedule(watched: Simulated, device: str | None) -> Recommendation | None:
+    """The best schedule for the largest model of a script that ran under a policy; None where none did.
+
+    ``device`` is what the cluster's GPUs are.
+    """
+    found = _largest_model(watched)
+    if found is None or found[1] < 2:
+        return None
+    plan, ranks = found
+    return choose(plan.workload, _plan_cluster(plan, ranks, device), careful=True)
+
+
+def plan_differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
+    """In what ``saved`` was made for something else than what was simulated."""
+    found = _largest_model(done)
+    if found is None:
+        return ()
+    plan, ranks = found
+    here = fingerprint(plan.workload, None, plan.job.cost, ranks)
+    return saved.differences(here, served=False, compression=saved.compression)
+
+
+def _largest_model(done: Simulated) -> tuple[SchedulePlan, int] | None:
+    plans = [(one.plan, len(one.group.members)) for one in done.story.schedules if one.plan is not None]
+    return max(plans, key=lambda each: each[0].workload.size, default=None)
+
+
+def _plan_cluster(plan: SchedulePlan, ranks: int, device: str | None) -> Cluster:
+    known = device if device in preset_names() else None
+    return dataclasses.replace(cluster_of(plan.job.cost, ranks), device=known)

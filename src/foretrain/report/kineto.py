@@ -24,7 +24,7 @@ from foretrain.device import Device
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
 from foretrain.live.critical_path import MESSAGES
-from foretrain.live.device import nccl
+from foretrain.live.device.profiled_trace import call_of, kernel_of
 from foretrain.live.device.settings import LAUNCH
 from foretrain.live.event_log import DEVICE, EVENT, ROOM
 from foretrain.live.rank_trace import HOST, Activity, RankTrace, SimulationTrace
@@ -224,7 +224,7 @@ class _Rank:
 
     def _collective(self, one: Activity) -> _Launch:
         sent, received = _elements(one.name, one.size, max(len(one.group), 1))
-        name = nccl.call_of(one.name)
+        name = call_of(one.name)
         details = {
             "Collective name": name,
             "In msg nelems": sent,
@@ -234,7 +234,7 @@ class _Rank:
             **self._group(one.group),
             "Waiting for members (us)": microseconds(one.start - one.reached),
         }
-        call, kernel = "cudaLaunchKernelExC", nccl.kernel_of(one.name)
+        call, kernel = "cudaLaunchKernelExC", kernel_of(one.name)
         where = one.stream, one.launch, one.reached, one.end
         return _Launch(f"nccl:{name}", call, kernel, "communication", *where, details)
 
@@ -253,7 +253,7 @@ class _Rank:
             "Messages": [f"{one.name} {one.group[0]} to {one.group[1]}, {one.size:,} B" for one in messages],
             "Waiting for members (us)": microseconds(min(one.start for one in messages) - first.reached),
         }
-        call, kernel = "cudaLaunchKernelExC", nccl.kernel_of("send")
+        call, kernel = "cudaLaunchKernelExC", kernel_of("send")
         where = first.stream, first.launch, first.reached, end
         return _Launch(f"nccl:{name}", call, kernel, "communication", *where, details)
 

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from foretrain.device.model import PROVENANCES
 from foretrain.live.collectives import who
-from foretrain.live.progress import ProgressCallbacks
 from foretrain.live.rank_trace import StepBreakdown
+from foretrain.live.refold import ProgressCallbacks
 from foretrain.live.scheduled_gradients import ModelSchedule
 from foretrain.live.simulate import Simulated
 from foretrain.report.findings import SimulationFindings, share, step_time

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from foretrain.live.device.host_optimizer import HostOptimizerStep, host_bandwidth
+from foretrain.live.device.operator_cost import HostOptimizerStep, host_bandwidth
 from foretrain.units import SECOND
 from tests.live.device.simulated import simulated
 

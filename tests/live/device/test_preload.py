@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.live.device.preload import _torch_imports, preload
+from foretrain.live.device.fork_server import _torch_imports, preload
 from foretrain.live.device.settings import RankSettings
 
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from foretrain.live.device.patching import put
+from foretrain.live.device import put
 
 
 def install() -> None:

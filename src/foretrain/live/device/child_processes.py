@@ -1,20 +1,28 @@
-"""Processes that a script starts itself: they have no GPU, and say so where they ask for one.
+"""Processes that a script starts itself: ``torch.multiprocessing.spawn``, DataLoader's workers, and others.
 
-A simulated rank is one process, and what it starts are interpreters without a simulated GPU (or, forked, with one that
-nobody listens to). Those that prepare data need none. One that is to train on a GPU is told what to do instead, before
-it fails for a reason that misleads, or waits for others for ever.
+A simulation has started one process for each rank already, and each of them runs the script from its beginning. So
+where the script would ``spawn`` a process for each GPU of its server, a rank becomes the one of its own GPU.
+
+All other processes that the script starts are interpreters without a simulated GPU (or, forked, with one whose log
+nobody reads). Those that prepare data need none, and no rank's clock counts their work. One that is to train on a GPU
+is told what to do instead, before it fails for a reason that misleads, or waits for others for ever.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
+import torch.multiprocessing
+from torch.utils.data import DataLoader
+
 from foretrain.errors import ConfigError
-from foretrain.live.device import script
-from foretrain.live.device.patching import put
+from foretrain.live.device import put
+from foretrain.live.device.script import script_frame
+from foretrain.live.device.settings import RankSettings
 
 _LIBRARIES = ("torch.", "multiprocessing.", "concurrent.")
 """Whose processes serve the script, e.g. as workers of a DataLoader or a pool."""
@@ -61,7 +69,7 @@ def install_child_guard() -> None:
     def guarded(self: Any) -> None:
         target = self._target
         if os.getpid() == owner and target is not None and not _serves(target):
-            frame = script.script_frame()
+            frame = script_frame()
             place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
             self._target = WithoutGpu(target, place)
         start(self)
@@ -71,3 +79,60 @@ def install_child_guard() -> None:
 
 def _serves(target: Any) -> bool:
     return f"{getattr(target, '__module__', '')}.".startswith(_LIBRARIES)
+
+
+class JoinedProcesses:
+    """``torch.multiprocessing.ProcessContext`` of processes that have ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def pids(self) -> list[int]:
+        """There are none."""
+        return []
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """All have ended."""
+        return True
+
+
+def install_spawn(settings: RankSettings, rank: int) -> None:
+    """Has ``spawn`` and ``start_processes`` call the function for the GPU of ``rank``, in this process."""
+    local, here = rank % settings.gpus, int(settings.environment(rank)["LOCAL_WORLD_SIZE"])
+    owner = os.getpid()
+
+    def start_processes(
+        fn: Callable[..., object],
+        args: Sequence[Any] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+    ) -> JoinedProcesses | None:
+        if os.getpid() != owner:
+            raise RuntimeError("torch.multiprocessing.spawn: a child of a simulated rank has no GPU to start it for")
+        if nprocs != here:
+            remedy = "start one for each of torch.cuda.device_count(), or name a cluster with so many GPUs"
+            problem = f"is not one process for each of the server's {here} simulated GPUs"
+            raise ConfigError("torch.multiprocessing.spawn nprocs", nprocs, problem, remedy)
+        fn(local, *args)
+        return None if join else JoinedProcesses()
+
+    # `torch.multiprocessing.spawn` is the function, which hides the module of the same name.
+    for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        put(module, spawn=start_processes, start_processes=start_processes)
+
+
+def install_data_loader(warn: Callable[[str], None]) -> None:
+    """Warns, once in a process, where batches come from workers."""
+    make, warned = DataLoader._get_iterator, False
+
+    def get_iterator(loader: DataLoader[Any]) -> Any:
+        nonlocal warned
+        if loader.num_workers and not warned:
+            warned = True
+            frame = script_frame()
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame else ""
+            warn(f"{place}what DataLoader's workers do takes no virtual time: steps never wait for data")
+        return make(loader)
+
+    put(DataLoader, _get_iterator=get_iterator)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from foretrain.live.device.patching import put
+from foretrain.live.device import put
 
 Charge = Callable[[int], tuple[int, int]]
 """From bytes moved by a fused kernel to its duration in ps and provenance."""

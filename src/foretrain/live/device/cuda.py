@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` asks of its C part: devices, memory, properties, random numbers.
+"""C part of ``torch.cuda``: devices, memory, properties, random numbers, NVTX ranges, storages.
 
 A build without CUDA lacks the functions ``torch._C._cuda_*``; the Python around them is the same in every build, and
 calls these instead.
@@ -6,18 +6,19 @@ calls these instead.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.cuda.nccl
+import torch.cuda.nvtx
 import torch.cuda.random
 
 from foretrain.device import Device
-from foretrain.live.device import graphs, nvtx, profiler, storages, streams
+from foretrain.live.device import profiler, put, streams
 from foretrain.live.device.operator_cost import PROVENANCES
-from foretrain.live.device.patching import put
 from foretrain.units import SECOND
 
 CUDA = "12.8"
@@ -61,8 +62,8 @@ class Properties:
 def install(device: ModuleType, properties: Properties) -> None:
     """Makes ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
     streams.install(device)
-    graphs.install_graphs(device)
-    nvtx.install_nvtx(device)
+    streams.install_graphs(device)
+    install_nvtx(device)
     profiler.install(device)
     put(torch._C, **_functions(device, properties), _CudaDeviceProperties=Properties)
     put(torch.cuda, **_replaced(device, properties), _CudaDeviceProperties=Properties)
@@ -74,7 +75,7 @@ def install(device: ModuleType, properties: Properties) -> None:
     # No tensor is acceptable to it: recurrent layers are those of PyTorch itself.
     put(torch.backends.cudnn, version=lambda: CUDNN, is_acceptable=lambda tensor: False)
     put(torch.cuda.nccl, version=lambda: NCCL, is_available=lambda tensors: True)
-    storages.install_storages(device)
+    install_storages(device)
     _printing(device)
 
 
@@ -278,3 +279,75 @@ _ABSENT_FUNCTIONS = (
     "_map_Storage_Refs",
 )
 """What TorchInductor imports when there is a GPU, though nothing here calls it."""
+
+
+def install_nvtx(device: ModuleType) -> None:
+    """Puts functions in place of those that a build without CUDA lacks."""
+    handles = itertools.count(1)
+    depth = 0
+
+    def push(message: str) -> int:
+        nonlocal depth
+        device.annotate(str(message))
+        depth += 1
+        return depth - 1
+
+    def pop() -> int:
+        nonlocal depth
+        device.annotate_end()
+        depth = max(0, depth - 1)
+        return depth
+
+    def start(message: str) -> int:
+        push(message)
+        return next(handles)
+
+    def end(handle: int) -> None:
+        pop()
+
+    def nothing(*_: Any) -> None:
+        """A mark has no duration."""
+
+    functions = {"rangePushA": push, "rangePop": pop, "rangeStartA": start, "rangeEnd": end, "markA": nothing}
+    functions |= {
+        "deviceRangeStart": lambda message, stream: start(message),
+        "deviceRangeEnd": lambda ref, stream: end(ref),
+    }
+    put(torch.cuda.nvtx._nvtx, **functions)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def install_storages(device: ModuleType) -> None:
+    """Lets storages be made, resized and copied on ``device``, the loaded extension."""
+    plain_new, plain_resize, plain_copy = (
+        getattr(torch.UntypedStorage, name) for name in ("__new__", "resize_", "copy_")
+    )
+
+    def new(cls: type, *args: Any, device: Any = None, **given: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return plain_new(cls, *args, **given if device is None else given | {"device": device})
+        data = args[0] if args else given.get("size", 0)
+        if isinstance(data, int):
+            return torch.empty(data, dtype=torch.uint8, device=device).untyped_storage()
+        return torch.tensor(data, dtype=torch.uint8, device=device).untyped_storage()
+
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        """Sharded training frees parameters with it."""
+        if self.device.type != "cuda":
+            return plain_resize(self, size)
+        device.resize_storage(self, size)
+        return self
+
+    def copy_(self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None) -> torch.UntypedStorage:
+        """As numbers where it can: large ones have no values here, while bytes are kept for the objects they may be."""
+        if "cuda" not in (self.device.type, source.device.type) or self.nbytes() != source.nbytes():
+            return plain_copy(self, source, bool(non_blocking))
+        _numbers(self).copy_(_numbers(source), non_blocking=bool(non_blocking))
+        return self
+
+    put(torch.UntypedStorage, __new__=new, resize_=resize_, copy_=copy_)
+
+
+def _numbers(storage: torch.UntypedStorage) -> torch.Tensor:
+    # Floats, as made-up ones are what scripts store, and storing decides nothing: nobody need be warned.
+    kind = torch.bfloat16 if storage.nbytes() % 2 == 0 else torch.uint8
+    return torch.empty(0, dtype=kind, device=storage.device).set_(storage)

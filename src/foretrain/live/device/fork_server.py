@@ -1,4 +1,7 @@
-"""The process that all simulated ranks are forked from: PyTorch imported and the device activated once.
+"""Fork server of all simulated ranks: PyTorch imported and the device activated once.
+
+Modules of PyTorch that the script will import are imported before the fork, so that ranks share them: FSDP and
+pipelining take half a second each.
 
 # Note [Talk with the zygote]
 ``python -m foretrain.live.device.fork_server FD`` serves the process that started it over the socket FD, in lines of
@@ -11,6 +14,7 @@ folder of the run and ends the group; and the kernel ends a rank when the zygote
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import gc
@@ -23,6 +27,9 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -61,10 +68,10 @@ def main(descriptor: int) -> None:
 
 def _prepare(device: ModuleType, settings: RankSettings) -> None:
     """Activates the device, and imports what the script will import, so that ranks share it."""
-    from foretrain.live.device import preload, rank
+    from foretrain.live.device import rank
 
     rank.activate(device, settings)
-    preload.preload(settings)
+    preload(settings)
     if settings.schedule is not None:
         importlib.import_module("torch._dynamo.trace_rules")  # what follows needs it, and it takes long
 
@@ -182,3 +189,34 @@ def _die_with_parent(number: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
+
+
+_ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
+"""What the first optimizer of a script imports, and DistributedDataParallel: a second, and 50 MiB in every rank."""
+
+
+def preload(settings: RankSettings) -> None:
+    """Imports the modules of PyTorch that the script names; what goes wrong is left to the script to meet."""
+    for name in dict.fromkeys([*_ALWAYS, *_torch_imports(_script_source(settings))]):
+        with suppress(Exception):
+            importlib.import_module(name)
+
+
+def _script_source(settings: RankSettings) -> str:
+    """Of a script; not of a module, whose package would have to run to find it."""
+    try:
+        return "" if settings.module else Path(settings.script[0]).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _torch_imports(source: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        yield from (name for name in names if name.startswith("torch."))

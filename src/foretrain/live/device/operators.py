@@ -1,15 +1,27 @@
-"""Which operators have kernels of their own on CUDA: what a real build registers, read from PyTorch's own list.
+"""CUDA's operators: which have kernels of their own, shape functions that PyTorch lacks, and FlexAttention.
 
-An operator that is not registered for the device falls apart into smaller ones where PyTorch has a composite kernel for
-it, e.g. a ``_foreach`` into one operator per tensor. That would be another program than the one that a GPU runs.
+The list of operators with CUDA kernels is read from PyTorch's own. An operator that is not registered for the device
+falls apart into smaller ones where PyTorch has a composite kernel for it, e.g. a ``_foreach`` into one operator per
+tensor. That would be another program than the one that a GPU runs.
+
+Shape functions are those of operators that only GPUs have: of fused recurrent cells, of the batch norm whose statistics
+several GPUs share, and of float8 products into a given tensor. Recurrent networks run cell by cell, as on a GPU without
+cuDNN.
+
+FlexAttention is the one kernel that it is compiled to, with the time of causal attention. Which blocks a mask leaves
+out is a value on the GPU, which does not exist here; training masks are causal as a rule, and those of windows and
+documents leave out more. Eager PyTorch would build the whole matrix of scores instead.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 _ALSO = ("convolution", "convolution_backward", "linalg_lstsq")
 """Composite on CUDA as well: the first two end in one kernel of cuDNN there, which is no operator of a CPU build, the
@@ -77,3 +89,164 @@ def _entries(text: str) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
             elif dispatch and line.startswith("    ") and ":" in line:
                 keys.update(key.strip() for key in line.split(":", 1)[0].split(","))
         yield name, (frozenset(keys), delegate)
+
+
+Tensor = torch.Tensor
+
+
+def install_shapes() -> torch.library.Library:
+    """Registers them; they live as long as what is returned."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name, shape in _SHAPES.items():
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, shape)
+    return library
+
+
+def _statistics_of(tensor: Tensor) -> Tensor:
+    """One number a channel, in single precision if the input has less."""
+    kind = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+    return tensor.new_empty(tensor.shape[1], dtype=kind)
+
+
+def _batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _statistics_of(x), _statistics_of(x)
+
+
+def _batch_norm_gather_stats(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _statistics_of(x), _statistics_of(x)
+
+
+def _batch_norm_elemt(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _batch_norm_backward_reduce(
+    grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *wanted: bool
+) -> tuple[Tensor | None, ...]:
+    sums, weights, biases = wanted
+    of_weight = weight if weight is not None else mean
+    return (
+        torch.empty_like(mean) if sums else None,
+        torch.empty_like(mean) if sums else None,
+        torch.empty_like(of_weight) if weights else None,
+        torch.empty_like(of_weight) if biases else None,
+    )
+
+
+def _batch_norm_backward_elemt(grad_out: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    batch, hidden = grad_hy.shape
+    gates = [workspace.new_empty(batch, 3 * hidden) for _ in range(2)]
+    biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad_hy), *biases
+
+
+def _scaled_product(left: Tensor, right: Tensor, *_: Any, out: Tensor, **__: Any) -> Tensor:
+    return out.resize_(left.shape[0], right.shape[1])
+
+
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "batch_norm_stats": _batch_norm_stats,
+    "batch_norm_gather_stats": _batch_norm_gather_stats,
+    "batch_norm_gather_stats_with_counts": _batch_norm_gather_stats,
+    "batch_norm_elemt": _batch_norm_elemt,
+    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
+    "batch_norm_backward_elemt": _batch_norm_backward_elemt,
+    "_scaled_mm.out": _scaled_product,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
+
+
+def install_flex() -> None:
+    """Registers the operators' kernels for CUDA. Imports little, but late: most scripts do not use them."""
+    from torch._C import DispatchKey
+    from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
+
+    flex_attention.py_impl(DispatchKey.CUDA)(_flex_forward)
+    flex_attention_backward.py_impl(DispatchKey.CUDA)(_flex_backward)
+
+
+def _flex_forward(
+    query: torch.Tensor,  # (batch, heads, sequence, width); key and value may have fewer heads
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Any,
+    block_mask: tuple[Any, ...],
+    scale: float,
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    attended = _attention(query, key, value, scale)[0]
+    output = _like(query, (*query.shape[:-1], value.shape[-1]))
+    if attended.stride() == output.stride():
+        output = attended
+    return output, logsumexp, torch.empty_like(logsumexp)
+
+
+def _flex_backward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    grad_out: torch.Tensor | None,
+    grad_logsumexp: torch.Tensor | None,
+    fw_graph: Any,
+    joint_graph: Any,
+    block_mask: tuple[Any, ...],
+    scale: float,
+    kernel_options: dict[str, Any],
+    score_mod_other_buffers: Sequence[Any] = (),
+    mask_mod_other_buffers: Sequence[Any] = (),
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    gradient = out if grad_out is None else grad_out
+    _attention_backward(gradient, query, key, value, out, logsumexp, scale)
+    captured = tuple(torch.zeros_like(one) if torch.is_tensor(one) else None for one in score_mod_other_buffers)
+    return _like(query, query.shape), _like(key, key.shape), _like(value, value.shape), captured
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:
+    if _half(q):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True, scale=scale)
+
+
+def _attention_backward(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    scale: float,
+) -> None:
+    aten, random = torch.ops.aten, torch.empty((), dtype=torch.int64, device=q.device)
+    if _half(q):
+        lengths = None, None, q.shape[2], k.shape[2]
+        aten._scaled_dot_product_flash_attention_backward(
+            gradient, q, k, v, out, logsumexp, *lengths, 0.0, True, random, random, scale=scale
+        )
+    else:
+        wanted = [True, True, True, False]
+        aten._scaled_dot_product_efficient_attention_backward(
+            gradient, q, k, v, None, out, logsumexp, random, random, 0.0, wanted, True, scale=scale
+        )
+
+
+def _half(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def _like(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Empty, of ``shape``, with its dimensions in the order in memory that ``tensor`` has."""
+    order = sorted(range(len(shape)), key=lambda dim: (tensor.stride(dim), -dim), reverse=True)
+    return tensor.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(shape))])

@@ -1,4 +1,11 @@
-"""Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network."""
+"""Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network.
+
+# Note [Stores]
+Under folding most ranks of the world do not exist, so no rank may wait for all of them: the live ranks share one
+`FileStore` in a folder of the run's own, which also spares a listening socket. A key that only a represented rank would
+set never comes. The waiting rank fails after `STORE_TIMEOUT`, whatever timeout the script has chosen: live ranks are
+faster.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +14,15 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, Store
+from torch._C._distributed_c10d import Backend, FileStore, Store, TCPStore
 from torch.distributed import device_mesh, distributed_c10d
 
 from foretrain.errors import ConfigError
-from foretrain.live.device.patching import put
+from foretrain.live.device import put
 
 
 def install(device: ModuleType, store: Callable[[], Store]) -> None:
@@ -123,7 +130,7 @@ def _ranks(options: Any, size: int) -> list[int]:
 
 
 def _install_rendezvous(store: Callable[[], Store]) -> None:
-    """Ranks meet in the run's own store; see Note [Stores] in `foretrain.live.device.stores`."""
+    """Ranks meet in the run's own store; see Note [Stores] in `foretrain.live.device.process_groups`."""
     # `torch.distributed.rendezvous` is the function, which hides the module of the same name.
     rendezvous = sys.modules["torch.distributed.rendezvous"]
     put(rendezvous, TCPStore=lambda *_, **__: store(), _create_c10d_store=lambda *_, **__: store())
@@ -242,3 +249,51 @@ class _Families:
             self._number, self._size, self.told = self._number + 1, len(ranks), set()
         self.told.update(ranks)
         self._announce(ranks, self._number)
+
+
+STORE_TIMEOUT: Final = timedelta(seconds=30)
+"""How long a rank waits for a note where some ranks are only represented."""
+_REMEDY: Final = (
+    "foretrain: some ranks are not live but represented by others (the lines on folding above say which), and leave no "
+    "notes in a store; if this one is theirs, run all with --live all"
+)
+
+
+def shared_store(path: str, folded: bool) -> FileStore:
+    """The store that all live ranks of a run share."""
+    return _ImpatientFileStore(path, -1) if folded else FileStore(path, -1)
+
+
+def install_stores() -> None:
+    """Has stores that a script makes itself not wait for ranks that are only represented."""
+    put(dist, TCPStore=_ImpatientTCPStore)
+
+
+class _ImpatientFileStore(FileStore):
+    def __init__(self, path: str, ranks: int) -> None:
+        super().__init__(path, ranks)
+        super().set_timeout(STORE_TIMEOUT)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Process groups set theirs, of many minutes."""
+
+
+class _ImpatientTCPStore(TCPStore):
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = STORE_TIMEOUT,
+        wait_for_workers: bool = True,
+        **named: Any,
+    ) -> None:
+        super().__init__(host_name, port, world_size, is_master, min(timeout, STORE_TIMEOUT), False, **named)
+
+
+def explain_store_timeout(error: BaseException) -> None:
+    """Adds to an error of a folded run what may be behind it, if a store is."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and ("Timeout waiting for key" in text or "ait timeout" in text):
+        error.add_note(_REMEDY)

@@ -141,3 +141,31 @@ def _lanes(launches: Iterable[Launched]) -> Iterator[dict[str, Any]]:
         yield kineto_metadata("process_labels", device, 0, {"labels": f"GPU {device}"})
     for device, stream in streams:
         yield kineto_metadata("thread_name", device, stream, {"name": f"stream {stream}"})
+
+
+_KERNELS = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "barrier": "AllReduce",
+}
+"""NCCL's own; everything else it does by sends and receives."""
+_NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
+    "all_to_all": "all_to_all",
+}
+"""What ProcessGroupNCCL calls them, where that is another name."""
+
+
+def kernel_of(operation: str) -> str:
+    """The kernel that NCCL runs for ``operation``, one of `foretrain.live.event_log.OPERATIONS` or a message."""
+    return f"ncclDevKernel_{_KERNELS.get(operation, 'SendRecv')}"
+
+
+def call_of(operation: str) -> str:
+    """What ProcessGroupNCCL calls ``operation``."""
+    return _NAMES.get(operation, operation)

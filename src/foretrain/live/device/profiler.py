@@ -4,25 +4,25 @@
 PyTorch's own profiler runs as in a build without CUDA, and takes down names, shapes, stacks and memory, by the real
 clock. Beside it the device takes down when the same functions begin and end by the virtual clock, and what is launched
 (Note [Profiled functions] in native/profiler.cpp). Both are put together when the profiler stops: its result has the
-same interface as PyTorch's, so that tables, schedules and handlers are PyTorch's own.
+same interface as PyTorch's, so that tables, schedules and handlers are PyTorch's own. Its events have the methods of
+PyTorch's ``_KinetoEvent``.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.profiler
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from foretrain.live.device import nccl, profiled_trace
-from foretrain.live.device.patching import put
-from foretrain.live.device.profiled_events import HostEvent, KernelEvent
+from foretrain.live.device import profiled_trace, put
 from foretrain.live.device.profiled_trace import Launched
 from foretrain.units import NANOSECOND, Time
 
@@ -96,7 +96,7 @@ def _named(launches: Iterable[tuple[Any, ...]], cost: Time) -> Iterable[Launched
 def _titles(name: str) -> tuple[str, str, str]:
     """Category, call of CUDA's runtime, and kernel."""
     if name.startswith("nccl:"):
-        return "kernel", "cudaLaunchKernelExC", nccl.kernel_of(name.removeprefix("nccl:"))
+        return "kernel", "cudaLaunchKernelExC", profiled_trace.kernel_of(name.removeprefix("nccl:"))
     if name.startswith(("Memcpy", "Memset")):
         return f"gpu_{name[:6].lower()}", f"cuda{name[:6]}Async", name
     return "kernel", "cudaLaunchKernel", f"{name.removeprefix('aten::')}_kernel"
@@ -191,3 +191,87 @@ class ProfilerClock:
         """What the rank's clock showed."""
         last = bisect_right(self._real, real) - 1
         return self._virtual[last] if last >= 0 else self._began
+
+
+class HostEvent:
+    """An event of the host, in virtual time."""
+
+    def __init__(self, event: Any, clock: Callable[[int], int]) -> None:
+        self._event = event
+        self._start, self._end = clock(event.start_ns()), clock(event.end_ns())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._event, name)
+
+    def start_ns(self) -> int:
+        """ns since the rank began."""
+        return self._start
+
+    def end_ns(self) -> int:
+        """ns since the rank began."""
+        return self._end
+
+    def duration_ns(self) -> int:
+        """From start to end."""
+        return self._end - self._start
+
+
+class KernelEvent:
+    """An event of the GPU; ``number`` is of the function that launched it, 0 if none did."""
+
+    def __init__(self, one: Launched, number: int) -> None:
+        stream = one.cuda_stream
+        self._told = _NOTHING | {
+            "name": one.kernel,
+            "activity_type": one.kind,
+            "device_index": one.device,
+            "device_resource_id": stream,
+            "start_thread_id": stream,
+            "end_thread_id": stream,
+            "start_ns": one.begin // NANOSECOND,
+            "end_ns": one.end // NANOSECOND,
+            "duration_ns": one.end // NANOSECOND - one.begin // NANOSECOND,
+            "correlation_id": one.number,
+            "linked_correlation_id": number,
+        }
+
+    def __getattr__(self, name: str) -> Callable[[], Any]:
+        try:
+            value = self._told[name]
+        except KeyError:
+            raise AttributeError(name) from None
+        return lambda: value
+
+
+_NOTHING: dict[str, Any] = {
+    "overload_name": "",
+    "is_async": False,
+    "external_id": 0,
+    "shapes": [],
+    "dtypes": [],
+    "concrete_inputs": [],
+    "kwinputs": {},
+    "device_type": DeviceType.CUDA,
+    "fwd_thread_id": 0,
+    "stack": [],
+    "scope": 0,
+    "sequence_nr": -1,
+    "flops": 0,
+    "nbytes": 0,
+    "cuda_elapsed_us": -1,
+    "privateuse1_elapsed_us": -1,
+    "is_user_annotation": False,
+    "is_python_function": False,
+    "is_hidden_event": False,
+    "metadata_json": "",
+    "extra_meta": {},
+    "flow_id": 0,
+    "flow_type": 0,
+    "flow_start": False,
+    "structured_input_shapes": [],
+    "structured_input_strides": [],
+    "python_id": -1,
+    "python_parent_id": -1,
+    "python_module_id": -1,
+}
+"""What an event of the GPU has to say of what only the host's have."""

@@ -31,19 +31,14 @@ from foretrain.live.device import (
     clocks,
     compiler,
     cuda,
-    data_loader,
-    flex,
-    graphs,
     operator_cost,
     operators,
     process_groups,
+    put,
     script,
-    shapes,
-    spawning,
-    stores,
+    streams,
 )
-from foretrain.live.device.host_optimizer import HostOptimizerStep, local_part
-from foretrain.live.device.patching import put
+from foretrain.live.device.operator_cost import HostOptimizerStep, local_part
 from foretrain.live.device.settings import RankSettings
 
 _PATIENCE = 20_000
@@ -72,12 +67,12 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     cuda.install(device, cuda.properties_of(gpu))
     if gpu.serial:
         _as_on_a_cpu()
-    process_groups.install(device, lambda: stores.shared_store(settings.store, settings.folded))
+    process_groups.install(device, lambda: process_groups.shared_store(settings.store, settings.folded))
     if settings.folded:
-        stores.install_stores()
+        process_groups.install_stores()
     compiler.install(device)
-    _kept.append(shapes.install_shapes())
-    flex.install_flex()
+    _kept.append(operators.install_shapes())
+    operators.install_flex()
     checkpoints.install()
     operator_cost.share(gpu)
 
@@ -105,9 +100,9 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     def warn(text: str) -> None:
         device.note(device.WARNING, 0, 0, text.encode())
 
-    data_loader.install_data_loader(warn)
+    child_processes.install_data_loader(warn)
     process_groups.expect(settings.world, rank)
-    spawning.install_spawn(settings, rank)
+    child_processes.install_spawn(settings, rank)
     child_processes.install_child_guard()
     compiler.set_charge(prices.fused)
     # What is measured is charged already.
@@ -194,7 +189,7 @@ class _Steps:
             self._host.end()
         if not device.capturing():
             self._made_one(id(optimizer))
-        elif not graphs.after_replays(optimizer, partial(self._made_one, id(optimizer))):
+        elif not streams.after_replays(optimizer, partial(self._made_one, id(optimizer))):
             text = "a CUDA graph in which an optimizer makes several steps is taken for one step"
             device.note(device.WARNING, 0, 0, text.encode())
 

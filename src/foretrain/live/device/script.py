@@ -19,8 +19,8 @@ import torch
 from torch.distributed import DistBackendError
 
 from foretrain.launch.worker import run_as_main
+from foretrain.live.device.process_groups import explain_store_timeout
 from foretrain.live.device.settings import RankSettings
-from foretrain.live.device.stores import explain_store_timeout
 
 _LIBRARY = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -25,7 +25,7 @@ class RankSettings:
         device: a preset of `foretrain.device`, or what the device of ``calibration`` is called.
         world: ranks of the job.
         gpus: GPUs, and so ranks, of one server.
-        store: the file in which ranks meet; see Note [Stores] in `foretrain.live.device.stores`.
+        store: the file in which ranks meet; see Note [Stores] in `foretrain.live.device.process_groups`.
         folded: whether some ranks of the job are only represented by others.
         steps: of the optimizer after which the script is ended; None lets it run to its own end.
         launch: ps the host spends on launching a kernel.

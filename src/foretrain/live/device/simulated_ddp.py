@@ -1,23 +1,46 @@
 """``foretrain simulate --schedule``: a simulated rank's DistributedDataParallel under a policy.
 
-`foretrain.launch.ddp_patch` and `foretrain.launch.scheduled_ddp` decide what can be taken over, as they do for real
-jobs; what stays with PyTorch's own DistributedDataParallel becomes a warning of the forecast.
+`foretrain.launch.ddp_patch` and `foretrain.launch.scheduled_ddp` decide which models can be scheduled, as they do for
+real jobs; a model that stays with PyTorch's own DistributedDataParallel becomes a warning of the forecast.
+
+When a gradient is sent, when an optimizer's step may be deferred and who must wait for what is decided by
+`foretrain.plugins.torch`, as on real GPUs; the steps that it watches first are watched in virtual time. Instead of
+telling a coordinator a rank writes ``READY`` into its log, and the executor runs the policy; and updates are launched
+by step() at once, each behind the event that its gradients are back, where the real runtime has a thread that waits
+for them.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import cast
 
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn, optim
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from foretrain.comm.options import AttachOptions, Compression
 from foretrain.launch import LaunchSettings
 from foretrain.launch.ddp_patch import DdpPatch
 from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel
-from foretrain.live.device.logged_exchange import SimulatedAttached
 from foretrain.live.device.settings import WATCHED
-from foretrain.schedule import spec
-from foretrain.units import Time
+from foretrain.live.device.simulated_updates import SimulatedUpdates
+from foretrain.live.event_log import ModelAnnouncement
+from foretrain.plugins.torch import access_guards
+from foretrain.plugins.torch.attached_model import AttachedModel
+from foretrain.plugins.torch.control_group import Buffers
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
+from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
+from foretrain.plugins.torch.streams import HostStreams
+from foretrain.schedule import POLICIES, Spec, spec
+from foretrain.units import MILLISECOND, Time
 
 
 class SimulatedParallel(ScheduledDataParallel):
@@ -92,3 +115,185 @@ class _Record(ModelRecord):
         if attached is not None:
             attached.close()
         self._taking.warn(f"--schedule: {self.name} runs with PyTorch's own DistributedDataParallel: {reason}")
+
+
+class LoggedExchange:
+    """An exchange by records of the rank's log; see `foretrain.comm.coordinator.protocol.CoordinatedExchange`."""
+
+    def __init__(
+        self,
+        device: ModuleType,
+        number: int,
+        updates: SimulatedUpdates,
+        views: Sequence[torch.Tensor],
+        wire: torch.dtype | None,
+    ) -> None:
+        self._device, self._number, self._updates = device, number, updates
+        self._views, self._wire = views, wire
+
+    def open(self, step: int, again: bool) -> None:
+        """A round begins: not before all of the last is back."""
+        self._updates.wait_all()
+        self._device.begin(self._number)
+
+    def ready(self, task: int, used: bool) -> None:
+        """``task`` may be sent; where it is sent as another type, once that is made."""
+        if self._wire is not None:
+            self._views[task].to(self._wire)
+        self._updates.promised(task, self._device.ready(self._number, task), used)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self, reason: str | None = None) -> None:
+        """There is nothing to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRuntime:
+    """The parts of a scheduled model; as `foretrain.plugins.torch.builder.RuntimeParts`."""
+
+    scheduled: GradientDispatcher
+    exchange: LoggedExchange
+    updates: SimulatedUpdates
+
+    def close(self, reason: str | None = None) -> None:
+        """Lets go of parameters and gradients."""
+        self.scheduled.close()
+        self.updates.unblock()
+
+
+class SimulatedAttached(AttachedModel[LoggedRuntime]):
+    """As `foretrain.plugins.torch.attached.Attached`, without other ranks to agree with, links, threads and
+    measurements.
+
+    Args:
+        device: the loaded extension.
+        model: what is trained.
+        optimizers: its parameters' own.
+        group: among whom gradients are summed.
+        schedule: the policy.
+        compression: what gradients are sent as; None sends them as they are.
+        launch: ps the host spends on launching a kernel.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(
+        self,
+        device: ModuleType,
+        model: nn.Module,
+        optimizers: Sequence[optim.Optimizer],
+        group: dist.ProcessGroup,
+        schedule: Spec,
+        compression: Compression | None,
+        launch: Time,
+    ) -> None:
+        # Its step is the forecast's to measure, and who is lost the conductor's to see: options for both are not used.
+        super().__init__(
+            model,
+            group,
+            AttachOptions(schedule, compression, broadcast_buffers=False, warmup=WATCHED),
+        )
+        self._extension, self._launch, self._policy = device, launch, schedule
+        self._lane = device.new_stream()
+        self._began: torch.cuda.Event | None = None
+        self._told = False
+        self._take()
+        self._list_parameters()
+        self._begin(optimizers, group, Buffers(model, group, self._together))
+
+    def close(self) -> None:
+        """Has the current stream wait for all gradients and updates; then PyTorch goes on alone."""
+        if not self._closed:
+            super().gather()
+            self._abandon()
+
+    # ── from the optimizers ──
+
+    def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
+        """Launches a step's updates each behind its gradients; False where the step must be done as a whole."""
+        if self._machinery is None or self._barrier:
+            self.gather()
+            return False
+        access_guards.updating[threading.get_ident()] = self._machinery.updates.by_id
+        try:
+            for hook in tuple(_global_optimizer_pre_hooks.values()):
+                hook(optimizer, (), {})
+            deferred = self._machinery.scheduled.step(place, optimizer, tasks)
+        finally:
+            del access_guards.updating[threading.get_ident()]
+        if not deferred:
+            self._tell_of_barrier()
+        else:
+            for hook in tuple(_global_optimizer_post_hooks.values()):
+                hook(optimizer, (), {})
+        return deferred
+
+    def _tell_of_barrier(self) -> None:
+        """Warns, once, that this policy cannot do here what it is for."""
+        if not self._told:
+            self._told = True
+            text = (
+                f"--schedule: {type(self.model).__name__}: optimizer.step() waits for all gradients, since the script "
+                "looks at them before (GradScaler, clipping); nothing crosses into the next forward pass"
+            )
+            self._extension.note(self._extension.WARNING, 0, 0, text.encode())
+
+    def gather(self) -> None:
+        """Has the current stream wait for all gradients and updates."""
+        super().gather()
+        if self._machinery is None and not self._closed:
+            self._began = torch.cuda.Event(enable_timing=True)
+            self._began.record()
+
+    def stepped(self, took: Time) -> None:
+        """A whole step was launched; how long it takes is asked of the device, as the host only launches it."""
+        if self._machinery is None and self._began is not None:
+            ended = torch.cuda.Event(enable_timing=True)
+            ended.record()
+            ended.synchronize()
+            took = round(self._began.elapsed_time(ended) * MILLISECOND)
+        super().stepped(took)
+
+    # ── from watching to scheduling ──
+
+    def _connect(self) -> None:
+        """There is nobody to connect with."""
+
+    def _together(self) -> None:
+        """Nobody is missed here: the conductor sees to it."""
+
+    def _raise_failure(self) -> None:
+        """What fails here ends the script at once."""
+
+    def _assemble(self) -> tuple[LoggedRuntime, Sequence[torch.Tensor]]:
+        device, parameters = self._extension, [parameter for _, parameter in self._named]
+        # How busy this machine is has nothing to do with the simulated one.
+        seen = msgspec.structs.replace(self._observation.observed(), crowding=0)
+        wire = wire_dtype(self._options.compression)
+        gradients = GradientBuffer(parameters, seen.order, wire.itemsize if wire else None)
+        device.retag(gradients.flat, device.GRADIENT)
+        self._schedule, self._barrier = self._policy, POLICIES[self._policy.name].barrier
+        number = next(self._numbers)
+        announcement = ModelAnnouncement(
+            type(self.model).__name__,
+            str(self._policy),
+            tuple(dist.get_process_group_ranks(self._gradient_group)),
+            tuple(name for name, _ in self._named),
+            tuple(gradients.size(task) for task in range(len(parameters))),
+            seen,
+        )
+        device.tasks(number, self._lane, announcement.encode())
+        updates = SimulatedUpdates(device, parameters, gradients.views, seen.order, self._launch)
+        exchange = LoggedExchange(device, number, updates, gradients.views, wire)
+        scheduled = GradientDispatcher(
+            parameters, gradients, seen.fires, seen.passes, exchange, updates, HostStreams(), self.ranks
+        )
+        return LoggedRuntime(scheduled, exchange, updates), gradients.views
+
+    def _abandon(self, reason: str | None = None) -> None:
+        if not self._closed:
+            self._closed = True
+            self._stop_scheduling(reason)
+            self._let_go()

@@ -4,7 +4,7 @@
     scheduling    what the observation was turned into exchanges gradients      `Machinery`
 
 Hooks of the model and calls of its optimizers arrive here and go on to the phase in hand. Where gradients go from there
-is a subclass's: `foretrain.plugins.torch.attached` has real links, `foretrain.live.device.logged_exchange` simulated
+is a subclass's: `foretrain.plugins.torch.attached` has real links, `foretrain.live.device.simulated_ddp` simulated
 ones.
 """
 
