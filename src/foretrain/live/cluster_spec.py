@@ -37,7 +37,7 @@ def place(text: str) -> Deployment:
 
 
 def equipped(text: str, device: str | None = None) -> tuple[Deployment, Path | None]:
-    """The same with other devices, and the file of what was measured on them if they are given by one.
+    """Return the same cluster with other devices, and the file of their measurements if one was given.
 
     Args:
         text: the cluster.

@@ -51,7 +51,7 @@ class Group:
 
     @cached_property
     def stand_ins(self) -> bytes:
-        """Who stands for each member, as int32 ranks in the group; empty if each of ``live`` does for those behind."""
+        """Ranks in the group, as int32, that stand for each member; empty if each of ``live`` does for those behind."""
         found, last = [], 0
         usual = True
         for position, member in enumerate(self.members):
@@ -156,7 +156,7 @@ class Collective:
                 asker()
 
     def complete(self) -> bool:
-        """Whether all records are there."""
+        """Return whether all records are there."""
         return len(self.parts) == len(self.group.live)
 
     def arrive(self, time: Time, rank: int) -> None:
@@ -171,7 +171,7 @@ class Collective:
             self._starts.at(self._latest, PendingComm(order, self.request(), self.begin, self.end))
 
     def begin(self) -> None:
-        """All have come."""
+        """Mark the collective as begun on all members."""
         now = self._starts.world.now()
         for part in self.parts.values():
             part.party.chapter.began(self, now)
@@ -188,7 +188,7 @@ class Collective:
         return CollectiveRequest(OPERATIONS[any_part.code], max(part.size for part in parts.values()), members, splits)
 
     def end(self) -> None:
-        """It is over now."""
+        """Mark the collective as over, and let the members' streams go on."""
         now = self._starts.world.now()
         for part in self.parts.values():
             part.party.paces.of(part.stream.number).communication(-1)

@@ -20,7 +20,7 @@ Order: TypeAlias = tuple[int, int]
 
 
 class CommTraffic(Protocol):
-    """How communication crosses the network. It owns a reference to the world, and calls ``done`` through it."""
+    """Communication across the network. It owns a reference to the world, and calls ``done`` through it."""
 
     def collective(
         self,

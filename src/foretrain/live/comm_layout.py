@@ -73,7 +73,7 @@ class CommLayout(NamedTuple):
 
 
 def algorithm(where: Deployment, operation: str, size: int, members: NDArray[np.int64]) -> tuple[str, int]:
-    """What carries a collective of ``size`` bytes among ``members`` of the topology, and in how many pieces."""
+    """Return the algorithm of a collective of ``size`` bytes among ``members`` of the topology, and its pieces."""
     if operation not in ("all_reduce", "all_gather", "reduce_scatter"):
         return operation, 0
     asked = cast(Operation, operation)
@@ -99,7 +99,7 @@ def layout(where: Deployment, operation: str, members: NDArray[np.int64], name: 
 
 
 def message() -> CommLayout:
-    """One transfer, from the first to the second."""
+    """Return one transfer, from the first to the second."""
     return _at_once(2, np.zeros(1, np.int32), np.ones(1, np.int32), np.ones(1))
 
 
@@ -181,14 +181,14 @@ class Sends(NamedTuple):
     most: int
 
     def one_each(self) -> bool:
-        """Whether nobody sends to more than one other, as in a shift."""
+        """Return whether no member sends to more than one other, as in a shift."""
         senders = self.source[self.source != self.target]
         return len(np.unique(senders)) == len(senders)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What was told of one all-to-all.
+    """Known rows of one all-to-all.
 
     Attributes:
         told: ranks and their rows, as bytes of int64.
@@ -230,14 +230,14 @@ class Rows:
     def _tellers(
         self, group: Sequence[int], representative: Callable[[int], int], index: Mapping[int, int]
     ) -> list[int]:
-        """Of each member the place of whose row it shares: the first's where nobody tells of it."""
+        """Return for each member the place whose row it shares: the first's where no known row represents it."""
         places = {rank: index[rank] for rank, _ in self.told}
         first = index[self.told[0][0]]
         return [places.get(rank, places.get(representative(rank), first)) for rank in group]
 
 
 def relative(rows: Mapping[int, NDArray[np.int64]]) -> bool:
-    """Whether ``rows``, by place in the group, are to be read as relative: Note [Two readings of a row]."""
+    """Return whether to read ``rows``, by place in the group, as relative: Note [Two readings of a row]."""
     moved = fixed = 0
     for (place, row), (other, its) in pairwise(sorted(rows.items())):
         moved += int(np.abs(its - np.roll(row, other - place)).sum())

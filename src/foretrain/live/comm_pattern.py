@@ -58,7 +58,7 @@ _LARGE: Final = 1 << 36
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommPattern:
-    """What one operation does to the network.
+    """Effect of one operation on the network.
 
     Attributes:
         alone: how long it takes if nothing else is sent, ps.
@@ -225,7 +225,7 @@ def patterned(
 
 
 class NcclCost(NamedTuple):
-    """What NCCL adds to the bare bytes: ps once and before each step, and how much larger the flows are."""
+    """NCCL's additions to the bare bytes: ps once and before each step, and how much larger the flows are."""
 
     launch: Time
     step: Time
@@ -233,7 +233,7 @@ class NcclCost(NamedTuple):
 
 
 def cost(laid: RoutedPattern, ground: RoutedCluster, operation: Operation, size: int, group: Group) -> NcclCost:
-    """What makes ``laid`` take the time of NCCL's model; see Note [What NCCL's time is of]."""
+    """Return what makes ``laid`` take the time of NCCL's model; see Note [What NCCL's time is of]."""
     where = ground.where
     members = ground.members[list(group)].tolist()
     choice, _ = choice_on(where.topology, members, where.device, operation, size)
@@ -340,7 +340,7 @@ class FidelityPolicy:
         self._said = False
 
     def of(self, program: Program) -> Fidelity:
-        """What an exchange is simulated with."""
+        """Return the fidelity that an exchange is simulated with."""
         fidelity = self._where.fidelity
         if fidelity.level in ("ideal", "fluid"):
             return fidelity

@@ -92,7 +92,7 @@ class Contention:
             self._root, self._moments = _Moment(), 0
 
     def _arm(self, domain: _Domain) -> None:
-        """Has itself called when the next pattern of ``domain`` completes, if nothing else comes before."""
+        """Schedule a call when the next pattern of ``domain`` completes, if nothing else comes before."""
         domain.asked += 1
         # What went on as packets and is now a fluid may turn out to have been faster.
         when = max(domain.next(), self._world.now())
@@ -129,7 +129,7 @@ class _Domain:
             self.add(entry)
 
     def meets(self, links: int) -> bool:
-        """Whether something under way uses one of ``links``."""
+        """Return whether something under way uses one of ``links``."""
         return any(entry.pattern.links & links for entry in self.running.values())
 
     def add(self, entry: _Entry) -> None:
@@ -147,7 +147,7 @@ class _Domain:
             self._load(self._carrier, entry)
 
     def next(self) -> Time:
-        """When the next pattern completes if nothing comes."""
+        """Return when the next pattern completes if no other begins before."""
         known = self._moment.ends
         if self._consumed < len(known):
             return self._origin + known[self._consumed][0]
@@ -162,7 +162,7 @@ class _Domain:
         return self.next()
 
     def completed(self, now: Time) -> list[_Entry]:
-        """What has just completed, at `next`."""
+        """Return the patterns that have just completed, at `next`."""
         when, over = self._moment.ends[self._consumed]
         if over is None:
             self._simulated().advance(now - self._origin)

@@ -66,7 +66,7 @@ class CriticalPath:
     pieces: tuple[PathSegment, ...]
 
     def shares(self) -> dict[str, float]:
-        """Of the step's time the part of each name, largest first; they sum to 1."""
+        """Return each name's part of the step's time, largest first; they sum to 1."""
         found: defaultdict[str, Time] = defaultdict(int)
         for piece in self.pieces:
             found[piece.name] += piece.end - piece.begin
@@ -74,7 +74,7 @@ class CriticalPath:
         return {name: time / length for name, time in sorted(found.items(), key=lambda item: (-item[1], item[0]))}
 
     def kinds(self) -> dict[str, float]:
-        """The same by kind."""
+        """Return each kind's part of the step's time."""
         found: defaultdict[str, Time] = defaultdict(int)
         for piece in self.pieces:
             found[piece.kind] += piece.end - piece.begin
@@ -93,7 +93,7 @@ def critical_path(chapters: Mapping[int, RankTrace]) -> CriticalPath | None:
 
 
 def title(activity: Activity) -> str:
-    """What is summed under one name: a kernel's, or an operation and how many ranks of which spacing it joins."""
+    """Return the name to sum under: a kernel's, or an operation with its number of ranks and their spacing."""
     if activity.kind != "communication":
         return activity.name
     if activity.name in MESSAGES:
@@ -105,7 +105,7 @@ def title(activity: Activity) -> str:
 
 
 class _Walk:
-    """What ended when, on every rank, and who met whom."""
+    """Index of activities by their end on every rank, and of the members of each communication."""
 
     def __init__(self, chapters: Mapping[int, RankTrace]) -> None:
         self._chapters = chapters
@@ -146,12 +146,12 @@ class _Walk:
         return PathSegment(rank, kind, kind, chapter.stops[before - 1].answered if before else 0, time)
 
     def _that_ended(self, rank: int, time: Time, stream: int) -> Activity | None:
-        """What ended at ``time``, on ``stream`` if possible."""
+        """Return the activity that ended at ``time``, on ``stream`` if possible."""
         ended = self._ended[rank].get(time)
         return min(ended, key=lambda activity: (activity.stream != stream, activity.stream)) if ended else None
 
 
 def _meeting(activity: Activity) -> object:
-    """The same for all members of a communication."""
+    """Return a key that all members of a communication share."""
     name = "message" if activity.name in MESSAGES else activity.name
     return name, activity.group, activity.start, activity.end

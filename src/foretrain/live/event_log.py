@@ -5,7 +5,7 @@ rank began, sizes bytes. Streams are numbered per rank, ``device << 16 | stream`
 *Events* are numbered per rank from 1, each number recorded once: a CUDA event recorded again gets a new number. The end
 of a collective is an event as well.
 
-The same layout is in ``fakecuda/native/wire.hpp``.
+The same layout is in ``live/device/native/wire.hpp``.
 
 Records and the meaning of their fields (unnamed fields are 0):
 
@@ -147,7 +147,7 @@ class LogRecord(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a rank sent in one go.
+    """Records that a rank sent together.
 
     Attributes:
         entries: its records.
@@ -204,10 +204,10 @@ class ModelAnnouncement(msgspec.Struct, frozen=True):
     seen: StepProfile
 
     def encode(self) -> bytes:
-        """For `decode`, in another process."""
+        """Encode for `decode`, in another process."""
         return msgspec.json.encode(self)
 
     @staticmethod
     def decode(payload: bytes) -> ModelAnnouncement:
-        """What `encode` wrote."""
+        """Decode the output of `encode`."""
         return msgspec.json.decode(payload, type=ModelAnnouncement)

@@ -116,7 +116,7 @@ class Executor:
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have left."""
+        """Return whether all ranks have left."""
         return all(rank.left for rank in self._ranks.values())
 
     def hear(self, number: int, frame: Frame) -> None:
@@ -170,7 +170,7 @@ class Executor:
         return tuple(rank.number for rank in self._running())
 
     def has_left(self, number: int) -> bool:
-        """Whether a rank has ended as it should."""
+        """Return whether a rank has ended as it should."""
         return self._ranks[number].left
 
     def lost(self, number: int) -> None:
@@ -228,7 +228,7 @@ class Executor:
             self._stall(f"rank {rank.number} has asked its GPU for a day if it is done, and nothing more can happen:")
 
     def _waits(self, lacking: int | None = None) -> list[str]:
-        """Who waits for what; if ``lacking`` is given, only those that wait for that rank."""
+        """Return which ranks wait for what; if ``lacking`` is given, only those that wait for that rank."""
         waits: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for rank in self._ranks.values():
             found = [(f"in {call}", tuple(call.missing())) for call in rank.gpu.calls()]
@@ -303,7 +303,7 @@ def conduct(
 
 @contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """Has Python look for cycles less often: queued records are many, and looking through them takes half the time."""
+    """Make Python look for cycles less often: queued records are many, and scanning them takes half the time."""
     threshold = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)
     try:
@@ -354,7 +354,7 @@ def _hear_others(conductor: Executor, selector: selectors.BaseSelector, gone: se
 
 
 def _read(end: socket.socket) -> bytes:
-    """What is there; empty if the other end is closed."""
+    """Return the bytes that have arrived; empty if the other end is closed."""
     try:
         return end.recv(_READ)
     except ConnectionError:

@@ -86,7 +86,7 @@ def check_memory(story: SimulationTrace) -> None:
 
 
 def gibibytes(size: float) -> str:
-    """As PyTorch writes sizes of memory: ``"45.08 GiB"``."""
+    """Format a size of memory as PyTorch does: ``"45.08 GiB"``."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 

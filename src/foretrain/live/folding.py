@@ -71,7 +71,7 @@ class Folding:
         *,
         heard: Collection[int] = (0,),
     ) -> Folding:
-        """As few live ranks as messages allow; see Note [Who is alike].
+        """Find as few live ranks as messages allow; see Note [Who is alike].
 
         Args:
             world: ranks in all.
@@ -171,7 +171,7 @@ class Folding:
 
     @property
     def groups(self) -> tuple[tuple[Group, int], ...]:
-        """All groups that were added, each with its family."""
+        """Return all groups that were added, each with its family."""
         return tuple((group, family) for family, groups in self._families.items() for group in groups)
 
     def representative(self, rank: int) -> int:
@@ -179,7 +179,7 @@ class Folding:
         return self._representative[rank]
 
     def multiplicity(self, group: Group) -> dict[int, int]:
-        """For each live member of ``group``, how many members it stands for; they sum to the group's size.
+        """Return how many members each live member of ``group`` stands for; they sum to the group's size.
 
         Members whose representative is in another group are spread over the live ones; empty where none is live.
         """
@@ -227,7 +227,7 @@ class Folding:
         return (source, target), *((a, b) for a, b in pairs if self._representative[a] == source)
 
     def describe(self) -> tuple[str, ...]:
-        """Who stands for whom, a line for each class, for a person."""
+        """Describe which rank stands for which, a line for each class."""
         if len(self.live) == self.world:
             return (f"all {self.world:,} ranks live" if self.world > 1 else "1 rank",)
         members: dict[int, list[int]] = {rank: [] for rank in self.live}
@@ -248,7 +248,7 @@ class Folding:
         return frozenset(self.live)
 
     def _apart(self, group: Group) -> bool:
-        """Whether ``group`` is of a family whose groups have no rank in common, so that ranks have one place each."""
+        """Return whether ``group`` is of a family of disjoint groups, so that ranks have one place each."""
         family = self._family_of.get(group)
         return family is not None and sum(map(len, self._families[family])) == len(self._group_of[family])
 
@@ -268,7 +268,7 @@ class Folding:
         return None
 
     def _places(self, family: int) -> list[object]:
-        """Of each rank its index in its group of ``family``; of one that has none, something of its own."""
+        """Return each rank's index in its group of ``family``; for one that has none, a value of its own."""
         places: list[object] = [("alone", rank) for rank in range(self.world)]
         for group in self._families[family]:
             for index, rank in enumerate(group):
@@ -283,7 +283,7 @@ def _check_world(world: int) -> None:
 
 
 def _chains(world: int, over: list[tuple[int, int]], heard: Collection[int]) -> tuple[list[int], list[int]]:
-    """For messages over the world: of each rank its place in its chain, and by how much the chains are shifted.
+    """Return each rank's place in its chain of messages over the world, and by how much the chains are shifted.
 
     Where shifted copies of rank 0's chain do not tile the world every rank is a place of its own.
     """
@@ -309,7 +309,7 @@ def _chains(world: int, over: list[tuple[int, int]], heard: Collection[int]) -> 
 
 
 def _neighbours(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Whom each rank is connected with."""
+    """Return the ranks that each rank is connected with."""
     near: dict[int, list[int]] = {}
     for a, b in pairs:
         near.setdefault(a, []).append(b)
@@ -341,7 +341,7 @@ def _pairs(places: list[tuple[object, ...]], known: Folding, inside: list[int], 
 
 
 def _live(places: list[tuple[object, ...]], near: dict[int, list[int]]) -> set[int]:
-    """Whom rank 0 reaches by messages; and of places that nobody there has, the first rank and whom it reaches."""
+    """Return the ranks that rank 0 reaches by messages; and for each place none of them has, its first rank's."""
     live = _connected(0, near)
     have = {places[rank] for rank in live}
     for rank, place in enumerate(places):
@@ -353,7 +353,7 @@ def _live(places: list[tuple[object, ...]], near: dict[int, list[int]]) -> set[i
 
 
 def _represented(places: list[tuple[object, ...]], live: set[int]) -> list[int]:
-    """Of each rank the live one of its places; where there are several they take turns."""
+    """Return for each rank the live one of its places; where there are several they take turns."""
     able: dict[tuple[object, ...], list[int]] = {}
     turn: dict[tuple[object, ...], int] = {}
     for rank in sorted(live):

@@ -19,7 +19,7 @@ EXCHANGE_SIGMA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Of one rank at its peak, bytes.
+    """Memory of one rank at its peak, bytes.
 
     Attributes:
         allocated: by tensors.
@@ -70,13 +70,13 @@ class RankForecast:
         return _steady(self.steps, self.warmup)
 
     def mean(self, name: str) -> Time:
-        """Of one of an account's times, over the steady steps."""
+        """Return the mean of one of an account's times, over the steady steps."""
         return round(sum(getattr(step, name) for step in self.steady) / len(self.steady))
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the script would do on the cluster.
+    """Forecast of a script on a cluster.
 
     Attributes:
         cluster: as text.
@@ -164,7 +164,7 @@ def forecast_of(
 
 
 def warnings_of(chapters: Mapping[int, RankTrace]) -> dict[str, int]:
-    """What the ranks warned of, and how often."""
+    """Count the ranks' warnings."""
     warnings: Counter[str] = Counter()
     for chapter in chapters.values():
         warnings.update(chapter.warnings)

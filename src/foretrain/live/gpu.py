@@ -53,7 +53,7 @@ ALL_TO_ALL: Final = OPERATIONS.index("all_to_all")
 
 
 class CommRegistry:
-    """What the ranks share: groups, collectives and messages under way."""
+    """Groups, collectives and messages under way, shared by all ranks."""
 
     def __init__(self, world: VirtualWorld, traffic: CommTraffic, folding: Folding) -> None:
         self.starts = CommLaunches(world, traffic)
@@ -93,7 +93,7 @@ class CommRegistry:
 
 
 class SimulatedGpu:
-    """What one rank has launched.
+    """Launched work of one rank.
 
     Args:
         rank: in the world.
@@ -154,7 +154,7 @@ class SimulatedGpu:
         return stream.tail() if stream is not None else StreamEvent(0)
 
     def device_ends(self, device: int) -> list[StreamEvent]:
-        """The same of all streams of ``device``."""
+        """Return these events for all streams of ``device``."""
         return [stream.tail() for number, stream in self._streams.items() if device_of(number) == device]
 
     def calls(self) -> Iterator[CommCall]:
@@ -191,7 +191,7 @@ class SimulatedGpu:
             stream.queue.append((CALL, self._batches.pop(entry.stream)))
 
     def _other(self, entry: LogRecord) -> None:
-        """One of the rarer records."""
+        """Handle one of the rarer records."""
         if entry.kind == FORGET:
             for number in memoryview(entry.payload).cast("q"):
                 self._events.pop(number, None)
@@ -229,7 +229,7 @@ class SimulatedGpu:
 
 
 class HostQuery:
-    """What one rank has asked.
+    """Query of one rank's host.
 
     Args:
         gpu: the asker's.
@@ -252,11 +252,11 @@ class HostQuery:
 
     @property
     def queries(self) -> bool:
-        """Whether it is about how things stand at `host`."""
+        """Return whether it asks for the state at `host`."""
         return self.code in (QUERY_STREAM, QUERY_EVENT)
 
     def known(self) -> bool:
-        """Whether it is known when all that it is about happens."""
+        """Return whether the times of all events it depends on are known."""
         return all(event.time is not None for event in self._events)
 
     def put(self) -> None:

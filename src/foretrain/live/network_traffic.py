@@ -47,7 +47,7 @@ class SymmetricGroups(Protocol):
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         ...
 
     def representative(self, rank: int) -> int:
@@ -55,11 +55,11 @@ class SymmetricGroups(Protocol):
         ...
 
     def images(self, group: Group) -> tuple[Group, ...]:
-        """All groups that act when ``group`` does, itself first."""
+        """Return all groups that act when ``group`` does, itself first."""
         ...
 
     def message_images(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
-        """All messages that are sent when ``source`` sends to ``target``, that one first."""
+        """Return all messages that are sent when ``source`` sends to ``target``, that one first."""
         ...
 
 
@@ -141,7 +141,7 @@ class NetworkTraffic:
             self._begin(found, call)
 
     def cost(self, group: Group) -> CostModel:
-        """Of one all-reduce in ``group``, as policies want it; see `foretrain.network.deployment.Deployment.cost`."""
+        """Return the cost of one all-reduce in ``group``; see `foretrain.network.deployment.Deployment.cost`."""
         ranks = tuple(self._ground.members[list(group)].tolist())
         where = self._where
         return (where if ranks == where.members else dataclasses.replace(where, ranks=ranks, _memo={})).cost
@@ -163,7 +163,7 @@ class NetworkTraffic:
         return total
 
     def mark(self) -> NDArray[np.float64]:
-        """The same since the last mark, and marks anew."""
+        """Return the bytes carried since the last mark, and set a new mark."""
         total = self.carried()
         since, self._marked = total - self._marked, total
         return since
@@ -176,7 +176,7 @@ class NetworkTraffic:
             self._contention.begin(pattern, done)
 
     def _launch(self) -> Time:
-        """What an exchange with oneself costs."""
+        """Return the cost of an exchange with oneself."""
         return gpu_named(self._where.device or "").generation.ll.launch if self._nccl else self._where.step
 
     def _number(self, group: Group) -> int:
@@ -244,13 +244,13 @@ class NetworkTraffic:
         return self._patterns[key]
 
     def _latency(self, group: Group) -> Time:
-        """Of a barrier: an all-reduce of a single number."""
+        """Return the time of a barrier: an all-reduce of a single number."""
         if not self._nccl:
             return 2 * (len(group) - 1).bit_length() * self._where.step
         members = self._ground.members[list(group)].tolist()
         return choice_on(self._where.topology, members, self._where.device, "all_reduce", 4)[0].time
 
     def _between(self, group: Group) -> bool:
-        """Whether ``group`` is in several servers."""
+        """Return whether ``group`` is in several servers."""
         servers = self._ground.server[list(group)]
         return bool((servers < 0).any() or (servers != servers[0]).any())

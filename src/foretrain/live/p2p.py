@@ -44,7 +44,7 @@ class P2PBatch:
             end.arrive(time)
 
     def end_of_one(self, now: Time) -> None:
-        """One of the messages is over."""
+        """Count one of the messages as over; with the last, let the stream go on."""
         self.left -= 1
         if not self.left:
             ends, self.ends = self.ends, []
@@ -116,7 +116,7 @@ class P2PEndpoint:
             asker()
 
     def begin(self, now: Time) -> None:
-        """Both ends have come."""
+        """Mark the message as begun on this end."""
         self.begun = True
         self.batch.party.chapter.began(self, now)
         self.batch.party.paces.of(self.batch.stream.number).communication(1)
@@ -146,7 +146,7 @@ class P2PEndpoint:
         return [self.other] if self._sent is None else []
 
     def other_has_come(self) -> bool:
-        """Whether it does not wait for the other end."""
+        """Return whether the other end's stream has arrived."""
         return self.message is not None and self.message.opposite(self).arrived is not None
 
     def __str__(self) -> str:
@@ -184,13 +184,13 @@ class P2PTransfer:
         self._starts.at(when, PendingComm(self.sender.order, transfer, self.begin, self.end))
 
     def begin(self) -> None:
-        """Both have come."""
+        """Mark both ends as begun."""
         now = self._starts.world.now()
         self.sender.begin(now)
         self.receiver.begin(now)
 
     def end(self) -> None:
-        """It is over now."""
+        """Mark both ends as over."""
         now = self._starts.world.now()
         ends = (self.sender.batch.party.rank, self.sender.peer)
         self.sender.finish(now, ends)
@@ -198,7 +198,7 @@ class P2PTransfer:
 
 
 class P2PMatcher:
-    """All that is sent and not received yet, and the other way round; see Note [Messages and folding].
+    """Unmatched sends and receives; see Note [Messages and folding].
 
     Attributes:
         unfolded: messages with ranks that should be live: source, target, and the group they are addressed in.

@@ -143,6 +143,6 @@ class Ranks:
 
 
 def _environment() -> dict[str, str]:
-    """Of the zygote, and so of all ranks."""
+    """Return the environment of the fork server, and so of all ranks."""
     # The order of sets must not change from run to run. That each rank has one thread is torchrun's own default.
     return {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONHASHSEED": "0"}

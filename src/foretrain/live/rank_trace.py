@@ -155,7 +155,7 @@ class RankTrace:
         self.warmup = max(self.warmup, len(self.steps))
 
     def waited(self, since: Time, now: Time) -> None:
-        """Something that was done at ``since`` had to wait for other ranks until now."""
+        """Account for a wait for other ranks, from ``since`` until now."""
         if since < now:
             self._waited += (since, now)
 
@@ -164,7 +164,7 @@ class RankTrace:
         self._came[what] = time
 
     def began(self, what: object, now: Time) -> None:
-        """All members have come."""
+        """Mark the communication as begun: all members have arrived."""
         came = self._came[what]
         if came < now:
             self._waited += (came, now)
@@ -199,7 +199,7 @@ class RankTrace:
             self.warnings[text] = self.warnings.get(text, 0) + 1
 
     def cost(self, step: int) -> dict[str, Any]:
-        """What the rank said of the work that it launched in step number ``step``."""
+        """Return the work that the rank launched in step number ``step``."""
         return json.loads(self._costs[step])
 
     def close(self, number: int, end: Time, running: Iterable[Time]) -> None:
@@ -231,15 +231,15 @@ class RankTrace:
 
     @property
     def since(self) -> Time:
-        """From when on all activities are known."""
+        """Return the time from which on all activities are known."""
         return self.steps[-self._kept].begin if self._kept and len(self.steps) >= self._kept else 0
 
     def is_long(self) -> bool:
-        """Whether it is time to `settle`, though no step ends."""
+        """Return whether it is time to `settle`, though no step ends."""
         return len(self._computed) + len(self._communicated) + len(self._waited) > _LONG
 
     def activities(self) -> Iterator[Activity]:
-        """What is kept: kernels, communications and named ranges; the first two stream by stream, in their order."""
+        """Yield kernels, communications and named ranges; the first two stream by stream, in their order."""
         for stream, reached, begin, end, run in sorted(self._runs, key=lambda run: run[0]):
             yield from self._kernels(stream, reached, begin, end, run)
         yield from sorted(self._operations, key=lambda operation: operation.stream)
@@ -285,7 +285,7 @@ class RankTrace:
 
 
 def covered(spans: list[Time], begin: Time, end: Time) -> Time:
-    """How much of ``[begin, end)`` any of ``spans`` covers: begins and ends one after the other, in any order."""
+    """Return how much of ``[begin, end)`` the union of ``spans`` covers: alternating begins and ends, in any order."""
     pairs = np.array(spans, np.int64).reshape(-1, 2).clip(begin, end)
     pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
     reach = np.maximum.accumulate(np.concatenate([[begin], pairs[:, 1]]))
@@ -304,7 +304,7 @@ def _after(now: Time, spans: list[Time]) -> list[Time]:
 
 
 def _since(time: Time, marks: list[tuple[Time, bool, str]]) -> list[tuple[Time, bool, str]]:
-    """Of the begins and ends of nested ranges, those of all that ended after ``time`` or have not."""
+    """Keep the begins and ends of those nested ranges that ended after ``time`` or have not ended."""
     kept: list[tuple[Time, bool, str] | None] = list(marks)
     begins: list[int] = []
     for index, (host, opens, _) in enumerate(marks):

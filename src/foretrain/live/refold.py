@@ -32,7 +32,7 @@ Live = Literal["auto", "all"] | int
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What ran: as in `foretrain.live.simulate.Simulated`."""
+    """Outcome of a run: as in `foretrain.live.simulate.Simulated`."""
 
     story: SimulationTrace
     folding: Folding
@@ -133,7 +133,7 @@ class Refold:
 
 @dataclass(frozen=True, slots=True)
 class ProgressCallbacks:
-    """Whom to tell how far the simulation is.
+    """Callbacks that report a simulation's progress.
 
     Attributes:
         building: called with the files of the fake device that are compiled, and of how many.
@@ -157,7 +157,7 @@ class ProgressCallbacks:
 
 @contextmanager
 def reporting_warnings(story: SimulationTrace, watch: ProgressCallbacks) -> Iterator[None]:
-    """Has ``watch`` hear of the ranks' warnings if the block fails; they may be why."""
+    """Report the ranks' warnings to ``watch`` if the block fails; they may be why."""
     try:
         yield
     except FoldingInvalid:  # It goes on, with more live ranks.

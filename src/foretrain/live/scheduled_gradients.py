@@ -48,7 +48,7 @@ class PolicyTraffic(CommTraffic, Protocol):
     """The traffic as a policy wants it."""
 
     def cost(self, group: tuple[int, ...]) -> CostModel:
-        """Of one all-reduce in ``group``, θ included."""
+        """Return the cost of one all-reduce in ``group``, θ included."""
         ...
 
     def overhead(self) -> Time:
@@ -78,7 +78,7 @@ class GradientSchedules:
         return iter(self._known.values())
 
     def waiting(self) -> list[str]:
-        """Who waits for what: one line for each task that has not landed."""
+        """Return which ranks wait for what: one line for each task that has not completed."""
         return [line for schedule in self for line in schedule.waiting()]
 
 
@@ -114,7 +114,7 @@ class Member:
 
 
 class ModelSchedule:
-    """One exchange: the tasks of a model, its policy, and the members of its group.
+    """Exchange of one model: its tasks, its policy, and the members of its group.
 
     Attributes:
         group: among whom gradients are summed.
@@ -141,7 +141,7 @@ class ModelSchedule:
 
     @property
     def settled(self) -> bool:
-        """Whether a step was made in which the policy's decisions are those of all steps to come."""
+        """Return whether a step was made in which the policy's decisions are those of all steps to come."""
         return self.plan is not None and len(self.begins) > self.plan.warmup + 1
 
     @property
@@ -166,7 +166,7 @@ class ModelSchedule:
         return found
 
     def arrived(self, coming: RoundBarrier, latest: Time) -> None:
-        """All members have come, or will have at ``latest``."""
+        """Begin what ``coming`` stands for at ``latest``, when all members have arrived."""
         del self._coming[coming.step, coming.task]
         self._starts.at(latest, PendingComm(min(coming.orders), None, coming.begin))
 
@@ -187,7 +187,7 @@ class ModelSchedule:
         return next(iter(self._announced.values())).names[task]
 
     def waiting(self) -> list[str]:
-        """Who waits for what."""
+        """Return which ranks wait for what."""
         lines = list(self._engine.waiting()) if self._engine else []
         lacking = [rank for rank in self.group.live if rank not in self._members]
         if lacking:
@@ -206,7 +206,7 @@ class ModelSchedule:
         self._starts.at(max(when, self.now()), PendingComm((_LAST + self.group.live[0], self._waking), None, call))
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Sends ``chunk`` behind all that were started before."""
+        """Send ``chunk`` behind all that were started before."""
         self._queue.append((chunk, done))
         if len(self._queue) == 1:
             self._begin()
@@ -282,7 +282,7 @@ class RoundBarrier:
             self._schedule.arrived(self, max(self._came.values()))
 
     def waiting(self) -> str:
-        """Who has come, and who has not; nothing if nobody has."""
+        """Return which ranks have arrived, and which have not; empty if none has."""
         lacking = [rank for rank in self._schedule.group.live if rank not in {party.rank for party in self._came}]
         if not self._came or not lacking:
             return ""
@@ -291,7 +291,7 @@ class RoundBarrier:
         return f"{who(here)} {what} round {self.step} of {self._schedule.group}, {who(lacking)} did not"
 
     def begin(self) -> None:
-        """All have come."""
+        """Account for the members' waits, and tell the policy."""
         now = self._schedule.now()
         for party, came in self._came.items():
             if self.task is not None:
@@ -301,7 +301,7 @@ class RoundBarrier:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """How a model's gradients are exchanged.
+    """Plan for the exchange of a model's gradients.
 
     Attributes:
         workload: the step of the slowest member, as it was observed.

@@ -144,7 +144,7 @@ def simulate(
 
 
 def _recorded(settings: RankSettings, operators: Path, run: Callable[[RankSettings], RunOutcome]) -> RunOutcome:
-    """What ``run`` does, with every operator that was launched written to ``operators``."""
+    """Run ``run``, with every operator that was launched written to ``operators``."""
     with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
         done = run(dataclasses.replace(settings, operators=str(Path(folder) / "operators")))
         found = {call.key: call for path in sorted(Path(folder).glob("operators*")) for call in calls.load(path)}

@@ -33,7 +33,7 @@ CALL: Final = COLLECTIVE
 
 
 class StreamEvent:
-    """Something that happens once. ``time`` is None until it is known when, which may be before.
+    """Event that happens once. ``time`` is None until it is known when, which may be before.
 
     Attributes:
         meeting: the communication whose end it is, if it is one.
@@ -78,7 +78,7 @@ class CommCall(Protocol):
 
 
 class SmShare:
-    """How fast a GPU computes: see Note [Fluid work].
+    """Compute speed of a GPU: see Note [Fluid work].
 
     Args:
         world: whose time it is.
@@ -94,7 +94,7 @@ class SmShare:
         self.running: list[Stream] = []
 
     def communication(self, change: int) -> None:
-        """One communication begins (+1) or ends (-1) now."""
+        """Count one communication that begins (+1) or ends (-1) now."""
         before = bool(self._communications)
         self._communications += change
         if before != bool(self._communications):
@@ -127,7 +127,7 @@ class SmShare:
 
 
 class SmShares:
-    """Those of one rank's GPUs: most ranks have one, and a process may use several.
+    """Compute speeds of one rank's GPUs: most ranks have one, and a process may use several.
 
     Args:
         world, slowdown: as of `SmShare`.
@@ -138,7 +138,7 @@ class SmShares:
         self._of: dict[int, SmShare] = {}
 
     def of(self, stream: int) -> SmShare:
-        """How fast the GPU of stream number ``stream`` computes."""
+        """Return the compute speed of the GPU of stream number ``stream``."""
         device = device_of(stream)
         pace = self._of.get(device)
         if pace is None:
@@ -222,7 +222,7 @@ class Stream:
                 return
 
     def resume(self, time: Time) -> None:
-        """What it stood at is over since ``time``."""
+        """Go on after what the stream stood at, which is over since ``time``."""
         self.blocked = None
         if time > self.position:
             self.position = time
@@ -243,7 +243,7 @@ class Stream:
         self.resume(event.time)
 
     def _begin_run(self, item: tuple[Any, ...]) -> bool:
-        """Whether the stream now stands until the run ends."""
+        """Begin a run; return whether the stream now stands until it ends."""
         work: Time = item[4]
         reached = self.position
         begin = item[5] - work
@@ -264,11 +264,11 @@ class Stream:
         return True
 
     def flows(self, now: Time) -> bool:
-        """Whether the run under way has begun to flow."""
+        """Return whether the run under way has begun to flow."""
         return self._begin <= now
 
     def announce(self) -> None:
-        """Has the GPU shared anew when the run under way begins to flow, if that is later."""
+        """Make the GPU share anew when the run under way begins to flow, if that is later."""
         if not self._announced and self._begin > self._world.now():
             self._announced = True
             self._world.schedule(self._begin, TIMER, self._pace.share)
@@ -295,7 +295,7 @@ class Stream:
             self.advance()
 
     def under_way(self) -> Time | None:
-        """When the run under way began to flow, if there is one."""
+        """Return when the run under way began to flow, if there is one."""
         return self._begin if self.blocked is self else None
 
 

@@ -29,7 +29,7 @@ _LIBRARIES = ("torch.", "multiprocessing.", "concurrent.")
 
 
 class WithoutGpu:
-    """What a process of the script's own runs, which may be sent to it.
+    """Target of a process of the script's own, which may be sent to it: runs the script's target without a GPU.
 
     Args:
         target: what the script has it run.
@@ -63,7 +63,7 @@ class WithoutGpu:
 
 
 def install_child_guard() -> None:
-    """Has processes that the script starts refuse to use a GPU."""
+    """Make processes that the script starts refuse to use a GPU."""
     start, owner = BaseProcess.start, os.getpid()
 
     def guarded(self: Any) -> None:
@@ -87,16 +87,16 @@ class JoinedProcesses:
     processes: tuple[Any, ...] = ()
 
     def pids(self) -> list[int]:
-        """There are none."""
+        """Return no process ids: none was started."""
         return []
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """All have ended."""
+        """Return True: all have ended."""
         return True
 
 
 def install_spawn(settings: RankSettings, rank: int) -> None:
-    """Has ``spawn`` and ``start_processes`` call the function for the GPU of ``rank``, in this process."""
+    """Make ``spawn`` and ``start_processes`` call the function for the GPU of ``rank``, in this process."""
     local, here = rank % settings.gpus, int(settings.environment(rank)["LOCAL_WORLD_SIZE"])
     owner = os.getpid()
 

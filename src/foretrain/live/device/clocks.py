@@ -123,7 +123,7 @@ class _Clock:
 
 
 def _of_the_script() -> bool:
-    """Whether this thread is the script's, or none of Python's, and so one of autograd's."""
+    """Return whether this thread is the script's, or none of Python's, and so one of autograd's."""
     thread = threading.current_thread()
     return thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
 

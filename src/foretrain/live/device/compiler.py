@@ -51,7 +51,7 @@ def install(device: ModuleType) -> None:
 
 
 def set_charge(charge: Charge) -> None:
-    """How long fused kernels take; set in each rank."""
+    """Set the cost function of fused kernels; called in each rank."""
     _charge[:] = [charge]
 
 
@@ -215,7 +215,7 @@ def boundary(run: Sequence[fx.Node]) -> int:
 
 
 def _outside(user: fx.Node, inside: set[fx.Node]) -> bool:
-    """Whether a result leaves the run by way of ``user``, perhaps as a view."""
+    """Return whether a result leaves the run by way of ``user``, perhaps as a view."""
     return user not in inside or (_free(user) and any(_outside(next_, inside) for next_ in user.users))
 
 

@@ -32,7 +32,7 @@ _MODELLED = PROVENANCES.index("modelled")
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What ``torch.cuda.get_device_properties`` returns; names are PyTorch's."""
+    """Result of ``torch.cuda.get_device_properties``; names are PyTorch's."""
 
     name: str
     major: int
@@ -80,7 +80,7 @@ def install(device: ModuleType, properties: Properties) -> None:
 
 
 def properties_of(gpu: Device) -> Properties:
-    """Of a preset."""
+    """Return the properties of a preset."""
     major, minor = gpu.capability
     return Properties(gpu.product, major, minor, gpu.memory, gpu.sms, gpu.l2)
 
@@ -181,7 +181,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
 
 
 def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
-    """What of ``torch.cuda`` was bound to placeholders on import, or would look for a driver."""
+    """Return replacements for functions of ``torch.cuda`` bound to placeholders on import, or looking for a driver."""
 
     def generator(of: Any) -> torch.Generator:
         index = of if isinstance(of, int) else torch.device(of).index
@@ -338,7 +338,7 @@ def install_storages(device: ModuleType) -> None:
         return self
 
     def copy_(self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None) -> torch.UntypedStorage:
-        """As numbers where it can: large ones have no values here, while bytes are kept for the objects they may be."""
+        """Copy as numbers where possible: large ones have no values here, while bytes are kept as possible objects."""
         if "cuda" not in (self.device.type, source.device.type) or self.nbytes() != source.nbytes():
             return plain_copy(self, source, bool(non_blocking))
         _numbers(self).copy_(_numbers(source), non_blocking=bool(non_blocking))

@@ -88,7 +88,7 @@ class _Nursery:
         self._ranks: dict[int, int] = {}
 
     def serve(self) -> None:
-        """Until the other end of the control socket is closed."""
+        """Serve until the other end of the control socket is closed."""
         wakeup, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -168,7 +168,7 @@ def _deepen_stack() -> None:
 
 
 def _receive(control: socket.socket) -> tuple[str, list[int]]:
-    """One message and the sockets beside it; empty when the other end is closed."""
+    """Return one message and the sockets beside it; empty when the other end is closed."""
     try:
         data, descriptors, _, _ = socket.recv_fds(control, _LINE, 1)
     except ConnectionResetError:  # closed before it had read all that we told
@@ -182,7 +182,7 @@ def _tell(control: socket.socket, **message: Any) -> None:
 
 
 def _die_with_parent(number: int) -> None:
-    """Where the system can."""
+    """Ask the system, where it can, for signal ``number`` when the parent dies."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
 
@@ -203,7 +203,7 @@ def preload(settings: RankSettings) -> None:
 
 
 def _script_source(settings: RankSettings) -> str:
-    """Of a script; not of a module, whose package would have to run to find it."""
+    """Return the source of a script; not of a module, whose package would have to run to find it."""
     try:
         return "" if settings.module else Path(settings.script[0]).read_text(encoding="utf-8")
     except (OSError, ValueError):

@@ -86,12 +86,12 @@ class Prices:
         return estimate.time, operator, number, getattr(what, "flops", 0), estimate.sigma
 
     def fused(self, moved: int) -> tuple[int, int]:
-        """The same of a fused kernel that moves this many bytes."""
+        """Return duration in ps and provenance of a fused kernel that moves this many bytes."""
         estimate = self._model(*_tf32()).estimate(MemoryWork(moved))
         return estimate.time, PROVENANCES.index(estimate.provenance)
 
     def _model(self, products: bool, convolutions: bool) -> OperatorModel:
-        """Where FP32 is computed in TF32; what was measured, was with PyTorch's defaults, and is taken for all."""
+        """Return the model for FP32 in TF32 or not; measurements, made with PyTorch's defaults, are taken for all."""
         found = self._models.get((products, convolutions))
         if found is None:
             default = self._models[False, True]
@@ -110,7 +110,7 @@ class Prices:
 
 
 def _tf32() -> tuple[bool, bool]:
-    """Whether products and convolutions of FP32 matrices may use TF32 now, whichever way the script has said so."""
+    """Return whether FP32 matrix products and convolutions may use TF32 now, however the script has said so."""
     precision = torch._C._get_fp32_precision_getter
     return precision("cuda", "matmul") == "tf32", precision("cuda", "conv") == "tf32"
 
@@ -122,7 +122,7 @@ def _work(operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]) -
 
 
 def _metas(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same with tensors as `Meta`: the extension describes them as (shape, stride, C++ dtype, device)."""
+    """Return values with tensors as `Meta`: the extension describes them as (shape, stride, C++ dtype, device)."""
     return tuple(_meta(value) if isinstance(value, tuple) else value for value in values)
 
 
@@ -175,7 +175,7 @@ class HostOptimizerStep:
             self._traffic.__enter__()
 
     def end(self) -> None:
-        """It is over."""
+        """End the step of the optimizer, and charge it."""
         if (traffic := self._traffic) is None:
             return
         self._traffic = None

@@ -104,7 +104,7 @@ def install_shapes() -> torch.library.Library:
 
 
 def _statistics_of(tensor: Tensor) -> Tensor:
-    """One number a channel, in single precision if the input has less."""
+    """Return one number a channel, in single precision if the input has less."""
     kind = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
     return tensor.new_empty(tensor.shape[1], dtype=kind)
 

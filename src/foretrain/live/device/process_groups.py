@@ -145,7 +145,7 @@ _local_families: list[set[int]] = []
 
 
 def hidden_siblings(world: int) -> str | None:
-    """What to warn of, if the script has told of some groups that members make alone, but not of those of all ranks."""
+    """Return a warning if the script has announced some groups that members make alone, but not those of all ranks."""
     if all(len(told) == world for told in _local_families):
         return None
     return (
@@ -243,7 +243,7 @@ class _Families:
         self.told: set[int] = set()
 
     def add(self, ranks: Any) -> None:
-        """One more group, of the world ranks ``ranks``."""
+        """Announce one more group, of the world ranks ``ranks``."""
         ranks = list(ranks)
         if len(ranks) != self._size or self.told.intersection(ranks):
             self._number, self._size, self.told = self._number + 1, len(ranks), set()
@@ -265,7 +265,7 @@ def shared_store(path: str, folded: bool) -> FileStore:
 
 
 def install_stores() -> None:
-    """Has stores that a script makes itself not wait for ranks that are only represented."""
+    """Make stores that a script creates itself not wait for ranks that are only represented."""
     put(dist, TCPStore=_ImpatientTCPStore)
 
 

@@ -14,7 +14,7 @@ _HOSTS = ("cpu_op", "user_annotation", "cpu_instant_event", "python_function")
 
 
 class Launched(NamedTuple):
-    """Something that ran on the GPU; times in ps of the rank's clock.
+    """Work that ran on the GPU; times in ps of the rank's clock.
 
     Attributes:
         number: of the launch.
@@ -44,12 +44,12 @@ class Launched(NamedTuple):
 
     @property
     def device(self) -> int:
-        """Of its stream."""
+        """Return the GPU of its stream."""
         return self.stream >> 16
 
     @property
     def cuda_stream(self) -> int:
-        """As CUDA's tools number it."""
+        """Return the stream's number as in CUDA's tools."""
         return stream_number(self.stream)
 
 
@@ -120,7 +120,7 @@ def _launch(one: Launched, number: int, function: Mapping[str, Any]) -> Iterator
 
 
 def _on_the_gpu(ranges: Iterable[Mapping[str, Any]], launches: Sequence[Launched]) -> Iterator[dict[str, Any]]:
-    """For each range of the script, on each stream, what was launched in it, from the first to the last."""
+    """Yield for each range of the script, on each stream, the span of its launches, from the first to the last."""
     for one in ranges:
         begin, end = one["ts"], one["ts"] + one["dur"]
         streams: dict[int, list[Launched]] = {}
@@ -134,7 +134,7 @@ def _on_the_gpu(ranges: Iterable[Mapping[str, Any]], launches: Sequence[Launched
 
 
 def _lanes(launches: Iterable[Launched]) -> Iterator[dict[str, Any]]:
-    """What GPUs and streams are called."""
+    """Yield the names of GPUs and streams."""
     streams = sorted({(one.device, one.cuda_stream) for one in launches})
     for device in sorted({device for device, _ in streams}):
         yield kineto_metadata("process_name", device, 0, {"name": "python"})
@@ -167,5 +167,5 @@ def kernel_of(operation: str) -> str:
 
 
 def call_of(operation: str) -> str:
-    """What ProcessGroupNCCL calls ``operation``."""
+    """Return ProcessGroupNCCL's name of ``operation``."""
     return _NAMES.get(operation, operation)

@@ -46,7 +46,7 @@ class Function(NamedTuple):
 
 
 def install(device: ModuleType) -> None:
-    """Has PyTorch's profilers tell virtual times."""
+    """Make PyTorch's profilers report virtual times."""
     module: Any = torch.autograd.profiler
     enable, prepare, disable = module._enable_profiler, module._prepare_profiler, module._disable_profiler
     under_way: list[tuple[Time, set[ProfilerActivity]]] = []
@@ -77,7 +77,7 @@ def install(device: ModuleType) -> None:
 
 
 def _on_the_host(activities: set[ProfilerActivity]) -> set[ProfilerActivity]:
-    """What PyTorch's own profiler is to observe: launches are told with the functions that launch them."""
+    """Return what PyTorch's own profiler is to observe: launches come with the functions that launch them."""
     return {ProfilerActivity.CPU} if activities else activities
 
 
@@ -103,7 +103,7 @@ def _titles(name: str) -> tuple[str, str, str]:
 
 
 class ProfilerResult:
-    """What PyTorch's profiler found, in virtual time: in place of ``_ProfilerResult``, whose methods it has.
+    """Result of PyTorch's profiler in virtual time: in place of ``_ProfilerResult``, whose methods it has.
 
     Args:
         real: what it found by the real clock.
@@ -138,7 +138,7 @@ class ProfilerResult:
         return self._events
 
     def trace_start_ns(self) -> int:
-        """When the profiler began."""
+        """Return when the profiler began."""
         return self._began // NANOSECOND
 
     def save(self, path: str) -> None:
@@ -188,7 +188,7 @@ class ProfilerClock:
         self._virtual = [time // NANOSECOND for time in itertools.accumulate((time for _, time in marks), max)]
 
     def __call__(self, real: int) -> int:
-        """What the rank's clock showed."""
+        """Return what the rank's clock showed."""
         last = bisect_right(self._real, real) - 1
         return self._virtual[last] if last >= 0 else self._began
 
@@ -212,7 +212,7 @@ class HostEvent:
         return self._end
 
     def duration_ns(self) -> int:
-        """From start to end."""
+        """Return the time from start to end."""
         return self._end - self._start
 
 

@@ -130,7 +130,7 @@ def _as_on_a_cpu() -> None:
 
 
 def _scheduled(device: ModuleType, settings: RankSettings) -> AbstractContextManager[object]:
-    """Around a script whose gradients a policy exchanges."""
+    """Return a context around a script whose gradients a policy exchanges."""
     if settings.schedule is None:
         return nullcontext()
     from foretrain.live.device.simulated_ddp import SimulatedTakeover
@@ -194,7 +194,7 @@ class _Steps:
             device.note(device.WARNING, 0, 0, text.encode())
 
     def _made_one(self, optimizer: int) -> None:
-        """Another step of the optimizer with this id is launched."""
+        """Count another step of the optimizer with this id, which has been launched."""
         device = self._device
         made = self._made[optimizer] = self._made.get(optimizer, 0) + 1
         if made <= self.done:
@@ -209,7 +209,7 @@ class _Steps:
             raise script.Enough
 
     def _cost(self, now: dict[str, Any]) -> dict[str, Any]:
-        """What was launched since the step before."""
+        """Return the work that was launched since the step before."""
         before = self._before
         spreads = itertools.zip_longest(now["spreads"], before["spreads"], fillvalue=0.0)
         times = itertools.zip_longest(now["by_name"], before["by_name"], fillvalue=0)
@@ -270,7 +270,7 @@ class _Watchdog:
             )
 
     def _doubt_an_end(self, place: Place) -> None:
-        """At once, on stderr: warnings that are shown at the end would come too late."""
+        """Warn at once, on stderr: warnings that are shown at the end would come too late."""
         text = (
             f"foretrain: {place[0]}:{place[1]} has read a value that is not real in {_STEPS_READ:,} steps: if the"
             " script ends by such a value, e.g. by its loss, it never ends; pass --steps\n"
@@ -289,7 +289,7 @@ def _leave_log(device: ModuleType, socket: int) -> None:
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:
-    """What PyTorch's allocator said, if that is why the script failed."""
+    """Return the message of PyTorch's allocator, if that is why the script failed."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return str(error)

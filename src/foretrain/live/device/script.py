@@ -75,7 +75,7 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def _end(threads: bool) -> None:
-    """What the interpreter does when a script is over; ``threads`` if those that the script has started are awaited."""
+    """End as the interpreter does after a script; ``threads`` if those that the script has started are awaited."""
     if threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
@@ -96,7 +96,7 @@ def _tell(error: BaseException, settings: RankSettings, rank: int) -> None:
 
 
 def first_to_say(text: str, settings: RankSettings) -> bool:
-    """Whether no other rank has said ``text``, but for the ranks and GPUs in it; True if that cannot be known."""
+    """Return whether no other rank has printed ``text``, ignoring rank and GPU numbers; True if unknown."""
     alike = _NUMBERED.sub(r"\1", text)
     mark = Path(f"{settings.store}.{hashlib.sha256(alike.encode()).hexdigest()[:16]}")
     try:
@@ -119,7 +119,7 @@ def _without_ours(told: traceback.TracebackException | None) -> None:
 
 
 def _tell_place(error: BaseException, rank: int) -> None:
-    """Where a rank stood when the simulation ended: which line calls what the others do not."""
+    """Print where a rank stood when the simulation ended: which line calls what the others do not."""
     stack = traceback.extract_tb(error.__traceback__)
     for frame in reversed(stack):
         if not frame.filename.startswith((_LIBRARY, _PACKAGE, *_OURS)):

@@ -17,7 +17,7 @@ WATCHED = 2
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """Of all ranks alike; sent to them as JSON.
+    """Settings of all ranks alike; sent to them as JSON.
 
     Attributes:
         script: the script, or with ``module`` a module's dotted name, and its arguments.
@@ -58,12 +58,12 @@ class RankSettings:
     schedule: str | None = None
 
     def to_json(self) -> str:
-        """For `from_json`, in another process."""
+        """Encode for `from_json`, in another process."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> RankSettings:
-        """What `to_json` wrote."""
+        """Decode the output of `to_json`."""
         fields = json.loads(text)
         return RankSettings(**fields | {"script": tuple(fields["script"])})
 

@@ -84,7 +84,7 @@ class SimulatedTakeover(DdpPatch):
         self.device.note(self.device.WARNING, 0, 0, text.encode())
 
     def plan(self, wrapper: ScheduledDataParallel, reason: str | None) -> AgreedPlan:
-        """As for real jobs; and one rank alone has nothing to exchange."""
+        """Plan as for real jobs; one rank alone has nothing to exchange."""
         if wrapper.process_group.size() < 2:
             reason = reason or "one rank alone exchanges nothing"
         return super().plan(wrapper, reason)
@@ -143,10 +143,10 @@ class LoggedExchange:
         self._updates.promised(task, self._device.ready(self._number, task), used)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no gradient is held back."""
 
     def close(self, reason: str | None = None) -> None:
-        """There is nothing to end."""
+        """Do nothing: there are no links to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class LoggedRuntime:
 
 
 class SimulatedAttached(AttachedModel[LoggedRuntime]):
-    """As `foretrain.plugins.torch.attached.Attached`, without other ranks to agree with, links, threads and
+    """`foretrain.plugins.torch.attached.Attached` without other ranks to agree with, links, threads and
     measurements.
 
     Args:
@@ -204,7 +204,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         self._begin(optimizers, group, Buffers(model, group, self._together))
 
     def close(self) -> None:
-        """Has the current stream wait for all gradients and updates; then PyTorch goes on alone."""
+        """Make the current stream wait for all gradients and updates; then PyTorch goes on alone."""
         if not self._closed:
             super().gather()
             self._abandon()
@@ -241,7 +241,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
             self._extension.note(self._extension.WARNING, 0, 0, text.encode())
 
     def gather(self) -> None:
-        """Has the current stream wait for all gradients and updates."""
+        """Make the current stream wait for all gradients and updates."""
         super().gather()
         if self._machinery is None and not self._closed:
             self._began = torch.cuda.Event(enable_timing=True)
@@ -259,13 +259,13 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
     # ── from watching to scheduling ──
 
     def _connect(self) -> None:
-        """There is nobody to connect with."""
+        """Do nothing: there are no links."""
 
     def _together(self) -> None:
-        """Nobody is missed here: the conductor sees to it."""
+        """Do nothing: the executor notices a lost rank."""
 
     def _raise_failure(self) -> None:
-        """What fails here ends the script at once."""
+        """Do nothing: a failure ends the script at once."""
 
     def _assemble(self) -> tuple[LoggedRuntime, Sequence[torch.Tensor]]:
         device, parameters = self._extension, [parameter for _, parameter in self._named]

@@ -73,7 +73,7 @@ class SimulatedUpdates:
         self._marks[task], self._used[task] = Mark(event, self._device.forget), used
 
     def was_used(self, task: int) -> bool:
-        """Whether there is a gradient for ``task``; ranks are taken to use the same parameters."""
+        """Return whether there is a gradient for ``task``; ranks are taken to use the same parameters."""
         return self._used[task]
 
     def want(self, update: Update) -> None:
@@ -112,11 +112,11 @@ class SimulatedUpdates:
             self.wait_all()
 
     def pending(self) -> list[str]:
-        """Nobody waits here on the host."""
+        """Return no pending updates: none waits on the host."""
         return []
 
     def unblock(self) -> None:
-        """Nobody need wait for a parameter any more."""
+        """Let the script use all parameters without waiting."""
         for parameter in self._parameters:
             access_guards.pending_updates.pop(id(parameter), None)
 

@@ -149,7 +149,7 @@ _after_replay: dict[object, Callable[[], None]] = {}
 
 
 def after_replays(what: object, call: Callable[[], None]) -> bool:
-    """Has the graph that is being captured call ``call`` behind each replay, once for ``what``.
+    """Make the graph that is being captured call ``call`` after each replay, once for ``what``.
 
     Returns False if it already does; see Note [Steps in graphs].
     """
@@ -200,10 +200,10 @@ def install_graphs(device: ModuleType) -> None:
             """Random numbers are not drawn."""
 
         def enable_debug_mode(self) -> None:
-            """There is nothing to dump."""
+            """Do nothing: there is nothing to dump."""
 
         def debug_dump(self, debug_path: str) -> None:
-            """There is nothing to dump."""
+            """Do nothing: there is nothing to dump."""
 
     if torch.version.cuda:  # which derives from a class in C++
         for module in (torch.cuda, torch.cuda.graphs):

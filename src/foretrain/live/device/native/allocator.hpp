@@ -18,7 +18,7 @@
 //
 // # Note [Departures]
 // - Blocks that other streams use: PyTorch asks at every allocation which of their events are over. Here asking means
-//   to ask the conductor for the time, and the answer matters only where otherwise memory would have to be reserved; so
+//   to ask the executor for the time, and the answer matters only where otherwise memory would have to be reserved; so
 //   it is asked then, and only then, unless Settings::poll_always. Which block is found may differ, what is reserved
 //   hardly does.
 // - Private pools (CUDA graphs, MemPool), memory history and the backend cudaMallocAsync are not modelled.

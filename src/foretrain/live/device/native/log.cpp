@@ -14,7 +14,7 @@
 namespace foretrain {
 namespace {
 
-constexpr std::size_t LONG_LOG = 512;  // records after which a rank tells the conductor, so that others may go on
+constexpr std::size_t LONG_LOG = 512;  // records after which a rank tells the executor, so that others may go on
 
 // # Note [Polling]
 // cudaEventQuery costs the host a microsecond: else a loop that polls would never see time pass. While a loop does
@@ -357,7 +357,7 @@ Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::
   if (of_graph) return {host(), 1, {}};
   bool allowed = question == wire::EVENT || question == wire::QUERY_EVENT || question == wire::VALUES;
   TORCH_CHECK(!captured_ || allowed, "CUDA error: operation not permitted when stream is capturing");
-  TORCH_CHECK(connected(), "the simulated GPU has no conductor to ask; start the script with `foretrain simulate`");
+  TORCH_CHECK(connected(), "the simulated GPU has no executor to ask; start the script with `foretrain simulate`");
   close_all();
   if (question == wire::QUERY_STREAM || question == wire::QUERY_EVENT) spend(poll());
   auto& record = write(wire::ASK, stream);

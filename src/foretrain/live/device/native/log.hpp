@@ -62,7 +62,7 @@ struct Launch {
 };
 
 // # Note [CUDA graphs]
-// While a graph is captured, what is launched does not reach the conductor but is kept, with events that are negative:
+// While a graph is captured, what is launched does not reach the executor but is kept, with events that are negative:
 // they happen in no world, so that waiting for one outside of the graph is nothing. Replaying launches all of it again,
 // with events of its own, from the stream that replays in place of the one that captured; the host pays for one launch.
 struct Replay {
@@ -146,14 +146,14 @@ class Log {
   void group(std::int64_t number, std::int64_t family, const std::vector<std::int32_t>& ranks);
   void forget(EventId event);
   // Exchanges by a policy: what there is to exchange, that another round of it begins on `stream`, and that a gradient is
-  // there. The event that `ready` returns is made to happen by the conductor, when the sum has come back.
+  // there. The event that `ready` returns is made to happen by the executor, when the sum has come back.
   void tasks(std::int64_t number, StreamKey lane, std::string_view announcement);
   void begin(StreamKey stream, std::int64_t number);
   EventId ready(StreamKey stream, std::int64_t number, std::uint32_t task);
   void note(wire::Note code, std::int64_t a, std::int64_t b, std::string_view payload);
 
-  // Stops the thread until the conductor answers; the host's clock then is the answer's time, if that is later.
-  // Throws DistBackendError, as NCCL where peers are gone, with the conductor's words if it says no, or if it is gone
+  // Stops the thread until the executor answers; the host's clock then is the answer's time, if that is later.
+  // Throws DistBackendError, as NCCL where peers are gone, with the executor's words if it says no, or if it is gone
   // itself. Who holds a lock that Python code may wait for must keep the interpreter as well: `yielding` false.
   Answer ask(wire::Question question, StreamKey stream, std::int64_t a = 0, std::int64_t b = 0, bool yielding = true);
 
