@@ -1,4 +1,4 @@
-"""``foretrain simulate`` in a process that is forked, see `tests.warm`, as is its zygote. All else is as for users."""
+"""``foretrain simulate`` in a forked process, see `tests.warm`, as is its fork server. The rest is as for users."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def simulate(arguments: Sequence[str]) -> None:
     from foretrain.cli import main
     from foretrain.live import rank_processes
 
-    rank_processes.subprocess = SimpleNamespace(Popen=_Zygote, TimeoutExpired=subprocess.TimeoutExpired)
+    rank_processes.subprocess = SimpleNamespace(Popen=_ForkServer, TimeoutExpired=subprocess.TimeoutExpired)
     sys.argv = ["foretrain", "simulate", *arguments]
     main()
 
 
-class _Zygote:
-    """What `foretrain.live.rank_processes` asks of the process of a zygote."""
+class _ForkServer:
+    """What `foretrain.live.rank_processes` asks of the process of a fork_server."""
 
     def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any) -> None:
         self.returncode: int | None = None
@@ -31,7 +31,7 @@ class _Zygote:
             _live(int(command[-1]), pass_fds, env)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, of a zygote that has ended or is ending, so that ``timeout`` is not needed."""
+        """The exit status, of a fork_server that has ended or is ending, so that ``timeout`` is not needed."""
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode

@@ -35,7 +35,7 @@ from foretrain.live.event_log import (
     WAIT,
     frames,
 )
-from foretrain.live.executor import Executor, conduct
+from foretrain.live.executor import Executor, execute
 from foretrain.live.folding import Folding
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.schedule import CostModel
@@ -212,7 +212,7 @@ class Constant:
 
 
 class Played(NamedTuple):
-    story: SimulationTrace
+    trace: SimulationTrace
     ranks: dict[int, Rank]
     log: list
 
@@ -222,8 +222,8 @@ class Played(NamedTuple):
 
     def outcome(self):
         """All that anyone could see of it."""
-        chapters = {rank: (c.steps, list(c.activities()), c.warnings) for rank, c in self.story.chapters.items()}
-        return chapters, {rank: played.replies for rank, played in self.ranks.items()}, self.log
+        rank_traces = {rank: (c.steps, list(c.activities()), c.warnings) for rank, c in self.trace.rank_traces.items()}
+        return rank_traces, {rank: played.replies for rank, played in self.ranks.items()}, self.log
 
 
 def folding_of(*representatives):
@@ -245,15 +245,15 @@ def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0, steps=None
     ]
     for thread in threads:
         thread.start()
-    story = SimulationTrace(folding.live, kept)
+    trace = SimulationTrace(folding.live, kept)
     try:
-        conduct(
+        execute(
             {rank: ours for rank, (ours, _) in pairs.items()},
             world,
             traffic,
             folding,
             slowdown=slowdown,
-            story=story,
+            trace=trace,
             steps=steps,
         )
     finally:
@@ -261,7 +261,7 @@ def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0, steps=None
             ours.close()
         for thread in threads:
             thread.join()
-    return Played(story, ranks, traffic.log)
+    return Played(trace, ranks, traffic.log)
 
 
 def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=0):
@@ -271,27 +271,27 @@ def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=0):
     world = VirtualWorld()
     traffic = Constant(world, duration)
     ranks = {number: Rank(number) for number in folding.live}
-    story = SimulationTrace(folding.live, kept)
+    trace = SimulationTrace(folding.live, kept)
     asking = set()
 
     def reply(number, data):
         asking.discard(number)
         ranks[number].hear(data)
 
-    conductor = Executor(world, traffic, folding, reply, slowdown=slowdown, story=story)
+    executor = Executor(world, traffic, folding, reply, slowdown=slowdown, trace=trace)
     playing = {n: _whole(program, ranks[n]) for n, program in zip(ranks, programs, strict=True)}
     while playing:
         ready = sorted(set(playing) - asking)
         if not ready or rng.random() < 0.3:
-            conductor.advance()
+            executor.advance()
             continue
         number = rng.choice(ready)
-        _deliver(conductor, playing, ranks[number], asking)
-    conductor.finish()
-    return Played(story, ranks, traffic.log)
+        _deliver(executor, playing, ranks[number], asking)
+    executor.finish()
+    return Played(trace, ranks, traffic.log)
 
 
-def _deliver(conductor, playing, rank, asking):
+def _deliver(executor, playing, rank, asking):
     generator, reply = playing[rank.number], rank.replies[-1] if rank.replies else None
     try:
         data, asks = generator.send(reply)
@@ -301,7 +301,7 @@ def _deliver(conductor, playing, rank, asking):
     if asks:
         asking.add(rank.number)
     for frame in frames(bytearray(data)):
-        conductor.hear(rank.number, frame)
+        executor.hear(rank.number, frame)
 
 
 def _whole(program, rank):

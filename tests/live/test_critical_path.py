@@ -8,7 +8,7 @@ from tests.live.player import play
 
 
 def path_of(*programs, **how):
-    return critical_path(play(*programs, kept=None, **how).story.chapters)
+    return critical_path(play(*programs, kept=None, **how).trace.rank_traces)
 
 
 def test_a_kernel_after_a_communication_after_a_kernel():
@@ -105,7 +105,7 @@ def test_only_the_last_step_counts_and_none_without_activities():
     path = path_of(program)
     assert (path.begin, path.end) == (10, 30)
     assert [piece[3:] for piece in path.pieces] == [(10, 30)]
-    assert critical_path(play(program).story.chapters) is None
+    assert critical_path(play(program).trace.rank_traces) is None
     assert critical_path({}) is None
 
 
@@ -124,7 +124,7 @@ def test_what_was_not_kept_is_said():
             rank.step(2, rank.record(1))
         yield rank.ask(STREAM, stream=1)
 
-    path = critical_path(play(program, program, duration=50, kept=1).story.chapters)
+    path = critical_path(play(program, program, duration=50, kept=1).trace.rank_traces)
     assert [(piece.rank, piece.kind, piece.begin, piece.end) for piece in path.pieces] == [
         (1, "unseen", 10, 100),
         (0, "communication", 100, 150),
@@ -171,14 +171,14 @@ def test_the_pieces_fill_the_step(operations, slowdown, data):
         rank.step(1, rank.record(1))
         yield rank.ask(STREAM, stream=1)
 
-    story = play(program, program, program, duration=40, slowdown=slowdown, kept=None).story
-    path = critical_path(story.chapters)
+    trace = play(program, program, program, duration=40, slowdown=slowdown, kept=None).trace
+    path = critical_path(trace.rank_traces)
     if path is None:
-        assert all(chapter.steps[-1].end == 0 for chapter in story.chapters.values())
+        assert all(rank_trace.steps[-1].end == 0 for rank_trace in trace.rank_traces.values())
         return
     bounds = [path.begin, *(piece.end for piece in path.pieces)]
     assert bounds == sorted(bounds)
     assert bounds[:-1] == [piece.begin for piece in path.pieces]
-    assert bounds[-1] == path.end == max(chapter.steps[-1].end for chapter in story.chapters.values())
+    assert bounds[-1] == path.end == max(rank_trace.steps[-1].end for rank_trace in trace.rank_traces.values())
     assert abs(sum(path.shares().values()) - 1) < 1e-9
     assert "unseen" not in path.kinds()

@@ -196,7 +196,7 @@ def test_who_is_ended_on_purpose_may_leave_calls_behind():
         rank.call(1, "all_reduce", 4)
 
     played = play(goes_on, trains(4, 4)[1], steps=4)
-    assert [len(chapter.steps) for chapter in played.story.chapters.values()] == [4, 4]
+    assert [len(rank_trace.steps) for rank_trace in played.trace.rank_traces.values()] == [4, 4]
     with pytest.raises(StallError):
         play(goes_on, trains(4, 4)[1])
 

@@ -31,9 +31,9 @@ def training(*batches: int) -> Forecast:
             rank.note(COST, a=step, payload=json.dumps(cost).encode())
             yield rank.ask(STREAM)
 
-    chapters = play(program).story.chapters
+    rank_traces = play(program).trace.rank_traces
     h100 = preset("H100")
-    return forecast_of(chapters, {0: 1}, cluster="H100", device=h100, world=1, classes=(), wall=1.0)
+    return forecast_of(rank_traces, {0: 1}, cluster="H100", device=h100, world=1, classes=(), wall=1.0)
 
 
 def test_work_and_time_are_of_the_same_step() -> None:

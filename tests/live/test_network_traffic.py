@@ -1,4 +1,4 @@
-"""The network as the conductor sees it: closed forms, and everything in flight against one simulation of all of it."""
+"""The network as the executor sees it: closed forms, and everything in flight against one simulation of all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conductor against the longest path in the graph of what waits for what."""
+"""The executor against the longest path in the graph of what waits for what."""
 
 import networkx as nx
 from hypothesis import given
@@ -21,9 +21,9 @@ def logs(draw):
     """What each of some ranks does, with as many collectives on each, but on any streams."""
     ranks = draw(st.integers(1, 3))
     private = st.lists(runs | waits | host, max_size=6)
-    meetings = draw(st.integers(0, 4))
+    registry = draw(st.integers(0, 4))
     return [
-        [step for _ in range(meetings) for step in [*draw(private), draw(meets)]] + draw(private) for _ in range(ranks)
+        [step for _ in range(registry) for step in [*draw(private), draw(meets)]] + draw(private) for _ in range(ranks)
     ]
 
 

@@ -23,11 +23,11 @@ def failing(failure):
 
 
 def test_who_wanted_what_and_where_the_rest_went():
-    story = play(failing(None), failing(SAID), failing(SAID)).story
+    trace = play(failing(None), failing(SAID), failing(SAID)).trace
     with pytest.raises(
         OutOfMemory, match=r"rank 1 ran out of memory in step 2, as did rank 2: .* 1\.50 GiB when"
     ) as error:
-        check_memory(story)
+        check_memory(trace)
     assert error.value.ranks == (1, 2)
     assert error.value.tried == "1.50 GiB"
     assert "75.00 GiB were reserved" in str(error.value)
@@ -35,5 +35,5 @@ def test_who_wanted_what_and_where_the_rest_went():
 
 
 def test_a_rank_that_had_enough_is_not_blamed():
-    check_memory(play(failing(None)).story)
-    check_memory(play(failing(None), kept=1).story)
+    check_memory(play(failing(None)).trace)
+    check_memory(play(failing(None), kept=1).trace)

@@ -27,7 +27,7 @@ def training(steps):
 
 def test_every_instant_of_a_step_is_accounted_for_once():
     # 300 computed; 350 ps of communication from 100, of which 150 exposed; then 10 computed; then 5 for the host.
-    steps = play(training(3), duration=350).story.chapters[0].steps
+    steps = play(training(3), duration=350).trace.rank_traces[0].steps
     assert steps[0] == StepBreakdown(0, 0, 460, 310, 350, 150, 0, 0)
     assert steps[1:] == [StepBreakdown(i, 465 * i - 5, 465 * i + 460, 310, 350, 150, 0, 5) for i in (1, 2)]
 
@@ -39,9 +39,9 @@ def test_waiting_for_others_is_not_communication():
         rank.step(0, rank.record(1))
         yield rank.ask(STREAM, stream=1)
 
-    chapters = play(program, program, duration=50).story.chapters
-    assert chapters[0].steps == [StepBreakdown(0, 0, 150, 30, 50, 50, 70, 0)]
-    assert chapters[1].steps == [StepBreakdown(0, 0, 150, 100, 50, 50, 0, 0)]
+    rank_traces = play(program, program, duration=50).trace.rank_traces
+    assert rank_traces[0].steps == [StepBreakdown(0, 0, 150, 30, 50, 50, 70, 0)]
+    assert rank_traces[1].steps == [StepBreakdown(0, 0, 150, 100, 50, 50, 0, 0)]
 
 
 def test_what_is_under_way_at_a_mark_is_split():
@@ -56,13 +56,13 @@ def test_what_is_under_way_at_a_mark_is_split():
             rank.step(1, rank.record(1))
             yield rank.ask(STREAM, stream=1)
 
-        steps = play(program, slowdown=slowdown).story.chapters[0].steps
+        steps = play(program, slowdown=slowdown).trace.rank_traces[0].steps
         assert [(step.end, step.compute, step.idle) for step in steps] == [(30, 30, 0), (100, 70, 0)]
 
 
 def test_kernels_are_kept_where_asked_for():
     played = play(training(4), kept=None)
-    activities = list(played.story.chapters[0].activities())
+    activities = list(played.trace.rank_traces[0].activities())
     assert [(a.name, a.start, a.end) for a in activities[:4]] == [
         ("kernel 0", 0, 60),
         ("kernel 1", 60, 100),
@@ -74,9 +74,9 @@ def test_kernels_are_kept_where_asked_for():
         (2, "all_reduce", 100, 100, 200, 32, (0,))
     ]
     assert len(calls) == 4
-    kept = [a for a in play(training(4), kept=2).story.chapters[0].activities() if a.kind == "communication"]
+    kept = [a for a in play(training(4), kept=2).trace.rank_traces[0].activities() if a.kind == "communication"]
     assert kept == calls[2:]
-    assert not list(play(training(4)).story.chapters[0].activities())
+    assert not list(play(training(4)).trace.rank_traces[0].activities())
 
 
 def test_slowed_kernels_are_stretched():
@@ -86,7 +86,7 @@ def test_slowed_kernels_are_stretched():
         yield rank.ask(STREAM, stream=1)
 
     played = play(program, slowdown=2.0, kept=None)
-    spans = [(a.start, a.end) for a in played.story.chapters[0].activities() if a.kind == "kernel"]
+    spans = [(a.start, a.end) for a in played.trace.rank_traces[0].activities() if a.kind == "kernel"]
     assert spans == [(0, 20), (20, 80)]
 
 
@@ -111,11 +111,11 @@ def test_notes_are_remembered():
         rank.note(WARNING, payload=b"not real")
         yield rank.frame()
 
-    chapter = play(program, kept=None).story.chapters[0]
-    assert chapter.memory == {"peak": 7}
-    assert [chapter.cost(step) for step in (1, 2)] == [{"measured": 1}, {"measured": 2}]
-    assert chapter.warnings == {"not real": 2}
-    activities = [(a.kind, a.stream, a.name, a.start, a.end) for a in chapter.activities()]
+    rank_trace = play(program, kept=None).trace.rank_traces[0]
+    assert rank_trace.memory == {"peak": 7}
+    assert [rank_trace.cost(step) for step in (1, 2)] == [{"measured": 1}, {"measured": 2}]
+    assert rank_trace.warnings == {"not real": 2}
+    activities = [(a.kind, a.stream, a.name, a.start, a.end) for a in rank_trace.activities()]
     assert activities == [
         ("kernel", 1, "gemm", 0, 10),
         ("annotation", HOST, "inner", 8, 9),
@@ -137,8 +137,8 @@ def test_ranges_are_kept_with_the_steps_that_were_launched_in_them():
         rank.note(ANNOTATION)
         yield rank.frame()
 
-    chapter = play(program, kept=2).story.chapters[0]
-    assert [a.name for a in chapter.activities() if a.kind == "annotation"] == ["step 4", "step 5", "epoch"]
+    rank_trace = play(program, kept=2).trace.rank_traces[0]
+    assert [a.name for a in rank_trace.activities() if a.kind == "annotation"] == ["step 4", "step 5", "epoch"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), max_size=10))
@@ -149,16 +149,16 @@ def test_what_spans_cover_is_counted_once(spans):
 
 
 def test_a_script_that_marks_no_steps_is_accounted_for_bit_by_bit(monkeypatch):
-    expected = play(training(8), duration=350, slowdown=1.3).story.chapters[0].steps
+    expected = play(training(8), duration=350, slowdown=1.3).trace.rank_traces[0].steps
     monkeypatch.setattr("foretrain.live.rank_trace._LONG", 3)
-    assert play(training(8), duration=350, slowdown=1.3).story.chapters[0].steps == expected
+    assert play(training(8), duration=350, slowdown=1.3).trace.rank_traces[0].steps == expected
 
 
 def test_the_exit_status_is_remembered():
     def program(rank):
         yield rank.leave(3)
 
-    assert play(program).story.chapters[0].status == 3
+    assert play(program).trace.rank_traces[0].status == 3
 
 
 def test_what_the_host_did_is_told():
@@ -171,17 +171,21 @@ def test_what_the_host_did_is_told():
         yield rank.ask(STREAM, stream=1)
         yield rank.ask(STREAM, stream=1)  # done already: no stop
 
-    chapter = play(program, kept=None).story.chapters[0]
-    assert [(a.name, a.launch) for a in chapter.activities()] == [("kernel 0", 3), ("kernel 1", 5), ("all_reduce", 7)]
-    assert chapter.marks == {1: 7}
-    assert chapter.stops == [(STREAM, 7, 103)]
-    assert chapter.since == 0
-    untraced = play(program).story.chapters[0]
+    rank_trace = play(program, kept=None).trace.rank_traces[0]
+    assert [(a.name, a.launch) for a in rank_trace.activities()] == [
+        ("kernel 0", 3),
+        ("kernel 1", 5),
+        ("all_reduce", 7),
+    ]
+    assert rank_trace.marks == {1: 7}
+    assert rank_trace.stops == [(STREAM, 7, 103)]
+    assert rank_trace.since == 0
+    untraced = play(program).trace.rank_traces[0]
     assert (untraced.stops, untraced.marks) == ([], {1: 7})
 
 
 def test_only_what_belongs_to_the_last_steps_is_kept():
-    played = play(training(4), kept=2).story.chapters[0]
+    played = play(training(4), kept=2).trace.rank_traces[0]
     assert played.since == played.steps[-2].begin
     assert all(stop.answered > played.since for stop in played.stops)
     assert len(played.stops) == 2

@@ -1,4 +1,4 @@
-"""Exchanges by a policy: the conductor decides as the replay of the same workload does, however frames come."""
+"""Exchanges by a policy: the executor decides as the replay of the same workload does, however frames come."""
 
 from itertools import groupby
 from typing import get_args
@@ -92,7 +92,7 @@ def replayed(plan):
 def test_the_conductor_decides_as_the_replay_does(schedule):
     program = training(schedule, (0, 1))
     played = play(program, program, duration=takes)
-    (exchange,) = played.story.schedules
+    (exchange,) = played.trace.schedules
     replay = replayed(exchange.plan)
     expected = [decision for decision in replay.log if decision.step < STEPS]
     assert len(expected) >= STEPS
@@ -129,7 +129,7 @@ def test_a_task_is_ready_when_the_last_member_is():
     played = play(program, program, duration=100, kept=None)
     assert played.log == [(2_007, "all_reduce", SIZES[2], (0, 1), None)]
     assert played.times(0) == played.times(1) == [2_107]
-    shown = [activity for activity in played.story.chapters[1].activities() if activity.kind == "communication"]
+    shown = [activity for activity in played.trace.rank_traces[1].activities() if activity.kind == "communication"]
     assert [(one.name, one.stream, one.start, one.end) for one in shown] == [
         ("all_reduce second.weight", 99, 2_000, 2_107)
     ]

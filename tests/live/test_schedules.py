@@ -61,7 +61,7 @@ def simulated(tmp_path_factory):
 @pytest.mark.smoke
 def test_priority_gains_what_it_should(simulated):
     stock, done = simulated(None), simulated(POLICY)
-    (exchange,) = done.story.schedules
+    (exchange,) = done.trace.schedules
     best = exchange.plan.bound.time
     assert stock.forecast.iteration_time > 1.1 * done.forecast.iteration_time
     # Communication under way slows computing, which T* of the watched steps does not know.
@@ -78,7 +78,7 @@ def test_the_policy_ddp_is_what_pytorch_does(simulated):
 @pytest.mark.parametrize("schedule", ["ddp(bucket=25MiB)", "tictac"])
 def test_it_decides_as_the_replay_of_what_it_watched(simulated, schedule):
     done = simulated(schedule)
-    (exchange,) = done.story.schedules
+    (exchange,) = done.trace.schedules
     again = replay(exchange.plan.workload, WHERE, exchange.plan.schedule, steps=3)
     last = len(exchange.begins) - 1
     assert of_step(exchange.log, last) == of_step(again.log, len(again.begins) - 2)
@@ -102,7 +102,7 @@ def test_clipping_waits_for_all_gradients(simulated):
 
 def test_accumulated_gradients_are_sent_once(simulated):
     done = simulated(POLICY, "accumulate")
-    (exchange,) = done.story.schedules
+    (exchange,) = done.trace.schedules
     sent = sum(chunk.size for chunk in of_step(exchange.log, 2))
     assert sent == 8 * 2048 * 2048 * 4
     assert len(exchange.begins) == 6
@@ -112,7 +112,7 @@ def test_accumulated_gradients_are_sent_once(simulated):
 
 def test_compression_of_the_script_is_the_schedules(simulated):
     done = simulated(POLICY, "compress")
-    (exchange,) = done.story.schedules
+    (exchange,) = done.trace.schedules
     assert sum(chunk.size for chunk in of_step(exchange.log, 2)) == 8 * 2048 * 2048 * 2
     assert done.forecast.iteration_time < simulated(POLICY).forecast.iteration_time
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_scheduled_runs_as_it_is_and_says_so(simulated):
     stock, done = simulated(None, "twice"), simulated(POLICY, "twice")
     (warning,) = done.forecast.warnings
     assert "two optimizers hold the same parameter" in warning
-    assert not list(done.story.schedules)
+    assert not list(done.trace.schedules)
     assert done.forecast.iteration_time == stock.forecast.iteration_time
 
 
@@ -147,7 +147,7 @@ def test_the_planner_chooses_for_the_steps_that_were_watched(simulated):
 
 def test_a_plan_that_was_made_for_something_else_is_known(simulated):
     done = simulated(POLICY)
-    (exchange,) = done.story.schedules
+    (exchange,) = done.trace.schedules
     plan = exchange.plan
     place = cluster_of(plan.job.cost, 4)
     own = saved(choose(plan.workload, place))

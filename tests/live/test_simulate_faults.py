@@ -190,7 +190,7 @@ def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     [
         ("command", signal.SIGINT, 130, "interrupted"),
         ("command", signal.SIGKILL, -9, ""),
-        ("zygote", signal.SIGKILL, 2, "the process that starts the simulated ranks was killed by SIGKILL"),
+        ("fork_server", signal.SIGKILL, 2, "the process that starts the simulated ranks was killed by SIGKILL"),
         ("rank", signal.SIGKILL, 137, "was killed by SIGKILL"),
     ],
 )
@@ -201,9 +201,9 @@ def test_nothing_outlives_a_process_that_is_killed(
     assert one.process.stdout
     for _ in range(2):
         assert one.process.stdout.readline() == "computes\n"
-    command_, zygote, *ranks = one.pids()
+    command_, fork_server, *ranks = one.pids()
     assert len(ranks) == 2
-    os.kill({"command": command_, "zygote": zygote, "rank": ranks[1]}[victim], number)
+    os.kill({"command": command_, "fork_server": fork_server, "rank": ranks[1]}[victim], number)
     assert words in one.check_nothing_is_left()
     assert one.process.returncode == status
 

@@ -29,7 +29,7 @@ def test_a_gpu_waits_for_its_host(slowdown):
 
     played = play(program, slowdown=slowdown, kept=None)
     assert played.times() == [70]
-    spans = [(span.start, span.end) for span in played.story.chapters[0].activities()]
+    spans = [(span.start, span.end) for span in played.trace.rank_traces[0].activities()]
     assert spans == [(0, 10), (30, 40), (60, 70)]
 
 

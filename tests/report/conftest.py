@@ -59,11 +59,11 @@ def _training(rank):
 def simulated(kept: int | None = 2) -> Simulated:
     where = deployment("dgx-h100:1").carried_by("nccl")
     folding = folding_of(*[0] * 8)
-    story = play(_training, duration=3 * MILLISECOND, folding=folding, kept=kept).story
+    trace = play(_training, duration=3 * MILLISECOND, folding=folding, kept=kept).trace
     carried = np.zeros(where.network.links)
     carried[3] = 0.25 * where.network.rate[3] * 9e-3
     forecast = forecast_of(
-        story.chapters,
+        trace.rank_traces,
         {0: 8},
         cluster="dgx-h100:1",
         device=preset("H100"),
@@ -72,7 +72,7 @@ def simulated(kept: int | None = 2) -> Simulated:
         wall=1.5,
     )
     traffic = NetworkTraffic(VirtualWorld(), where, folding)
-    return Simulated(forecast, story, folding, traffic, where.network, carried, 79 << 30)
+    return Simulated(forecast, trace, folding, traffic, where.network, carried, 79 << 30)
 
 
 @pytest.fixture(scope="session")

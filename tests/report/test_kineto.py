@@ -37,7 +37,7 @@ def training(steps):
 
 
 def played(steps=3, ranks=2):
-    return play(*[training(steps)] * ranks, duration=5 * MS, kept=None).story
+    return play(*[training(steps)] * ranks, duration=5 * MS, kept=None).trace
 
 
 def read(path):
@@ -96,8 +96,8 @@ def test_waiting_is_inside_the_kernel_and_messages_of_a_group_are_one(tmp_path):
         rank.message(0, 0, 64, sends=False)
         yield rank.ask(STREAM)
 
-    story = play(program, other, duration=2 * MS, kept=None).story
-    first, second = write_trace(story, tmp_path / "t.json")
+    trace = play(program, other, duration=2 * MS, kept=None).trace
+    first, second = write_trace(trace, tmp_path / "t.json")
     (kernel,) = [one for one in spans(read(second), "kernel") if one["name"] == "ncclDevKernel_SendRecv"]
     assert (kernel["ts"], kernel["dur"]) == (1000, 4000)
     assert kernel["args"]["Waiting for members (us)"] == 2000
@@ -113,7 +113,7 @@ def test_a_copy_is_no_kernel(tmp_path):
         rank.kernels(0, MS, MS)
         yield rank.ask(STREAM)
 
-    (path,) = write_trace(play(program, kept=None).story, tmp_path / "t.json")
+    (path,) = write_trace(play(program, kept=None).trace, tmp_path / "t.json")
     document = read(path)
     assert not spans(document, "kernel")
     assert [len(spans(document, name)) for name in ("gpu_memcpy", "gpu_memset")] == [1, 1]
@@ -134,7 +134,7 @@ def test_ranges_of_the_host_have_a_lane_a_thread_and_shadows_on_the_gpu(tmp_path
         rank.note(ANNOTATION)
         yield rank.ask(STREAM, stream=0)
 
-    document = read(*write_trace(play(program, kept=None).story, tmp_path / "t.json"))
+    document = read(*write_trace(play(program, kept=None).trace, tmp_path / "t.json"))
     threads = {
         event["tid"]: event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"
     }
@@ -180,17 +180,17 @@ def test_a_story_without_activities_is_a_file_without_kernels(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # of the package's own use of pandas
 def test_holistic_trace_analysis_finds_the_same(tmp_path):
     hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
-    story = played(4, 2)
-    write_trace(story, tmp_path / "traces")
+    trace = played(4, 2)
+    write_trace(trace, tmp_path / "traces")
     analysis = hta.TraceAnalysis(trace_dir=str(tmp_path / "traces"), include_last_profiler_step=True)
     times = analysis.get_temporal_breakdown(visualize=False).set_index("rank")
     overlap = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")
     assert sorted(times.index) == [0, 1]
-    for rank, chapter in story.chapters.items():
+    for rank, rank_trace in trace.rank_traces.items():
         found = times.loc[rank]
-        assert found["idle_time(us)"] == sum(step.idle for step in chapter.steps) // MICROSECOND
-        assert found["compute_time(us)"] == sum(step.compute for step in chapter.steps) // MICROSECOND
-        assert found["non_compute_time(us)"] == sum(step.exposed for step in chapter.steps) // MICROSECOND
-        communication = sum(step.communication for step in chapter.steps)
-        hidden = communication - sum(step.exposed for step in chapter.steps)
+        assert found["idle_time(us)"] == sum(step.idle for step in rank_trace.steps) // MICROSECOND
+        assert found["compute_time(us)"] == sum(step.compute for step in rank_trace.steps) // MICROSECOND
+        assert found["non_compute_time(us)"] == sum(step.exposed for step in rank_trace.steps) // MICROSECOND
+        communication = sum(step.communication for step in rank_trace.steps)
+        hidden = communication - sum(step.exposed for step in rank_trace.steps)
         assert overlap.loc[rank, "comp_comm_overlap_pctg"] == round(100 * hidden / communication, 2)

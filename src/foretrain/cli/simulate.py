@@ -230,7 +230,7 @@ def _write(found: SimulationFindings, stock: Simulated | None, options: Simulate
         from foretrain.report.kineto import write_trace
 
         forecast = found.forecast
-        yield from write_trace(found.done.story, options.trace, world=forecast.world, device=forecast.device)
+        yield from write_trace(found.done.trace, options.trace, world=forecast.world, device=forecast.device)
     if options.html:
         from foretrain.report.simulation_page import page
 

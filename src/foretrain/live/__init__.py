@@ -1,10 +1,9 @@
-"""Live simulation: the unmodified training script on a cluster that is not there.
+"""Live simulation: the unmodified training script on a simulated cluster.
 
 # Note [Inside and outside]
 A *rank* is a process that runs the script on a fake CUDA device (`foretrain.live.device`). It knows no time but its own
-host clock: what it launches is only written down, stream by stream, in a log (`foretrain.live.event_log`) that goes to
-the
-*conductor* (this package) without waiting. The conductor executes the streams of all ranks in one virtual world, lets
+host clock: what it launches is only written down, stream by stream, in a log (`foretrain.live.event_log`) that goes
+to the *executor* (this package) without waiting. The executor runs the streams of all ranks in one virtual world, lets
 their collectives contend in the simulated network, and answers a rank that asks when something was finished. So a
 rank blocks only where its script would: at a synchronisation, a copy to the host, a query.
 

@@ -28,7 +28,7 @@ _SINGLE = re.compile(r"(?:1[x×]){0,2}([A-Za-z][\w-]*)(?:@.*)?")
 
 
 def place(text: str) -> Deployment:
-    """The cluster that ``text`` describes, whose collectives NCCL chooses unless it says ``collective=``.
+    """Return the cluster that ``text`` describes, whose collectives NCCL chooses unless it says ``collective=``.
 
     Raises:
         ConfigError: what is wrong, and what to write instead.

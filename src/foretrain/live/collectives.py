@@ -45,13 +45,13 @@ class Group:
         self._folding = folding
 
     def stand_in(self, member: int) -> int:
-        """The live member that does what ``member`` would do."""
+        """Return the live member that does what ``member`` would do."""
         stand_in = self._folding.representative(member)
         return stand_in if stand_in in self.weights else self.live[0]
 
     @cached_property
     def stand_ins(self) -> bytes:
-        """Ranks in the group, as int32, that stand for each member; empty if each of ``live`` does for those behind."""
+        """Return the ranks in the group, int32, that stand for each member; empty if each does for those behind."""
         found, last = [], 0
         usual = True
         for position, member in enumerate(self.members):
@@ -65,22 +65,22 @@ class Group:
 
 
 class RankHandle:
-    """A live rank as those see it who meet it: its number, how fast its GPUs compute, its story."""
+    """A live rank as those see it who meet it: its number, how fast its GPUs compute, its trace."""
 
-    __slots__ = ("_posted", "chapter", "paces", "rank")
+    __slots__ = ("_posted", "rank", "rank_trace", "sm_shares")
 
-    def __init__(self, rank: int, paces: SmShares, chapter: RankTrace) -> None:
-        self.rank, self.paces, self.chapter = rank, paces, chapter
+    def __init__(self, rank: int, sm_shares: SmShares, rank_trace: RankTrace) -> None:
+        self.rank, self.sm_shares, self.rank_trace = rank, sm_shares, rank_trace
         self._posted = 0
 
     def order(self) -> Order:
-        """The place of the next communication that it posts."""
+        """Return the place of the next communication that it posts."""
         self._posted += 1
         return self.rank, self._posted
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks for a person: ``[0..7]``, ``[0, 8 .. 56]``, or the first of them."""
+    """Format ranks: ``[0..7]``, ``[0, 8 .. 56]``, or the first of them."""
     if len(ranks) > 2:
         stride = ranks[1] - ranks[0]
         if stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
@@ -90,7 +90,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def who(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0, 1 and 5``."""
+    """Format ranks as the subject of a sentence: ``rank 3`` or ``ranks 0, 1 and 5``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 8:
@@ -101,28 +101,28 @@ def who(ranks: Sequence[int]) -> str:
 class CollectiveCall:
     """One rank's call of a collective."""
 
-    __slots__ = ("arrived", "code", "event", "host", "meeting", "order", "party", "payload", "root", "size", "stream")
+    __slots__ = ("arrived", "code", "comm", "event", "handle", "host", "order", "payload", "root", "size", "stream")
 
-    def __init__(self, party: RankHandle, stream: Stream, entry: LogRecord) -> None:
-        self.party, self.stream, self.order = party, stream, party.order()
+    def __init__(self, handle: RankHandle, stream: Stream, entry: LogRecord) -> None:
+        self.handle, self.stream, self.order = handle, stream, handle.order()
         self.code, self.size, self.root = entry.code, entry.c, entry.extra
         self.host, self.payload = entry.host, entry.payload
         self.arrived = False
-        self.meeting: Collective
+        self.comm: Collective
         self.event: StreamEvent
 
     def arrive(self, time: Time) -> None:
-        """The stream is there."""
+        """Mark the rank's stream as arrived."""
         self.arrived = True
-        self.party.chapter.came(self.meeting, time)
-        self.meeting.arrive(time, self.party.rank)
+        self.handle.rank_trace.reached(self.comm, time)
+        self.comm.arrive(time, self.handle.rank)
 
     def __str__(self) -> str:
-        return f"{OPERATIONS[self.code]} #{self.meeting.number} of {self.meeting.group}"
+        return f"{OPERATIONS[self.code]} #{self.comm.number} of {self.comm.group}"
 
     def missing(self) -> list[int]:
-        """The live ranks it waits for."""
-        return self.meeting.missing()
+        """Return the live ranks it waits for."""
+        return self.comm.missing()
 
 
 class Collective:
@@ -142,11 +142,11 @@ class Collective:
         self._askers: list[Callable[[], None]] = []
 
     def post(self, part: CollectiveCall, splits: tuple[int, ...] | None) -> None:
-        """A live member's record is there; Disagreement if it is the last, and they are not the same."""
-        self.parts[part.party.rank] = part
-        part.meeting, part.event = self, StreamEvent(meeting=self)
+        """Add a live member's call; Disagreement if it is the last, and they are not the same."""
+        self.parts[part.handle.rank] = part
+        part.comm, part.event = self, StreamEvent(comm=self)
         if splits is not None:
-            self._splits[part.party.rank] = splits
+            self._splits[part.handle.rank] = splits
         if self.complete():
             del self.group.pending[self.number]
             self.check()
@@ -160,7 +160,7 @@ class Collective:
         return len(self.parts) == len(self.group.live)
 
     def arrive(self, time: Time, rank: int) -> None:
-        """The stream of ``rank`` comes at ``time``."""
+        """Mark the stream of ``rank`` as arriving at ``time``; begin when it is the last."""
         now = self._starts.world.now()
         if time < now:
             raise late(rank, "a collective", time, now)
@@ -174,8 +174,8 @@ class Collective:
         """Mark the collective as begun on all members."""
         now = self._starts.world.now()
         for part in self.parts.values():
-            part.party.chapter.began(self, now)
-            part.party.paces.of(part.stream.number).communication(1)
+            part.handle.rank_trace.began(self, now)
+            part.handle.sm_shares.of(part.stream.number).communication(1)
 
     def request(self) -> CollectiveRequest:
         """Return what the network is to carry."""
@@ -191,17 +191,17 @@ class Collective:
         """Mark the collective as over, and let the members' streams go on."""
         now = self._starts.world.now()
         for part in self.parts.values():
-            part.party.paces.of(part.stream.number).communication(-1)
-            part.party.chapter.ended(
+            part.handle.sm_shares.of(part.stream.number).communication(-1)
+            part.handle.rank_trace.ended(
                 self, now, part.stream.number, OPERATIONS[part.code], part.size, self.group.members, part.host
             )
         for part in self.parts.values():
             part.event.happen(now)
-            del part.event, part.meeting  # No cycle stays behind: it would live until the collector comes by.
+            del part.event, part.comm  # No cycle stays behind: it would live until the collector comes by.
             part.stream.resume(now)
 
     def values(self) -> bytes | None:
-        """The answer to a question for its values; None as long as records are missing."""
+        """Return the answer to a question for its values; None as long as records are missing."""
         if not self.complete():
             return None
         givers = self._givers()
@@ -216,15 +216,15 @@ class Collective:
         return bytes(answer)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls when all records are there."""
+        """Call when all records are there."""
         self._askers.append(call)
 
     def missing(self) -> list[int]:
-        """The live ranks whose streams have not come."""
+        """Return the live ranks whose streams have not come."""
         return [rank for rank in self.group.live if rank not in self.parts or not self.parts[rank].arrived]
 
     def unposted(self) -> list[int]:
-        """The live ranks whose records are not there."""
+        """Return the live ranks whose records are not there."""
         return [rank for rank in self.group.live if rank not in self.parts]
 
     def __str__(self) -> str:
@@ -232,7 +232,7 @@ class Collective:
         return str(any_part)
 
     def check(self) -> None:
-        """Disagreement unless all that are there call the same."""
+        """Raise Disagreement unless all calls so far are the same."""
         said: dict[tuple[int, int, int], list[int]] = {}
         for rank, part in self.parts.items():
             said.setdefault((part.code, 0 if self._splits else part.size, part.root), []).append(rank)
@@ -259,7 +259,7 @@ class Collective:
         )
 
     def _givers(self) -> tuple[int, ...]:
-        """The live members whose contribution the result is made of."""
+        """Return the live members whose contribution the result is made of."""
         any_part = next(iter(self.parts.values()))
         if any_part.code not in ROOTED:
             return self.group.live

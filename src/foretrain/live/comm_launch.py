@@ -30,7 +30,7 @@ class CommTraffic(Protocol):
         splits: Mapping[int, tuple[int, ...]] | None,
         done: Callable[[], None],
     ) -> None:
-        """Begins a collective now.
+        """Begin a collective now.
 
         Args:
             operation: of `OPERATIONS`.
@@ -42,11 +42,11 @@ class CommTraffic(Protocol):
         ...
 
     def messages(self, transfers: Sequence[tuple[int, int, int]], done: Sequence[Callable[[], None]]) -> None:
-        """Begins all ``transfers`` now: (source, target, bytes), different world ranks; one of ``done`` for each."""
+        """Begin all ``transfers`` now: (source, target, bytes), different world ranks; one of ``done`` for each."""
         ...
 
     def regrouped(self) -> None:
-        """The folding has learnt of a group."""
+        """Take note that the folding has learnt of a group."""
         ...
 
 

@@ -87,7 +87,7 @@ def algorithm(where: Deployment, operation: str, size: int, members: NDArray[np.
 
 
 def layout(where: Deployment, operation: str, members: NDArray[np.int64], name: str, pieces: int) -> CommLayout:
-    """The transfers of ``operation``, carried by what `algorithm` says."""
+    """Return the transfers of ``operation``, carried by what `algorithm` says."""
     if operation in ("broadcast", "reduce"):
         return _chain(where, members, towards_root=operation == "reduce")
     if operation in ("gather", "scatter"):
@@ -104,7 +104,7 @@ def message() -> CommLayout:
 
 
 def _from_plan(arrangement: Arrangement, members: NDArray[np.int64]) -> CommLayout:
-    """The layout of a plan."""
+    """Return the layout of a plan."""
     plan = arrangement.plan
     place = {member: index for index, member in enumerate(members.tolist())}
     order = np.array([place[rank] for rank in arrangement.ranks.tolist()])
@@ -113,7 +113,7 @@ def _from_plan(arrangement: Arrangement, members: NDArray[np.int64]) -> CommLayo
 
 
 def _chain(where: Deployment, members: NDArray[np.int64], *, towards_root: bool) -> CommLayout:
-    """A broadcast or reduce of NCCL: a pipeline along each ring, all links of which are busy at once."""
+    """Return a broadcast or reduce of NCCL: a pipeline along each ring, all links of which are busy at once."""
     orders = ring_orders(where.topology, members, ranks_per_server(where.topology, members))
     orders = np.stack([np.roll(one, -int(np.flatnonzero(one == 0)[0])) for one in orders])
     source, target = orders[:, :-1].reshape(-1), orders[:, 1:].reshape(-1)
@@ -124,7 +124,7 @@ def _chain(where: Deployment, members: NDArray[np.int64], *, towards_root: bool)
 
 
 def _fan(count: int, *, towards_root: bool) -> CommLayout:
-    """A gather or scatter: a message between the root and each other rank, of 1/N of the size each."""
+    """Return a gather or scatter: a message between the root and each other rank, of 1/N of the size each."""
     others = np.arange(1, count)
     root = np.zeros_like(others)
     source, target = (others, root) if towards_root else (root, others)
@@ -155,7 +155,7 @@ def _at_once(
     share: NDArray[np.float64],
     channel: NDArray[np.integer] | None = None,
 ) -> CommLayout:
-    """Transfers of one step that wait for nobody."""
+    """Return transfers of one step that wait for nobody."""
     none, many = np.zeros(0, np.int32), len(source)
     lanes = np.zeros(many, np.int32) if channel is None else channel.astype(np.int32)
     ends = source.astype(np.int32), target.astype(np.int32)
@@ -200,7 +200,7 @@ class Rows:
 
     @classmethod
     def of(cls, group: Sequence[int], splits: Splits) -> Rows:
-        """``splits`` of ``group``; ConfigError if a row is not as long as the group."""
+        """Return the rows of ``splits``; ConfigError if a row is not as long as the group."""
         by_rank = splits if isinstance(splits, Mapping) else {group[0]: splits}
         for rank, row in by_rank.items():
             if len(row) != len(group):
@@ -209,7 +209,7 @@ class Rows:
         return cls(tuple(told), not isinstance(splits, Mapping))
 
     def sends(self, group: Sequence[int], representative: Callable[[int], int], most: int) -> Sends | None:
-        """The messages of all members, None if they are more than ``most``; see Note [Two readings of a row]."""
+        """Return the messages of all members, None if they are more than ``most``; see Note [Two readings of a row]."""
         index = {rank: place for place, rank in enumerate(group)}
         rows = {index[rank]: np.frombuffer(row, np.int64) for rank, row in self.told}
         own = np.array(self._tellers(group, representative, index))

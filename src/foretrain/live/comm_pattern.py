@@ -108,7 +108,7 @@ class RoutedCluster:
 
     def __init__(self, where: Deployment, tell: Callable[[str], None] = lambda line: None) -> None:
         self.where = where
-        self.closeness = FidelityPolicy(where, tell)
+        self.fidelity_policy = FidelityPolicy(where, tell)
         self.members = np.asarray(where.members, np.int64)
         # Bundles of sprayed links at every level: patterns are laid once, before their level is known.
         self.capacity = where.fluid.capacity
@@ -129,14 +129,14 @@ class RoutedCluster:
             self._proxy[home, : len(nodes)] = nodes
 
     def lay(self, layout: CommLayout, groups: Sequence[Group], *, proxied: bool = False) -> RoutedPattern:
-        """``layout`` of the first of ``groups``, in all of them: routed, and those that contend with the first kept.
+        """Route ``layout`` of the first of ``groups`` in all of them, and keep those that contend with the first.
 
         ``proxied`` if NCCL's sends and receives go over proxies; see Note [Proxies].
         """
         flows = len(layout.source)
         groups = groups[: max(1, _MOST_FLOWS // max(flows, 1))]
         paths = self._routed(layout, groups, proxied)
-        near = _meeting(paths, flows, len(groups), len(self.capacity))
+        near = _comm_key(paths, flows, len(groups), len(self.capacity))
         kept = (near[:, None] * flows + np.arange(flows)).reshape(-1)
         mine = paths.gather(kept)
         hops = np.repeat(np.arange(len(mine)), np.diff(mine.first))
@@ -162,7 +162,7 @@ class RoutedCluster:
         )
 
     def _routed(self, layout: CommLayout, groups: Sequence[Group], proxied: bool) -> Paths:
-        """The path of each flow, all of the first group, then all of the next."""
+        """Return the path of each flow, all of the first group, then all of the next."""
         ranks = self.where.topology.ranks
         nodes = ranks[self.members[np.array(groups, np.int64)[:, layout.order]]]
         helpers = np.array([self._helpers(layout, group, groups[0]) for group in groups], np.int64)
@@ -180,7 +180,7 @@ class RoutedCluster:
     def _by_proxy(
         self, sources: NDArray[np.integer], targets: NDArray[np.integer], channels: NDArray[np.integer]
     ) -> Paths:
-        """The paths of messages; see Note [Proxies]."""
+        """Return the paths of messages; see Note [Proxies]."""
         direct = self._paths(sources, targets, channels)
         proxies = self._proxy[self._home[sources], self._seat[targets]]
         able = np.flatnonzero((proxies >= 0) & (proxies != sources) & (self._home[sources] != self._home[targets]))
@@ -194,7 +194,7 @@ class RoutedCluster:
         return Paths(first, np.concatenate(legs) if legs else direct.links)
 
     def _helpers(self, layout: CommLayout, group: Group, first: Group) -> list[int]:
-        """The nodes that help ``group``: those that stand to it as those of ``first`` stand to that."""
+        """Return the nodes that help ``group``: those that stand to it as those of ``first`` stand to that."""
         if group is first or not layout.helpers:
             return list(layout.helpers)
         ranks, nodes = self.where.topology.ranks, self.where.topology.nodes
@@ -210,7 +210,7 @@ class RoutedCluster:
 def patterned(
     laid: RoutedPattern, ground: RoutedCluster, size: float, launch: Time, step: float, scale: float | NDArray
 ) -> CommPattern:
-    """``laid`` for ``size`` bytes: ps before it begins and before each step, and how much larger its flows are."""
+    """Return ``laid`` for ``size`` bytes: ps before it and before each step, and how much larger its flows are."""
     unit = laid.unit
     program = dataclasses.replace(
         unit,
@@ -219,7 +219,7 @@ def patterned(
         release=np.full(len(unit), float(launch)),
     )
     links, bytes_ = laid.carried
-    fidelity = ground.closeness.of(program)
+    fidelity = ground.fidelity_policy.of(program)
     alone = math.ceil(fidelity.finish(program, ground.where.fluid.network).max(initial=0.0))
     return CommPattern(alone, program, laid.bits, (links, bytes_ * size), fidelity)
 
@@ -243,13 +243,13 @@ def cost(laid: RoutedPattern, ground: RoutedCluster, operation: Operation, size:
 
 
 def by_wire(laid: RoutedPattern, ground: RoutedCluster, size: float) -> CommPattern:
-    """Bare bytes on links with their latency, after the cluster's software of a step."""
+    """Return bare bytes on links with their latency, after the cluster's software of a step."""
     stretched = dataclasses.replace(laid.unit, latency=laid.unit.latency * (laid.wire + ground.where.step))
     return patterned(dataclasses.replace(laid, unit=stretched), ground, size, 0, 1.0, 1.0)
 
 
 def by_messages(laid: RoutedPattern, ground: RoutedCluster, size: float, between: bool) -> CommPattern:
-    """Sends and receives of NCCL: the curve that its all-to-all is fitted by, without the copy of one's own block.
+    """Return sends and receives of NCCL: the curve that its all-to-all is fitted by, without the copy of the own block.
 
     Args:
         laid: one flow a message.
@@ -268,7 +268,7 @@ def by_messages(laid: RoutedPattern, ground: RoutedCluster, size: float, between
 
 
 def _unit(layout: CommLayout, paths: Paths, copies: int) -> Program:
-    """The flows of so many copies of ``layout``, for one byte and with steps of 1 ps."""
+    """Return the flows of so many copies of ``layout``, for one byte and with steps of 1 ps."""
     flows, waits = len(layout.source), len(layout.after)
     index = np.arange(copies)[:, None]
     first = np.append(0, (layout.first[1:] + index * waits).reshape(-1))
@@ -285,7 +285,7 @@ def _unit(layout: CommLayout, paths: Paths, copies: int) -> Program:
 
 
 def _joined_steps(program: Program) -> Program:
-    """``program`` with fewer and longer steps if it has too many; see Note [Long rings]."""
+    """Return ``program`` with fewer and longer steps if it has too many; see Note [Long rings]."""
     total = int(program.steps.sum(dtype=np.int64))
     if total <= _MOST_STEPS or ((program.lag > 0) & (program.lag < WHOLE)).any():
         return program  # Joining would delay a pipeline, which passes on every step.
@@ -297,7 +297,7 @@ def _joined_steps(program: Program) -> Program:
     )
 
 
-def _meeting(paths: Paths, flows: int, groups: int, links: int) -> NDArray[np.int64]:
+def _comm_key(paths: Paths, flows: int, groups: int, links: int) -> NDArray[np.int64]:
     """Which groups, of so many flows each, contend with the first: by links in common, or through others that do."""
     owner = np.repeat(np.arange(groups), np.diff(paths.first[:: max(flows, 1)])) if flows else np.zeros(0, np.int64)
     met = np.zeros(groups, np.bool_)

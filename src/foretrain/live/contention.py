@@ -27,7 +27,7 @@ Done = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Moment:
+class _MemoNode:
     """A pattern has just begun in a domain.
 
     Attributes:
@@ -36,7 +36,7 @@ class _Moment:
             None for them where something always came before.
     """
 
-    after: dict[tuple[Time, CommPattern], _Moment] = field(default_factory=dict)
+    after: dict[tuple[Time, CommPattern], _MemoNode] = field(default_factory=dict)
     ends: list[tuple[Time, tuple[int, ...] | None]] = field(default_factory=list)
 
 
@@ -62,12 +62,12 @@ class Contention:
         self._world = world
         self._topology = topology
         self._domains: list[_Domain] = []
-        self._root = _Moment()
+        self._root = _MemoNode()
         self._moments = 0
         self._sequence = 0
 
     def begin(self, pattern: CommPattern, done: Done) -> None:
-        """Starts ``pattern`` now; calls ``done`` through the world when it has completed."""
+        """Start ``pattern`` now; call ``done`` through the world when it has completed."""
         now = self._world.now()
         met = [domain for domain in self._domains if domain.meets(pattern.links)]
         self._sequence += 1
@@ -89,7 +89,7 @@ class Contention:
 
     def _forget_some(self) -> None:
         if self._moments > _MOST_MOMENTS:
-            self._root, self._moments = _Moment(), 0
+            self._root, self._moments = _MemoNode(), 0
 
     def _arm(self, domain: _Domain) -> None:
         """Schedule a call when the next pattern of ``domain`` completes, if nothing else comes before."""
@@ -114,7 +114,7 @@ class Contention:
 class _Domain:
     """Patterns that share links, from when the first began until none is under way; see Note [Domains]."""
 
-    def __init__(self, root: _Moment, history: list[_Entry], topology: Topology) -> None:
+    def __init__(self, root: _MemoNode, history: list[_Entry], topology: Topology) -> None:
         self.history: list[_Entry] = []
         self.running: dict[int, _Entry] = {}
         self.asked = 0
@@ -133,9 +133,9 @@ class _Domain:
         return any(entry.pattern.links & links for entry in self.running.values())
 
     def add(self, entry: _Entry) -> None:
-        """``entry`` begins."""
+        """Begin ``entry``."""
         when = entry.began - self._origin
-        self._moment = self._moment.after.setdefault((when, entry.pattern), _Moment())
+        self._moment = self._moment.after.setdefault((when, entry.pattern), _MemoNode())
         self._consumed = 0
         if entry.done is not None:
             self.running[len(self.history)] = entry
@@ -172,7 +172,7 @@ class _Domain:
         return [self.running.pop(index) for index in over]
 
     def _simulated(self) -> NetworkSimulator:
-        """The flows of all that began, as they stand after what was last looked at."""
+        """Return the flows of all that began, as they stand after what was last looked at."""
         if self._carrier is None:
             self._carrier, self._handles = self._fidelity.carrier(self._topology), []
             for entry in self.history:

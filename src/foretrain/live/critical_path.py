@@ -81,14 +81,14 @@ class CriticalPath:
         return {kind: time / (self.end - self.begin) for kind, time in sorted(found.items())}
 
 
-def critical_path(chapters: Mapping[int, RankTrace]) -> CriticalPath | None:
+def critical_path(rank_traces: Mapping[int, RankTrace]) -> CriticalPath | None:
     """The path of the last step; see Note [What binds]. None where no activities were kept or no step was made."""
-    stepped = [chapter for chapter in chapters.values() if chapter.traced and chapter.steps]
+    stepped = [rank_trace for rank_trace in rank_traces.values() if rank_trace.traced and rank_trace.steps]
     if not stepped:
         return None
-    last = max(stepped, key=lambda chapter: (chapter.steps[-1].end, -chapter.rank))
+    last = max(stepped, key=lambda rank_trace: (rank_trace.steps[-1].end, -rank_trace.rank))
     begin, end = last.steps[-1].begin, last.steps[-1].end
-    pieces = list(_Walk(chapters).back(last.rank, begin, end))
+    pieces = list(_Walk(rank_traces).back(last.rank, begin, end))
     return CriticalPath(last.rank, begin, end, tuple(reversed(pieces))) if end > begin else None
 
 
@@ -107,21 +107,21 @@ def title(activity: Activity) -> str:
 class _Walk:
     """Index of activities by their end on every rank, and of the members of each communication."""
 
-    def __init__(self, chapters: Mapping[int, RankTrace]) -> None:
-        self._chapters = chapters
+    def __init__(self, rank_traces: Mapping[int, RankTrace]) -> None:
+        self._rank_traces = rank_traces
         self._ended: dict[int, defaultdict[Time, list[Activity]]] = {}
         self._met: defaultdict[object, list[tuple[int, Activity]]] = defaultdict(list)
-        for rank, chapter in chapters.items():
+        for rank, rank_trace in rank_traces.items():
             ended = self._ended[rank] = defaultdict(list)
-            for activity in chapter.activities():
+            for activity in rank_trace.activities():
                 if activity.kind == "annotation" or activity.end == activity.start:
                     continue
                 ended[activity.end].append(activity)
                 if activity.kind == "communication":
-                    self._met[_meeting(activity)].append((rank, activity))
+                    self._met[_comm_key(activity)].append((rank, activity))
 
     def back(self, rank: int, begin: Time, end: Time) -> Iterator[PathSegment]:
-        """The pieces, last first."""
+        """Return the pieces, last first."""
         stream, time, launched = -1, end, False
         while time > begin:
             activity = None if launched else self._that_ended(rank, time, stream)
@@ -130,7 +130,7 @@ class _Walk:
                 time = piece.begin
             elif activity.kind == "communication":
                 here = rank
-                rank, binding = max(self._met[_meeting(activity)], key=lambda met: (met[1].reached, met[0] == here))
+                rank, binding = max(self._met[_comm_key(activity)], key=lambda met: (met[1].reached, met[0] == here))
                 piece = PathSegment(here, "communication", title(activity), binding.reached, time)
                 stream, time = binding.stream, binding.reached
             else:
@@ -139,11 +139,11 @@ class _Walk:
             yield piece._replace(begin=max(piece.begin, begin))
 
     def _host(self, rank: int, time: Time) -> PathSegment:
-        """The host until ``time``, since it had last stopped."""
-        chapter = self._chapters[rank]
-        before = bisect_left(chapter.stops, time, key=attrgetter("answered"))
-        kind = "host" if time > chapter.since else "unseen"
-        return PathSegment(rank, kind, kind, chapter.stops[before - 1].answered if before else 0, time)
+        """Return the host until ``time``, since it had last stopped."""
+        rank_trace = self._rank_traces[rank]
+        before = bisect_left(rank_trace.stops, time, key=attrgetter("answered"))
+        kind = "host" if time > rank_trace.since else "unseen"
+        return PathSegment(rank, kind, kind, rank_trace.stops[before - 1].answered if before else 0, time)
 
     def _that_ended(self, rank: int, time: Time, stream: int) -> Activity | None:
         """Return the activity that ended at ``time``, on ``stream`` if possible."""
@@ -151,7 +151,7 @@ class _Walk:
         return min(ended, key=lambda activity: (activity.stream != stream, activity.stream)) if ended else None
 
 
-def _meeting(activity: Activity) -> object:
+def _comm_key(activity: Activity) -> object:
     """Return a key that all members of a communication share."""
     name = "message" if activity.name in MESSAGES else activity.name
     return name, activity.group, activity.start, activity.end

@@ -161,7 +161,7 @@ class Frame(NamedTuple):
 
 
 def frames(buffer: bytearray) -> Iterator[Frame]:
-    """Takes the complete frames off the front of ``buffer``."""
+    """Take the complete frames off the front of ``buffer``."""
     while len(buffer) >= HEADER.size:
         records, blob, host, state, _ = HEADER.unpack_from(buffer)
         body = HEADER.size + records * RECORD_LAYOUT.size
@@ -173,14 +173,14 @@ def frames(buffer: bytearray) -> Iterator[Frame]:
 
 
 def _entries(frame: bytes, at: int) -> Iterator[LogRecord]:
-    """The records of a frame whose payloads begin ``at``."""
+    """Return the records of a frame whose payloads begin ``at``."""
     for kind, flag, code, stream, a, b, c, host, size, extra in RECORD_LAYOUT.iter_unpack(frame[HEADER.size : at]):
         yield LogRecord(kind, flag, code, stream, a, b, c, host, extra, frame[at : at + size] if size else b"")
         at += size
 
 
 def answer(time: Time = 0, value: int = 0, payload: bytes = b"", *, failed: bool = False) -> bytes:
-    """The bytes of an answer."""
+    """Return the bytes of an answer."""
     return ANSWER.pack(1 if failed else 0, len(payload), time, value) + payload
 
 

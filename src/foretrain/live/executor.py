@@ -1,4 +1,4 @@
-"""The conductor: hears what the ranks send, lets virtual time advance as far as it may, and answers.
+"""Executor of the ranks' logs: reads what they send, advances virtual time as far as it may, and answers.
 
 See Note [Conservative time] in `foretrain.live`. What happens at one instant does not depend on the order in which
 frames came: streams and events only ever take the latest of times, which is the same in every order, and what order
@@ -34,7 +34,7 @@ _QUIET: Final = 1.0
 """Seconds without a word from any rank after which that is told."""
 _LAST_WORDS: Final = 2.0
 """Seconds that ranks have to come to a stop when one of them is lost."""
-_IN_VAIN: Final[Time] = 24 * 3600 * SECOND
+_POLLING_LIMIT: Final[Time] = 24 * 3600 * SECOND
 """Virtual time after which a rank that does nothing but ask whether something has happened is told that it never will.
 Long enough for every timeout that a script may have of its own."""
 _READ: Final = 1 << 20
@@ -67,30 +67,29 @@ class LiveRank:
         clock: the least that its host's clock can be.
         question: what it has stopped for; None if it runs.
         left: whether it has ended as it should.
-        in_vain: since when, by its clock, it has done nothing but ask whether something has happened of which nobody
-            knows when it will; None if it has not.
+        polling_since: since when, by its clock, it has only polled for an event of unknown time; None if it does not poll.
     """
 
-    __slots__ = ("clock", "gpu", "in_vain", "left", "number", "question")
+    __slots__ = ("clock", "gpu", "left", "number", "polling_since", "question")
 
     def __init__(self, number: int, gpu: SimulatedGpu) -> None:
         self.number, self.gpu = number, gpu
         self.clock: Time = 0
         self.question: HostQuery | None = None
         self.left = False
-        self.in_vain: Time | None = None
+        self.polling_since: Time | None = None
 
 
 class Executor:
-    """Executes the logs of all live ranks in one world. Knows no sockets: `conduct` does.
+    """Executes the logs of all live ranks in one world. Knows no sockets: `execute` does.
 
     Args:
-        world: owned by the conductor from now on.
+        world: owned by the executor from now on.
         traffic: what communications are handed to.
         folding: which ranks are live.
         reply: sends an answer to a rank.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
-        story: remembers what happens.
+        trace: remembers what happens.
         steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
     """
 
@@ -102,15 +101,15 @@ class Executor:
         reply: Callable[[int, bytes], None],
         *,
         slowdown: float = 1.0,
-        story: SimulationTrace,
+        trace: SimulationTrace,
         steps: int | None = None,
     ) -> None:
-        self._world, self._send, self._story, self._steps = world, reply, story, steps
-        self._looks = DeferredQueries(world)
-        self._meetings = meetings = CommRegistry(world, traffic, folding)
-        story.schedules = meetings.schedules
+        self._world, self._send, self._trace, self._steps = world, reply, trace, steps
+        self._deferred = DeferredQueries(world)
+        self._registry = registry = CommRegistry(world, traffic, folding)
+        trace.schedules = registry.schedules
         self._ranks = {
-            rank: LiveRank(rank, SimulatedGpu(rank, world, meetings, story.chapters[rank], slowdown, folding.world))
+            rank: LiveRank(rank, SimulatedGpu(rank, world, registry, trace.rank_traces[rank], slowdown, folding.world))
             for rank in folding.live
         }
 
@@ -120,7 +119,7 @@ class Executor:
         return all(rank.left for rank in self._ranks.values())
 
     def hear(self, number: int, frame: Frame) -> None:
-        """Takes what a rank has sent.
+        """Take what a rank has sent.
 
         Raises:
             Disagreement: ranks that meet call different things.
@@ -130,21 +129,21 @@ class Executor:
         told = frame.entries[:-1] if asks else frame.entries
         rank.gpu.take(told)
         if any(entry.kind != FORGET for entry in told):
-            rank.in_vain = None
+            rank.polling_since = None
         rank.clock = max(rank.clock, frame.host)
         if not asks:
             return
         entry = frame.entries[-1]
         if entry.code == LEAVE:
             rank.left = True
-            self._story.chapters[number].status = entry.a
+            self._trace.rank_traces[number].status = entry.a
         rank.question = question = HostQuery(rank.gpu, entry, partial(self._reply, rank))
         question.put()
         if rank.question is question and question.queries:
-            self._looks.at(question)
+            self._deferred.at(question)
 
     def advance(self) -> None:
-        """Lets time advance as far as it may, until a rank runs on.
+        """Let time advance as far as it may, until a rank runs on.
 
         Raises:
             StallError: all ranks have stopped, and none can be answered.
@@ -154,7 +153,7 @@ class Executor:
             self._stall("all ranks wait, and nothing more can happen:")
 
     def finish(self) -> None:
-        """Lets happen what is left to happen when all ranks have left.
+        """Let happen what is left to happen when all ranks have left.
 
         Raises:
             StallError: something waits for a rank that has ended, and was not ended on purpose.
@@ -166,7 +165,7 @@ class Executor:
             self._stall("all ranks have ended, but not all that they launched can:")
 
     def running(self) -> tuple[int, ...]:
-        """The ranks that neither ask nor have left."""
+        """Return the ranks that neither ask nor have left."""
         return tuple(rank.number for rank in self._running())
 
     def has_left(self, number: int) -> bool:
@@ -174,7 +173,7 @@ class Executor:
         return self._ranks[number].left
 
     def lost(self, number: int) -> None:
-        """The connection to a rank is closed: RankLost unless it has left."""
+        """Handle a closed connection: RankLost unless the rank has left."""
         rank = self._ranks[number]
         if not rank.left:
             self._world.advance(_FOREVER)  # nobody is waited for any more: the others' streams get to where they stand
@@ -184,23 +183,23 @@ class Executor:
             raise RankLost(number, f"rank {number} ended early, without saying so; {heard}. {waiting}")
 
     def refuse(self, text: str) -> None:
-        """Answers all that have stopped with an error."""
+        """Answer all that have stopped with an error."""
         for rank in self._ranks.values():
             if rank.question is not None:
                 rank.question = None
                 self._send(rank.number, answer(rank.clock, payload=text.encode(), failed=True))
 
     def _ended_on_purpose(self, rank: int) -> bool:
-        return self._steps is not None and max(self._story.chapters[rank].marks, default=0) >= self._steps
+        return self._steps is not None and max(self._trace.rank_traces[rank].marks, default=0) >= self._steps
 
     def _check_folding(self) -> None:
-        if self._meetings.mail.unfolded:
-            raise FoldingInvalid(tuple(dict.fromkeys(self._meetings.mail.unfolded)))
+        if self._registry.p2p.unfolded:
+            raise FoldingInvalid(tuple(dict.fromkeys(self._registry.p2p.unfolded)))
 
     def _stall(self, what: str) -> NoReturn:
         self._check_folding()
-        self._meetings.disagreements()
-        raise StallError(what, [*self._waits(), *self._meetings.schedules.waiting()])
+        self._registry.disagreements()
+        raise StallError(what, [*self._waits(), *self._registry.schedules.waiting()])
 
     def _running(self) -> list[LiveRank]:
         return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
@@ -210,21 +209,21 @@ class Executor:
         assert question is not None
         self._check_patience(rank, question)
         rank.question = None
-        self._story.chapters[rank.number].stopped(question.code, question.host, time)
+        self._trace.rank_traces[rank.number].stopped(question.code, question.host, time)
         rank.clock = time
         if not rank.left:
             self._world.hold(time)
         self._send(rank.number, data)
 
     def _check_patience(self, rank: LiveRank, question: HostQuery) -> None:
-        """Raises if ``rank`` polls what never happens: all others have come as far as they can when it is told no."""
+        """Raise if ``rank`` polls what never happens: all others have come as far as they can when it is told no."""
         if not question.queries or question.known():
-            rank.in_vain = None
+            rank.polling_since = None
             return
         self._check_folding()
-        if rank.in_vain is None:
-            rank.in_vain = question.host
-        elif question.host - rank.in_vain > _IN_VAIN:
+        if rank.polling_since is None:
+            rank.polling_since = question.host
+        elif question.host - rank.polling_since > _POLLING_LIMIT:
             self._stall(f"rank {rank.number} has asked its GPU for a day if it is done, and nothing more can happen:")
 
     def _waits(self, lacking: int | None = None) -> list[str]:
@@ -233,8 +232,8 @@ class Executor:
         for rank in self._ranks.values():
             found = [(f"in {call}", tuple(call.missing())) for call in rank.gpu.calls()]
             question = rank.question
-            if question is not None and question.meeting is not None:
-                found.append((f"for the values of {question.meeting}", tuple(question.meeting.unposted())))
+            if question is not None and question.comm is not None:
+                found.append((f"for the values of {question.comm}", tuple(question.comm.unposted())))
             elif question is not None and not found:
                 found.append(("for an answer", ()))
             for wait in found:
@@ -254,26 +253,26 @@ class Executor:
         return f"{text} for {who(missing)}, {whose} {verb} ended"
 
 
-def conduct(
+def execute(
     sockets: Mapping[int, socket.socket],
     world: VirtualWorld,
     traffic: CommTraffic,
     folding: Folding,
     *,
     slowdown: float = 1.0,
-    story: SimulationTrace | None = None,
+    trace: SimulationTrace | None = None,
     steps: int | None = None,
     waiting: Waiting = lambda ranks, seconds: None,
 ) -> SimulationTrace:
-    """Conducts the live ranks until all have left.
+    """Execute the live ranks until all have left.
 
     Args:
-        sockets: the conductor's end of each live rank's socket pair, blocking.
+        sockets: the executor's end of each live rank's socket pair, blocking.
         world: where all happens.
         traffic: what communications are handed to; knows ``world``.
         folding: which ranks are live.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
-        story: remembers what happens; by default no activities.
+        trace: remembers what happens; by default no activities.
         steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
         waiting: called about once a second while nothing comes: which ranks compute on their host, for how many s.
 
@@ -282,23 +281,23 @@ def conduct(
         RankLost: a rank's connection was closed before it left.
         StallError: all ranks have stopped and none can be answered, or all have ended and something waits for them.
     """
-    story = story or SimulationTrace(folding.live)
+    trace = trace or SimulationTrace(folding.live)
 
     def reply(rank: int, data: bytes) -> None:
         with suppress(ConnectionError):  # That it is gone is what reading will tell.
             sockets[rank].sendall(data)
 
-    conductor = Executor(world, traffic, folding, reply, slowdown=slowdown, story=story, steps=steps)
+    executor = Executor(world, traffic, folding, reply, slowdown=slowdown, trace=trace, steps=steps)
     try:
         with _collecting_rarely():
-            _converse(conductor, sockets, waiting)
+            _serve(executor, sockets, waiting)
     except FoldingInvalid:
         raise
     except ForetrainError as error:
-        conductor.refuse(str(error))
+        executor.refuse(str(error))
         raise
-    conductor.finish()
-    return story
+    executor.finish()
+    return trace
 
 
 @contextmanager
@@ -312,45 +311,45 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*threshold)
 
 
-def _converse(conductor: Executor, sockets: Mapping[int, socket.socket], waiting: Waiting) -> None:
+def _serve(executor: Executor, sockets: Mapping[int, socket.socket], waiting: Waiting) -> None:
     with selectors.DefaultSelector() as selector:
         for rank, end in sockets.items():
             selector.register(end, selectors.EVENT_READ, (rank, end, bytearray()))
         heard = time.monotonic()
-        while not conductor.over:
+        while not executor.over:
             ready = selector.select(_QUIET)
             if not ready:
-                waiting(conductor.running(), time.monotonic() - heard)
+                waiting(executor.running(), time.monotonic() - heard)
                 continue
-            gone = _hear(conductor, selector, ready)
+            gone = _hear(executor, selector, ready)
             if gone:
-                _hear_others(conductor, selector, gone)
-                conductor.lost(min(gone))
-            conductor.advance()
+                _hear_others(executor, selector, gone)
+                executor.lost(min(gone))
+            executor.advance()
             heard = time.monotonic()
 
 
-def _hear(conductor: Executor, selector: selectors.BaseSelector, ready: list[Any]) -> set[int]:
-    """Takes what has come; returns the ranks that are gone without having left."""
+def _hear(executor: Executor, selector: selectors.BaseSelector, ready: list[Any]) -> set[int]:
+    """Read what has arrived; return the ranks that are gone without having left."""
     gone = set()
     for key, _ in ready:
         rank, end, buffer = key.data
         data = _read(end)
         buffer += data
         for frame in frames(buffer):
-            conductor.hear(rank, frame)
+            executor.hear(rank, frame)
         if not data:
             selector.unregister(end)
-            if not conductor.has_left(rank):
+            if not executor.has_left(rank):
                 gone.add(rank)
     return gone
 
 
-def _hear_others(conductor: Executor, selector: selectors.BaseSelector, gone: set[int]) -> None:
-    """Lets the others run until they stand still, so that it is known who waits for those who are gone."""
+def _hear_others(executor: Executor, selector: selectors.BaseSelector, gone: set[int]) -> None:
+    """Let the others run until they stand still, so that it is known who waits for those who are gone."""
     until = time.monotonic() + _LAST_WORDS
-    while set(conductor.running()) - gone and time.monotonic() < until:
-        gone |= _hear(conductor, selector, selector.select(_LAST_WORDS / 10))
+    while set(executor.running()) - gone and time.monotonic() < until:
+        gone |= _hear(executor, selector, selector.select(_LAST_WORDS / 10))
 
 
 def _read(end: socket.socket) -> bytes:

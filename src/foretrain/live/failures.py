@@ -21,17 +21,17 @@ class ScriptFailed(PeerLost):
         super().__init__(text)
 
 
-def script_failure(story: SimulationTrace, waits: Sequence[str] = ()) -> ScriptFailed | None:
-    """The first rank whose script has failed, if one has; ``waits`` for it."""
-    for rank, chapter in story.chapters.items():
-        if chapter.status:
-            text = f"the script failed on rank {rank} with exit status {chapter.status}"
-            return ScriptFailed(chapter.status, "\n  - ".join([text + "; then" * bool(waits), *waits[:12]]))
+def script_failure(trace: SimulationTrace, waits: Sequence[str] = ()) -> ScriptFailed | None:
+    """Return the first rank whose script has failed, if one has; ``waits`` for it."""
+    for rank, rank_trace in trace.rank_traces.items():
+        if rank_trace.status:
+            text = f"the script failed on rank {rank} with exit status {rank_trace.status}"
+            return ScriptFailed(rank_trace.status, "\n  - ".join([text + "; then" * bool(waits), *waits[:12]]))
     return None
 
 
 def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
-    """``failed``, of a script that was started ``before``: it may have met what it left behind itself."""
+    """Return ``failed`` with the hint that the script was started ``before`` and may have met its own leftovers."""
     times = "once" if before == 1 else f"{before} times"
     return ScriptFailed(
         failed.status,
@@ -40,10 +40,10 @@ def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
     )
 
 
-def cause_of(error: ForetrainError, ranks: Ranks, story: SimulationTrace) -> ForetrainError:
-    """Why a rank ended early, where others only noticed that it did."""
+def cause_of(error: ForetrainError, ranks: Ranks, trace: SimulationTrace) -> ForetrainError:
+    """Return why a rank ended early, where others only noticed that it did."""
     if isinstance(error, StallError):
-        return script_failure(story, error.waits) or error
+        return script_failure(trace, error.waits) or error
     if isinstance(error, RankLost) and (status := ranks.status(error.rank)) is not None:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         how += " (os._exit?)" if status >= 0 else ""
@@ -65,9 +65,9 @@ class OutOfMemory(ForetrainError):
 
     status = 1
 
-    def __init__(self, chapters: tuple[RankTrace, ...]) -> None:
-        first = chapters[0]
-        self.ranks = tuple(chapter.rank for chapter in chapters)
+    def __init__(self, rank_traces: tuple[RankTrace, ...]) -> None:
+        first = rank_traces[0]
+        self.ranks = tuple(rank_trace.rank for rank_trace in rank_traces)
         found = _TRIED.search(first.memory["out_of_memory"])
         self.tried = found[1] if found else "more than there is"
         others = f", as did {who(self.ranks[1:])}" if len(self.ranks) > 1 else ""
@@ -78,9 +78,9 @@ class OutOfMemory(ForetrainError):
         )
 
 
-def check_memory(story: SimulationTrace) -> None:
-    """OutOfMemory if any rank has failed for want of it."""
-    failed = tuple(chapter for chapter in story.chapters.values() if chapter.memory.get("out_of_memory"))
+def check_memory(trace: SimulationTrace) -> None:
+    """Raise OutOfMemory if any rank has failed for want of memory."""
+    failed = tuple(rank_trace for rank_trace in trace.rank_traces.values() if rank_trace.memory.get("out_of_memory"))
     if failed:
         raise OutOfMemory(failed)
 
@@ -90,7 +90,7 @@ def gibibytes(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def _breakdown(chapter: RankTrace) -> str:
-    parts = {name: size for name, size in chapter.memory["breakdown"].items() if size}
+def _breakdown(rank_trace: RankTrace) -> str:
+    parts = {name: size for name, size in rank_trace.memory["breakdown"].items() if size}
     shown = (f"{gibibytes(size)} for {name}" for name, size in sorted(parts.items(), key=lambda part: -part[1]))
     return ", ".join(shown) or "none"

@@ -57,7 +57,7 @@ class Folding:
 
     @classmethod
     def all_live(cls, world: int) -> Folding:
-        """Every rank runs."""
+        """Return the folding in which every rank runs."""
         _check_world(world)
         return cls(world, range(world), range(world))
 
@@ -97,7 +97,7 @@ class Folding:
         *,
         heard: Collection[int] = (0,),
     ) -> Folding:
-        """``n`` live ranks: those that `discover` finds, and further ones in order, as many as have all their peers.
+        """Return ``n`` live ranks: those `discover` finds, and further ones in order, as many as have all their peers.
 
         Raises:
             ConfigError: as `discover`; ``n`` is more than the world, or less than what `discover` finds.
@@ -148,7 +148,7 @@ class Folding:
         return made
 
     def add(self, group: Group, family: int) -> None:
-        """A group that the script has made, and in which go; one that is known already changes nothing.
+        """Add a group of a family that the script has made; one that is known already changes nothing.
 
         Raises:
             ConfigError: it is no group of ranks of the world.
@@ -175,7 +175,7 @@ class Folding:
         return tuple((group, family) for family, groups in self._families.items() for group in groups)
 
     def representative(self, rank: int) -> int:
-        """The live rank that stands for ``rank``."""
+        """Return the live rank that stands for ``rank``."""
         return self._representative[rank]
 
     def multiplicity(self, group: Group) -> dict[int, int]:
@@ -209,7 +209,7 @@ class Folding:
         return found
 
     def message_images(self, source: int, target: int, group: Group | None = None) -> tuple[tuple[int, int], ...]:
-        """The messages that are sent at the moment when ``source`` sends to ``target``, both live; itself first.
+        """Return the messages that are sent at the moment when ``source`` sends to ``target``, both live; itself first.
 
         Args:
             source, target: world ranks.
@@ -260,7 +260,7 @@ class Folding:
                 yield other
 
     def _family_with(self, source: int, target: int) -> int | None:
-        """The family of a group in which both ends send messages."""
+        """Return the family of a group in which both ends send messages."""
         for family in self._messaging:
             own = self._group_of[family].get(source, ())
             if target in own:
@@ -318,7 +318,7 @@ def _neighbours(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def _connected(rank: int, near: dict[int, list[int]]) -> set[int]:
-    """``rank`` and all whom it is connected with, directly or through others."""
+    """Return ``rank`` and all ranks it is connected with, directly or through others."""
     found, left = {rank}, [rank]
     while left:
         new = {other for other in near.get(left.pop(), ()) if other not in found}
@@ -328,7 +328,7 @@ def _connected(rank: int, near: dict[int, list[int]]) -> set[int]:
 
 
 def _pairs(places: list[tuple[object, ...]], known: Folding, inside: list[int], over: bool) -> list[tuple[int, int]]:
-    """Neighbours in the groups and chains in which messages are sent."""
+    """Return neighbours in the groups and chains in which messages are sent."""
     pairs = [pair for family in inside for group in known._families[family] for pair in pairwise(group)]
     latest: dict[int, int] = {}
     for rank, (*_, place) in enumerate(places if over else ()):
@@ -370,7 +370,7 @@ def _represented(places: list[tuple[object, ...]], live: set[int]) -> list[int]:
 
 
 def _ranges(ranks: list[int]) -> str:
-    """``0-7, 16-23, …``; evenly spaced ones as ``0, 8, 16, …``."""
+    """Format ranks as ``0-7, 16-23, …``; evenly spaced ones as ``0, 8, 16, …``."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:

@@ -66,7 +66,7 @@ class RankForecast:
 
     @property
     def steady(self) -> tuple[StepBreakdown, ...]:
-        """The steps after the warm-up, or the last where there are few."""
+        """Return the steps after the warm-up, or the last where there are few."""
         return _steady(self.steps, self.warmup)
 
     def mean(self, name: str) -> Time:
@@ -101,35 +101,35 @@ class Forecast:
 
     @property
     def first(self) -> RankForecast:
-        """The live rank with the least number."""
+        """Return the live rank with the least number."""
         return self.ranks[0]
 
     @property
     def iteration_time(self) -> Time:
-        """Median over the steady steps of the slowest rank, ps."""
+        """Return the median over the steady steps of the slowest rank, ps."""
         return max(round(median(step.end - step.begin for step in rank.steady)) for rank in self.ranks)
 
     @property
     def sigma(self) -> Time:
-        """Standard deviation of `iteration_time`, ps: of the operators' times, and of the communication exposed."""
+        """Return the standard deviation of `iteration_time`, ps: of operators' times and exposed communication."""
         slowest = max(self.ranks, key=lambda rank: rank.mean("compute"))
         return round(math.hypot(slowest.spread, EXCHANGE_SIGMA * slowest.mean("exposed")))
 
     @property
     def flops(self) -> float:
-        """FLOP/s of one GPU in the mean, what is computed twice counted once."""
+        """Return the mean FLOP/s of one GPU, recomputation counted once."""
         useful = sum((rank.flops - rank.recomputed) * rank.members for rank in self.ranks) / self.world
         return useful / (self.iteration_time / SECOND)
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation: `flops` as part of the GPU's dense bf16 peak; None where it has none."""
+        """Return model FLOPs utilisation: `flops` as part of the GPU's dense bf16 peak; None where it has none."""
         arithmetic = self.device.bf16 or self.device.fp16
         return self.flops / arithmetic.peak if arithmetic else None
 
 
 def forecast_of(
-    chapters: Mapping[int, RankTrace],
+    rank_traces: Mapping[int, RankTrace],
     members: Mapping[int, int],
     *,
     cluster: str,
@@ -138,22 +138,24 @@ def forecast_of(
     classes: Sequence[str],
     wall: float,
 ) -> Forecast:
-    """Sums up what the conductor has heard.
+    """Sum up what the executor has heard.
 
     Raises:
         ForetrainError: no rank has made a step of an optimizer, or time has not advanced.
     """
-    stepless = [rank for rank, chapter in chapters.items() if not chapter.steps]
-    if len(stepless) == len(chapters):
+    stepless = [rank for rank, rank_trace in rank_traces.items() if not rank_trace.steps]
+    if len(stepless) == len(rank_traces):
         raise ForetrainError(
             "the script has ended without a step of an optimizer of torch.optim, so there is no iteration to forecast; "
             "see whether it trains at all, and for at least one step"
         )
     ranks = tuple(
-        _rank(rank, members[rank], chapter) for rank, chapter in sorted(chapters.items()) if rank not in stepless
+        _rank(rank, members[rank], rank_trace)
+        for rank, rank_trace in sorted(rank_traces.items())
+        if rank not in stepless
     )
-    warnings = warnings_of(chapters)
-    costs = [chapter.cost(chapter.steps[-1].number) for chapter in chapters.values() if chapter.steps]
+    warnings = warnings_of(rank_traces)
+    costs = [rank_trace.cost(rank_trace.steps[-1].number) for rank_trace in rank_traces.values() if rank_trace.steps]
     unknown = sorted({name for cost in costs for name in cost["unknown"]})
     found = Forecast(cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall)
     if found.iteration_time <= 0:
@@ -163,11 +165,11 @@ def forecast_of(
     return found
 
 
-def warnings_of(chapters: Mapping[int, RankTrace]) -> dict[str, int]:
+def warnings_of(rank_traces: Mapping[int, RankTrace]) -> dict[str, int]:
     """Count the ranks' warnings."""
     warnings: Counter[str] = Counter()
-    for chapter in chapters.values():
-        warnings.update(chapter.warnings)
+    for rank_trace in rank_traces.values():
+        warnings.update(rank_trace.warnings)
     return dict(warnings)
 
 
@@ -176,23 +178,23 @@ def _steady(steps: Sequence[StepBreakdown], warmup: int) -> tuple[StepBreakdown,
 
 
 def _median(steps: Sequence[StepBreakdown]) -> StepBreakdown:
-    """The step of median duration, whose work is counted: the last need not be like the others."""
+    """Return the step of median duration, whose work is counted: the last need not be like the others."""
     return sorted(steps, key=lambda step: step.end - step.begin)[(len(steps) - 1) // 2]
 
 
-def _rank(rank: int, members: int, chapter: RankTrace) -> RankForecast:
-    cost = chapter.cost(_median(_steady(chapter.steps, chapter.warmup)).number)
-    memory = chapter.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0}
+def _rank(rank: int, members: int, rank_trace: RankTrace) -> RankForecast:
+    cost = rank_trace.cost(_median(_steady(rank_trace.steps, rank_trace.warmup)).number)
+    memory = rank_trace.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0}
     return RankForecast(
         rank=rank,
         members=members,
-        steps=tuple(chapter.steps),
+        steps=tuple(rank_trace.steps),
         memory=PeakMemory(memory["allocated"], memory["reserved"], memory["breakdown"], memory["retries"]),
         flops=cost["flops"],
         recomputed=cost["recomputed"],
         times=tuple(cost["times"]),
         spread=cost["spread"],
         kernels=cost["kernels"],
-        warmup=chapter.warmup,
+        warmup=rank_trace.warmup,
         by_name=cost["by_name"],
     )

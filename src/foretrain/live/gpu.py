@@ -57,28 +57,28 @@ class CommRegistry:
 
     def __init__(self, world: VirtualWorld, traffic: CommTraffic, folding: Folding) -> None:
         self.starts = CommLaunches(world, traffic)
-        self.mail = P2PMatcher(self.starts, folding)
+        self.p2p = P2PMatcher(self.starts, folding)
         self.schedules = GradientSchedules(self.starts, traffic, folding)
         self._folding, self._traffic = folding, traffic
         self._learnt: set[tuple[tuple[int, ...], int]] = set()
         self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
 
     def group(self, members: tuple[int, ...], copy: int, family: int) -> Group:
-        """The group of ``members``: the ``copy``-th that a rank makes of them is that of the other ranks."""
+        """Return the group of ``members``: the ``copy``-th that a rank makes of them is that of the other ranks."""
         group = self._groups.get((members, copy))
         if group is None:
             group = self._groups[members, copy] = Group(members, family, self._folding)
         return group
 
     def learn(self, members: tuple[int, ...], family: int) -> None:
-        """The script has made this group: what was alike may be told apart, and what acts together be known."""
+        """Tell folding and traffic of a group that the script has made."""
         if (members, family) not in self._learnt:
             self._learnt.add((members, family))
             self._folding.add(members, family)
             self._traffic.regrouped()
 
     def collective(self, group: Group, rank: int) -> Collective:
-        """The next collective of ``group`` that ``rank`` calls."""
+        """Return the next collective of ``group`` that ``rank`` calls."""
         number = group.called[rank] = group.called[rank] + 1
         collective = group.pending.get(number)
         if collective is None:
@@ -86,7 +86,7 @@ class CommRegistry:
         return collective
 
     def disagreements(self) -> None:
-        """Raises if members of a group have called different things, though not all have called yet."""
+        """Raise if members of a group have called different things, though not all have called yet."""
         for group in self._groups.values():
             for collective in group.pending.values():
                 collective.check()
@@ -98,30 +98,30 @@ class SimulatedGpu:
     Args:
         rank: in the world.
         world: whose time it is.
-        meetings: where it meets the others.
-        chapter: keeps what happens.
+        registry: where it meets the others.
+        rank_trace: keeps what happens.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         size: ranks of the world.
     """
 
     def __init__(
-        self, rank: int, world: VirtualWorld, meetings: CommRegistry, chapter: RankTrace, slowdown: float, size: int
+        self, rank: int, world: VirtualWorld, registry: CommRegistry, rank_trace: RankTrace, slowdown: float, size: int
     ) -> None:
         self.rank = rank
-        self._world, self._meetings, self._chapter = world, meetings, chapter
-        self._paces = SmShares(world, slowdown)
-        self._party = RankHandle(rank, self._paces, chapter)
+        self._world, self._registry, self._rank_trace = world, registry, rank_trace
+        self._sm_shares = SmShares(world, slowdown)
+        self._handle = RankHandle(rank, self._sm_shares, rank_trace)
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, StreamEvent] = {}
         everyone = tuple(range(size))
-        self._groups = {0: meetings.group(everyone, 1, 0)}
+        self._groups = {0: registry.group(everyone, 1, 0)}
         self._copies = Counter([everyone])
         self._splits: tuple[int, ...] | None = None
         self._batches: dict[int, P2PBatch] = {}
         self._exchanges: dict[int, Member] = {}
 
     def take(self, entries: Sequence[LogRecord]) -> None:
-        """Queues ``entries``, but no questions, and executes what can be executed."""
+        """Queue ``entries``, but no questions, and execute what can be executed."""
         streams, events = self._streams, self._events
         for entry in entries:
             kind, _, _, number, a, _, _, host, _, _ = entry
@@ -141,15 +141,15 @@ class SimulatedGpu:
         for stream in tuple(streams.values()):
             if stream.blocked is None and stream.queue:
                 stream.advance()
-        if self._chapter.is_long():
-            self._chapter.settle(self._world.now(), self._running())
+        if self._rank_trace.is_long():
+            self._rank_trace.settle(self._world.now(), self._running())
 
     def event(self, number: int) -> StreamEvent:
-        """Event ``number``; KeyError if there is none."""
+        """Return event ``number``; KeyError if there is none."""
         return self._events[number]
 
     def stream_end(self, number: int) -> StreamEvent:
-        """The event that all work so far on stream ``number`` is done."""
+        """Return the event that all work so far on stream ``number`` is done."""
         stream = self._streams.get(number)
         return stream.tail() if stream is not None else StreamEvent(0)
 
@@ -158,23 +158,23 @@ class SimulatedGpu:
         return [stream.tail() for number, stream in self._streams.items() if device_of(number) == device]
 
     def calls(self) -> Iterator[CommCall]:
-        """The communications that its streams stand at, by stream."""
+        """Return the communications that its streams stand at, by stream."""
         for _, stream in sorted(self._streams.items()):
             if isinstance(stream.blocked, CollectiveCall | P2PBatch):
                 yield stream.blocked
 
     def _stream(self, number: int) -> Stream:
-        stream = self._streams[number] = Stream(number, self._world, self._paces.of(number), self._chapter)
+        stream = self._streams[number] = Stream(number, self._world, self._sm_shares.of(number), self._rank_trace)
         return stream
 
     def _call(self, entry: LogRecord) -> None:
         group = self._groups[entry.b]
         stream = self._streams.get(entry.stream) or self._stream(entry.stream)
-        part = CollectiveCall(self._party, stream, entry)
+        part = CollectiveCall(self._handle, stream, entry)
         splits = None
         if entry.code == ALL_TO_ALL:
             splits, self._splits = self._splits, None
-        self._meetings.collective(group, self.rank).post(part, splits)
+        self._registry.collective(group, self.rank).post(part, splits)
         self._events[entry.a] = part.event
         stream.queue.append((CALL, part))
 
@@ -182,8 +182,8 @@ class SimulatedGpu:
         stream = self._streams.get(entry.stream) or self._stream(entry.stream)
         batch = self._batches.get(entry.stream)
         if batch is None:
-            batch = self._batches[entry.stream] = P2PBatch(self._party, stream)
-        end = self._meetings.mail.post(batch, self._groups[entry.b], entry)
+            batch = self._batches[entry.stream] = P2PBatch(self._handle, stream)
+        end = self._registry.p2p.post(batch, self._groups[entry.b], entry)
         batch.ends.append(end)
         batch.host = max(batch.host, entry.host)
         self._events[entry.a] = end.event
@@ -198,8 +198,8 @@ class SimulatedGpu:
         elif entry.kind == GROUP:
             members = tuple(memoryview(entry.payload).cast("i"))
             self._copies[members] += 1
-            self._groups[entry.a] = self._meetings.group(members, self._copies[members], entry.b)
-            self._meetings.learn(members, entry.b)
+            self._groups[entry.a] = self._registry.group(members, self._copies[members], entry.b)
+            self._registry.learn(members, entry.b)
         elif entry.kind == SPLITS:
             self._splits = tuple(memoryview(entry.payload).cast("q"))
         elif entry.kind in (BEGIN, READY):
@@ -208,24 +208,24 @@ class SimulatedGpu:
                 self._events[entry.a] = landed
             (self._streams.get(entry.stream) or self._stream(entry.stream)).queue.append((RECORD, here, entry.host))
         elif entry.kind == TASKS:
-            self._exchanges[entry.a] = self._meetings.schedules.join(self._party, entry)
+            self._exchanges[entry.a] = self._registry.schedules.join(self._handle, entry)
         elif entry.kind == NOTE and entry.code == STEP:
-            self._chapter.marks[entry.a] = entry.host
+            self._rank_trace.marks[entry.a] = entry.host
             event = self._events[entry.b]
             event.then(partial(self._mark, entry.a, event))
         elif entry.kind == NOTE:
-            self._chapter.note(entry)
+            self._rank_trace.note(entry)
 
     def _mark(self, step: int, event: StreamEvent) -> None:
-        """The end of ``step`` is known: its account is made when nothing more can happen before."""
+        """Close the account of ``step`` when nothing more can happen before its end, which is known now."""
         assert event.time is not None
         self._world.schedule(event.time, LOOK, self._close, step, event.time)
 
     def _close(self, step: int, end: int) -> None:
-        self._chapter.close(step, end, self._running())
+        self._rank_trace.close(step, end, self._running())
 
     def _running(self) -> Iterable[int]:
-        return [begin for stream in self._paces.running() if (begin := stream.under_way()) is not None]
+        return [begin for stream in self._sm_shares.running() if (begin := stream.under_way()) is not None]
 
 
 class HostQuery:
@@ -238,13 +238,13 @@ class HostQuery:
 
     Attributes:
         host: when the asker asked, by its clock.
-        meeting: whose values it asks for, or None.
+        comm: whose values it asks for, or None.
     """
 
     def __init__(self, gpu: SimulatedGpu, entry: LogRecord, reply: Callable[[Time, bytes], None]) -> None:
         self.host = entry.host
         self.code = entry.code
-        self.meeting: Collective | P2PEndpoint | None = None
+        self.comm: Collective | P2PEndpoint | None = None
         self._reply = reply
         self._events: list[StreamEvent] = []
         self._gpu, self._a = gpu, entry.a
@@ -260,11 +260,11 @@ class HostQuery:
         return all(event.time is not None for event in self._events)
 
     def put(self) -> None:
-        """Answers as soon as it can be; queries that cannot be at once are looked at by `DeferredQueries`."""
+        """Answer as soon as possible; queries that cannot be answered at once go to `DeferredQueries`."""
         if self.code == LEAVE:
             self._reply(self.host, answer(self.host))
-        elif self.meeting is not None:
-            self._answer_values(self.meeting)
+        elif self.comm is not None:
+            self._answer_values(self.comm)
         elif self.queries:
             if self.known():
                 self.look()
@@ -272,7 +272,7 @@ class HostQuery:
             self._proceed()
 
     def look(self) -> None:
-        """Answers a query: `host` is now, or what it is about is known."""
+        """Answer a query: `host` is now, or what it is about is known."""
         done = all(event.time is not None and event.time <= self.host for event in self._events)
         self._reply(self.host, answer(self.host, int(done)))
 
@@ -288,14 +288,14 @@ class HostQuery:
             elif code == ELAPSED:
                 self._events = [gpu.event(entry.a), gpu.event(entry.b)]
             elif code == VALUES:
-                self.meeting = gpu.event(entry.a).meeting
-                assert self.meeting is not None, f"rank {gpu.rank}: event {entry.a} is no communication's"
+                self.comm = gpu.event(entry.a).comm
+                assert self.comm is not None, f"rank {gpu.rank}: event {entry.a} is no communication's"
         except KeyError as error:
             text = f"rank {gpu.rank} asks for {QUESTIONS[code]} of event {error}, which it never recorded or forgot"
             raise AssertionError(text) from None
 
     def _proceed(self) -> None:
-        """Waits for the next event that is not known, or answers."""
+        """Wait for the next event that is not known, or answers."""
         for event in self._events:
             if event.time is None:
                 event.then(self._proceed)
@@ -305,10 +305,10 @@ class HostQuery:
         value = times[1] - times[0] if self.code == ELAPSED else times[0] if self.code == ROOM else 0
         self._reply(time, answer(time, value))
 
-    def _answer_values(self, meeting: Collective | P2PEndpoint) -> None:
-        values = meeting.values()
+    def _answer_values(self, comm: Collective | P2PEndpoint) -> None:
+        values = comm.values()
         if values is None:
-            meeting.then(self.put)
+            comm.then(self.put)
         else:
             self._reply(self.host, answer(self.host, payload=values))
 
@@ -321,7 +321,7 @@ class DeferredQueries:
         self._due: dict[Time, list[HostQuery]] = {}
 
     def at(self, question: HostQuery) -> None:
-        """Looks when nothing more can happen at the question's `host`."""
+        """Look when nothing more can happen at the question's `host`."""
         due = self._due.get(question.host)
         if due is None:
             self._due[question.host] = [question]

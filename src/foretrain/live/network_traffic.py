@@ -1,4 +1,4 @@
-"""The network as the conductor sees it: collectives and messages begin, and are over.
+"""Traffic of the live ranks in the simulated network: collectives and messages begin, and end.
 
 traffic = NetworkTraffic(world, cluster("dgx-h100:16,collective=nccl"), folding)
 traffic.collective("all_gather", 2**28, group, None, done)
@@ -47,11 +47,11 @@ class SymmetricGroups(Protocol):
 
     @property
     def world(self) -> int:
-        """Number of ranks."""
+        """Return number of ranks."""
         ...
 
     def representative(self, rank: int) -> int:
-        """The live rank that stands for ``rank``."""
+        """Return the live rank that stands for ``rank``."""
         ...
 
     def images(self, group: Group) -> tuple[Group, ...]:
@@ -103,7 +103,7 @@ class NetworkTraffic:
         self._marked = np.zeros(len(where.capacity))
 
     def collective(self, operation: str, size: int, group: Group, splits: Splits | None, done: Done) -> None:
-        """Begins now; ``done`` is called through the world when all members have ended.
+        """Begin now; ``done`` is called through the world when all members have ended.
 
         Args:
             operation: of `foretrain.live.event_log.OPERATIONS`.
@@ -129,7 +129,7 @@ class NetworkTraffic:
         self._begin(found, done)
 
     def messages(self, transfers: Sequence[tuple[int, int, int]], done: Sequence[Done]) -> None:
-        """Begins to send ``transfers``, each (source, target, bytes) by world ranks; each ends on its own."""
+        """Begin to send ``transfers``, each (source, target, bytes) by world ranks; each ends on its own."""
         for (source, target, size), call in zip(transfers, done, strict=True):
             if source == target:
                 self._world.schedule(self._world.now() + self._launch(), TIMER, call)
@@ -147,11 +147,11 @@ class NetworkTraffic:
         return (where if ranks == where.members else dataclasses.replace(where, ranks=ranks, _memo={})).cost
 
     def overhead(self) -> Time:
-        """θ of the cluster."""
+        """Return θ of the cluster."""
         return self._where.overhead
 
     def regrouped(self) -> None:
-        """Groups have become known: looks anew at which act together."""
+        """Look anew at which groups act together: some have become known."""
         self._looked.clear()
 
     def carried(self) -> NDArray[np.float64]:
@@ -180,7 +180,7 @@ class NetworkTraffic:
         return gpu_named(self._where.device or "").generation.ll.launch if self._nccl else self._where.step
 
     def _number(self, group: Group) -> int:
-        """A number for ``group``."""
+        """Return a number for ``group``."""
         # A tuple's hash takes as long as it is long, and the same ones come again and again.
         seen = self._seen.get(id(group))
         if seen is not None and seen[0] is group:

@@ -29,16 +29,16 @@ class P2PBatch:
     They proceed together: the stream stands until the last is over, and that is when the events of all happen.
     """
 
-    __slots__ = ("ends", "host", "left", "party", "stream")
+    __slots__ = ("ends", "handle", "host", "left", "stream")
 
-    def __init__(self, party: RankHandle, stream: Stream) -> None:
-        self.party, self.stream = party, stream
+    def __init__(self, handle: RankHandle, stream: Stream) -> None:
+        self.handle, self.stream = handle, stream
         self.host: Time = 0
         self.ends: list[P2PEndpoint] = []
         self.left = 0
 
     def arrive(self, time: Time) -> None:
-        """The stream is there."""
+        """Mark the stream as arrived at all messages of the batch."""
         self.left = len(self.ends)
         for end in self.ends:
             end.arrive(time)
@@ -57,7 +57,7 @@ class P2PBatch:
         return " and ".join(str(end) for end in self.ends if not end.begun)
 
     def missing(self) -> list[int]:
-        """The live ranks it waits for."""
+        """Return the live ranks it waits for."""
         return sorted({end.other for end in self.ends if not end.begun and not end.other_has_come()})
 
 
@@ -93,8 +93,8 @@ class P2PEndpoint:
         self.batch, self.group, self.other, self.number = batch, group, other, number
         self.peer, self.sends = group.members[entry.extra], not entry.code
         self.size, self.payload = entry.c, entry.payload
-        self.order = batch.party.order()
-        self.event = StreamEvent(meeting=self)
+        self.order = batch.handle.order()
+        self.event = StreamEvent(comm=self)
         self.message: P2PTransfer | None = None
         self.arrived: Time | None = None
         self.begun = False
@@ -102,14 +102,14 @@ class P2PEndpoint:
         self._askers: list[Callable[[], None]] = []
 
     def arrive(self, time: Time) -> None:
-        """The stream is there."""
+        """Mark this end as arrived."""
         self.arrived = time
-        self.batch.party.chapter.came(self, time)
+        self.batch.handle.rank_trace.reached(self, time)
         if self.message is not None:
             self.message.try_to_begin()
 
     def match(self, message: P2PTransfer) -> None:
-        """The other end's record is there, too."""
+        """Join the other end, whose record has arrived."""
         self.message, self._sent = message, message.sender.payload
         askers, self._askers = self._askers, []
         for asker in askers:
@@ -118,15 +118,15 @@ class P2PEndpoint:
     def begin(self, now: Time) -> None:
         """Mark the message as begun on this end."""
         self.begun = True
-        self.batch.party.chapter.began(self, now)
-        self.batch.party.paces.of(self.batch.stream.number).communication(1)
+        self.batch.handle.rank_trace.began(self, now)
+        self.batch.handle.sm_shares.of(self.batch.stream.number).communication(1)
 
     def finish(self, now: Time, ends: tuple[int, int]) -> None:
-        """The message is over."""
-        party, stream, name = self.batch.party, self.batch.stream.number, "send" if self.sends else "recv"
+        """Mark the message as over on this end."""
+        handle, stream, name = self.batch.handle, self.batch.stream.number, "send" if self.sends else "recv"
         self.message = None
-        party.paces.of(stream).communication(-1)
-        party.chapter.ended(self, now, stream, name, self.size, ends, self.batch.host)
+        handle.sm_shares.of(stream).communication(-1)
+        handle.rank_trace.ended(self, now, stream, name, self.size, ends, self.batch.host)
         self.batch.end_of_one(now)
 
     def values(self) -> bytes | None:
@@ -134,15 +134,15 @@ class P2PEndpoint:
         payload = self._sent
         if payload is None:
             return None
-        source = self.batch.party.rank if self.sends else self.peer
+        source = self.batch.handle.rank if self.sends else self.peer
         return CONTRIBUTION.pack(self.group.index[source], 1, len(payload)) + payload if payload else b""
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls when the other end's record is there."""
+        """Call when the other end's record is there."""
         self._askers.append(call)
 
     def unposted(self) -> list[int]:
-        """The live ranks whose records are not there."""
+        """Return the live ranks whose records are not there."""
         return [self.other] if self._sent is None else []
 
     def other_has_come(self) -> bool:
@@ -162,25 +162,25 @@ class P2PTransfer:
     def __init__(self, starts: CommLaunches, sender: P2PEndpoint, receiver: P2PEndpoint) -> None:
         self.sender, self.receiver, self._starts = sender, receiver, starts
         if sender.size != receiver.size:
-            source, target = sender.batch.party.rank, receiver.batch.party.rank
+            source, target = sender.batch.handle.rank, receiver.batch.handle.rank
             raise Disagreement(
                 f"rank {source} calls {sender} with {sender.size:,} B, but rank {target} calls {receiver} with "
                 f"{receiver.size:,} B in {sender.group}; both must be of the same size and type"
             )
 
     def opposite(self, end: P2PEndpoint) -> P2PEndpoint:
-        """The other end."""
+        """Return the other end."""
         return self.receiver if end is self.sender else self.sender
 
     def try_to_begin(self) -> None:
-        """An end has come: if both have, it begins when the later one is there."""
+        """Begin when the later end arrives, if both times are known."""
         sent, received = self.sender.arrived, self.receiver.arrived
         if sent is None or received is None:
             return
         when, now = max(sent, received), self._starts.world.now()
         if when < now:
-            raise late(self.sender.batch.party.rank, "a message", when, now)
-        transfer = self.sender.batch.party.rank, self.sender.peer, self.sender.size
+            raise late(self.sender.batch.handle.rank, "a message", when, now)
+        transfer = self.sender.batch.handle.rank, self.sender.peer, self.sender.size
         self._starts.at(when, PendingComm(self.sender.order, transfer, self.begin, self.end))
 
     def begin(self) -> None:
@@ -192,7 +192,7 @@ class P2PTransfer:
     def end(self) -> None:
         """Mark both ends as over."""
         now = self._starts.world.now()
-        ends = (self.sender.batch.party.rank, self.sender.peer)
+        ends = (self.sender.batch.handle.rank, self.sender.peer)
         self.sender.finish(now, ends)
         self.receiver.finish(now, ends)
 
@@ -211,8 +211,8 @@ class P2PMatcher:
         self.unfolded: list[tuple[int, int, tuple[int, ...]]] = []
 
     def post(self, batch: P2PBatch, group: Group, entry: LogRecord) -> P2PEndpoint:
-        """A record of ``batch``'s rank is there."""
-        rank, peer, sends = batch.party.rank, group.members[entry.extra], not entry.code
+        """Return a record of ``batch``'s rank is there."""
+        rank, peer, sends = batch.handle.rank, group.members[entry.extra], not entry.code
         other = self._folding.representative(peer)
         counted = (group, rank, peer, sends)
         number = self._counts[counted] = self._counts.get(counted, 0) + 1

@@ -1,4 +1,4 @@
-"""The processes of a live simulation: a zygote, and the ranks that it forks. See
+"""Processes of a live simulation: a fork server, and the ranks that it forks. See
 `foretrain.live.device.fork_server`."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Building = Callable[[int, int], None]
 
 
 class Ranks:
-    """A zygote and its ranks, ended with this object. A context manager.
+    """A fork server and its ranks, ended with this object. A context manager.
 
     Args:
         settings: what all ranks are told.
@@ -58,7 +58,7 @@ class Ranks:
         self.close()
 
     def fork(self, ranks: Iterable[int]) -> None:
-        """Starts ``ranks``; the conductor's ends of their sockets are in ``sockets``."""
+        """Start ``ranks``; the executor's ends of their sockets are in ``sockets``."""
         assert self._control is not None
         for rank in ranks:
             ours, theirs = socket.socketpair()
@@ -69,7 +69,7 @@ class Ranks:
             self._take(self._hear())
 
     def status(self, rank: int, patience: float = _END_WITHIN) -> int | None:
-        """The exit status of ``rank``, negative for a signal; None if it does not end within ``patience`` s."""
+        """Return the exit status of ``rank``, negative for a signal; None if it does not end within ``patience`` s."""
         assert self._control is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self._control, selectors.EVENT_READ)
@@ -78,7 +78,7 @@ class Ranks:
         return self.ended.get(rank)
 
     def dismiss(self, patience: float = _END_WITHIN) -> None:
-        """Tells all ranks that nobody listens any more, and waits ``patience`` s for them to say where they stood."""
+        """Close the ranks' sockets, and wait ``patience`` s for the ranks to print where they stood."""
         for end in self.sockets.values():
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -88,7 +88,7 @@ class Ranks:
                 self.status(rank, max(until - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Ends all ranks and the zygote, and whatever else they have started; waits until the zygote is gone."""
+        """End all ranks and the fork server, and whatever else they have started; wait for it to end."""
         if self._process is not None:
             # It leads a group, which may outlive it.
             with suppress(ProcessLookupError, PermissionError):

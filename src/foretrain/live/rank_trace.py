@@ -93,7 +93,7 @@ class HostSync(NamedTuple):
 
 
 class RankTrace:
-    """The story of one rank.
+    """The trace of one rank.
 
     Args:
         rank: in the world.
@@ -141,7 +141,7 @@ class RankTrace:
         self._ranges: dict[int, list[tuple[Time, bool, str]]] = {}
 
     def ran(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> None:
-        """A run of kernels was over at ``end``; ``stream`` got to it when ``reached``."""
+        """Account for a run of kernels until ``end``; ``stream`` got to it when ``reached``."""
         computed = self._computed
         if computed and computed[-1] == begin:
             computed[-1] = end
@@ -151,7 +151,7 @@ class RankTrace:
             self._runs.append((stream, reached, begin, end, run))
 
     def settled(self) -> None:
-        """A policy's decisions repeat from the step under way on; what was before it is warm-up."""
+        """Count all steps so far as warm-up: a policy's decisions repeat from the step under way on."""
         self.warmup = max(self.warmup, len(self.steps))
 
     def waited(self, since: Time, now: Time) -> None:
@@ -159,8 +159,8 @@ class RankTrace:
         if since < now:
             self._waited += (since, now)
 
-    def came(self, what: object, time: Time) -> None:
-        """A stream comes to the communication ``what`` at ``time``."""
+    def reached(self, what: object, time: Time) -> None:
+        """Note that a stream gets to the communication ``what`` at ``time``."""
         self._came[what] = time
 
     def began(self, what: object, now: Time) -> None:
@@ -173,19 +173,19 @@ class RankTrace:
     def ended(
         self, what: object, now: Time, stream: int, name: str, size: int, group: tuple[int, ...], launch: Time
     ) -> None:
-        """The communication is over."""
+        """Account for the communication, which is over."""
         came, began = self._came.pop(what), self._began.pop(what)
         self._communicated += (began, now)
         if self.traced:
             self._operations.append(Activity("communication", stream, name, came, began, now, size, group, 0, launch))
 
     def stopped(self, question: int, asked: Time, answered: Time) -> None:
-        """The host, which asked for its GPU, goes on."""
+        """Note that the host was blocked on its GPU from ``asked`` until ``answered``."""
         if self.traced and answered > asked:
             self.stops.append(HostSync(question, asked, answered))
 
     def note(self, note: LogRecord) -> None:
-        """Remembers what the rank says."""
+        """Remember what the rank says."""
         if note.code == ANNOTATION and self.traced:
             self._ranges.setdefault(note.b, []).append((note.host, bool(note.a), note.payload.decode()))
         elif note.code == NAME:
@@ -203,7 +203,7 @@ class RankTrace:
         return json.loads(self._costs[step])
 
     def close(self, number: int, end: Time, running: Iterable[Time]) -> None:
-        """Step ``number`` ended at ``end``; ``running`` are the begins of runs under way."""
+        """Close step ``number``, which ended at ``end``; ``running`` are the begins of runs under way."""
         self.settle(end, running)
         compute, communication, either, any_of_them = self._sums
         begin, end = self.steps[-1].end if self.steps else 0, self._settled
@@ -216,7 +216,7 @@ class RankTrace:
             self._stepped(self.rank, step)
 
     def settle(self, now: Time, running: Iterable[Time]) -> None:
-        """Adds to the account what is known of the time until now, so that nothing of it need be kept."""
+        """Add to the account what is known of the time until now, so that nothing of it need be kept."""
         begin, now = self._settled, max(now, self._settled)
         computed = [*self._computed, *_until(now, running)]
         either = [*computed, *self._communicated, *_until(now, self._began.values())]
@@ -253,7 +253,7 @@ class RankTrace:
                     yield Activity("annotation", HOST - thread, name, begin, begin, host)
 
     def _kernels(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> Iterator[Activity]:
-        """The kernels of a run: as launched, or behind each other and stretched if communication slowed them."""
+        """Return the kernels of a run: as launched, or behind each other and stretched if communication slowed them."""
         payload, work = run[9], run[4]
         if not payload:
             yield Activity("kernel", stream, f"{run[8]} kernels", reached, begin, end)
@@ -293,12 +293,12 @@ def covered(spans: list[Time], begin: Time, end: Time) -> Time:
 
 
 def _until(now: Time, begins: Iterable[Time]) -> list[Time]:
-    """Spans from each of ``begins`` to now."""
+    """Return spans from each of ``begins`` to now."""
     return [bound for begin in begins if begin < now for bound in (begin, now)]
 
 
 def _after(now: Time, spans: list[Time]) -> list[Time]:
-    """The spans that are not over now."""
+    """Return the spans that are not over now."""
     pairs = np.array(spans, np.int64).reshape(-1, 2)
     return pairs[pairs[:, 1] > now].ravel().tolist()
 
@@ -320,7 +320,7 @@ def _since(time: Time, marks: list[tuple[Time, bool, str]]) -> list[tuple[Time, 
 
 
 class SimulationTrace:
-    """The chapters of all live ranks.
+    """The rank_traces of all live ranks.
 
     Args:
         ranks: the live ranks.
@@ -328,12 +328,12 @@ class SimulationTrace:
         stepped: called with (rank, step) whenever a rank has completed a step.
 
     Attributes:
-        chapters: by rank.
+        rank_traces: by rank.
         schedules: what policies exchanged, where they did.
     """
 
     def __init__(
         self, ranks: Iterable[int], kept: int | None = 0, stepped: Callable[[int, StepBreakdown], None] | None = None
     ) -> None:
-        self.chapters = {rank: RankTrace(rank, kept, stepped) for rank in ranks}
+        self.rank_traces = {rank: RankTrace(rank, kept, stepped) for rank in ranks}
         self.schedules: Iterable[Any] = ()  # of `foretrain.live.scheduled_gradients.ModelSchedule`

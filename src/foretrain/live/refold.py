@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from foretrain.device.gpu import overlap_slowdown
 from foretrain.errors import ForetrainError
 from foretrain.live.device.settings import RankSettings
-from foretrain.live.executor import FoldingInvalid, conduct
+from foretrain.live.executor import FoldingInvalid, execute
 from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, check_memory, script_failure
 from foretrain.live.folding import Folding, Message
 from foretrain.live.forecast import warnings_of
@@ -34,7 +34,7 @@ Live = Literal["auto", "all"] | int
 class RunOutcome:
     """Outcome of a run: as in `foretrain.live.simulate.Simulated`."""
 
-    story: SimulationTrace
+    trace: SimulationTrace
     folding: Folding
     traffic: NetworkTraffic
     carried: NDArray[np.float64]
@@ -69,14 +69,14 @@ class Refold:
         self._heard: set[int] = set()
 
     def run(self) -> RunOutcome:
-        """Runs them until all have ended; raises as `foretrain.live.simulate.simulate` does."""
+        """Run them until all have ended; raise as `foretrain.live.simulate.simulate` does."""
         for before in range(self._settings.world):
             folding = self._folding()
             if before:
                 self._watch.repeated(len(folding.live))
             self._watch.folded(folding.describe())
             try:
-                # The zygote removes the folder as well, if nobody is left to.
+                # The fork server removes the folder as well, if nobody is left to.
                 with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
                     folded = len(folding.live) < self._settings.world
                     settings = dataclasses.replace(self._settings, store=str(Path(folder, "store")), folded=folded)
@@ -103,32 +103,32 @@ class Refold:
         world = VirtualWorld()
         traffic = NetworkTraffic(world, self._where, folding, self._watch.told)
         steps = _Steps(traffic, min(folding.live), self._watch.stepped)
-        story = SimulationTrace(folding.live, self._kept, steps)
+        trace = SimulationTrace(folding.live, self._kept, steps)
         slowdown = overlap_slowdown(settings.measured()[0])
-        with reporting_warnings(story, self._watch), Ranks(settings, self._watch.building) as ranks:
+        with reporting_warnings(trace, self._watch), Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
             try:
-                conduct(
+                execute(
                     ranks.sockets,
                     world,
                     traffic,
                     folding,
                     slowdown=slowdown,
-                    story=story,
+                    trace=trace,
                     steps=settings.steps,
                     waiting=self._watch.waiting,
                 )
             except FoldingInvalid:
                 raise
             except ForetrainError as error:
-                check_memory(story)
-                cause = cause_of(error, ranks, story)
+                check_memory(trace)
+                cause = cause_of(error, ranks, trace)
                 ranks.dismiss()
                 raise cause from None
-            check_memory(story)
-            if failed := script_failure(story):
+            check_memory(trace)
+            if failed := script_failure(trace):
                 raise failed
-        return RunOutcome(story, folding, traffic, steps.carried)
+        return RunOutcome(trace, folding, traffic, steps.carried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +156,13 @@ class ProgressCallbacks:
 
 
 @contextmanager
-def reporting_warnings(story: SimulationTrace, watch: ProgressCallbacks) -> Iterator[None]:
+def reporting_warnings(trace: SimulationTrace, watch: ProgressCallbacks) -> Iterator[None]:
     """Report the ranks' warnings to ``watch`` if the block fails; they may be why."""
     try:
         yield
     except FoldingInvalid:  # It goes on, with more live ranks.
         raise
     except ForetrainError:
-        if warnings := warnings_of(story.chapters):
+        if warnings := warnings_of(trace.rank_traces):
             watch.failed(warnings)
         raise

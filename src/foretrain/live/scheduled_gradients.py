@@ -52,7 +52,7 @@ class PolicyTraffic(CommTraffic, Protocol):
         ...
 
     def overhead(self) -> Time:
-        """θ: what handing over one operation costs before its first byte moves."""
+        """Return θ: the cost of handing over one operation before its first byte moves."""
         ...
 
 
@@ -64,15 +64,15 @@ class GradientSchedules:
         self._known: dict[tuple[tuple[int, ...], int], ModelSchedule] = {}
         self._joined: dict[tuple[tuple[int, ...], int], int] = {}
 
-    def join(self, party: RankHandle, entry: LogRecord) -> Member:
-        """``party`` announces an exchange: the k-th among these ranks is the same for all of them."""
+    def join(self, handle: RankHandle, entry: LogRecord) -> Member:
+        """Join ``handle`` to an exchange: the k-th among these ranks is the same for all of them."""
         announced = ModelAnnouncement.decode(entry.payload)
-        count = self._joined[announced.ranks, party.rank] = self._joined.get((announced.ranks, party.rank), 0) + 1
+        count = self._joined[announced.ranks, handle.rank] = self._joined.get((announced.ranks, handle.rank), 0) + 1
         schedule = self._known.get((announced.ranks, count))
         if schedule is None:
             group = Group(announced.ranks, 0, self._folding)
             schedule = self._known[announced.ranks, count] = ModelSchedule(self._starts, self._traffic, group)
-        return schedule.join(party, entry.stream, announced)
+        return schedule.join(handle, entry.stream, announced)
 
     def __iter__(self) -> Iterator[ModelSchedule]:
         return iter(self._known.values())
@@ -86,14 +86,14 @@ class Member:
     """One rank's part in an exchange.
 
     Attributes:
-        party: the rank.
+        handle: the rank.
         lane: the stream on which communication is shown.
-        promises: per task, the events of its rounds that have not landed, the oldest first.
+        sum_events: per task, the events of its rounds that have not landed, the oldest first.
     """
 
-    def __init__(self, party: RankHandle, lane: int, schedule: ModelSchedule, tasks: int) -> None:
-        self.party, self.lane = party, lane
-        self.promises: list[deque[StreamEvent]] = [deque() for _ in range(tasks)]
+    def __init__(self, handle: RankHandle, lane: int, schedule: ModelSchedule, tasks: int) -> None:
+        self.handle, self.lane = handle, lane
+        self.sum_events: list[deque[StreamEvent]] = [deque() for _ in range(tasks)]
         self._schedule = schedule
         self._rounds = 0
 
@@ -107,9 +107,9 @@ class Member:
             assert entry.kind == READY
             coming = self._schedule.coming(self._rounds - 1, entry.extra)
             landed = StreamEvent()
-            self.promises[entry.extra].append(landed)
-        coming.expect(self.party.order())
-        here.then(lambda: coming.come(self.party, here.time or 0))
+            self.sum_events[entry.extra].append(landed)
+        coming.expect(self.handle.order())
+        here.then(lambda: coming.come(self.handle, here.time or 0))
         return here, landed
 
 
@@ -136,7 +136,7 @@ class ModelSchedule:
 
     @property
     def log(self) -> tuple[Decision, ...]:
-        """The latest decisions of the policy."""
+        """Return the latest decisions of the policy."""
         return self._engine.log if self._engine else ()
 
     @property
@@ -146,20 +146,20 @@ class ModelSchedule:
 
     @property
     def members(self) -> list[Member]:
-        """The live ones, in the group's order."""
+        """Return the live ones, in the group's order."""
         return [self._members[rank] for rank in self.group.live]
 
-    def join(self, party: RankHandle, lane: int, announced: ModelAnnouncement) -> Member:
-        """A live member's announcement is there; with the last the policy is made."""
-        member = self._members[party.rank] = Member(party, lane, self, len(announced.names))
-        self._announced[party.rank] = announced
-        self._check(party.rank)
+    def join(self, handle: RankHandle, lane: int, announced: ModelAnnouncement) -> Member:
+        """Return a live member's announcement is there; with the last the policy is made."""
+        member = self._members[handle.rank] = Member(handle, lane, self, len(announced.names))
+        self._announced[handle.rank] = announced
+        self._check(handle.rank)
         if len(self._members) == len(self.group.live):
             self._make()
         return member
 
     def coming(self, step: int, task: int | None) -> RoundBarrier:
-        """Round ``step``, or a task of it, that members come to one after the other."""
+        """Return the barrier of round ``step``, or of a task of it."""
         found = self._coming.get((step, task))
         if found is None:
             found = self._coming[step, task] = RoundBarrier(self, step, task)
@@ -171,7 +171,7 @@ class ModelSchedule:
         self._starts.at(latest, PendingComm(min(coming.orders), None, coming.begin))
 
     def post(self, step: int, task: int | None) -> None:
-        """Tells the policy."""
+        """Tell the policy."""
         assert self._engine is not None
         if task is not None:
             self._engine.post(Ready(task))
@@ -179,11 +179,11 @@ class ModelSchedule:
         self.begins.append(self.now())
         if self.plan is not None and step == self.plan.warmup + 1:
             for member in self.members:
-                member.party.chapter.settled()
+                member.handle.rank_trace.settled()
         self._engine.post(StepBegin(step))
 
     def name_of(self, task: int) -> str:
-        """The name of ``task``."""
+        """Return the name of ``task``."""
         return next(iter(self._announced.values())).names[task]
 
     def waiting(self) -> list[str]:
@@ -197,11 +197,11 @@ class ModelSchedule:
     # ── the engine's world ──
 
     def now(self) -> Time:
-        """The present."""
+        """Return the present."""
         return self._world.now()
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
-        """Runs ``call`` at ``when``, behind what ranks bring at that instant."""
+        """Run ``call`` at ``when``, behind what ranks bring at that instant."""
         self._waking += 1
         self._starts.at(max(when, self.now()), PendingComm((_LAST + self.group.live[0], self._waking), None, call))
 
@@ -214,9 +214,9 @@ class ModelSchedule:
     def _begin(self) -> None:
         now, chunk = self.now(), self._queue[0][0]
         for member in self.members:
-            member.party.chapter.came(self, now)
-            member.party.chapter.began(self, now)
-            member.party.paces.of(member.lane).communication(1)
+            member.handle.rank_trace.reached(self, now)
+            member.handle.rank_trace.began(self, now)
+            member.handle.sm_shares.of(member.lane).communication(1)
         self.call_at(now + self._network().overhead(), partial(self._send, chunk))
 
     def _send(self, chunk: Chunk) -> None:
@@ -226,16 +226,16 @@ class ModelSchedule:
         chunk, done = self._queue.popleft()
         now, name = self.now(), self._name(chunk)
         for member in self.members:
-            member.party.paces.of(member.lane).communication(-1)
+            member.handle.sm_shares.of(member.lane).communication(-1)
             # No host launches it: the policy does.
-            member.party.chapter.ended(self, now, member.lane, name, chunk.size, self.group.members, launch=0)
+            member.handle.rank_trace.ended(self, now, member.lane, name, chunk.size, self.group.members, launch=0)
         if self._queue:
             self._begin()
         done(chunk)
 
     def _landed(self, task: int) -> None:
         for member in self.members:
-            member.promises[task].popleft().happen(self.now())
+            member.sum_events[task].popleft().happen(self.now())
 
     def _name(self, chunk: Chunk) -> str:
         assert self.plan is not None
@@ -269,33 +269,33 @@ class RoundBarrier:
         self._came: dict[RankHandle, Time] = {}
 
     def expect(self, order: Order) -> None:
-        """A member's record is there."""
+        """Count a member whose record has arrived."""
         self.orders.append(order)
 
-    def come(self, party: RankHandle, time: Time) -> None:
-        """The stream of ``party`` is there at ``time``, or will be."""
+    def come(self, handle: RankHandle, time: Time) -> None:
+        """Note that the stream of ``handle`` arrives at ``time``."""
         now = self._schedule.now()
         if time < now:
-            raise late(party.rank, "a round" if self.task is None else "a task", time, now)
-        self._came[party] = time
+            raise late(handle.rank, "a round" if self.task is None else "a task", time, now)
+        self._came[handle] = time
         if len(self._came) == len(self._schedule.group.live):
             self._schedule.arrived(self, max(self._came.values()))
 
     def waiting(self) -> str:
         """Return which ranks have arrived, and which have not; empty if none has."""
-        lacking = [rank for rank in self._schedule.group.live if rank not in {party.rank for party in self._came}]
+        lacking = [rank for rank in self._schedule.group.live if rank not in {handle.rank for handle in self._came}]
         if not self._came or not lacking:
             return ""
-        here = sorted(party.rank for party in self._came)
+        here = sorted(handle.rank for handle in self._came)
         what = "began" if self.task is None else f"made task {self._schedule.name_of(self.task)!r} ready in"
         return f"{who(here)} {what} round {self.step} of {self._schedule.group}, {who(lacking)} did not"
 
     def begin(self) -> None:
         """Account for the members' waits, and tell the policy."""
         now = self._schedule.now()
-        for party, came in self._came.items():
+        for handle, came in self._came.items():
             if self.task is not None:
-                party.chapter.waited(came, now)
+                handle.rank_trace.waited(came, now)
         self._schedule.post(self.step, self.task)
 
 
@@ -319,12 +319,12 @@ class SchedulePlan:
 
     @property
     def warmup(self) -> int:
-        """Rounds after which the policy's decisions repeat."""
+        """Return rounds after which the policy's decisions repeat."""
         return self.policy.warmup
 
 
 def plan_schedule(announced: Sequence[ModelAnnouncement], cost: CostModel) -> SchedulePlan:
-    """The plan for members that have announced this, in a network where an all-reduce costs ``cost``."""
+    """Return the plan for members that have announced this, in a network where an all-reduce costs ``cost``."""
     slowest = max(announced, key=lambda one: one.seen.compute)
     place = f"{len(slowest.ranks)} simulated ranks"
     workload = workload_of(slowest.seen, slowest.names, slowest.sizes, slowest.model, place)

@@ -46,7 +46,7 @@ class Simulated:
 
     Attributes:
         forecast: the numbers.
-        story: of every live rank, with its activities where they were kept.
+        trace: of every live rank, with its activities where they were kept.
         folding: which ranks were live.
         traffic: what the network carried.
         network: whose links `carried` is about.
@@ -55,7 +55,7 @@ class Simulated:
     """
 
     forecast: Forecast
-    story: SimulationTrace
+    trace: SimulationTrace
     folding: Folding
     traffic: NetworkTraffic
     network: Topology
@@ -79,7 +79,7 @@ def simulate(
     schedule: str | Spec | None = None,
     watch: ProgressCallbacks | None = None,
 ) -> Simulated:
-    """Runs ``script`` on every rank of ``where``, as torchrun would, until it ends.
+    """Run ``script`` on every rank of ``where``, as torchrun would, until it ends.
 
     Args:
         script: the script, or with ``module`` a module's name, and its arguments.
@@ -129,9 +129,9 @@ def simulate(
 
     done = _recorded(settings, operators, run) if operators else run(settings)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
-    with reporting_warnings(done.story, watch):
+    with reporting_warnings(done.trace, watch):
         forecast = forecast_of(
-            done.story.chapters,
+            done.trace.rank_traces,
             members,
             cluster=str(where),
             device=device,
@@ -140,7 +140,7 @@ def simulate(
             wall=time.perf_counter() - begin,
         )
     usable = device.memory - settings.reserve
-    return Simulated(forecast, done.story, done.folding, done.traffic, where.fluid.network, done.carried, usable)
+    return Simulated(forecast, done.trace, done.folding, done.traffic, where.fluid.network, done.carried, usable)
 
 
 def _recorded(settings: RankSettings, operators: Path, run: Callable[[RankSettings], RunOutcome]) -> RunOutcome:
@@ -168,7 +168,7 @@ def _settings(script: Sequence[str], where: Deployment, module: bool) -> RankSet
 
 
 def _per_server(where: Deployment) -> int:
-    """GPUs of a server; 1 where every rank is a host."""
+    """Return the GPUs of a server; 1 where every rank is a host."""
     nodes, ranks = where.topology.nodes, where.topology.ranks
     counts = [len(list(alike)) for _, alike in groupby(where.members, lambda rank: nodes[ranks[rank]].server)]
     if len({nodes[ranks[rank]].server for rank in where.members}) == 1:
@@ -188,7 +188,7 @@ PLANNING_STEPS = WATCHED + 1
 
 
 def recommended_schedule(watched: Simulated, device: str | None) -> Recommendation | None:
-    """The best schedule for the largest model of a script that ran under a policy; None where none did.
+    """Return the best schedule for the largest model of a script that ran under a policy; None where none did.
 
     ``device`` is what the cluster's GPUs are.
     """
@@ -200,7 +200,7 @@ def recommended_schedule(watched: Simulated, device: str | None) -> Recommendati
 
 
 def plan_differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
-    """In what ``saved`` was made for something else than what was simulated."""
+    """Return the differences between what ``saved`` was made for and what was simulated."""
     found = _largest_model(done)
     if found is None:
         return ()
@@ -210,7 +210,7 @@ def plan_differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
 
 
 def _largest_model(done: Simulated) -> tuple[SchedulePlan, int] | None:
-    plans = [(one.plan, len(one.group.members)) for one in done.story.schedules if one.plan is not None]
+    plans = [(one.plan, len(one.group.members)) for one in done.trace.schedules if one.plan is not None]
     return max(plans, key=lambda each: each[0].workload.size, default=None)
 
 

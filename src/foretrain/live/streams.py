@@ -36,25 +36,25 @@ class StreamEvent:
     """Event that happens once. ``time`` is None until it is known when, which may be before.
 
     Attributes:
-        meeting: the communication whose end it is, if it is one.
+        comm: the communication whose end it is, if it is one.
     """
 
-    __slots__ = ("_waiters", "meeting", "time")
+    __slots__ = ("_waiters", "comm", "time")
 
-    def __init__(self, time: Time | None = None, meeting: Any = None) -> None:
+    def __init__(self, time: Time | None = None, comm: Any = None) -> None:
         self.time = time
-        self.meeting = meeting
+        self.comm = comm
         self._waiters: list[Callable[[], None]] | None = None
 
     def happen(self, time: Time) -> None:
-        """Makes known that it happens at ``time``."""
+        """Make known that it happens at ``time``."""
         self.time = time
         waiters, self._waiters = self._waiters, None
         for wake in waiters or ():
             wake()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls once ``time`` is known."""
+        """Call once ``time`` is known."""
         if self.time is not None:
             call()
         elif self._waiters is None:
@@ -69,11 +69,11 @@ class CommCall(Protocol):
     host: Time
 
     def arrive(self, time: Time) -> None:
-        """The stream is there; it stands until `Stream.resume`."""
+        """Note that the stream is there; it stands until `Stream.resume`."""
         ...
 
     def missing(self) -> list[int]:
-        """The live ranks it waits for."""
+        """Return the live ranks it waits for."""
         ...
 
 
@@ -101,7 +101,7 @@ class SmShare:
             self.share()
 
     def begin(self, stream: Stream) -> None:
-        """``stream`` has a run to execute, which may flow only later."""
+        """Add the run of ``stream``, which may flow only later."""
         self.running.append(stream)
         if len(self.running) > 1:
             for each in self.running:
@@ -109,13 +109,13 @@ class SmShare:
         self.share()
 
     def end(self, stream: Stream) -> None:
-        """The run of ``stream`` is over."""
+        """Remove the run of ``stream``, which is over."""
         self.running.remove(stream)
         if self.running:
             self.share()
 
     def share(self) -> None:
-        """Gives every run the pace that it has from now on."""
+        """Give every run the pace that it has from now on."""
         stretch = self._slowdown if self._communications else 1.0
         if len(self.running) == 1:
             self.running[0].repace(stretch)
@@ -146,12 +146,12 @@ class SmShares:
         return pace
 
     def running(self) -> list[Stream]:
-        """The streams that have a run to execute."""
+        """Return the streams that have a run to execute."""
         return [stream for pace in self._of.values() for stream in pace.running]
 
 
 def device_of(stream: int) -> int:
-    """Which of its rank's GPUs stream number ``stream`` is of."""
+    """Return which of its rank's GPUs stream number ``stream`` is of."""
     return stream >> 16
 
 
@@ -168,9 +168,9 @@ class Stream:
     __slots__ = (
         "_announced",
         "_begin",
-        "_chapter",
         "_left",
         "_pace",
+        "_rank_trace",
         "_reached",
         "_run",
         "_since",
@@ -184,18 +184,18 @@ class Stream:
         "queue",
     )
 
-    def __init__(self, number: int, world: VirtualWorld, pace: SmShare, chapter: RankTrace) -> None:
+    def __init__(self, number: int, world: VirtualWorld, pace: SmShare, rank_trace: RankTrace) -> None:
         self.number = number
         self.position: Time = 0
         self.queue: deque[tuple[Any, ...]] = deque()
         self.blocked: StreamEvent | CommCall | Stream | None = None
-        self._world, self._pace, self._chapter = world, pace, chapter
+        self._world, self._pace, self._rank_trace = world, pace, rank_trace
         self._version = 0
         self._stretch = 0.0
         self.demand = 1.0
 
     def advance(self) -> None:
-        """Executes what can be executed."""
+        """Execute what can be executed."""
         queue = self.queue
         while queue:
             item = queue.popleft()
@@ -229,7 +229,7 @@ class Stream:
         self.advance()
 
     def tail(self) -> StreamEvent:
-        """The event that all that is now in the queue is done."""
+        """Return the event that all that is now in the queue is done."""
         if self.blocked is None:
             return StreamEvent(self.position)
         if not self.queue or self.queue[-1][0] != RECORD:
@@ -251,11 +251,11 @@ class Stream:
             begin = reached
         if not work:
             self.position = begin
-            self._chapter.ran(self.number, reached, begin, begin, item)
+            self._rank_trace.ran(self.number, reached, begin, begin, item)
             return False
         now = self._world.now()
         if begin < now:
-            raise late(self._chapter.rank, "kernels", begin, now)
+            raise late(self._rank_trace.rank, "kernels", begin, now)
         self._reached, self._begin, self._since, self._left, self._run = reached, begin, begin, work, item
         self.demand = 1 - item[6] / work if item[6] else 1.0
         self._stretch, self._announced = 0.0, False
@@ -274,7 +274,7 @@ class Stream:
             self._world.schedule(self._begin, TIMER, self._pace.share)
 
     def repace(self, stretch: float) -> None:
-        """Goes on with the run under way, ``stretch`` times as long as alone."""
+        """Go on with the run under way, ``stretch`` times as long as alone."""
         if stretch == self._stretch:
             return
         now = self._world.now()
@@ -289,7 +289,7 @@ class Stream:
     def _end_run(self, version: int) -> None:
         if version == self._version:  # Otherwise the pace has changed in between.
             self.position = end = self._world.now()
-            self._chapter.ran(self.number, self._reached, self._begin, end, self._run)
+            self._rank_trace.ran(self.number, self._reached, self._begin, end, self._run)
             self.blocked = None
             self._pace.end(self)
             self.advance()
@@ -300,5 +300,5 @@ class Stream:
 
 
 def late(rank: int, what: str, when: Time, now: Time) -> AssertionError:
-    """The error of a log that breaks Note [Conservative time]: our own bug, not the script's."""
+    """Return the error of a log that breaks Note [Conservative time]: our own bug, not the script's."""
     return AssertionError(f"rank {rank} sent {what} of {when} ps when its clock had been {now} ps or later before")

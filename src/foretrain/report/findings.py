@@ -74,7 +74,7 @@ class SimulationFindings:
     @cached_property
     def path(self) -> CriticalPath | None:
         """The critical path of the last step; None where no activities were kept."""
-        return critical_path(self.done.story.chapters)
+        return critical_path(self.done.trace.rank_traces)
 
     @property
     def tokens_rate(self) -> float | None:
@@ -134,10 +134,10 @@ class SimulationFindings:
 
     def _kernel_times(self, rank: RankForecast) -> dict[str, Time]:
         """Of the last step, from what was kept of it."""
-        chapter = self.done.story.chapters[rank.rank]
-        begin = chapter.steps[-1].begin
+        rank_trace = self.done.trace.rank_traces[rank.rank]
+        begin = rank_trace.steps[-1].begin
         sums: defaultdict[str, Time] = defaultdict(int)
-        for activity in chapter.activities():
+        for activity in rank_trace.activities():
             if activity.kind == "kernel" and activity.end > begin:
                 sums[activity.name] += activity.end - max(activity.start, begin)
         return sums
@@ -202,7 +202,7 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
             }
             for load in found.loads
         ],
-        "schedules": [_schedule(one) for one in found.done.story.schedules if one.plan],
+        "schedules": [_schedule(one) for one in found.done.trace.schedules if one.plan],
         "warnings": dict(forecast.warnings),
         "unknown_operators": list(forecast.unknown),
         "wall": forecast.wall,

@@ -44,12 +44,12 @@ _RANKS_SHOWN = 30
 
 
 def write_trace(
-    story: SimulationTrace, path: str | os.PathLike[str], *, world: int | None = None, device: Device | None = None
+    trace: SimulationTrace, path: str | os.PathLike[str], *, world: int | None = None, device: Device | None = None
 ) -> list[Path]:
     """Writes one file for each live rank, each whole or not at all; compressed where names end in ``.gz``.
 
     Args:
-        story: with activities kept; without any, files hold no kernels.
+        trace: with activities kept; without any, files hold no kernels.
         path: of the file of the only live rank. Of several, rank 3 gets ``name.rank3.json`` for ``name.json``. What
             ends neither in ``.json`` nor ``.json.gz`` is a folder, made where missing, for files that TensorBoard and
             Holistic Trace Analysis find.
@@ -62,10 +62,10 @@ def write_trace(
     Raises:
         ConfigError: a file cannot be written.
     """
-    paths = trace_paths(Path(path), story.chapters)
+    paths = trace_paths(Path(path), trace.rank_traces)
     for rank, target in paths.items():
         target.parent.mkdir(exist_ok=True)
-        data = _document(story.chapters[rank], world or len(story.chapters), device).encode()
+        data = _document(trace.rank_traces[rank], world or len(trace.rank_traces), device).encode()
         # No time of day in the compressed file: the same simulation gives the same bytes.
         write_atomically(target, gzip.compress(data, 6, mtime=0) if target.suffix == ".gz" else data)
     return list(paths.values())
@@ -83,18 +83,18 @@ def trace_paths(path: Path, ranks: Iterable[int]) -> dict[int, Path]:
     return {rank: path.with_name(f"{stem}.rank{rank}{path.name[-len(ending) :]}") for rank in ranks}
 
 
-def _document(chapter: RankTrace, world: int, device: Device | None) -> str:
+def _document(rank_trace: RankTrace, world: int, device: Device | None) -> str:
     """The text of one rank's file, an event a line, with its rank near the top, where tools look for it."""
     head = {
         "schemaVersion": 1,
         "deviceProperties": [_properties(device)] if device else [],
-        "distributedInfo": {"backend": "nccl", "rank": chapter.rank, "world_size": world},
-        "traceName": f"rank {chapter.rank} simulated by foretrain",
+        "distributedInfo": {"backend": "nccl", "rank": rank_trace.rank, "world_size": world},
+        "traceName": f"rank {rank_trace.rank} simulated by foretrain",
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
     }
     lines = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
-    events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _Rank(chapter).events())
+    events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in _Rank(rank_trace).events())
     return "{\n" + ",\n".join([*lines, f'"traceEvents": [\n{events}\n]']) + "\n}\n"
 
 
@@ -141,14 +141,14 @@ class _Launch:
 class _Rank:
     """The events of one rank."""
 
-    def __init__(self, chapter: RankTrace) -> None:
-        self._chapter = chapter
-        self._process = _HOST_PROCESS + chapter.rank
+    def __init__(self, rank_trace: RankTrace) -> None:
+        self._rank_trace = rank_trace
+        self._process = _HOST_PROCESS + rank_trace.rank
         self._groups: dict[tuple[int, ...], int] = {}
 
     def events(self) -> Iterator[dict[str, Any]]:
         """All: names of lanes, then the host, then launches with what they launched."""
-        activities = list(self._chapter.activities())
+        activities = list(self._rank_trace.activities())
         launches = sorted(self._launches(activities), key=lambda launch: (launch.host, launch.begin, launch.stream))
         ranges = [*self._steps(), *(activity for activity in activities if activity.kind == "annotation")]
         threads = sorted({HOST - one.stream for one in ranges} | {0})
@@ -165,14 +165,14 @@ class _Rank:
 
     def _steps(self) -> Iterator[Activity]:
         """A range for each step that was kept, where the host made it, as ``profiler.step()`` marks them."""
-        marks, since = self._chapter.marks, self._chapter.since
-        for step in self._chapter.steps:
+        marks, since = self._rank_trace.marks, self._rank_trace.since
+        for step in self._rank_trace.steps:
             if step.begin >= since and step.number in marks:
                 begin = marks.get(step.number - 1, 0)
                 yield Activity("annotation", HOST, f"ProfilerStep#{step.number}", begin, begin, marks[step.number])
 
     def _stops(self) -> Iterator[dict[str, Any]]:
-        for stop in self._chapter.stops:
+        for stop in self._rank_trace.stops:
             call = _STOPPING.get(stop.question, "cudaStreamSynchronize")
             yield self._on_host("cuda_runtime", call, stop.asked, stop.answered, {})
 
@@ -203,7 +203,7 @@ class _Rank:
         for process, (label, order) in processes.items():
             for kind, args in (
                 ("process_name", {"name": "python"}),
-                ("process_labels", {"labels": f"{label}, rank {self._chapter.rank}"}),
+                ("process_labels", {"labels": f"{label}, rank {self._rank_trace.rank}"}),
                 ("process_sort_index", {"sort_index": order}),
             ):
                 yield kineto_metadata(kind, process, 0, args)

@@ -139,7 +139,7 @@ def show(found: SimulationFindings) -> None:
         console.print(table)
     if len(forecast.ranks) > _MOST_RANKS:
         console.print(f"and {len(forecast.ranks) - _MOST_RANKS} more live ranks, which --json has")
-    for schedule in found.done.story.schedules:
+    for schedule in found.done.trace.schedules:
         console.print(_exchange(schedule))
         if not schedule.settled:
             console.print("[yellow]warning[/]: too few steps for a forecast of this schedule; let the script make more")
@@ -251,11 +251,11 @@ def show_comparison(stock: Simulated, done: Simulated) -> None:
     for name in ("exchange", "iteration", "speed-up", "exposed"):
         table.add_column(name, justify="left" if name == "exchange" else "right")
     before, after = stock.forecast, done.forecast
-    names = ", ".join(str(schedule.plan.schedule) for schedule in done.story.schedules if schedule.plan) or "as before"
+    names = ", ".join(str(schedule.plan.schedule) for schedule in done.trace.schedules if schedule.plan) or "as before"
     for name, found in (("PyTorch's own", before), (names, after)):
         gain = before.iteration_time / found.iteration_time
         table.add_row(name, format_time(found.iteration_time), f"{gain:.2f}×", format_time(found.first.mean("exposed")))
-    for schedule in done.story.schedules:
+    for schedule in done.trace.schedules:
         if schedule.plan:
             best = schedule.plan.bound.time
             table.add_row("T*, what no order beats", format_time(best), f"{before.iteration_time / best:.2f}×", "")

@@ -49,7 +49,7 @@ def timeline(found: SimulationFindings) -> go.Figure | None:
     begin, end = path.begin, path.end
     rows: list[tuple[str, list[Bar]]] = [("<b>critical path</b>", list(_of_path(path)))]
     for rank in found.forecast.ranks[:_RANKS]:
-        rows += _of_rank(found.done.story.chapters[rank.rank], begin, end)
+        rows += _of_rank(found.done.trace.rank_traces[rank.rank], begin, end)
     figure = canvas(_ROW * len(rows) + 120, barmode="overlay", hovermode="closest", bargap=0, dragmode="zoom")
     for kind in _PAINTED:
         bars = [(row, bar) for row, (_, all_bars) in enumerate(rows) for bar in all_bars if bar.kind == kind]
@@ -94,13 +94,13 @@ def _of_path(path: CriticalPath) -> Iterator[Bar]:
     yield from thin(pieces, path.end - path.begin)
 
 
-def _of_rank(chapter: RankTrace, begin: Time, end: Time) -> Iterator[tuple[str, list[Bar]]]:
+def _of_rank(rank_trace: RankTrace, begin: Time, end: Time) -> Iterator[tuple[str, list[Bar]]]:
     """A row for each stream that did anything from ``begin`` to ``end``, and for named ranges of the host."""
     streams: dict[int, list[Bar]] = {}
-    for activity in chapter.activities():
+    for activity in rank_trace.activities():
         if activity.reached < end and activity.end > begin:
             streams.setdefault(activity.stream, []).extend(_bars(activity, begin, end))
-    name = f"<b>rank {chapter.rank}</b> "
+    name = f"<b>rank {rank_trace.rank}</b> "
     for stream, bars in sorted(streams.items(), key=lambda item: (item[0] <= HOST, abs(item[0]))):
         label = f"stream {stream & 0xFFFF}" if stream > HOST else "host" if stream == HOST else "host, behind"
         yield name + label, thin([bar for bar in bars if bar.length > 0], end - begin)

@@ -6,7 +6,7 @@ is what they read again.
 
 # Note [Asynchronous checkpoints]
 A thread that agrees with other ranks on a checkpoint while the script trains does so at another moment in every run,
-and the clock is the rank's: no two forecasts would be alike. And a rank asks the conductor one question at a time, so
+and the clock is the rank's: no two forecasts would be alike. And a rank asks the executor one question at a time, so
 that the threads of two ranks could wait for each other's scripts. So the script's own thread does it, at once. Writing
 takes no virtual time; agreeing takes what its messages take.
 """
@@ -26,7 +26,7 @@ from foretrain.live.device import put
 
 
 def install() -> None:
-    """Lets such plans pass, and saves in the script's thread; not before modules are imported, which takes seconds."""
+    """Let such plans pass, and save in the script's thread; not before modules are imported, which takes seconds."""
     package = "torch.distributed.checkpoint"
     sys.meta_path.insert(
         0, _Finder({f"{package}.default_planner": _spare, f"{package}._async_thread_executor": _save_at_once})
@@ -58,7 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _save_at_once(module: ModuleType) -> None:
-    """See Note [Asynchronous checkpoints]."""
+    """Save in the script's thread; see Note [Asynchronous checkpoints]."""
 
     def execute_save(self: Any, staging_future_or_state_dict: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()

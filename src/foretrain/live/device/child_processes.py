@@ -40,7 +40,7 @@ class WithoutGpu:
         self._target, self._place = target, place
 
     def __call__(self, *args: Any, **named: Any) -> None:
-        """Calls the target, which cannot have a GPU."""
+        """Call the target, which cannot have a GPU."""
         import torch
         import torch.distributed as dist
 
@@ -123,7 +123,7 @@ def install_spawn(settings: RankSettings, rank: int) -> None:
 
 
 def install_data_loader(warn: Callable[[str], None]) -> None:
-    """Warns, once in a process, where batches come from workers."""
+    """Warn, once in a process, where batches come from workers."""
     make, warned = DataLoader._get_iterator, False
 
     def get_iterator(loader: DataLoader[Any]) -> Any:

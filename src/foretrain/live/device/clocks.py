@@ -45,7 +45,7 @@ _WAITING = (
 
 
 def install(host: Callable[[], Time], spend: Callable[[Time], None]) -> None:
-    """Replaces the clocks of module ``time``.
+    """Replace the clocks of module ``time``.
 
     Args:
         host: the rank's clock, ps.
@@ -97,14 +97,14 @@ class _Clock:
         self._own = threading.local()
 
     def read(self) -> Time:
-        """The time, after what it takes to read it."""
+        """Return the time, after what it takes to read it."""
         if not _of_the_script():
             return self._pass(READ)
         self._spend(READ)
         return self._host()
 
     def sleep(self, seconds: float) -> None:
-        """Passes virtual time in the script's thread, real time in others."""
+        """Pass virtual time in the script's thread, real time in others."""
         duration, began = round(seconds * SECOND), self._host()
         if _of_the_script():
             self._yield = min(2 * self._yield, _MOST_YIELD) if began - self._woke < _NOTHING else _YIELD
@@ -116,7 +116,7 @@ class _Clock:
             self._pass(duration if self._host() == began else 0)
 
     def _pass(self, duration: Time) -> Time:
-        """Lets the clock of a thread pass that is not the script's."""
+        """Let the clock of a thread pass that is not the script's."""
         own = self._own
         own.now = max(getattr(own, "now", 0), self._host()) + duration
         return own.now
@@ -136,7 +136,7 @@ def _keep_real() -> None:
 
 
 def _install_datetime(now_ns: Callable[[], int]) -> None:
-    """``datetime.now`` reads the clock in C.
+    """Replace ``datetime.now``, which reads the clock in C.
 
     The class cannot be replaced by another: extensions, e.g. pandas', derive types from it by its layout. And as it is
     a static type that refuses new attributes, they are put into its dictionary.

@@ -29,7 +29,7 @@ _charge: list[Charge] = []
 
 
 def install(device: ModuleType) -> None:
-    """Makes ``torch.compile`` use this backend where it would use Inductor, CUDA graphs included."""
+    """Make ``torch.compile`` use this backend where it would use Inductor, CUDA graphs included."""
     plain = torch.compile
     module_compile = torch.nn.Module.compile
 
@@ -86,7 +86,7 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
 
 
 def _run(graph: fx.GraphModule, device: ModuleType, replayed: bool) -> Callable[..., Any]:
-    """Calls ``graph``, whose launches cost the host as much as one if they are replayed."""
+    """Call ``graph``, whose launches cost the host as much as one if they are replayed."""
 
     def run(*inputs: Any) -> Any:
         launch = device.launch()
@@ -105,7 +105,7 @@ def _run(graph: fx.GraphModule, device: ModuleType, replayed: bool) -> Callable[
 
 
 def fuse(graph: fx.GraphModule, device: ModuleType) -> int:
-    """Brackets every run of fusible operators in ``graph``; returns how many kernels they became."""
+    """Bracket every run of fusible operators in ``graph``; return how many kernels they became."""
     runs = _runs(graph.graph)
     for run in runs:
         moved = boundary(run)
@@ -133,7 +133,7 @@ class _Kernel:
 
 
 def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Maximal runs of two and more fusible operators; views between them belong to them."""
+    """Return maximal runs of two and more fusible operators; views between them belong to them."""
     runs: list[list[fx.Node]] = []
     run: list[fx.Node] = []
     for node in [*graph.nodes, None]:
@@ -147,7 +147,7 @@ def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
 
 
 def _fusible(node: fx.Node) -> bool:
-    """Pointwise operators, reductions and normalisations: what Inductor generates Triton for."""
+    """Return whether Inductor would generate Triton: pointwise operators, reductions and normalisations."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if node.target is torch.ops.aten.scatter.value:  # of a constant into a constant: a comparison, in a loss's gradient
@@ -157,7 +157,7 @@ def _fusible(node: fx.Node) -> bool:
 
 
 def _free(node: fx.Node) -> bool:
-    """Views, and Python's own operators on tuples."""
+    """Return whether the node costs nothing: views, and Python's own operators on tuples."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__name__", "") == "getitem"

@@ -60,7 +60,7 @@ class Properties:
 
 
 def install(device: ModuleType, properties: Properties) -> None:
-    """Makes ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
+    """Make ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
     streams.install(device)
     streams.install_graphs(device)
     install_nvtx(device)
@@ -86,7 +86,7 @@ def properties_of(gpu: Device) -> Properties:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Stands for what nobody calls here."""
+    """Do nothing, in place of functions that are never called here."""
 
 
 def _refuse_several_gpus(*_: Any, **__: Any) -> None:
@@ -97,7 +97,7 @@ def _refuse_several_gpus(*_: Any, **__: Any) -> None:
 
 
 def _runtime(device: ModuleType) -> SimpleNamespace:
-    """The CUDA runtime as ``torch.cuda.cudart()`` shows it; all of it succeeds, and none of it takes time."""
+    """Return the CUDA runtime as ``torch.cuda.cudart()`` shows it; all of it succeeds, and none of it takes time."""
 
     def success(*_: Any) -> int:
         return 0
@@ -122,7 +122,7 @@ class _CudaError(int):
 
 
 def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
-    """The functions of ``torch._C`` that a build with CUDA has."""
+    """Return the functions of ``torch._C`` that a build with CUDA has."""
     arch = f"sm_{properties.major}{properties.minor}"
 
     def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
@@ -229,7 +229,7 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
 
 
 def _printing(device: ModuleType) -> None:
-    """Printing a tensor shows its values, and most here have none."""
+    """Print tensors without values by their shape: printing shows values, and most here have none."""
     import torch._tensor_str
 
     plain = torch._tensor_str._str
@@ -282,7 +282,7 @@ _ABSENT_FUNCTIONS = (
 
 
 def install_nvtx(device: ModuleType) -> None:
-    """Puts functions in place of those that a build without CUDA lacks."""
+    """Put functions in place of those that a build without CUDA lacks."""
     handles = itertools.count(1)
     depth = 0
 
@@ -306,7 +306,7 @@ def install_nvtx(device: ModuleType) -> None:
         pop()
 
     def nothing(*_: Any) -> None:
-        """A mark has no duration."""
+        """Do nothing: a mark has no duration."""
 
     functions = {"rangePushA": push, "rangePop": pop, "rangeStartA": start, "rangeEnd": end, "markA": nothing}
     functions |= {
@@ -317,7 +317,7 @@ def install_nvtx(device: ModuleType) -> None:
 
 
 def install_storages(device: ModuleType) -> None:
-    """Lets storages be made, resized and copied on ``device``, the loaded extension."""
+    """Let storages be made, resized and copied on ``device``, the loaded extension."""
     plain_new, plain_resize, plain_copy = (
         getattr(torch.UntypedStorage, name) for name in ("__new__", "resize_", "copy_")
     )
@@ -331,7 +331,7 @@ def install_storages(device: ModuleType) -> None:
         return torch.tensor(data, dtype=torch.uint8, device=device).untyped_storage()
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        """Sharded training frees parameters with it."""
+        """Resize, as sharded training does to free parameters."""
         if self.device.type != "cuda":
             return plain_resize(self, size)
         device.resize_storage(self, size)

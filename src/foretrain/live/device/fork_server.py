@@ -3,13 +3,13 @@
 Modules of PyTorch that the script will import are imported before the fork, so that ranks share them: FSDP and
 pipelining take half a second each.
 
-# Note [Talk with the zygote]
+# Note [Protocol of the fork server]
 ``python -m foretrain.live.device.fork_server FD`` serves the process that started it over the socket FD, in lines of
 JSON. It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a socket for that rank beside it; it tells
 ``{"building": [done, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
 with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. It leads a process group of its own,
 which holds its ranks, their workers, and compilers. When its socket closes, or who started it dies, it removes the
-folder of the run and ends the group; and the kernel ends a rank when the zygote dies.
+folder of the run and ends the group; and the kernel ends a rank when the fork server dies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STACK = 64 << 20
 
 
 def main(descriptor: int) -> None:
-    """Serves until the socket closes."""
+    """Serve until the socket closes."""
     signal.signal(signal.SIGTERM, lambda *_: _end_group())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides what ends
     _die_with_parent(signal.SIGTERM)
@@ -62,12 +62,12 @@ def main(descriptor: int) -> None:
             _tell(control, failed=str(error))
             return
         _tell(control, ready=True)
-        _Nursery(control, device, settings).serve()
+        _RankForker(control, device, settings).serve()
     _end_group(settings)
 
 
 def _prepare(device: ModuleType, settings: RankSettings) -> None:
-    """Activates the device, and imports what the script will import, so that ranks share it."""
+    """Activate the device, and import what the script will import, so that ranks share it."""
     from foretrain.live.device import rank
 
     rank.activate(device, settings)
@@ -80,7 +80,7 @@ def _prepare(device: ModuleType, settings: RankSettings) -> None:
     gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
 
 
-class _Nursery:
+class _RankForker:
     """Forks ranks and tells of their ends."""
 
     def __init__(self, control: socket.socket, device: ModuleType, settings: RankSettings) -> None:
@@ -119,7 +119,7 @@ class _Nursery:
         _tell(self._control, forked=rank, pid=pid)
 
     def _become(self, rank: int, descriptor: int) -> None:
-        """The rank's whole life; never returns."""
+        """Run the rank from begin to end; never returns."""
         from foretrain.live.device.rank import run
         from foretrain.live.device.script import SimulationEnded
 
@@ -133,7 +133,7 @@ class _Nursery:
             self._control.close()
             status = run(self._device, self._settings, rank, descriptor)
         except SimulationEnded:
-            pass  # the conductor has ended the simulation, and its command says why
+            pass  # the executor has ended the simulation, and its command says why
         except BaseException as error:
             sys.stderr.write(f"foretrain: rank {rank}: {error}\n")
             sys.stderr.flush()
@@ -150,7 +150,7 @@ class _Nursery:
 
 
 def _end_group(settings: RankSettings | None = None) -> None:
-    """Ends everything that was started here, this process included."""
+    """End everything that was started here, this process included."""
     if settings is not None:
         for path in (settings.store, settings.operators):
             if path:
@@ -161,7 +161,7 @@ def _end_group(settings: RankSettings | None = None) -> None:
 
 
 def _deepen_stack() -> None:
-    """Dynamo's tracing of a deep model recurses further than the usual 8 MiB; ranks inherit the limit."""
+    """Raise the stack's limit, which ranks inherit: Dynamo's tracing recurses further than the usual 8 MiB."""
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK if most == resource.RLIM_INFINITY else min(most, _STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
@@ -196,7 +196,7 @@ _ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
 
 
 def preload(settings: RankSettings) -> None:
-    """Imports the modules of PyTorch that the script names; what goes wrong is left to the script to meet."""
+    """Import the modules of PyTorch that the script names; what goes wrong is left to the script to meet."""
     for name in dict.fromkeys([*_ALWAYS, *_torch_imports(_script_source(settings))]):
         with suppress(Exception):
             importlib.import_module(name)

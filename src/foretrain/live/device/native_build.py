@@ -45,7 +45,7 @@ class BuildError(ForetrainError):
 
 
 def load(progress: Progress | None = None) -> ModuleType:
-    """The extension, compiled first if need be.
+    """Return the extension, compiled first if need be.
 
     Raises:
         MissingExtra: PyTorch is not installed.
@@ -62,7 +62,7 @@ def load(progress: Progress | None = None) -> ModuleType:
 
 
 def built(progress: Progress | None = None) -> Path:
-    """The compiled extension's path; compiles it unless it is in the cache."""
+    """Return the compiled extension's path; compile it unless it is in the cache."""
     version = _torch_version()
     name = _fingerprint(version)
     library = _cache() / name / f"{NAME}.so"
@@ -76,7 +76,7 @@ def built(progress: Progress | None = None) -> Path:
 
 
 def compiler() -> list[str]:
-    """The command of the C++ compiler: ``$CXX``, or g++, c++, or clang++.
+    """Return the command of the C++ compiler: ``$CXX``, or g++, c++, or clang++.
 
     Raises:
         BuildError: there is none, or not the one that is asked for.
@@ -107,7 +107,7 @@ def _cache() -> Path:
 
 
 def _writable(name: str) -> Path:
-    """The folder in the cache to compile in, or one of the user's own among temporary files."""
+    """Return the folder in the cache to compile in, or one of the user's own among temporary files."""
     folder = _cache() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def _fingerprint(version: str) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Only one process compiles; the others wait and find it done."""
+    """Let only one process compile; the others wait and find it done."""
     with open(folder / "lock", "w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,7 +165,7 @@ def _compile(folder: Path, library: Path, progress: Progress) -> None:
 
 
 def _objects(base: list[str], scratch: Path, progress: Progress) -> list[Path]:
-    """Compiles all files, as many at a time as there are processors."""
+    """Compile all files, as many at a time as there are processors."""
     files = _files()
     objects = [scratch / f"{path.stem}.o" for path in files]
     progress(0, len(files))

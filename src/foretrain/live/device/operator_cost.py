@@ -45,7 +45,7 @@ _DTYPES = {
 
 
 def share(device: Device) -> None:
-    """Reads the tables that most scripts need of ``device``, so that ranks forked after this share them: 16 MiB."""
+    """Read the tables that most scripts need of ``device``, so that ranks forked after this share them: 16 MiB."""
     model = OperatorModel(device)
     for shape in (Gemm(128, 128, 128), Attention(1, 1, 1, 128, 128, 128)):
         model.estimate(shape)
@@ -100,12 +100,12 @@ class Prices:
         return found
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the different operators that it was asked for, as `foretrain.device.calls` reads them."""
+        """Write the different operators that it was asked for, as `foretrain.device.calls` reads them."""
         calls.dump(self._asked.values(), path)
 
     @property
     def unknown(self) -> list[str]:
-        """Operators that nothing is known of but the bytes of their arguments."""
+        """Return operators that nothing is known of but the bytes of their arguments."""
         return sorted(self._unknown)
 
 
@@ -143,13 +143,13 @@ _LEAST: Final = 1 << 20
 
 
 def host_bandwidth() -> float:
-    """Bytes/s for the threads that the rank is given; torchrun gives one where there are several ranks."""
+    """Return bytes/s for the rank's threads; torchrun gives one where there are several ranks."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return min(RANK_BANDWIDTH, int(threads) * THREAD_BANDWIDTH) if threads.isdecimal() else RANK_BANDWIDTH
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a distributed tensor, or a tensor that is none."""
+    """Return this rank's part of a distributed tensor, or a tensor that is none."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
@@ -167,7 +167,7 @@ class HostOptimizerStep:
         self._warned = False
 
     def begin(self, parameters: Iterable[torch.Tensor]) -> None:
-        """The step of an optimizer of ``parameters`` begins."""
+        """Begin the step of an optimizer of ``parameters``."""
         if self._traffic is not None:  # The step before has failed, and the script goes on.
             self._traffic.bytes = 0
         elif sum(tensor.nbytes for tensor in parameters if tensor.device.type == "cpu") >= _LEAST:

@@ -29,7 +29,7 @@ last in the variant that writes to tensors whose sizes nobody infers."""
 
 
 def cuda_operators() -> list[str]:
-    """Names with overload, e.g. ``"add.Tensor"``, of namespace ``aten``."""
+    """Return names with overload, e.g. ``"add.Tensor"``, of namespace ``aten``."""
     entries = dict(_entries(_native_functions()))
     names = [
         name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NOTHING)[0])
@@ -66,13 +66,13 @@ def _native_functions() -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Each function's name and all that is said of it."""
+    """Yield each function's name and its whole entry."""
     for block in text.split("\n- func: ")[1:]:
         yield block.split("(", 1)[0], block
 
 
 def _entries(text: str) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
-    """Each function's name, the dispatch keys of its kernels, and the function it delegates to.
+    """Yield each function's name, the dispatch keys of its kernels, and the function it delegates to.
 
     PyTorch does not come with a YAML parser, and three kinds of lines tell all.
     """
@@ -95,7 +95,7 @@ Tensor = torch.Tensor
 
 
 def install_shapes() -> torch.library.Library:
-    """Registers them; they live as long as what is returned."""
+    """Register them; they live as long as what is returned."""
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name, shape in _SHAPES.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
@@ -167,7 +167,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
 
 
 def install_flex() -> None:
-    """Registers the operators' kernels for CUDA. Imports little, but late: most scripts do not use them."""
+    """Register the operators' kernels for CUDA. Imports little, but late: most scripts do not use them."""
     from torch._C import DispatchKey
     from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 
@@ -247,6 +247,6 @@ def _half(tensor: torch.Tensor) -> bool:
 
 
 def _like(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Empty, of ``shape``, with its dimensions in the order in memory that ``tensor`` has."""
+    """Return an empty tensor of ``shape``, with its dimensions in memory in the order of ``tensor``'s."""
     order = sorted(range(len(shape)), key=lambda dim: (tensor.stride(dim), -dim), reverse=True)
     return tensor.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(shape))])

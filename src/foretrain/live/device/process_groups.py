@@ -26,7 +26,7 @@ from foretrain.live.device import put
 
 
 def install(device: ModuleType, store: Callable[[], Store]) -> None:
-    """Puts simulated process groups in place of NCCL's and Gloo's.
+    """Put simulated process groups in place of NCCL's and Gloo's.
 
     Args:
         device: the loaded extension.
@@ -43,7 +43,7 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
 
 
 def expect(world: int, rank: int) -> None:
-    """Refuses a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process."""
+    """Refuse a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process."""
     helper = distributed_c10d._new_process_group_helper
 
     def make(group_size: int, group_rank: int, *rest: Any, **named: Any) -> Any:
@@ -130,7 +130,7 @@ def _ranks(options: Any, size: int) -> list[int]:
 
 
 def _install_rendezvous(store: Callable[[], Store]) -> None:
-    """Ranks meet in the run's own store; see Note [Stores] in `foretrain.live.device.process_groups`."""
+    """Make ranks meet in the run's own store; see Note [Stores]."""
     # `torch.distributed.rendezvous` is the function, which hides the module of the same name.
     rendezvous = sys.modules["torch.distributed.rendezvous"]
     put(rendezvous, TCPStore=lambda *_, **__: store(), _create_c10d_store=lambda *_, **__: store())
@@ -155,7 +155,7 @@ def hidden_siblings(world: int) -> str | None:
 
 
 def _install_families(device: ModuleType) -> None:
-    """Tells of every group that a script makes, its own or not: they say which ranks are alike."""
+    """Tell of every group that a script makes, its own or not: they say which ranks are alike."""
     families = _Families(device.announce_group)
     helper = distributed_c10d._new_process_group_helper
 
@@ -193,7 +193,7 @@ def _install_families(device: ModuleType) -> None:
 
 
 def _install_objects() -> None:
-    """Objects of a root that is not executed are those of the rank that stands for it, which any may be."""
+    """Give objects of a root that is not executed as those of the rank that stands for it."""
     plain, plain_scatter = dist.broadcast_object_list, dist.scatter_object_list
 
     def broadcast_object_list(
@@ -260,7 +260,7 @@ _REMEDY: Final = (
 
 
 def shared_store(path: str, folded: bool) -> FileStore:
-    """The store that all live ranks of a run share."""
+    """Return the store that all live ranks of a run share."""
     return _ImpatientFileStore(path, -1) if folded else FileStore(path, -1)
 
 
@@ -275,7 +275,7 @@ class _ImpatientFileStore(FileStore):
         super().set_timeout(STORE_TIMEOUT)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Process groups set theirs, of many minutes."""
+        """Ignore the timeouts that process groups set, of many minutes."""
 
 
 class _ImpatientTCPStore(TCPStore):
@@ -293,7 +293,7 @@ class _ImpatientTCPStore(TCPStore):
 
 
 def explain_store_timeout(error: BaseException) -> None:
-    """Adds to an error of a folded run what may be behind it, if a store is."""
+    """Add to an error of a folded run what may be behind it, if a store is."""
     text = str(error)
     if isinstance(error, RuntimeError) and ("Timeout waiting for key" in text or "ait timeout" in text):
         error.add_note(_REMEDY)

@@ -56,7 +56,7 @@ class Launched(NamedTuple):
 def virtual(
     text: str, clock: Callable[[int], int], launches: Sequence[Launched], numbers: Mapping[int, int], *, hosts: bool
 ) -> str:
-    """The trace ``text`` with other times, since the rank began, and what the GPU ran.
+    """Return the trace ``text`` with other times, since the rank began, and what the GPU ran.
 
     Args:
         text: JSON, as PyTorch's profiler writes it; its times are of the real clock.
@@ -103,13 +103,13 @@ class _Number(float):
 
 
 def _nanoseconds(microseconds: float) -> int:
-    """Exactly; of a number of the trace."""
+    """Convert a number of the trace exactly."""
     text = microseconds.text if isinstance(microseconds, _Number) else str(microseconds)
     return int(Decimal(text) * 1000)
 
 
 def _launch(one: Launched, number: int, function: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The call of CUDA's runtime, the kernel, and the arrow from one to the other."""
+    """Return the call of CUDA's runtime, the kernel, and the arrow from one to the other."""
     process, thread = function.get("pid", 0), function.get("tid", 0)
     ids = {"External id": number, "correlation": one.number}
     yield kineto_event("cuda_runtime", one.call, process, thread, one.asked, one.launched, ids)
@@ -162,7 +162,7 @@ _NAMES = {
 
 
 def kernel_of(operation: str) -> str:
-    """The kernel that NCCL runs for ``operation``, one of `foretrain.live.event_log.OPERATIONS` or a message."""
+    """Return the kernel that NCCL runs for ``operation``, one of `foretrain.live.event_log.OPERATIONS` or a message."""
     return f"ncclDevKernel_{_KERNELS.get(operation, 'SendRecv')}"
 
 

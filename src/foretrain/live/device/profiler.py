@@ -82,7 +82,7 @@ def _on_the_host(activities: set[ProfilerActivity]) -> set[ProfilerActivity]:
 
 
 def _named(launches: Iterable[tuple[Any, ...]], cost: Time) -> Iterable[Launched]:
-    """Launches as CUDA's tools call them; messages that proceed together are one kernel."""
+    """Yield launches named as in CUDA's tools; messages that proceed together are one kernel."""
     batch: tuple[int, Time] | None = None
     for number, (name, stream, host, begin, end, size, function) in enumerate(launches, _FIRST):
         if name in ("nccl:send", "nccl:recv"):
@@ -94,7 +94,7 @@ def _named(launches: Iterable[tuple[Any, ...]], cost: Time) -> Iterable[Launched
 
 
 def _titles(name: str) -> tuple[str, str, str]:
-    """Category, call of CUDA's runtime, and kernel."""
+    """Return category, call of CUDA's runtime, and kernel."""
     if name.startswith("nccl:"):
         return "kernel", "cudaLaunchKernelExC", profiled_trace.kernel_of(name.removeprefix("nccl:"))
     if name.startswith(("Memcpy", "Memset")):
@@ -134,7 +134,7 @@ class ProfilerResult:
         return getattr(self._real, name)
 
     def events(self) -> list[Any]:
-        """All, those of the host first; ns of the rank's clock."""
+        """Return all events, those of the host first; ns of the rank's clock."""
         return self._events
 
     def trace_start_ns(self) -> int:
@@ -142,7 +142,7 @@ class ProfilerResult:
         return self._began // NANOSECOND
 
     def save(self, path: str) -> None:
-        """Writes the trace for Chrome and its like."""
+        """Write the trace for Chrome and similar viewers."""
         self._real.save(path)
         file = Path(path)
         text = profiled_trace.virtual(
@@ -204,11 +204,11 @@ class HostEvent:
         return getattr(self._event, name)
 
     def start_ns(self) -> int:
-        """ns since the rank began."""
+        """Return ns since the rank began."""
         return self._start
 
     def end_ns(self) -> int:
-        """ns since the rank began."""
+        """Return ns since the rank began."""
         return self._end
 
     def duration_ns(self) -> int:

@@ -41,7 +41,7 @@ from foretrain.live.device import (
 from foretrain.live.device.operator_cost import HostOptimizerStep, local_part
 from foretrain.live.device.settings import RankSettings
 
-_PATIENCE = 20_000
+_MOST_READS = 20_000
 """Values that are not real which a script may read at one place before it is taken to wait for one of them."""
 _STEPS_READ = 1_000
 """Steps in which a script without --steps may do so before it is told that such a value may never end it."""
@@ -56,7 +56,7 @@ _kept: list[object] = []
 
 
 def activate(device: ModuleType, settings: RankSettings) -> None:
-    """Makes PyTorch believe in the device; once per process, before it forks."""
+    """Make PyTorch believe in the device; once per process, before it forks."""
     gpu, _ = settings.measured()
     own = set(device.native_operators())
     device.install([name for name in operators.cuda_operators() if name not in own], *operators.checked_operators())
@@ -78,10 +78,10 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
 
 
 def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> int:
-    """Runs the script as ``rank``, talking to the conductor over ``socket``; returns the exit status.
+    """Run the script as ``rank``, with the executor at the other end of ``socket``; return the exit status.
 
     Raises:
-        Refused: the conductor has ended the simulation.
+        SimulationEnded: the executor has ended the simulation.
     """
     os.environ.update(settings.environment(rank))
     os.register_at_fork(after_in_child=lambda: _leave_log(device, socket))
@@ -123,7 +123,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
 
 
 def _as_on_a_cpu() -> None:
-    """Optimizers go from parameter to parameter there, and join them in lists only on GPUs."""
+    """Make optimizers go from parameter to parameter, as on CPUs; they join them in lists only on GPUs."""
     # No attribute of torch.optim leads to the second.
     for module in (_foreach_utils, sys.modules["torch.optim.optimizer"]):
         put(module, _get_foreach_kernels_supported_devices=lambda: [])
@@ -226,7 +226,7 @@ class _Steps:
 
 
 def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
-    """This rank's part of an optimizer's state."""
+    """Yield this rank's part of an optimizer's state."""
     for values in state.values():
         for value in values.values():
             if isinstance(value, torch.Tensor):
@@ -247,7 +247,7 @@ class _Watchdog:
         self._steps_read: Counter[Place] = Counter()
 
     def step(self) -> None:
-        """The script has got on, so it does not wait."""
+        """Count a step: the script goes on, so it does not wait."""
         for place in self._reads if self._settings.steps is None else ():
             self._steps_read[place] += 1
             if self._steps_read[place] == _STEPS_READ:
@@ -263,7 +263,7 @@ class _Watchdog:
             self._warned.add(place)
             text = f"{where} reads {what}, which no GPU has computed: it is made up, and what follows from it as well"
             self._device.note(self._device.WARNING, 0, 0, text.encode())
-        if count == _PATIENCE:
+        if count == _MOST_READS:
             raise RuntimeError(
                 f"{where} has read {what} {count:,} times. Values on the simulated GPU are not real, so a loop that"
                 f" waits for one of them never ends; bound it, or read a value that the host computes"
@@ -280,7 +280,7 @@ class _Watchdog:
 
 
 def _leave_log(device: ModuleType, socket: int) -> None:
-    """A child of the rank, e.g. a DataLoader's worker, has no GPU and no say in the rank's time."""
+    """Disconnect a child of the rank, e.g. a DataLoader's worker, from the log: it has no GPU and no clock."""
     device.connect(-1)
     try:
         os.close(socket)
@@ -298,7 +298,7 @@ def _out_of_memory(error: BaseException | None) -> str | None:
 
 
 def _note_memory(device: ModuleType, failure: str | None) -> None:
-    """The last note: what the rank needed on the GPU where it needed most, and why it was not enough if it was not."""
+    """Write the last note: the rank's peak memory on its fullest GPU, and why it was too little if it was."""
     needs = [device.memory_needed(index) for index in range(device.device_count())]
     most = max(needs, key=lambda need: (need["reserved"], need["allocated"]))
     device.note(device.MEMORY, 0, 0, json.dumps(most | {"out_of_memory": failure}).encode())

@@ -39,10 +39,10 @@ class SimulationEnded(Exception):
 
 
 def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
-    """Runs the script and what it has left to the interpreter's end; returns the exit status, and why it failed.
+    """Run the script and what it has left to the interpreter's end; return the exit status, and why it failed.
 
     Raises:
-        Refused: the conductor has ended the simulation.
+        SimulationEnded: the executor has ended the simulation.
     """
     status, threads, failure = 0, True, None
     try:
@@ -85,7 +85,7 @@ def _end(threads: bool) -> None:
 
 
 def _tell(error: BaseException, settings: RankSettings, rank: int) -> None:
-    """The traceback on stderr, in one piece; once, where several ranks fail alike."""
+    """Print the traceback on stderr, in one piece; once, where several ranks fail alike."""
     told = traceback.TracebackException.from_exception(error)
     _without_ours(told)
     text = "".join(told.format())
@@ -109,7 +109,7 @@ def first_to_say(text: str, settings: RankSettings) -> bool:
 
 
 def _without_ours(told: traceback.TracebackException | None) -> None:
-    """Takes out the frames that led to the script, and those of the simulated GPU that it called."""
+    """Take out the frames that led to the script, and those of the simulated GPU that it called."""
     if told is None:
         return
     kept = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
@@ -128,7 +128,7 @@ def _tell_place(error: BaseException, rank: int) -> None:
 
 
 def script_frame() -> FrameType | None:
-    """The innermost frame that is neither PyTorch's nor ours."""
+    """Return the innermost frame that is neither PyTorch's nor ours."""
     return next((frame for frame in _frames() if not frame.f_code.co_filename.startswith((_LIBRARY, *_OURS))), None)
 
 

@@ -68,7 +68,7 @@ class RankSettings:
         return RankSettings(**fields | {"script": tuple(fields["script"])})
 
     def measured(self) -> tuple[Device, Calibration | None]:
-        """The device, and what was measured on it.
+        """Return the device, and what was measured on it.
 
         Raises:
             ConfigError: there is no such device, or the calibration is none.
@@ -78,7 +78,7 @@ class RankSettings:
         return (device if self.memory is None else replace(device, memory=self.memory)), calibration
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The variables that torchrun sets for ``rank``, on this many servers."""
+        """Return the variables that torchrun sets for ``rank``, on this many servers."""
         node, local = divmod(rank, self.gpus)
         here = min(self.gpus, self.world - node * self.gpus)
         return {

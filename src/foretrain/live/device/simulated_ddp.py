@@ -44,7 +44,7 @@ from foretrain.units import MILLISECOND, Time
 
 
 class SimulatedParallel(ScheduledDataParallel):
-    """A DistributedDataParallel whose gradients the conductor's policy exchanges where that is possible."""
+    """A DistributedDataParallel whose gradients the executor's policy exchanges where that is possible."""
 
     def _attach(self, optimizers: tuple[Optimizer, ...]) -> None:
         taking = cast("SimulatedTakeover", self.takeover)
@@ -76,11 +76,11 @@ class SimulatedTakeover(DdpPatch):
         self.device, self.launch = device, launch
 
     def recorded(self, wrapper: ScheduledDataParallel) -> ModelRecord:
-        """A record whose words go to the conductor."""
+        """Return a record whose words go to the executor."""
         return _Record(wrapper, self)
 
     def warn(self, text: str) -> None:
-        """Tells the user, as a warning of the forecast."""
+        """Tell the user, as a warning of the forecast."""
         self.device.note(self.device.WARNING, 0, 0, text.encode())
 
     def plan(self, wrapper: ScheduledDataParallel, reason: str | None) -> AgreedPlan:
@@ -132,12 +132,12 @@ class LoggedExchange:
         self._views, self._wire = views, wire
 
     def open(self, step: int, again: bool) -> None:
-        """A round begins: not before all of the last is back."""
+        """Begin a round, not before all gradients of the last are back."""
         self._updates.wait_all()
         self._device.begin(self._number)
 
     def ready(self, task: int, used: bool) -> None:
-        """``task`` may be sent; where it is sent as another type, once that is made."""
+        """Allow ``task`` to be sent; where it is sent as another type, once that is made."""
         if self._wire is not None:
             self._views[task].to(self._wire)
         self._updates.promised(task, self._device.ready(self._number, task), used)
@@ -158,7 +158,7 @@ class LoggedRuntime:
     updates: SimulatedUpdates
 
     def close(self, reason: str | None = None) -> None:
-        """Lets go of parameters and gradients."""
+        """Let go of parameters and gradients."""
         self.scheduled.close()
         self.updates.unblock()
 
@@ -189,7 +189,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         compression: Compression | None,
         launch: Time,
     ) -> None:
-        # Its step is the forecast's to measure, and who is lost the conductor's to see: options for both are not used.
+        # Its step is the forecast's to measure, and who is lost the executor's to see: options for both are not used.
         super().__init__(
             model,
             group,
@@ -212,7 +212,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
     # ── from the optimizers ──
 
     def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
-        """Launches a step's updates each behind its gradients; False where the step must be done as a whole."""
+        """Launch a step's updates each behind its gradients; False where the step must be done as a whole."""
         if self._machinery is None or self._barrier:
             self.gather()
             return False
@@ -231,7 +231,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         return deferred
 
     def _tell_of_barrier(self) -> None:
-        """Warns, once, that this policy cannot do here what it is for."""
+        """Warn, once, that this policy cannot do here what it is for."""
         if not self._told:
             self._told = True
             text = (
@@ -248,7 +248,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
             self._began.record()
 
     def stepped(self, took: Time) -> None:
-        """A whole step was launched; how long it takes is asked of the device, as the host only launches it."""
+        """Ask the device how long the launched step takes, as the host only launches it."""
         if self._machinery is None and self._began is not None:
             ended = torch.cuda.Event(enable_timing=True)
             ended.record()

@@ -66,10 +66,10 @@ class SimulatedUpdates:
         self.by_id = {id(parameter): view for parameter, view in zip(parameters, views, strict=True)}
 
     def sent(self, task: int) -> None:
-        """`promised` says it."""
+        """Do nothing: `promised` announces the sum."""
 
     def promised(self, task: int, event: int, used: bool) -> None:
-        """The sum of ``task`` is there when ``event`` happens; ``used`` if this rank has a part in it."""
+        """Expect the sum of ``task`` when ``event`` happens; ``used`` if this rank has a part in it."""
         self._marks[task], self._used[task] = Mark(event, self._device.forget), used
 
     def was_used(self, task: int) -> bool:
@@ -77,7 +77,7 @@ class SimulatedUpdates:
         return self._used[task]
 
     def want(self, update: Update) -> None:
-        """Launches ``update``, task by task, behind their sums and all that was launched before step()."""
+        """Launch ``update``, task by task, behind their sums and all that was launched before step()."""
         device = self._device
         asked = Mark(device.record(), device.forget)
         self._home = torch.cuda.current_stream()
@@ -91,23 +91,23 @@ class SimulatedUpdates:
             device.set_launch(self._launch)
 
     def wait(self, key: int) -> None:
-        """The current stream may use the parameter with id ``key`` from here on."""
+        """Make the current stream wait until it may use the parameter with id ``key``."""
         task = self._task_of[key]
         self._acquire((task,))
         if torch.cuda.current_stream() == self._home:
             access_guards.pending_updates.pop(key, None)
 
     def wait_free(self, task: int) -> None:
-        """The current stream may write the buffer of ``task`` from here on."""
+        """Make the current stream wait until it may write the buffer of ``task``."""
         self._acquire((task,))
 
     def wait_all(self) -> None:
-        """The current stream may use all sums and parameters from here on."""
+        """Make the current stream wait until it may use all sums and parameters."""
         self._acquire(range(len(self._marks)))
         self.unblock()
 
     def wait_wanted(self) -> None:
-        """The same."""
+        """Wait as `wait_all` if any parameter has a pending update."""
         if any(id(parameter) in access_guards.pending_updates for parameter in self._parameters):
             self.wait_all()
 

@@ -28,7 +28,7 @@ from foretrain.live.device import put
 
 
 def install(device: ModuleType) -> None:
-    """Puts the classes in place of the placeholders, and the functions that return streams."""
+    """Put the classes in place of the placeholders, and the functions that return streams."""
 
     def index(of: Any = None) -> int:
         if of is None:
@@ -116,7 +116,7 @@ def install(device: ModuleType) -> None:
             super().wait(current_stream() if stream is None else stream)
 
         def elapsed_time(self, end_event: Any) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
-            """ms from this event to ``end_event``; ValueError unless both were made with ``enable_timing``."""
+            """Return ms from this event to ``end_event``; ValueError unless both were made with ``enable_timing``."""
             if not (self._tells and getattr(end_event, "_tells", True)):
                 raise ValueError("Both events must be created with argument 'enable_timing=True'.")
             return device.elapsed(self.event_id, end_event.event_id)
@@ -157,7 +157,7 @@ def after_replays(what: object, call: Callable[[], None]) -> bool:
 
 
 def install_graphs(device: ModuleType) -> None:
-    """Puts a class in place of the placeholder that ``torch.cuda.CUDAGraph`` derives from."""
+    """Put a class in place of the placeholder that ``torch.cuda.CUDAGraph`` derives from."""
     pools = itertools.count(1)
 
     def pool_handle() -> tuple[int, int]:
@@ -181,7 +181,7 @@ def install_graphs(device: ModuleType) -> None:
             self._calls = tuple(_after_replay.values())
 
         def instantiate(self) -> None:
-            """Takes no virtual time."""
+            """Take no virtual time."""
 
         def replay(self) -> None:
             if self._captured is None:
@@ -197,7 +197,7 @@ def install_graphs(device: ModuleType) -> None:
             return self._pool
 
         def register_generator_state(self, generator: torch.Generator) -> None:
-            """Random numbers are not drawn."""
+            """Do nothing: random numbers are not drawn."""
 
         def enable_debug_mode(self) -> None:
             """Do nothing: there is nothing to dump."""
