@@ -301,7 +301,7 @@ def _deliver(executor, playing, rank, asking):
     if asks:
         asking.add(rank.number)
     for frame in frames(bytearray(data)):
-        executor.hear(rank.number, frame)
+        executor.receive(rank.number, frame)
 
 
 def _whole(program, rank):

@@ -94,7 +94,7 @@ def test_script_that_is_started_again_is_told_so(tmp_path: Path) -> None:
         ("dgx-h100:1", ("--nproc", 4), "nproc: 4 is not the cluster's 8 GPUs"),
         ("dgx-h100:1", ("--live", 9), "live: 9 is not a number of ranks among 8"),
         ("dgx-h100:1", ("--live", "some"), "live: 'some' is neither auto, all nor a number"),
-        ("dgx-h100:1", ("--steps", 0), "steps: 0 is no number of steps"),
+        ("dgx-h100:1", ("--steps", 0), "steps: 0 is not a positive number of steps"),
         ("star:4@100Gbps", (), "does not say which GPUs it has"),
         ("dgx-h100:2,ranks=0-3+8-15", (), "torchrun fills servers alike"),
     ],

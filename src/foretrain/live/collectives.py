@@ -22,7 +22,7 @@ ROOTED: Final = (OPERATIONS.index("broadcast"), OPERATIONS.index("scatter"))
 """Operations to which only the root contributes."""
 
 
-class Group:
+class CommGroup:
     """A process group, the same object for all its ranks.
 
     Attributes:
@@ -133,7 +133,7 @@ class Collective:
         parts: by world rank; in the group's order once it is complete.
     """
 
-    def __init__(self, starts: CommLaunches, group: Group, number: int) -> None:
+    def __init__(self, starts: CommLaunches, group: CommGroup, number: int) -> None:
         self.group, self.number = group, number
         self.parts: dict[int, CollectiveCall] = {}
         self._splits: dict[int, tuple[int, ...]] = {}

@@ -136,7 +136,7 @@ class RoutedCluster:
         flows = len(layout.source)
         groups = groups[: max(1, _MOST_FLOWS // max(flows, 1))]
         paths = self._routed(layout, groups, proxied)
-        near = _comm_key(paths, flows, len(groups), len(self.capacity))
+        near = _contending(paths, flows, len(groups), len(self.capacity))
         kept = (near[:, None] * flows + np.arange(flows)).reshape(-1)
         mine = paths.gather(kept)
         hops = np.repeat(np.arange(len(mine)), np.diff(mine.first))
@@ -297,7 +297,7 @@ def _joined_steps(program: Program) -> Program:
     )
 
 
-def _comm_key(paths: Paths, flows: int, groups: int, links: int) -> NDArray[np.int64]:
+def _contending(paths: Paths, flows: int, groups: int, links: int) -> NDArray[np.int64]:
     """Which groups, of so many flows each, contend with the first: by links in common, or through others that do."""
     owner = np.repeat(np.arange(groups), np.diff(paths.first[:: max(flows, 1)])) if flows else np.zeros(0, np.int64)
     met = np.zeros(groups, np.bool_)

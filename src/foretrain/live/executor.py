@@ -1,8 +1,8 @@
 """Executor of the ranks' logs: reads what they send, advances virtual time as far as it may, and answers.
 
 See Note [Conservative time] in `foretrain.live`. What happens at one instant does not depend on the order in which
-frames came: streams and events only ever take the latest of times, which is the same in every order, and what order
-could tell, starts and queries, waits for the end of the instant and is taken together
+frames came: streams and events only ever take the latest of times, which is the same in every order; starts and
+queries, which order could influence, wait for the end of the instant and are taken together
 (Note [Starts of one instant] in `foretrain.live.comm_launch`).
 """
 
@@ -65,17 +65,17 @@ class LiveRank:
 
     Attributes:
         clock: the least that its host's clock can be.
-        question: what it has stopped for; None if it runs.
+        query: what it has stopped for; None if it runs.
         left: whether it has ended as it should.
-        polling_since: since when, by its clock, it has only polled for an event of unknown time; None if it does not poll.
+        polling_since: since when, by its clock, it has only polled for an event of unknown time; None if it has not.
     """
 
-    __slots__ = ("clock", "gpu", "left", "number", "polling_since", "question")
+    __slots__ = ("clock", "gpu", "left", "number", "polling_since", "query")
 
     def __init__(self, number: int, gpu: SimulatedGpu) -> None:
         self.number, self.gpu = number, gpu
         self.clock: Time = 0
-        self.question: HostQuery | None = None
+        self.query: HostQuery | None = None
         self.left = False
         self.polling_since: Time | None = None
 
@@ -118,7 +118,7 @@ class Executor:
         """Return whether all ranks have left."""
         return all(rank.left for rank in self._ranks.values())
 
-    def hear(self, number: int, frame: Frame) -> None:
+    def receive(self, number: int, frame: Frame) -> None:
         """Take what a rank has sent.
 
         Raises:
@@ -137,10 +137,10 @@ class Executor:
         if entry.code == LEAVE:
             rank.left = True
             self._trace.rank_traces[number].status = entry.a
-        rank.question = question = HostQuery(rank.gpu, entry, partial(self._reply, rank))
-        question.put()
-        if rank.question is question and question.queries:
-            self._deferred.at(question)
+        rank.query = query = HostQuery(rank.gpu, entry, partial(self._reply, rank))
+        query.put()
+        if rank.query is query and query.queries:
+            self._deferred.at(query)
 
     def advance(self) -> None:
         """Let time advance as far as it may, until a rank runs on.
@@ -185,8 +185,8 @@ class Executor:
     def refuse(self, text: str) -> None:
         """Answer all that have stopped with an error."""
         for rank in self._ranks.values():
-            if rank.question is not None:
-                rank.question = None
+            if rank.query is not None:
+                rank.query = None
                 self._send(rank.number, answer(rank.clock, payload=text.encode(), failed=True))
 
     def _ended_on_purpose(self, rank: int) -> bool:
@@ -202,28 +202,28 @@ class Executor:
         raise StallError(what, [*self._waits(), *self._registry.schedules.waiting()])
 
     def _running(self) -> list[LiveRank]:
-        return [rank for rank in self._ranks.values() if rank.question is None and not rank.left]
+        return [rank for rank in self._ranks.values() if rank.query is None and not rank.left]
 
     def _reply(self, rank: LiveRank, time: Time, data: bytes) -> None:
-        question = rank.question
-        assert question is not None
-        self._check_patience(rank, question)
-        rank.question = None
-        self._trace.rank_traces[rank.number].stopped(question.code, question.host, time)
+        query = rank.query
+        assert query is not None
+        self._check_polling(rank, query)
+        rank.query = None
+        self._trace.rank_traces[rank.number].stopped(query.code, query.host, time)
         rank.clock = time
         if not rank.left:
             self._world.hold(time)
         self._send(rank.number, data)
 
-    def _check_patience(self, rank: LiveRank, question: HostQuery) -> None:
+    def _check_polling(self, rank: LiveRank, query: HostQuery) -> None:
         """Raise if ``rank`` polls what never happens: all others have come as far as they can when it is told no."""
-        if not question.queries or question.known():
+        if not query.queries or query.known():
             rank.polling_since = None
             return
         self._check_folding()
         if rank.polling_since is None:
-            rank.polling_since = question.host
-        elif question.host - rank.polling_since > _POLLING_LIMIT:
+            rank.polling_since = query.host
+        elif query.host - rank.polling_since > _POLLING_LIMIT:
             self._stall(f"rank {rank.number} has asked its GPU for a day if it is done, and nothing more can happen:")
 
     def _waits(self, lacking: int | None = None) -> list[str]:
@@ -231,10 +231,10 @@ class Executor:
         waits: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for rank in self._ranks.values():
             found = [(f"in {call}", tuple(call.missing())) for call in rank.gpu.calls()]
-            question = rank.question
-            if question is not None and question.comm is not None:
-                found.append((f"for the values of {question.comm}", tuple(question.comm.unposted())))
-            elif question is not None and not found:
+            query = rank.query
+            if query is not None and query.comm is not None:
+                found.append((f"for the values of {query.comm}", tuple(query.comm.unposted())))
+            elif query is not None and not found:
                 found.append(("for an answer", ()))
             for wait in found:
                 if lacking is None or lacking in wait[1]:
@@ -321,15 +321,15 @@ def _serve(executor: Executor, sockets: Mapping[int, socket.socket], waiting: Wa
             if not ready:
                 waiting(executor.running(), time.monotonic() - heard)
                 continue
-            gone = _hear(executor, selector, ready)
+            gone = _receive(executor, selector, ready)
             if gone:
-                _hear_others(executor, selector, gone)
+                _receive_from_others(executor, selector, gone)
                 executor.lost(min(gone))
             executor.advance()
             heard = time.monotonic()
 
 
-def _hear(executor: Executor, selector: selectors.BaseSelector, ready: list[Any]) -> set[int]:
+def _receive(executor: Executor, selector: selectors.BaseSelector, ready: list[Any]) -> set[int]:
     """Read what has arrived; return the ranks that are gone without having left."""
     gone = set()
     for key, _ in ready:
@@ -337,7 +337,7 @@ def _hear(executor: Executor, selector: selectors.BaseSelector, ready: list[Any]
         data = _read(end)
         buffer += data
         for frame in frames(buffer):
-            executor.hear(rank, frame)
+            executor.receive(rank, frame)
         if not data:
             selector.unregister(end)
             if not executor.has_left(rank):
@@ -345,11 +345,11 @@ def _hear(executor: Executor, selector: selectors.BaseSelector, ready: list[Any]
     return gone
 
 
-def _hear_others(executor: Executor, selector: selectors.BaseSelector, gone: set[int]) -> None:
+def _receive_from_others(executor: Executor, selector: selectors.BaseSelector, gone: set[int]) -> None:
     """Let the others run until they stand still, so that it is known who waits for those who are gone."""
     until = time.monotonic() + _LAST_WORDS
     while set(executor.running()) - gone and time.monotonic() < until:
-        gone |= _hear(executor, selector, selector.select(_LAST_WORDS / 10))
+        gone |= _receive(executor, selector, selector.select(_LAST_WORDS / 10))
 
 
 def _read(end: socket.socket) -> bytes:

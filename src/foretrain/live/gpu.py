@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from foretrain.live.collectives import Collective, CollectiveCall, Group, RankHandle
+from foretrain.live.collectives import Collective, CollectiveCall, CommGroup, RankHandle
 from foretrain.live.comm_launch import CommLaunches, CommTraffic
 from foretrain.live.event_log import (
     BEGIN,
@@ -61,13 +61,13 @@ class CommRegistry:
         self.schedules = GradientSchedules(self.starts, traffic, folding)
         self._folding, self._traffic = folding, traffic
         self._learnt: set[tuple[tuple[int, ...], int]] = set()
-        self._groups: dict[tuple[tuple[int, ...], int], Group] = {}
+        self._groups: dict[tuple[tuple[int, ...], int], CommGroup] = {}
 
-    def group(self, members: tuple[int, ...], copy: int, family: int) -> Group:
+    def group(self, members: tuple[int, ...], copy: int, family: int) -> CommGroup:
         """Return the group of ``members``: the ``copy``-th that a rank makes of them is that of the other ranks."""
         group = self._groups.get((members, copy))
         if group is None:
-            group = self._groups[members, copy] = Group(members, family, self._folding)
+            group = self._groups[members, copy] = CommGroup(members, family, self._folding)
         return group
 
     def learn(self, members: tuple[int, ...], family: int) -> None:
@@ -77,7 +77,7 @@ class CommRegistry:
             self._folding.add(members, family)
             self._traffic.regrouped()
 
-    def collective(self, group: Group, rank: int) -> Collective:
+    def collective(self, group: CommGroup, rank: int) -> Collective:
         """Return the next collective of ``group`` that ``rank`` calls."""
         number = group.called[rank] = group.called[rank] + 1
         collective = group.pending.get(number)
@@ -320,15 +320,15 @@ class DeferredQueries:
         self._world = world
         self._due: dict[Time, list[HostQuery]] = {}
 
-    def at(self, question: HostQuery) -> None:
-        """Look when nothing more can happen at the question's `host`."""
-        due = self._due.get(question.host)
+    def at(self, query: HostQuery) -> None:
+        """Look when nothing more can happen at the query's `host`."""
+        due = self._due.get(query.host)
         if due is None:
-            self._due[question.host] = [question]
-            self._world.schedule(question.host, LOOK, self._look, question.host)
+            self._due[query.host] = [query]
+            self._world.schedule(query.host, LOOK, self._look, query.host)
         else:
-            due.append(question)
+            due.append(query)
 
     def _look(self, when: Time) -> None:
-        for question in self._due.pop(when):
-            question.look()
+        for query in self._due.pop(when):
+            query.look()

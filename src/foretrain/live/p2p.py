@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from foretrain.errors import Disagreement
-from foretrain.live.collectives import Group, RankHandle
+from foretrain.live.collectives import CommGroup, RankHandle
 from foretrain.live.comm_launch import CommLaunches, PendingComm
 from foretrain.live.event_log import CONTRIBUTION, LogRecord
 from foretrain.live.folding import Folding
@@ -89,7 +89,7 @@ class P2PEndpoint:
         "size",
     )
 
-    def __init__(self, batch: P2PBatch, group: Group, entry: LogRecord, other: int, number: int) -> None:
+    def __init__(self, batch: P2PBatch, group: CommGroup, entry: LogRecord, other: int, number: int) -> None:
         self.batch, self.group, self.other, self.number = batch, group, other, number
         self.peer, self.sends = group.members[entry.extra], not entry.code
         self.size, self.payload = entry.c, entry.payload
@@ -207,10 +207,10 @@ class P2PMatcher:
     def __init__(self, starts: CommLaunches, folding: Folding) -> None:
         self._starts, self._folding = starts, folding
         self._unmatched: dict[Channel, tuple[deque[P2PEndpoint], deque[P2PEndpoint]]] = {}
-        self._counts: dict[tuple[Group, int, int, bool], int] = {}
+        self._counts: dict[tuple[CommGroup, int, int, bool], int] = {}
         self.unfolded: list[tuple[int, int, tuple[int, ...]]] = []
 
-    def post(self, batch: P2PBatch, group: Group, entry: LogRecord) -> P2PEndpoint:
+    def post(self, batch: P2PBatch, group: CommGroup, entry: LogRecord) -> P2PEndpoint:
         """Return a record of ``batch``'s rank is there."""
         rank, peer, sends = batch.handle.rank, group.members[entry.extra], not entry.code
         other = self._folding.representative(peer)

@@ -66,23 +66,23 @@ class Ranks:
                 socket.send_fds(self._control, [json.dumps({"fork": rank}).encode()], [theirs.fileno()])
             self.sockets[rank] = ours
         while len(self.pids) < len(self.sockets):
-            self._take(self._hear())
+            self._take(self._receive())
 
-    def status(self, rank: int, patience: float = _END_WITHIN) -> int | None:
-        """Return the exit status of ``rank``, negative for a signal; None if it does not end within ``patience`` s."""
+    def status(self, rank: int, timeout: float = _END_WITHIN) -> int | None:
+        """Return the exit status of ``rank``, negative for a signal; None if it does not end within ``timeout`` s."""
         assert self._control is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self._control, selectors.EVENT_READ)
-            while rank not in self.ended and ready.select(patience):
-                self._take(self._hear())
+            while rank not in self.ended and ready.select(timeout):
+                self._take(self._receive())
         return self.ended.get(rank)
 
-    def dismiss(self, patience: float = _END_WITHIN) -> None:
-        """Close the ranks' sockets, and wait ``patience`` s for the ranks to print where they stood."""
+    def dismiss(self, timeout: float = _END_WITHIN) -> None:
+        """Close the ranks' sockets, and wait ``timeout`` s for the ranks to print where they stood."""
         for end in self.sockets.values():
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        until = time.monotonic() + patience
+        until = time.monotonic() + timeout
         for rank in self.sockets:
             with suppress(ForetrainError):
                 self.status(rank, max(until - time.monotonic(), 0.0))
@@ -110,13 +110,13 @@ class Ranks:
                 start_new_session=True,
             )
         ours.sendall(json.dumps({"settings": self._settings.to_json()}).encode())
-        while not (message := self._hear()).get("ready"):
+        while not (message := self._receive()).get("ready"):
             if "failed" in message:
                 raise ForetrainError(message["failed"])
             if "building" in message:
                 self._building(*message["building"])
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         assert self._control is not None
         try:
             data = self._control.recv(_LINE)

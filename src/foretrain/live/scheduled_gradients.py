@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from foretrain.comm.observation import workload_of
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement
-from foretrain.live.collectives import Group, RankHandle, who
+from foretrain.live.collectives import CommGroup, RankHandle, who
 from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order, PendingComm
 from foretrain.live.event_log import BEGIN, READY, LogRecord, ModelAnnouncement
 from foretrain.live.folding import Folding
@@ -70,7 +70,7 @@ class GradientSchedules:
         count = self._joined[announced.ranks, handle.rank] = self._joined.get((announced.ranks, handle.rank), 0) + 1
         schedule = self._known.get((announced.ranks, count))
         if schedule is None:
-            group = Group(announced.ranks, 0, self._folding)
+            group = CommGroup(announced.ranks, 0, self._folding)
             schedule = self._known[announced.ranks, count] = ModelSchedule(self._starts, self._traffic, group)
         return schedule.join(handle, entry.stream, announced)
 
@@ -102,14 +102,14 @@ class Member:
         here, landed = StreamEvent(), None
         if entry.kind == BEGIN:
             self._rounds += 1
-            coming = self._schedule.coming(self._rounds - 1, None)
+            barrier = self._schedule.barrier(self._rounds - 1, None)
         else:
             assert entry.kind == READY
-            coming = self._schedule.coming(self._rounds - 1, entry.extra)
+            barrier = self._schedule.barrier(self._rounds - 1, entry.extra)
             landed = StreamEvent()
             self.sum_events[entry.extra].append(landed)
-        coming.expect(self.handle.order())
-        here.then(lambda: coming.come(self.handle, here.time or 0))
+        barrier.expect(self.handle.order())
+        here.then(lambda: barrier.arrive(self.handle, here.time or 0))
         return here, landed
 
 
@@ -122,14 +122,14 @@ class ModelSchedule:
         begins: when each round began on all members, ps.
     """
 
-    def __init__(self, starts: CommLaunches, traffic: CommTraffic, group: Group) -> None:
+    def __init__(self, starts: CommLaunches, traffic: CommTraffic, group: CommGroup) -> None:
         self.group = group
         self.plan: SchedulePlan | None = None
         self.begins: list[Time] = []
         self._starts, self._world, self._traffic = starts, starts.world, traffic
         self._announced: dict[int, ModelAnnouncement] = {}
         self._members: dict[int, Member] = {}
-        self._coming: dict[tuple[int, int | None], RoundBarrier] = {}
+        self._barriers: dict[tuple[int, int | None], RoundBarrier] = {}
         self._engine: Engine | None = None
         self._queue: deque[tuple[Chunk, Callable[[Chunk], None]]] = deque()
         self._waking = 0
@@ -158,17 +158,17 @@ class ModelSchedule:
             self._make()
         return member
 
-    def coming(self, step: int, task: int | None) -> RoundBarrier:
+    def barrier(self, step: int, task: int | None) -> RoundBarrier:
         """Return the barrier of round ``step``, or of a task of it."""
-        found = self._coming.get((step, task))
+        found = self._barriers.get((step, task))
         if found is None:
-            found = self._coming[step, task] = RoundBarrier(self, step, task)
+            found = self._barriers[step, task] = RoundBarrier(self, step, task)
         return found
 
-    def arrived(self, coming: RoundBarrier, latest: Time) -> None:
+    def arrived(self, barrier: RoundBarrier, latest: Time) -> None:
         """Begin what ``coming`` stands for at ``latest``, when all members have arrived."""
-        del self._coming[coming.step, coming.task]
-        self._starts.at(latest, PendingComm(min(coming.orders), None, coming.begin))
+        del self._barriers[barrier.step, barrier.task]
+        self._starts.at(latest, PendingComm(min(barrier.orders), None, barrier.begin))
 
     def post(self, step: int, task: int | None) -> None:
         """Tell the policy."""
@@ -192,7 +192,7 @@ class ModelSchedule:
         lacking = [rank for rank in self.group.live if rank not in self._members]
         if lacking:
             lines.append(f"the exchange of {self.group} has not begun on {who(lacking)}")
-        return lines + [text for coming in self._coming.values() if (text := coming.waiting())]
+        return lines + [text for barrier in self._barriers.values() if (text := barrier.waiting())]
 
     # ── the engine's world ──
 
@@ -266,34 +266,34 @@ class RoundBarrier:
         self.step, self.task = step, task
         self._schedule = schedule
         self.orders: list[Order] = []
-        self._came: dict[RankHandle, Time] = {}
+        self._arrivals: dict[RankHandle, Time] = {}
 
     def expect(self, order: Order) -> None:
         """Count a member whose record has arrived."""
         self.orders.append(order)
 
-    def come(self, handle: RankHandle, time: Time) -> None:
+    def arrive(self, handle: RankHandle, time: Time) -> None:
         """Note that the stream of ``handle`` arrives at ``time``."""
         now = self._schedule.now()
         if time < now:
             raise late(handle.rank, "a round" if self.task is None else "a task", time, now)
-        self._came[handle] = time
-        if len(self._came) == len(self._schedule.group.live):
-            self._schedule.arrived(self, max(self._came.values()))
+        self._arrivals[handle] = time
+        if len(self._arrivals) == len(self._schedule.group.live):
+            self._schedule.arrived(self, max(self._arrivals.values()))
 
     def waiting(self) -> str:
         """Return which ranks have arrived, and which have not; empty if none has."""
-        lacking = [rank for rank in self._schedule.group.live if rank not in {handle.rank for handle in self._came}]
-        if not self._came or not lacking:
+        lacking = [rank for rank in self._schedule.group.live if rank not in {handle.rank for handle in self._arrivals}]
+        if not self._arrivals or not lacking:
             return ""
-        here = sorted(handle.rank for handle in self._came)
+        here = sorted(handle.rank for handle in self._arrivals)
         what = "began" if self.task is None else f"made task {self._schedule.name_of(self.task)!r} ready in"
         return f"{who(here)} {what} round {self.step} of {self._schedule.group}, {who(lacking)} did not"
 
     def begin(self) -> None:
         """Account for the members' waits, and tell the policy."""
         now = self._schedule.now()
-        for handle, came in self._came.items():
+        for handle, came in self._arrivals.items():
             if self.task is not None:
                 handle.rank_trace.waited(came, now)
         self._schedule.post(self.step, self.task)

@@ -187,10 +187,6 @@ def _die_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
-
-
 _ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
 """What the first optimizer of a script imports, and DistributedDataParallel: a second, and 50 MiB in every rank."""
 
@@ -220,3 +216,7 @@ def _torch_imports(source: str) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         yield from (name for name in names if name.startswith("torch."))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
