@@ -7,7 +7,7 @@ from foretrain.errors import ConfigError
 @pytest.mark.parametrize(
     ("option", "value", "remedy"),
     [
-        ("tokens", "0", "write those of all ranks"),
+        ("tokens", "0", "write the tokens of all ranks"),
         ("steps", "0", "write 1 or more"),
         ("live", "some", "write e.g. auto"),
     ],

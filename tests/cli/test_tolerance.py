@@ -88,7 +88,7 @@ def test_a_page(script, capsys):
         (("train.py:nothing",), "nothing() returned nothing without model, optimizer, batches, loss, evaluate"),
         (("train.py:without_seed",), "without_seed() must take one argument, the seed"),
         (("train.py:failing",), "NameError: name 'undefined_name' is not defined"),
-        (("train.py:build", "--grid", "0", "lots"), "grid[1]: 'lots' is no share; write e.g. '3.5%'"),
+        (("train.py:build", "--grid", "0", "lots"), "grid[1]: 'lots' is not a share; write e.g. '3.5%'"),
         (("train.py:build", "--grid", "1%", "2%"), "does not rise from 0"),
         (("train.py:build", "--workers", "1"), "workers: 1 exchange nothing"),
         (("train.py:build", "--workers", "64"), "workers: 64 are more than the samples of a batch, 32"),

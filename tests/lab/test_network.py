@@ -356,13 +356,16 @@ def test_signals_wait_until_the_tidying_is_done():
             signal.raise_signal(number)
             done.append(number)
 
-    with pytest.raises(KeyboardInterrupt):
-        tidy(signal.SIGINT)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: done.append("terminated"))
+    # A shell starts background jobs with SIGINT ignored.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    terminate = signal.signal(signal.SIGTERM, lambda number, frame: done.append("terminated"))
     try:
+        with pytest.raises(KeyboardInterrupt):
+            tidy(signal.SIGINT)
         tidy(signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, terminate)
     assert done == [signal.SIGINT, signal.SIGTERM, "terminated"]
 
 

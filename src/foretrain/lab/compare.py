@@ -198,7 +198,7 @@ def experiment(
             raise ConfigError(field, value, "is too few", f"take at least {least}")
     for field, value in (("straggler", straggler), ("jitter", jitter)):
         if not 0 <= value < 1:
-            raise ConfigError(field, value, "is no share of the time to compute", "write e.g. 0.2 or 20%")
+            raise ConfigError(field, value, "is not a share of the time to compute", "write e.g. 0.2 or 20%")
         if real and value:
             raise ConfigError(field, value, "needs a computation that is paced", f"leave it out for {TRANSFORMER}")
     plain = None if real else zoo(model, precision="fp32")
@@ -236,7 +236,7 @@ def share(text: str, field: str) -> float:
     """0.2 for ``"20%"`` and for ``"0.2"``."""
     match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(%?)\s*", text)
     if match is None:
-        raise ConfigError(field, text, "is no share", "write e.g. '20%'")
+        raise ConfigError(field, text, "is not a share", "write e.g. '20%'")
     return float(match[1]) / (100 if match[2] else 1)
 
 

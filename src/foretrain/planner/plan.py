@@ -291,7 +291,7 @@ def loads(text: str) -> SavedPlan:
     if (read.servers > 0) != (read.engine == "ps"):
         raise ConfigError("servers", read.servers, f"contradicts engine {read.engine!r}", "only 'ps' has some")
     if not 0 <= read.expected.uncertainty < float("inf"):
-        raise ConfigError("expected.uncertainty", read.expected.uncertainty, "is no share", "write e.g. 0.02")
+        raise ConfigError("expected.uncertainty", read.expected.uncertainty, "is not a share", "write e.g. 0.02")
     made = read.made_for
     for field in ("tensors", "ranks"):
         if getattr(made, field) < 1:

@@ -314,14 +314,14 @@ def test_queues_are_traced():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Bounded(tolerance=1.0), "is no share"),
+        (lambda: Bounded(tolerance=1.0), "is not a share"),
         (lambda: Bounded(law="other"), "is unknown"),  # pyright: ignore[reportArgumentType]
-        (lambda: Bounded(important=2), "is no share"),
+        (lambda: Bounded(important=2), "is not a share"),
         (lambda: Dcqcn(g=1.0), "is no weight"),
         (lambda: Dcqcn(step=0), "is not positive"),
         (lambda: Timely(low=10, high=5), "is below low"),
         (lambda: Queues(xoff=5, xon=6), "is above xoff"),
-        (lambda: Queues(share=0), "is no share"),
+        (lambda: Queues(share=0), "is not a share"),
         (lambda: Queues(nearest=True, xoff=5), "does not go with"),
         (lambda: Queues(cut_to=-1), "is negative"),
         (lambda: Packets(hosts(2)).run(flows(hosts(2), [(0, 1)], 10), watch=[99]), "is no link"),

@@ -84,7 +84,7 @@ class Queues:
         if any(high < low for high, low in zip(self.of("xoff"), self.of("xon"), strict=True)):
             raise ConfigError("xon", self.xon, f"is above xoff, {self.xoff}", "lower it")
         if not 0 < self.share <= 255:
-            raise ConfigError("share", self.share, "is no share", "give more than 0 and at most 255")
+            raise ConfigError("share", self.share, "is not a share", "give more than 0 and at most 255")
         if self.nearest and self.coupled:
             raise ConfigError("nearest", True, "does not go with xoff or shared", "give one of them")
 

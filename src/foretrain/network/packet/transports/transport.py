@@ -357,9 +357,9 @@ class Bounded(Transport):
         Transport._check(self)
         _positive(self, "g", "low", "step", "trip", "most_tries")
         if not 0 <= self.tolerance < 1:
-            raise ConfigError("tolerance", self.tolerance, "is no share", "give 0 or more, and less than 1")
+            raise ConfigError("tolerance", self.tolerance, "is not a share", "give 0 or more, and less than 1")
         if not 0 <= self.important <= 1:
-            raise ConfigError("important", self.important, "is no share", "give 0 to 1")
+            raise ConfigError("important", self.important, "is not a share", "give 0 to 1")
         if self.law not in ("aimd", "timely", "fixed"):
             raise ConfigError("law", self.law, "is unknown", "give aimd, timely or fixed")
 
