@@ -1,6 +1,7 @@
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ from tests.markers import mark
 settings.register_profile("foretrain", deadline=None, derandomize=True)
 settings.register_profile("fuzz", deadline=None, print_blob=True)
 settings.load_profile("foretrain")
+
+# A shell starts background jobs with SIGINT ignored, and every process of a test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
