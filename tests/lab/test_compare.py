@@ -121,7 +121,7 @@ def test_cases_are_named_and_planned():
         ({"ratio": 1.0, "step_time": SECOND}, "contradict"),
         ({"ratio": -1.0}, "no ratio"),
         ({"hosts": 1}, "nobody"),
-        ({"straggler": 1.5}, "no share"),
+        ({"straggler": 1.5}, "not a share"),
         ({"iterations": 1}, "too few"),
         ({"compute": "real"}, "does not go with"),
         ({"schedules": ("propet",)}, "prophet"),
