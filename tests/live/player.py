@@ -31,6 +31,7 @@ from foretrain.live.event_log import (
     RUN,
     SPLITS,
     STEP,
+    STREAM,
     TASKS,
     WAIT,
     frames,
@@ -103,34 +104,14 @@ class Rank:
         if splits is not None:
             self.put(SPLITS, payload=struct.pack(f"<{len(splits)}q", *splits))
         self._event += 1
-        code = OPERATIONS.index(operation)
-        self.put(
-            COLLECTIVE,
-            code=code,
-            stream=stream,
-            a=self._event,
-            b=group,
-            c=size,
-            host=self.clock,
-            count=root,
-            payload=payload,
-        )
-        return self._event
+        code, event, host = OPERATIONS.index(operation), self._event, self.clock
+        self.put(COLLECTIVE, code=code, stream=stream, a=event, b=group, c=size, host=host, count=root, payload=payload)
+        return event
 
     def message(self, stream, peer, size, *, sends, group=0, more=False, payload=b""):
         self._event += 1
-        self.put(
-            MESSAGE,
-            flag=int(more),
-            code=int(not sends),
-            stream=stream,
-            a=self._event,
-            b=group,
-            c=size,
-            host=self.clock,
-            count=peer,
-            payload=payload,
-        )
+        how = {"flag": int(more), "code": int(not sends), "stream": stream, "count": peer, "payload": payload}
+        self.put(MESSAGE, **how, a=self._event, b=group, c=size, host=self.clock)
         return self._event
 
     def group(self, *members, family=1):
@@ -232,63 +213,56 @@ def folding_of(*representatives):
     return Folding(len(representatives), live, representatives)
 
 
+class Stage:
+    """A world with traffic, and the live ranks of a folding with their programs."""
+
+    def __init__(self, programs, duration, folding, kept):
+        self.folding = folding or Folding.all_live(len(programs))
+        self.world = VirtualWorld()
+        self.traffic = Constant(self.world, duration)
+        self.ranks = {number: Rank(number) for number in self.folding.live}
+        self.trace = SimulationTrace(self.folding.live, kept)
+        self.playing = {n: _whole(program, self.ranks[n]) for n, program in zip(self.ranks, programs, strict=True)}
+
+    def played(self):
+        return Played(self.trace, self.ranks, self.traffic.log)
+
+
 def play(*programs, duration=100, slowdown=1.0, folding=None, kept=0, steps=None):
     """Plays the program of each live rank in a thread over a real socket pair; the rank leaves at its end."""
-    folding = folding or Folding.all_live(len(programs))
-    world = VirtualWorld()
-    traffic = Constant(world, duration)
-    ranks = {number: Rank(number) for number in folding.live}
-    pairs = {number: socket.socketpair() for number in ranks}
-    threads = [
-        Thread(target=_drive, args=(_whole(program, ranks[number]), ranks[number], pairs[number][1]))
-        for number, program in zip(ranks, programs, strict=True)
-    ]
+    stage = Stage(programs, duration, folding, kept)
+    pairs = {number: socket.socketpair() for number in stage.ranks}
+    threads = [Thread(target=_drive, args=(stage.playing[n], rank, pairs[n][1])) for n, rank in stage.ranks.items()]
     for thread in threads:
         thread.start()
-    trace = SimulationTrace(folding.live, kept)
+    ours = {rank: end for rank, (end, _) in pairs.items()}
     try:
-        execute(
-            {rank: ours for rank, (ours, _) in pairs.items()},
-            world,
-            traffic,
-            folding,
-            slowdown=slowdown,
-            trace=trace,
-            steps=steps,
-        )
+        execute(ours, stage.world, stage.traffic, stage.folding, slowdown=slowdown, trace=stage.trace, steps=steps)
     finally:
-        for ours, _ in pairs.values():
-            ours.close()
+        for end in ours.values():
+            end.close()
         for thread in threads:
             thread.join()
-    return Played(trace, ranks, traffic.log)
+    return stage.played()
 
 
 def shuffled(seed, *programs, duration=100, slowdown=1.0, folding=None, kept=0):
     """The same without sockets: frames come, and time advances, in an order drawn with ``seed``."""
-    rng = random.Random(seed)
-    folding = folding or Folding.all_live(len(programs))
-    world = VirtualWorld()
-    traffic = Constant(world, duration)
-    ranks = {number: Rank(number) for number in folding.live}
-    trace = SimulationTrace(folding.live, kept)
-    asking = set()
+    rng, stage, asking = random.Random(seed), Stage(programs, duration, folding, kept), set()
 
     def reply(number, data):
         asking.discard(number)
-        ranks[number].hear(data)
+        stage.ranks[number].hear(data)
 
-    executor = Executor(world, traffic, folding, reply, slowdown=slowdown, trace=trace)
-    playing = {n: _whole(program, ranks[n]) for n, program in zip(ranks, programs, strict=True)}
-    while playing:
-        ready = sorted(set(playing) - asking)
+    executor = Executor(stage.world, stage.traffic, stage.folding, reply, slowdown=slowdown, trace=stage.trace)
+    while stage.playing:
+        ready = sorted(set(stage.playing) - asking)
         if not ready or rng.random() < 0.3:
             executor.advance()
-            continue
-        number = rng.choice(ready)
-        _deliver(executor, playing, ranks[number], asking)
+        else:
+            _deliver(executor, stage.playing, stage.ranks[rng.choice(ready)], asking)
     executor.finish()
-    return Played(trace, ranks, traffic.log)
+    return stage.played()
 
 
 def _deliver(executor, playing, rank, asking):
@@ -311,27 +285,35 @@ def _whole(program, rank):
 
 def _drive(generator, rank, end):
     """Sends what the program yields, and the answers to it."""
-    with end:
+    with end, end.makefile("rb") as answers:
         reply = None
         while True:
             try:
                 data, asks = generator.send(reply)
                 end.sendall(data)
-                reply = rank.hear(_answer(end)) if asks else None
+                reply = rank.hear(_answer(answers)) if asks else None
             except (StopIteration, ConnectionError):
                 return
 
 
-def _answer(end):
-    head = _exactly(end, ANSWER.size)
-    return head + _exactly(end, ANSWER.unpack(head)[1])
+def _answer(answers):
+    head = answers.read(ANSWER.size)
+    if len(head) < ANSWER.size:
+        raise ConnectionResetError
+    return head + answers.read(ANSWER.unpack(head)[1])
 
 
-def _exactly(end, size):
-    data = b""
-    while len(data) < size:
-        more = end.recv(size - len(data))
-        if not more:
-            raise ConnectionResetError
-        data += more
-    return data
+def calling(operation, size=4, *, clock=0, **how):
+    """A program that calls a collective and asks for its end."""
+
+    def program(rank):
+        rank.clock = clock
+        rank.call(1, operation, size, **how)
+        yield rank.ask(STREAM, stream=1)
+
+    return program
+
+
+def idle(rank):
+    """A program that does nothing."""
+    return iter(())

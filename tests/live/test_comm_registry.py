@@ -2,7 +2,7 @@ import pytest
 
 from foretrain.live.collectives import ranks_text, who
 from foretrain.live.event_log import EVENT, STREAM, VALUES
-from tests.live.player import folding_of, play, shuffled
+from tests.live.player import folding_of, idle, play, shuffled
 
 
 def test_a_collective_begins_when_the_last_has_come():
@@ -37,7 +37,7 @@ def test_a_group_has_the_same_members_under_any_number():
         rank.call(1, "broadcast", 8, group=pair, root=1)
         yield rank.ask(STREAM, stream=1)
 
-    played = play(program, program, lambda rank: iter(()))
+    played = play(program, program, idle)
     assert played.log == [(0, "broadcast", 8, (1, 0), None)]
 
 
@@ -49,14 +49,9 @@ def test_what_begins_together_is_ordered_by_rank_and_log():
         rank.call(2, "all_reduce", rank.number // 2 + 3, group=group)
         yield rank.ask(STREAM, stream=1)
 
+    ordered = [("all_gather", 1), ("all_reduce", 3), ("all_gather", 2), ("all_reduce", 4)]
     for seed in range(20):
-        played = shuffled(seed, *[program] * 4)
-        assert [(what[1], what[2]) for what in played.log] == [
-            ("all_gather", 1),
-            ("all_reduce", 3),
-            ("all_gather", 2),
-            ("all_reduce", 4),
-        ]
+        assert [what[1:3] for what in shuffled(seed, *[program] * 4).log] == ordered
 
 
 def test_uneven_all_to_alls_tell_who_sends_what():
@@ -83,26 +78,17 @@ def test_values_take_no_virtual_time():
     assert [played.times(rank) for rank in range(2)] == [[0, 1100]] * 2
 
 
-def test_values_are_not_real_if_one_gives_none():
+def test_values_are_not_real_if_one_gives_none_but_of_a_broadcast_only_the_roots_counts():
     def program(rank):
         event = rank.call(1, "all_reduce", 2, payload=b"x" if rank.number else b"")
         assert (yield rank.ask(VALUES, a=event)).payload == b""
-
-    play(program, program)
-
-
-def test_of_a_broadcast_only_the_roots_value_counts():
-    def program(rank):
         event = rank.call(1, "broadcast", 2, payload=b"root" if rank.number == 1 else b"", root=1)
-        reply = yield rank.ask(VALUES, a=event)
-        assert reply.values() == [(0, 1, b""), (1, 1, b"root")]
+        assert (yield rank.ask(VALUES, a=event)).values() == [(0, 1, b""), (1, 1, b"root")]
 
     play(program, program)
 
 
 def test_live_members_stand_for_others():
-    folding = folding_of(0, 0, 2, 2, 2)
-
     def program(rank):
         event = rank.call(1, "all_reduce", 2, payload=b"v%d" % rank.number)
         assert (yield rank.ask(VALUES, a=event)).values() == [(0, 2, b"v0"), (2, 3, b"v2")]
@@ -110,7 +96,7 @@ def test_live_members_stand_for_others():
         assert (yield rank.ask(VALUES, a=event)).values() == [(0, 2, b""), (2, 3, b"v2")]
         yield rank.ask(STREAM, stream=1)
 
-    played = play(program, program, folding=folding)
+    played = play(program, program, folding=folding_of(0, 0, 2, 2, 2))
     assert played.log[0] == (0, "all_reduce", 2, (0, 1, 2, 3, 4), None)
 
 
@@ -132,42 +118,35 @@ def test_messages_match_in_their_order():
     assert played.times(0) == [0, 800]
 
 
-def exchange(rank):
-    """Both send and receive at once, which would stall one after the other; all ends are the last one's."""
-    peer = 1 - rank.number
-    rank.run(1, 50 * rank.number)
-    sent = rank.message(1, peer, 8 + rank.number, sends=True, more=True)
-    received = rank.message(1, peer, 8 + peer, sends=False)
-    yield rank.ask(EVENT, a=sent)
-    yield rank.ask(EVENT, a=received)
-    yield rank.ask(STREAM, stream=1)
-
-
 def test_messages_of_an_nccl_group_proceed_together():
-    played = play(exchange, exchange, duration=lambda _, size: 10 * size)
+    def program(rank):
+        """Both send and receive at once, which would stall one after the other; all ends are the last one's."""
+        peer = 1 - rank.number
+        rank.run(1, 50 * rank.number)
+        sent = rank.message(1, peer, 8 + rank.number, sends=True, more=True)
+        received = rank.message(1, peer, 8 + peer, sends=False)
+        yield rank.ask(EVENT, a=sent)
+        yield rank.ask(EVENT, a=received)
+        yield rank.ask(STREAM, stream=1)
+
+    played = play(program, program, duration=lambda _, size: 10 * size)
     assert played.log == [(50, "messages", ((0, 1, 8), (1, 0, 9)))]
     assert played.times(0) == played.times(1) == [140] * 3
 
 
-def test_a_message_to_oneself_crosses_no_network():
+@pytest.mark.parametrize(
+    ("peers", "folding", "log"),
+    [((0, 0), None, []), ((1, 3), folding_of(0, 0, 0, 0), [(0, "messages", ((0, 1, 8),))])],
+    ids=["to oneself", "in a ring of alike ranks"],
+)
+def test_a_message_to_oneself_crosses_no_network_and_one_to_a_like_rank_is_received_from_another(peers, folding, log):
     def program(rank):
-        rank.message(1, 0, 8, sends=True, more=True)
-        rank.message(1, 0, 8, sends=False)
+        rank.message(1, peers[0], 8, sends=True, more=True)
+        rank.message(1, peers[1], 8, sends=False)
         yield rank.ask(STREAM, stream=1)
 
-    played = play(program)
-    assert played.log == []
-    assert played.times() == [0]
-
-
-def test_a_ring_of_alike_ranks_closes_on_the_one_that_is_executed():
-    def program(rank):
-        rank.message(1, 1, 8, sends=True, more=True)
-        rank.message(1, 3, 8, sends=False)
-        yield rank.ask(STREAM, stream=1)
-
-    played = play(program, folding=folding_of(0, 0, 0, 0))
-    assert played.log == [(0, "messages", ((0, 1, 8),))]
+    played = play(program, folding=folding)
+    assert (played.log, played.times()) == (log, [100 * len(log)])
 
 
 @pytest.mark.parametrize(
@@ -180,11 +159,13 @@ def test_a_ring_of_alike_ranks_closes_on_the_one_that_is_executed():
         ((9, *range(9)), "[9, 0, 1, 2, 3, 4, 5, 6, … 10 ranks]"),
     ],
 )
-def test_ranks_for_a_person(ranks, text):
+def test_ranks_are_written_for_people(ranks, text):
     assert ranks_text(ranks) == text
 
 
-def test_who_is_meant():
-    assert who([3]) == "rank 3"
-    assert who([3, 4, 5]) == "ranks 3, 4 and 5"
-    assert who(range(12)) == "ranks 0, 1, 2, 3, 4, 5 and 6 more"
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([3, 4, 5], "ranks 3, 4 and 5"), (range(12), "ranks 0, 1, 2, 3, 4, 5 and 6 more")],
+)
+def test_ranks_are_the_subject_of_a_sentence(ranks, text):
+    assert who(ranks) == text

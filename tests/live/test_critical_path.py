@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,8 +8,8 @@ from foretrain.live.rank_trace import Activity
 from tests.live.player import play
 
 
-def path_of(*programs, **how):
-    return critical_path(play(*programs, kept=None, **how).trace.rank_traces)
+def path_of(*programs, kept=None, **how):
+    return critical_path(play(*programs, kept=kept, **how).trace.rank_traces)
 
 
 def test_a_kernel_after_a_communication_after_a_kernel():
@@ -53,19 +54,16 @@ def test_it_goes_to_the_rank_that_came_last():
 
 
 def test_a_message_leads_to_its_sender():
-    def sender(rank):
-        rank.kernels(1, 70)
-        rank.message(1, 1, 8, sends=True)
+    def program(rank):
+        if not rank.number:
+            rank.kernels(1, 70)
+        rank.message(1, 1 - rank.number, 8, sends=not rank.number)
+        if rank.number:
+            rank.kernels(1, 20)
         rank.step(1, rank.record(1))
         yield rank.ask(STREAM, stream=1)
 
-    def receiver(rank):
-        rank.message(1, 0, 8, sends=False)
-        rank.kernels(1, 20)
-        rank.step(1, rank.record(1))
-        yield rank.ask(STREAM, stream=1)
-
-    pieces = path_of(sender, receiver, duration=9).pieces
+    pieces = path_of(program, program, duration=9).pieces
     assert [(piece.rank, piece.name, piece.end) for piece in pieces] == [
         (0, "kernel 0", 70),
         (1, "send/recv", 79),
@@ -109,46 +107,38 @@ def test_only_the_last_step_counts_and_none_without_activities():
     assert critical_path({}) is None
 
 
-def test_what_was_not_kept_is_said():
+def test_time_before_the_kept_activities_is_unseen():
     def program(rank):
-        if rank.number:
-            rank.kernels(1, 100)
-            rank.step(1, rank.record(1))
-            rank.call(1, "all_reduce", 8)
-            rank.step(2, rank.record(1))
-        else:
-            rank.kernels(1, 10)
-            rank.step(1, rank.record(1))
-            rank.call(1, "all_reduce", 8)
+        rank.kernels(1, 100 if rank.number else 10)
+        rank.step(1, rank.record(1))
+        rank.call(1, "all_reduce", 8)
+        if not rank.number:
             rank.kernels(1, 7)
-            rank.step(2, rank.record(1))
+        rank.step(2, rank.record(1))
         yield rank.ask(STREAM, stream=1)
 
-    path = critical_path(play(program, program, duration=50, kept=1).trace.rank_traces)
-    assert [(piece.rank, piece.kind, piece.begin, piece.end) for piece in path.pieces] == [
+    assert [piece[:2] + piece[3:] for piece in path_of(program, program, duration=50, kept=1).pieces] == [
         (1, "unseen", 10, 100),
         (0, "communication", 100, 150),
         (0, "kernel", 150, 157),
     ]
 
 
-def test_titles():
-    def communication(name, *group):
-        return title(Activity("communication", 1, name, 0, 0, 1, 8, group))
-
-    assert communication("all_reduce", 0, 1, 2, 3) == "all_reduce of 4 ranks"
-    assert communication("all_reduce", 1, 9, 17) == "all_reduce of 3 ranks, 1 in 8"
-    assert communication("all_gather", 0, 1, 4, 5) == "all_gather of 4 ranks"
-    assert communication("recv", 3, 4) == "send/recv"
-
-
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["kernels", "wait", "all_reduce", "think", "stop"]), st.integers(1, 2), st.integers(1, 90)
-    ),
-    min_size=1,
-    max_size=25,
+@pytest.mark.parametrize(
+    ("name", "group", "text"),
+    [
+        ("all_reduce", (0, 1, 2, 3), "all_reduce of 4 ranks"),
+        ("all_reduce", (1, 9, 17), "all_reduce of 3 ranks, 1 in 8"),
+        ("all_gather", (0, 1, 4, 5), "all_gather of 4 ranks"),
+        ("recv", (3, 4), "send/recv"),
+    ],
 )
+def test_communications_are_summed_by_operation_and_kind_of_group(name, group, text):
+    assert title(Activity("communication", 1, name, 0, 0, 1, 8, group)) == text
+
+
+KINDS = st.sampled_from(["kernels", "wait", "all_reduce", "think", "stop"])
+OPERATIONS = st.lists(st.tuples(KINDS, st.integers(1, 2), st.integers(1, 90)), min_size=1, max_size=25)
 
 
 @given(OPERATIONS, st.sampled_from([1.0, 1.5]), st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -35,22 +36,19 @@ def pipeline(group: Group) -> list[Message]:
     return [(group[0], group[1], group), (group[1], group[0], group)]
 
 
-def test_data_parallel_ranks_have_one_representative() -> None:
-    folding = Folding.discover(64, [], [], [])
+@pytest.mark.parametrize("sizes", [(64,), (8, 4), (16, 8)])
+def test_ranks_that_send_no_messages_have_one_representative(sizes: tuple[int, ...]) -> None:
+    """Data parallelism, alone or with tensor or expert parallelism or hybrid sharding inside: rows act together."""
+    groups, families = mesh(*sizes)
+    world = math.prod(sizes)
+    folding = Folding.discover(world, groups, families, [])
     assert folding.live == (0,)
-    assert {folding.representative(rank) for rank in range(64)} == {0}
-    assert folding.multiplicity(tuple(range(64))) == {0: 64}
-    assert folding.describe() == ("64 ranks in 1 class", "rank 0 stands for 0-63 (64)")
-
-
-def test_tensor_and_data_parallel_ranks_have_one_representative() -> None:
-    groups, families = mesh(8, 4)
-    folding = Folding.discover(32, groups, families, [])
-    assert folding.live == (0,)
-    data, tensor = along(groups, families, 0, 0), along(groups, families, 1, 0)
-    assert folding.images(data) == tuple(along(groups, families, 0, rank) for rank in range(4))
-    assert folding.images(tensor) == tuple(along(groups, families, 1, rank) for rank in range(0, 32, 4))
-    assert folding.multiplicity(tensor) == {0: 4}
+    assert {folding.representative(rank) for rank in range(world)} == {0}
+    for dim, size in enumerate(sizes):
+        rows = [group for group, family in zip(groups, families, strict=True) if family == dim + 1]
+        assert folding.images(along(groups, families, dim, 0)) == tuple(rows)
+        assert folding.multiplicity(rows[0]) == {0: size}
+    assert folding.describe() == (f"{world} ranks in 1 class", f"rank 0 stands for 0-{world - 1} ({world})")
 
 
 @pytest.mark.parametrize("sizes", [(4, 2, 2), (4, 8, 8), (2, 3, 4)])
@@ -83,15 +81,8 @@ def test_a_pipeline_inside_of_data_parallelism() -> None:
     folding = Folding.discover(64, [], [], messages, heard=guessed.live)
     assert folding.live == (0, 4, 8, 12)
     assert [folding.representative(rank) for rank in (3, 5, 17, 63)] == [0, 4, 0, 12]
+    assert folding.message_images(4, 8, world)[:2] == ((4, 8), (5, 9))
     assert set(folding.message_images(4, 8)) == {(b + t + 4, b + t + 8) for b in range(0, 64, 16) for t in range(4)}
-
-
-def test_a_pipeline_over_the_world_with_a_constant_stride() -> None:
-    world = tuple(range(64))
-    folding = Folding.discover(64, [], [], [(0, 16, world), (16, 0, world)])
-    assert folding.live == (0, 16, 32, 48)
-    assert [folding.representative(rank) for rank in range(64)] == [rank // 16 * 16 for rank in range(64)]
-    assert folding.message_images(16, 32, world) == tuple((16 + t, 32 + t) for t in range(16))
 
 
 def test_pairs_of_stages_as_groups_are_one_chain() -> None:
@@ -102,24 +93,6 @@ def test_pairs_of_stages_as_groups_are_one_chain() -> None:
     assert folding.live == (0, 4, 8, 12)
     assert folding.representative(11) == 8
     assert set(folding.message_images(4, 8)) == {(4 + t, 8 + t) for t in range(4)}
-
-
-def test_expert_parallel_groups_act_together() -> None:
-    """EP as a dimension inside of data parallelism: one all-to-all per group of 8, all at once."""
-    groups, families = mesh(16, 8)
-    folding = Folding.discover(128, groups, families, [])
-    expert = along(groups, families, 1, 0)
-    assert len(folding.images(expert)) == 16
-    assert folding.multiplicity(expert) == {0: 8}
-
-
-def test_hybrid_sharding() -> None:
-    groups, families = mesh(4, 8)
-    folding = Folding.discover(32, groups, families, [])
-    replicate, shard = along(groups, families, 0, 0), along(groups, families, 1, 0)
-    assert len(folding.images(replicate)) == 8
-    assert len(folding.images(shard)) == 4
-    assert folding.multiplicity(replicate) == {0: 4}
 
 
 def test_a_ring_of_messages_beside_a_pipeline() -> None:
@@ -197,17 +170,19 @@ def test_groups_may_come_later_and_again() -> None:
     assert folding.images((0, 1)) == ((0, 1), (2, 3))
 
 
-def test_inputs_that_disagree() -> None:
-    with pytest.raises(ConfigError, match="--nproc"):
-        Folding.discover(4, [(0, 4)], [1], [])
-    with pytest.raises(ConfigError, match="not a number of ranks among 4"):
-        Folding.first(4, 5)
-    with pytest.raises(ConfigError, match="2 stages"):
-        Folding.first(4, 1, [(0, 2), (1, 3)], [1, 1], pipeline((0, 2)))
-    with pytest.raises(ConfigError, match="names no rank"):
-        Folding.discover(4, [], [], [(0, 9, (0, 9))])
-    with pytest.raises(ConfigError, match="one per group"):
-        Folding.discover(4, [(0, 1)], [], [])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Folding.discover(4, [(0, 4)], [1], []), "--nproc"),
+        (lambda: Folding.first(4, 5), "not a number of ranks among 4"),
+        (lambda: Folding.first(4, 1, [(0, 2), (1, 3)], [1, 1], pipeline((0, 2))), "2 stages"),
+        (lambda: Folding.discover(4, [], [], [(0, 9, (0, 9))]), "names no rank"),
+        (lambda: Folding.discover(4, [(0, 1)], [], []), "one per group"),
+    ],
+)
+def test_groups_and_messages_that_cannot_be_are_refused(make: Callable[[], Folding], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
 
 
 def test_many_classes_are_described_shortly() -> None:

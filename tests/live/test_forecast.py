@@ -1,9 +1,12 @@
-"""What a forecast sums up of the steps of its ranks."""
+"""Forecasts of the steps of ranks, and failures for want of memory."""
 
 import json
 
+import pytest
+
 from foretrain.device import preset
-from foretrain.live.event_log import COST, STREAM
+from foretrain.live.event_log import COST, MEMORY, STREAM
+from foretrain.live.failures import OutOfMemory, check_memory
 from foretrain.live.forecast import Forecast, forecast_of
 from foretrain.units import MILLISECOND
 from tests.live.player import play
@@ -50,3 +53,32 @@ def test_work_and_time_are_of_the_same_step() -> None:
 
 def test_the_last_step_tells_of_all_unknown_operators() -> None:
     assert training(1, 1, 1, 2).unknown == ("odd",)
+
+
+SAID = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 80.00 GiB of which more is said."
+
+
+def failing(failure):
+    def program(rank):
+        rank.run(1, 10)
+        rank.step(1, rank.record(1))
+        yield rank.ask(STREAM, stream=1)
+        breakdown = {"parameters": 3 << 30, "gradients": 0, "activations": 70 << 30}
+        told = {"allocated": 73 << 30, "reserved": 75 << 30, "retries": 1, "breakdown": breakdown}
+        rank.note(MEMORY, payload=json.dumps({**told, "out_of_memory": failure}).encode())
+        yield rank.frame()
+
+    return program
+
+
+def test_running_out_of_memory_names_the_ranks_the_request_and_where_the_rest_went():
+    trace = play(failing(None), failing(SAID), failing(SAID)).trace
+    with pytest.raises(
+        OutOfMemory, match=r"rank 1 ran out of memory in step 2, as did rank 2: .* 1\.50 GiB when"
+    ) as error:
+        check_memory(trace)
+    assert error.value.ranks == (1, 2)
+    assert error.value.tried == "1.50 GiB"
+    assert "75.00 GiB were reserved" in str(error.value)
+    assert "70.00 GiB for activations, 3.00 GiB for parameters." in str(error.value)
+    check_memory(play(failing(None)).trace)  # that had enough

@@ -89,7 +89,7 @@ def replayed(plan):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_conductor_decides_as_the_replay_does(schedule):
+def test_the_executor_decides_as_the_replay_does(schedule):
     program = training(schedule, (0, 1))
     played = play(program, program, duration=takes)
     (exchange,) = played.trace.schedules
@@ -129,10 +129,8 @@ def test_a_task_is_ready_when_the_last_member_is():
     played = play(program, program, duration=100, kept=None)
     assert played.log == [(2_007, "all_reduce", SIZES[2], (0, 1), None)]
     assert played.times(0) == played.times(1) == [2_107]
-    shown = [activity for activity in played.trace.rank_traces[1].activities() if activity.kind == "communication"]
-    assert [(one.name, one.stream, one.start, one.end) for one in shown] == [
-        ("all_reduce second.weight", 99, 2_000, 2_107)
-    ]
+    (shown,) = (one for one in played.trace.rank_traces[1].activities() if one.kind == "communication")
+    assert (shown.name, shown.stream, shown.start, shown.end) == ("all_reduce second.weight", 99, 2_000, 2_107)
 
 
 def test_communication_of_a_policy_slows_computing():

@@ -69,20 +69,16 @@ def test_priority_gains_what_it_should(simulated):
     assert not done.forecast.warnings
 
 
-def test_the_policy_ddp_is_what_pytorch_does(simulated):
-    stock, done = simulated(None), simulated("ddp(bucket=25MiB)")
-    # θ of five operations comes on top, and copies out of buckets are left out.
-    assert done.forecast.iteration_time == pytest.approx(stock.forecast.iteration_time, rel=0.005)
-
-
 @pytest.mark.parametrize("schedule", ["ddp(bucket=25MiB)", "tictac"])
 def test_it_decides_as_the_replay_of_what_it_watched(simulated, schedule):
     done = simulated(schedule)
     (exchange,) = done.trace.schedules
     again = replay(exchange.plan.workload, WHERE, exchange.plan.schedule, steps=3)
-    last = len(exchange.begins) - 1
-    assert of_step(exchange.log, last) == of_step(again.log, len(again.begins) - 2)
+    assert of_step(exchange.log, len(exchange.begins) - 1) == of_step(again.log, len(again.begins) - 2)
     assert done.forecast.iteration_time == pytest.approx(again.iteration_time, rel=0.1)  # communication slows computing
+    if schedule.startswith("ddp"):
+        # As PyTorch: θ of five operations comes on top, and copies out of buckets are left out.
+        assert done.forecast.iteration_time == pytest.approx(simulated(None).forecast.iteration_time, rel=0.005)
 
 
 def test_one_rank_stands_for_all(simulated):
@@ -110,15 +106,11 @@ def test_accumulated_gradients_are_sent_once(simulated):
     assert exchange.plan.bound.time <= done.forecast.iteration_time < 1.2 * exchange.plan.bound.time
 
 
-def test_compression_of_the_script_is_the_schedules(simulated):
-    done = simulated(POLICY, "compress")
+def test_compression_of_the_script_is_the_schedules_and_gradients_may_be_set_to_zero(simulated):
+    plain, done, zeros = simulated(POLICY), simulated(POLICY, "compress"), simulated(POLICY, "zeros")
     (exchange,) = done.trace.schedules
     assert sum(chunk.size for chunk in of_step(exchange.log, 2)) == 8 * 2048 * 2048 * 2
-    assert done.forecast.iteration_time < simulated(POLICY).forecast.iteration_time
-
-
-def test_gradients_set_to_zero(simulated):
-    plain, zeros = simulated(POLICY), simulated(POLICY, "zeros")
+    assert done.forecast.iteration_time < plain.forecast.iteration_time
     assert zeros.forecast.iteration_time == pytest.approx(plain.forecast.iteration_time, rel=0.05)
 
 
@@ -149,7 +141,5 @@ def test_a_plan_that_was_made_for_something_else_is_known(simulated):
     done = simulated(POLICY)
     (exchange,) = done.trace.schedules
     plan = exchange.plan
-    place = cluster_of(plan.job.cost, 4)
-    own = saved(choose(plan.workload, place))
-    assert not plan_differences(done, own)
+    assert not plan_differences(done, saved(choose(plan.workload, cluster_of(plan.job.cost, 4))))
     assert len(plan_differences(done, saved(choose(zoo("resnet50"), "2x1xV100@1Gbps")))) >= 4

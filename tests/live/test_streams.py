@@ -8,17 +8,6 @@ from foretrain.live.event_log import DEVICE, ELAPSED, EVENT, QUERY_EVENT, QUERY_
 from tests.live.player import play
 
 
-def test_a_stream_runs_one_kernel_behind_the_other():
-    def program(rank):
-        rank.run(1, 300)
-        rank.clock = 10
-        rank.run(1, 50)
-        done = yield rank.ask(STREAM, stream=1)
-        assert done.time == rank.clock == 350
-
-    assert play(program).times() == [350]
-
-
 @pytest.mark.parametrize("slowdown", [1.0, 1.5])
 def test_a_gpu_waits_for_its_host(slowdown):
     # Kernels of 10 launched every 30: the last is launched at 60.
@@ -40,27 +29,15 @@ def test_a_stream_waits_for_an_event_of_another(slowdown):
         first = rank.record(1)
         rank.run(2, 30, copied=30)
         rank.wait(2, first)
+        rank.forget(first)  # it is waited for all the same
+        first = rank.record(1)
         rank.run(2, 30)
         second = rank.record(2)
         yield rank.ask(EVENT, a=second)
-        elapsed = yield rank.ask(ELAPSED, a=first, b=second)
-        assert elapsed.value == 30
+        assert (yield rank.ask(ELAPSED, a=first, b=second)).value == 30
         yield rank.ask(DEVICE)
 
     assert play(program, slowdown=slowdown).times() == [230, 230, 230]
-
-
-def test_an_event_happens_no_earlier_than_its_host_records_it():
-    def program(rank):
-        rank.run(1, 10)
-        rank.clock = 500
-        event = rank.record(1)
-        rank.wait(2, event)
-        rank.run(2, 1)
-        rank.clock = 501
-        yield rank.ask(STREAM, stream=2)
-
-    assert play(program).times() == [501]
 
 
 def test_what_was_done_before_is_answered_with_the_hosts_clock():
@@ -98,75 +75,36 @@ def test_a_query_sees_what_has_happened_by_now(slowdown):
     assert play(program, slowdown=slowdown).times() == [0, 99, 100, 101, 200, 201]
 
 
-def overlapping(rank):
-    """Computes 1,000 from 0 while a collective takes from 200 to 500."""
-    rank.run(1, 1000)
-    rank.run(2, 200, copied=200)
-    rank.call(2, "all_reduce", 8)
-    yield rank.ask(STREAM, stream=2)
-    yield rank.ask(STREAM, stream=1)
-
-
-def test_communication_slows_computing_piecewise():
-    # 200 at full pace, 300 ps at 2/3 of it are 200 of work, 600 remain.
-    played = play(overlapping, duration=300, slowdown=1.5)
-    assert played.times() == [500, 1100]
-
-
-def test_without_slowdown_communication_costs_nothing():
-    assert play(overlapping, duration=300).times() == [500, 1000]
-
-
-def test_a_run_that_begins_while_communicating_is_slow_until_that_ends():
+@pytest.mark.parametrize(("slowdown", "end"), [(1.0, 1000), (1.5, 1100)])
+def test_communication_slows_computing_piecewise(slowdown, end):
     def program(rank):
+        rank.run(1, 1000)
+        rank.run(2, 200, copied=200)
         rank.call(2, "all_reduce", 8)
-        rank.clock = 100
-        rank.run(1, 300)
-        yield rank.ask(STREAM, stream=1)
-
-    # 200 ps at half the pace are 100 of work, 200 remain.
-    assert play(program, duration=300, slowdown=2.0).times() == [500]
-
-
-def test_two_communications_slow_no_more_than_one():
-    def program(rank):
-        rank.call(2, "all_reduce", 8)
-        rank.call(3, "all_gather", 8)
-        rank.run(1, 300)
-        yield rank.ask(STREAM, stream=1)
-
-    # From 0 to 200 half the pace, whatever ends at 100.
-    took = {"all_reduce": 200, "all_gather": 100}
-    assert play(program, duration=lambda operation, _: took[operation], slowdown=2.0).times() == [400]
-
-
-def test_a_run_that_waits_for_its_host_is_not_slowed_before():
-    def program(rank):
-        rank.call(2, "all_reduce", 8)
-        rank.run(1, 50, floor=550)
-        yield rank.ask(STREAM, stream=1)
-
-    assert play(program, duration=300, slowdown=2.0).times() == [550]
-
-
-@pytest.mark.parametrize("streams", [2, 3])
-def test_runs_side_by_side_take_as_long_as_one_behind_the_other(streams):
-    def program(rank):
-        for stream in range(streams):
-            rank.run(stream, 100)
-        yield rank.ask(DEVICE)
-
-    assert play(program).times() == [100 * streams]
-
-
-def test_a_run_has_the_gpu_for_itself_while_the_other_waits_for_its_host():
-    def program(rank):
-        rank.run(1, 100)
-        rank.run(2, 30, floor=100)  # flows from 70 on: from there both halve their pace
-        yield rank.ask(STREAM, stream=1)
         yield rank.ask(STREAM, stream=2)
+        yield rank.ask(STREAM, stream=1)
 
-    assert play(program).times() == [130, 130]
+    # 200 at full pace, 300 ps at 2/3 of it are 200 of work, 600 remain.
+    assert play(program, duration=300, slowdown=slowdown).times() == [500, end]
+
+
+@pytest.mark.parametrize(
+    ("operations", "floor", "end"),
+    [
+        (("all_reduce",), 0, 500),  # 300 ps at half the pace are 150 of work, and take 100 more
+        (("all_reduce", "all_gather"), 0, 500),  # no slower than with one, whatever ends before
+        (("all_reduce",), 650, 650),  # begins after it
+    ],
+)
+def test_a_run_is_slow_while_anything_communicates(operations, floor, end):
+    def program(rank):
+        for stream, operation in enumerate(operations, 2):
+            rank.call(stream, operation, 8)
+        rank.run(1, 350, floor=floor)
+        yield rank.ask(STREAM, stream=1)
+
+    took = {"all_reduce": 300, "all_gather": 100}
+    assert play(program, duration=lambda operation, _: took[operation], slowdown=2.0).times() == [end]
 
 
 def test_gpus_of_one_rank_share_nothing():
@@ -180,8 +118,7 @@ def test_gpus_of_one_rank_share_nothing():
         yield rank.ask(DEVICE)
         yield rank.ask(DEVICE, stream=other)
 
-    first, second = play(program, slowdown=1.5, duration=300).times()
-    assert (first, second) == (1000, 1100)
+    assert play(program, slowdown=1.5, duration=300).times() == [1000, 1100]
 
 
 def test_copies_leave_the_gpu_to_others():
@@ -224,18 +161,6 @@ def test_streams_share_their_gpu_equally(runs):
             assert abs(elapsed.value - end) <= 4 * len(runs) ** 2  # each change of pace may round a stream by 1 ps
 
     play(program)
-
-
-def test_events_that_are_forgotten_are_waited_for_all_the_same():
-    def program(rank):
-        rank.run(1, 100)
-        event = rank.record(1)
-        rank.wait(2, event)
-        rank.forget(event)
-        rank.run(2, 1)
-        yield rank.ask(STREAM, stream=2)
-
-    assert play(program, slowdown=1.5).times() == [101]
 
 
 def test_a_log_that_goes_back_in_time_is_our_bug():

@@ -1,17 +1,16 @@
 """What torch.compile's kernels cost: one for each run of fusible operators, by the bytes that cross its boundary."""
 
-from __future__ import annotations
-
-from pathlib import Path
+import time
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from torch import nn
 
 from foretrain.live.device.compiler import boundary
-from tests.live.device.simulated import simulated
+from tests.live.command import on_gpus
 
 
 def test_a_fused_kernel_reads_its_inputs_and_writes_what_is_used_outside() -> None:
@@ -27,84 +26,64 @@ def test_a_fused_kernel_reads_its_inputs_and_writes_what_is_used_outside() -> No
     assert boundary(run) == 4 * (100 * 200 + 200 + 2 * 200 * 100)
 
 
+@on_gpus()
 @pytest.mark.smoke
-def test_compiled_chains_are_one_kernel_and_products_their_own(tmp_path: Path) -> None:
-    simulated(
-        tmp_path,
-        """
-        import time
+def test_compiled_chains_are_one_kernel_and_products_their_own() -> None:
+    def chain(x):
+        for _ in range(10):
+            x = (x * 2).sin()
+        return x
 
-        def chain(x):
-            for k in range(10):
-                x = (x * 2).sin()
-            return x
+    def products(x, w):
+        for _ in range(20):
+            x = (x @ w).relu() + 1
+        return x
 
-        def products(x, w):
-            for k in range(20):
-                x = (x @ w).relu() + 1
-            return x
+    def taken(call, *inputs):
+        call(*inputs)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        host = time.perf_counter()
+        call(*inputs)
+        host = time.perf_counter() - host
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end), host
 
-        def taken(call, *inputs):
-            call(*inputs)
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            begin.record()
-            host = time.perf_counter()
-            call(*inputs)
-            host = time.perf_counter() - host
-            end.record()
-            torch.cuda.synchronize()
-            return begin.elapsed_time(end), host
-
-        x = torch.empty(1 << 26, device="cuda")
-        assert 18 < taken(chain, x)[0] / taken(torch.compile(chain), x)[0] < 22
-
-        a = torch.empty(64, 64, device="cuda")
-        eager, compiled = taken(products, a, a)[1], taken(torch.compile(products), a, a)[1]
-        replayed = taken(torch.compile(products, mode="reduce-overhead"), a, a)[1]
-        assert 1.4 < eager / compiled < 1.6
-        assert replayed < compiled / 10
-        """,
-    )
+    x = torch.empty(1 << 26, device="cuda")
+    assert 18 < taken(chain, x)[0] / taken(torch.compile(chain), x)[0] < 22
+    a = torch.empty(64, 64, device="cuda")
+    eager, compiled = taken(products, a, a)[1], taken(torch.compile(products), a, a)[1]
+    replayed = taken(torch.compile(products, mode="reduce-overhead"), a, a)[1]
+    assert 1.4 < eager / compiled < 1.6
+    assert replayed < compiled / 10
+    layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3))).cuda()
+    for mode in (None, "max-autotune"):
+        model = torch.compile(layers, mode=mode)
+        layers.zero_grad()
+        model(torch.randn(64, 256, device="cuda")).square().mean().backward()
+        assert all(p.grad.shape == p.shape for p in layers.parameters())
 
 
-def test_a_compiled_model_trains_with_the_gradients_of_all_parameters(tmp_path: Path) -> None:
-    simulated(
-        tmp_path,
-        """
-        layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3))).cuda()
-        for mode in (None, "max-autotune"):
-            model = torch.compile(layers, mode=mode)
-            layers.zero_grad()
-            model(torch.randn(64, 256, device="cuda")).square().mean().backward()
-            assert all(p.grad.shape == p.shape for p in layers.parameters())
-        """,
-    )
+@on_gpus()
+def test_a_value_that_is_used_inside_a_fused_kernel_only_takes_no_memory() -> None:
+    def loss(logits, targets):
+        return nn.functional.cross_entropy(logits.float(), targets)
 
+    def peak(call):
+        logits = torch.empty(8192, 128256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.zeros(8192, dtype=torch.long, device="cuda")
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        value = call(logits, targets)
+        kept = torch.cuda.memory_allocated() - before
+        value.backward()
+        return kept / logits.nbytes, (torch.cuda.max_memory_allocated() - before) / logits.nbytes
 
-def test_what_is_used_inside_a_fused_kernel_only_takes_no_memory(tmp_path: Path) -> None:
-    simulated(
-        tmp_path,
-        """
-        from torch.nn import functional
-
-        def loss(logits, targets):
-            return functional.cross_entropy(logits.float(), targets)
-
-        def peak(call):
-            logits = torch.empty(8192, 128256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-            targets = torch.zeros(8192, dtype=torch.long, device="cuda")
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            value = call(logits, targets)
-            kept = torch.cuda.memory_allocated() - before
-            value.backward()
-            return kept / logits.nbytes, (torch.cuda.max_memory_allocated() - before) / logits.nbytes
-
-        # Eager keeps the logits' logarithms in float32, and in the end has two more of them and the gradient.
-        kept, most = peak(loss)
-        assert (round(kept, 2), round(most, 2)) == (2, 6)
-        kept, most = peak(torch.compile(loss))
-        assert kept < 0.01 and 1 <= most < 1.01, (kept, most)
-        """,
-    )
+    # Eager keeps the logits' logarithms in float32, and in the end has two more of them and the gradient.
+    kept, most = peak(loss)
+    assert (round(kept, 2), round(most, 2)) == (2, 6)
+    kept, most = peak(torch.compile(loss))
+    assert kept < 0.01
+    assert 1 <= most < 1.01

@@ -1,98 +1,231 @@
-"""What scripts ask of ``torch.cuda`` and ``torch.backends`` beyond tensors."""
+"""``torch.cuda`` beyond tensors: settings, memory, storages and CUDA graphs."""
 
-from __future__ import annotations
-
-from pathlib import Path
+import os
+import sys
+import time
 
 import pytest
 
-from tests.live.device.simulated import simulated
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.live.command import on_gpus, simulate
 
 
-def test_settings_of_the_allocator_sleep_and_the_version_of_cudnn(tmp_path: Path) -> None:
-    simulated(
-        tmp_path,
-        """
-        torch.cuda.memory._set_allocator_settings("large_segment_size_mb:32")
-        before = torch.cuda.memory_reserved()
-        held = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
-        assert torch.cuda.memory_reserved() - before == 32 << 20
-        try:
-            torch.cuda.memory._set_allocator_settings("max_split_size_mb:none")
-        except RuntimeError:
-            pass
-        else:
-            raise AssertionError
-
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        torch.cuda._sleep(1_980_000)
-        end.record()
-        end.synchronize()
-        assert abs(begin.elapsed_time(end) - 1) < 0.1
-
-        assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() == 91002
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
-            rows = torch.empty(5, 3, 8, device="cuda", requires_grad=True)
-            torch.nn.LSTM(8, 16, device="cuda")(rows)[0].sum().backward()
-        """,
-        "--live",
-        "1",
-    )
-
-
+@on_gpus()
 @pytest.mark.smoke
-def test_runtime_and_handles(tmp_path: Path) -> None:
-    simulated(
-        tmp_path,
-        """
-        torch.cuda.profiler.start()
-        torch.cuda.profiler.stop()
-        with torch.cuda.profiler.profile():
-            runtime = torch.cuda.cudart()
-        torch.cuda.check_error(runtime.cudaProfilerStart())
-        torch.cuda.check_error(runtime.cudaHostRegister(0, 512, 0))
-        assert runtime.cudaGetErrorString(runtime.cudaProfilerStop()) == "no error"
-        assert runtime.cudaMemGetInfo(0) == torch.cuda.mem_get_info()
-        assert isinstance(torch.cuda.current_blas_handle(), int)
-        """,
-        "--live",
-        "1",
-    )
+def test_settings_handles_and_versions_are_those_of_a_build_with_cuda() -> None:
+    import pytest
+
+    from tests.live.scripts.timing import seconds
+
+    torch.cuda.memory._set_allocator_settings("large_segment_size_mb:32")
+    before = torch.cuda.memory_reserved()
+    held = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_reserved() - before == 16 * held.nbytes
+    with pytest.raises(RuntimeError):
+        torch.cuda.memory._set_allocator_settings("max_split_size_mb:none")
+    assert abs(seconds(lambda: torch.cuda._sleep(1_980_000)) - 1e-3) < 1e-4
+    with torch.cuda.profiler.profile():
+        runtime = torch.cuda.cudart()
+    torch.cuda.check_error(runtime.cudaProfilerStart())
+    torch.cuda.check_error(runtime.cudaHostRegister(0, 512, 0))
+    assert runtime.cudaGetErrorString(runtime.cudaProfilerStop()) == "no error"
+    assert runtime.cudaMemGetInfo(0) == torch.cuda.mem_get_info()
+    assert isinstance(torch.cuda.current_blas_handle(), int)
+    assert torch.backends.cudnn.is_available()
+    assert torch.backends.cudnn.version() == 91002
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
+        rows = torch.empty(5, 3, 8, device="cuda", requires_grad=True)
+        nn.LSTM(8, 16, device="cuda")(rows)[0].sum().backward()
+    plain, timed = torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
+    plain.record()
+    timed.record()
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        plain.elapsed_time(timed)
+    parallel = nn.DataParallel(nn.Linear(4, 4).cuda())
+    with pytest.raises(NotImplementedError, match=r"use torch.nn.parallel.DistributedDataParallel"):
+        parallel(torch.ones(8, 4, device="cuda"))
 
 
-def test_least_squares_and_saving_need_no_values(tmp_path: Path) -> None:
-    ended = simulated(
-        tmp_path,
-        """
+def test_least_squares_and_saving_need_no_values() -> None:
+    def script():
         for shape, sides in (((90, 80), (90, 70)), ((90, 80), (90,)), ((80, 90), (80, 70)), ((7, 90, 80), (1, 90, 70))):
             expected = torch.linalg.lstsq(torch.randn(shape), torch.randn(sides), driver="gels")
             found = torch.linalg.lstsq(torch.empty(shape, device="cuda"), torch.empty(sides, device="cuda"))
-            assert [one.shape for one in found] == [one.shape for one in expected]
-            assert [one.dtype for one in found] == [one.dtype for one in expected]
+            assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in expected]
         torch.save({"weight": torch.empty(1 << 20, device="cuda")}, os.devnull)
-        """,
-        "--live",
-        "1",
-    )
-    assert "values" not in ended.stdout + ended.stderr.split("meaningless")[1]
-    assert "linalg_lstsq" in ended.stdout + ended.stderr
+
+    ended = simulate("dgx-h100:1", script)
+    assert "values" not in ended.out + ended.err.split("meaningless")[1]
+    assert "linalg_lstsq" in ended.out + ended.err
 
 
-def test_tensors_on_the_host_are_exchanged_while_the_gpu_computes(tmp_path: Path) -> None:
-    simulated(
-        tmp_path,
-        """
-        import time
-        host = dist.new_group(backend="gloo")
-        big = torch.ones(1 << 14, 1 << 14, device="cuda")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_of_a_data_loader_that_cost_nothing_are_told_once(workers: int) -> None:
+    def script():
+        from torch.utils.data import DataLoader
+
+        for _ in range(2):
+            for batch in DataLoader(range(8), num_workers=int(sys.argv[1])):
+                batch.cuda()
+
+    told = simulate("H100", script, workers).numbers["warnings"]
+    found = {text: count for text, count in told.items() if "workers" in text}
+    assert list(found.values()) == [1] * bool(workers)
+    assert all("script.py:" in text for text in found)
+
+
+def test_peak_memory_stays_when_the_script_resets_its_own() -> None:
+    def script():
+        big = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+        del big
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() < 1 << 20
+
+    memory = simulate("H100", script).numbers["ranks"][0]["memory"]
+    assert memory["allocated"] == memory["reserved"] == memory["breakdown"]["activations"] == 3 << 30
+
+
+def test_memory_is_that_of_the_gpu_that_needs_most() -> None:
+    def script():
+        torch.empty(20 << 30, dtype=torch.uint8, device="cuda:1")
+
+    ended = simulate("dgx-h100:1,ranks=0-1", script, options=("--live", 1))
+    assert ended.numbers["ranks"][0]["memory"]["reserved"] == 20 << 30
+
+
+@on_gpus()
+def test_saved_tensors_load_with_the_values_they_have() -> None:
+    path = os.path.join(os.path.dirname(__file__), "saved")
+    small, large = torch.arange(5, device="cuda"), torch.empty(1 << 20, device="cuda")
+    torch.save({"small": small, "large": large}, path)
+    loaded = torch.load(path, map_location="cuda")
+    assert loaded["small"].tolist() == [0, 1, 2, 3, 4]
+    assert loaded["large"].shape == large.shape
+    before = torch.cuda.memory_allocated()
+    storage = torch.UntypedStorage(1 << 20, device="cuda")
+    assert torch.cuda.memory_allocated() - before == 1 << 20
+    assert storage.device == torch.device("cuda", 0)
+
+
+@on_gpus("--live", 2)
+def test_values_stay_in_a_storage_that_grows() -> None:
+    tensor = torch.tensor([1, 2, 3], dtype=torch.uint8, device="cuda")
+    tensor.resize_(100_000)
+    assert tensor[:3].tolist() == [1, 2, 3]
+    told = [None]
+    objects = [list(range(10_000 * k)) for k in range(8)]
+    dist.scatter_object_list(told, objects if dist.get_rank() == 0 else None, src=0)
+    assert told[0] == objects[dist.get_rank()]
+
+
+@on_gpus()
+@pytest.mark.smoke
+def test_a_represented_world_writes_and_reads_distributed_checkpoints() -> None:
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(64, 64, device="cuda")
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    path = os.path.join(os.path.dirname(__file__), "checkpoint")
+    parameters, moments = get_state_dict(model, optimizer)
+    state = {"model": parameters, "optimizer": moments, "step": 7}
+    checkpoint.async_save(state, checkpoint_id=path, process_group=dist.new_group(backend="gloo")).result()
+    state["step"] = 0
+    checkpoint.load(state, checkpoint_id=path)
+    assert state["step"] == 7
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+@on_gpus()
+@pytest.mark.smoke
+def test_a_replayed_graph_takes_the_kernels_time_and_one_launch() -> None:
+    import pytest
+
+    x, other = torch.ones(64, 64, device="cuda"), torch.cuda.Stream()
+
+    def work():
+        total = torch.zeros(1 << 24, device="cuda")
+        for _ in range(100):
+            x.add_(1)
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            total.add_(1)
+            dist.all_reduce(total)
+        torch.cuda.current_stream().wait_stream(other)
+
+    def taken(call):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        big @ big
-        dist.all_reduce(torch.ones(1), group=host)
-        dist.barrier(group=host)
+        call()
         host = time.perf_counter() - begin
         torch.cuda.synchronize()
-        assert host < (time.perf_counter() - begin) / 2
-        """,
-    )
+        return host, time.perf_counter() - begin
+
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert torch.cuda.is_current_stream_capturing()
+        work()
+        with pytest.raises(RuntimeError, match="capturing"):
+            x.sum().item()
+    host, both = taken(work)
+    replayed_host, replayed = taken(graph.replay)
+    assert replayed_host < host / 20
+    assert 0 < replayed < both
+    assert abs(taken(graph.replay)[1] - replayed) < 1e-9
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).cuda()
+    graphed = torch.cuda.make_graphed_callables(model, (torch.randn(64, 512, device="cuda", requires_grad=True),))
+    graphed(torch.randn(64, 512, device="cuda", requires_grad=True)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_steps_in_a_graph_are_made_when_it_is_replayed() -> None:
+    def script():
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(64, 512, device="cuda")
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for _ in range(7):
+            graph.replay()
+
+    (rank,) = simulate("H100", script).numbers["ranks"]
+    assert len(rank["steps"]) == 3 + 7
+    assert 0 < rank["steps"][-1] < 0.9 * rank["steps"][1]  # one launch, where there were dozens
+    assert rank["flops"] > 0
+
+
+@on_gpus(cluster="H100", says="an optimizer makes several steps is")
+def test_several_steps_in_one_graph_are_taken_for_one_and_said_so() -> None:
+    weight = nn.Parameter(torch.ones(1 << 20, device="cuda"))
+    optimizer = torch.optim.SGD([weight])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(2):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+    for _ in range(3):
+        graph.replay()

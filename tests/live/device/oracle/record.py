@@ -19,8 +19,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import torch
-
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[3] / "src/foretrain/live/device/native"
 MIB = 2**20
@@ -78,12 +76,16 @@ def _rare(chance: random.Random) -> str:
 
 
 def outcome(program: list[str], lines: list[str]) -> list[str]:
-    """What a program printed, as far as both print it alike."""
+    """What a program printed, as far as both programs print it alike."""
     process = subprocess.run(program, input="\n".join(lines) + "\n", capture_output=True, text=True, check=True)
     # PyTorch leaves in an inactive block what was once requested of it.
-    text = re.sub(r"(block \d+ \d+) \d+ inactive", r"\1 0 inactive", process.stdout)
-    text = re.sub(r"^error .*", "error", text, flags=re.M)
-    return [line for line in text.splitlines() if not line.startswith(("tag", "message", "stat max_split_size"))]
+    return comparable(re.sub(r"(block \d+ \d+) \d+ inactive", r"\1 0 inactive", process.stdout).splitlines())
+
+
+def comparable(lines: list[str]) -> list[str]:
+    """What both allocators print alike: without what ours alone prints, and the words of errors."""
+    kept = (line for line in lines if not line.startswith(("tag", "message", "stat max_split_size")))
+    return [re.sub(r"^error .*", "error", line) for line in kept]
 
 
 def differing(theirs: list[str], ours: list[str]) -> list[tuple[str, str]]:
@@ -98,8 +100,18 @@ def differing(theirs: list[str], ours: list[str]) -> list[tuple[str, str]]:
     return [(a, b) for a, b in pairs if not re.match(r"stat inactive_split\S*\.(peak|allocated|freed) ", a)]
 
 
+def build_shell(into: Path) -> Path:
+    """Compiles `shell.cpp` with our allocator; the program's path."""
+    sources = [str(HERE.parent / "shell.cpp"), *map(str, sorted(NATIVE.glob("allocator*.cpp")))]
+    compiler = os.environ.get("CXX", "g++")
+    subprocess.run([compiler, "-std=c++17", "-O2", f"-I{NATIVE}", *sources, "-o", str(into / "shell")], check=True)
+    return into / "shell"
+
+
 def build(libraries: Path, into: Path) -> tuple[list[str], list[str]]:
     """Compiles both programs; their command lines, PyTorch's first."""
+    import torch
+
     include = Path(torch.__file__).parent / "include"
     compiler = os.environ.get("CXX", "g++")
     shared = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", f"-I{NATIVE}"]
@@ -107,13 +119,11 @@ def build(libraries: Path, into: Path) -> tuple[list[str], list[str]]:
     script = f"-Wl,-soname,libcudart.so.13,--version-script={HERE / 'cudart.map'}"
     subprocess.run([*shared, str(HERE / "cudart.cpp"), script, "-o", str(runtime)], check=True)
     subprocess.run([*shared, str(HERE / "nvml.cpp"), str(runtime), "-o", str(management)], check=True)
-    sources = [str(HERE.parent / "shell.cpp"), *map(str, sorted(NATIVE.glob("allocator*.cpp")))]
-    subprocess.run([compiler, "-std=c++17", "-O2", f"-I{NATIVE}", *sources, "-o", str(into / "shell")], check=True)
     paths = [f"-I{HERE / 'include'}", f"-I{include}", f"-L{libraries}", f"-L{into}"]
     links = ["-lc10", "-lc10_cuda", "-l:libcudart.so.13", f"-Wl,-rpath,{libraries}:{into}"]
     oracle = [compiler, "-std=c++20", "-O1", "-w", *paths, str(HERE / "oracle.cpp"), *links]
     subprocess.run([*oracle, "-o", str(into / "oracle")], check=True)
-    return ["env", f"LD_LIBRARY_PATH={into}", str(into / "oracle")], [str(into / "shell")]
+    return ["env", f"LD_LIBRARY_PATH={into}", str(into / "oracle")], [str(build_shell(into))]
 
 
 def main() -> None:
