@@ -1,4 +1,4 @@
-"""Writing a file so that a reader finds the old text or the new one, and never half of it."""
+"""Write a file so that a reader finds the old text or the new one, and never half of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from foretrain.errors import ConfigError
 
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[bytes | memoryview]) -> None:
-    """Writes ``data`` (text as UTF-8; or piece by piece) to ``path`` in one step, and nothing on failure or Ctrl-C.
+    """Write ``data`` (text as UTF-8; or piece by piece) to ``path`` in one step, and nothing on failure or Ctrl-C.
 
     A symbolic link is followed and stays a link. What is no regular file (a pipe, ``/dev/stdout``) cannot be
     replaced and is written straight. Raises ConfigError when the system refuses.
@@ -27,6 +29,11 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
         raise ConfigError("path", os.fspath(path), problem, "choose a file in a folder you may write to") from error
+
+
+def write_json(path: str | os.PathLike[str], value: object) -> None:
+    """Write ``value`` to ``path`` as indented JSON; see `write_atomically`."""
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def _replace(target: Path, pieces: Iterable[bytes | memoryview]) -> None:
@@ -51,7 +58,7 @@ def _replace(target: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """The new name outlives a loss of power, too, where folders can be written through."""
+    """Make the new name survive a loss of power, where the file system can sync folders."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

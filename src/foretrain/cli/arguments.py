@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from foretrain.device import Precision
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from foretrain.network import Place
     from foretrain.network.fidelity import Fidelity
     from foretrain.workload import Workload
@@ -96,6 +98,14 @@ def check_writable(**paths: Path | None) -> None:
             raise ConfigError(field, str(path), "is a folder", "name a file")
 
 
+def write_outputs(console: Console, *outputs: tuple[Path | None, Callable[[Path], object]]) -> None:
+    """Write each file that was asked for, and print its name."""
+    for path, write in outputs:
+        if path is not None:
+            write(path)
+            console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
 def check_apart(source: str | Path, **paths: Path | None) -> None:
     """Raise ConfigError for an output that would replace the input file."""
     for field, path in paths.items():
@@ -112,6 +122,26 @@ def requested_schedule_text(schedule: str | None, plan: Path | None) -> str | No
     if plan.suffix != ".toml":
         raise ConfigError("plan", str(plan), "does not end in .toml", "give a file written by foretrain tune")
     return str(plan.resolve())
+
+
+def split_script(arguments: Sequence[str], example: str) -> tuple[list[str], list[str]]:
+    """Split the arguments at the ``--`` before the script; without one only ``--help`` may be asked for."""
+    own, separator, script = list(arguments), "--" in arguments, []
+    if separator:
+        cut = own.index("--")
+        own, script = own[:cut], own[cut + 1 :]
+    elif not {"-h", "--help"}.intersection(own):
+        raise ConfigError("command line", " ".join(own), "has no '--' before the script", f"write e.g. {example}")
+    return own, script
+
+
+def script_of(script: Sequence[str], module: bool, example: str) -> tuple[list[str], bool]:
+    """Return the script with its arguments and whether it is the name of a module; ``-m`` may stand before it."""
+    if script[:1] == ["-m"]:
+        script, module = script[1:], True
+    if not script:
+        raise ConfigError("script", "", "is missing", f"write it after '--': {example}")
+    return list(script), module
 
 
 def split(text: str) -> list[str]:

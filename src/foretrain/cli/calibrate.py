@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from foretrain.cli.arguments import check_writable
+from foretrain.cli.progress import bars
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,11 +77,7 @@ def _device(name: str, threads: int) -> torch.device:
 @contextmanager
 def _progress() -> Iterator[Told]:
     """Show on stderr what is measured, the progress and the time left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with bars() as progress:
         tasks = {}
 
         def report(what: str, done: int, every: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +14,11 @@ from foretrain.cli.arguments import (
     check_writable,
     split,
     with_fidelity,
+    write_outputs,
 )
 from foretrain.cli.progress import progress_bar
 from foretrain.errors import ConfigError
+from foretrain.files import write_atomically, write_json
 
 
 def compare(
@@ -51,7 +52,9 @@ def compare(
     from foretrain.experiments import compare as compare_all
     from foretrain.experiments import sweep as sweep_all
     from foretrain.experiments.comparison import ALL_SCHEDULES
+    from foretrain.report.page import page
     from foretrain.report.table import summary
+    from foretrain.report.trace import write_trace
 
     check_writable(html=html, trace=trace, json=json)
     workload, place = scenario.read()
@@ -66,30 +69,12 @@ def compare(
         table = table.with_sweep(rows)
     console = Console(highlight=False)
     console.print(summary(table))
-    for path in _write(table, html, trace, json):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
-
-
-def _write(table: object, html: Path | None, trace: Path | None, json: Path | None) -> Iterator[Path]:
-    import msgspec
-
-    from foretrain.experiments import Comparison
-    from foretrain.files import write_atomically
-
-    assert isinstance(table, Comparison)
-    if html:
-        from foretrain.report.page import page
-
-        page(table, html)
-        yield html
-    if trace:
-        from foretrain.report.trace import write_trace
-
-        write_trace(table.runs, trace)
-        yield trace
-    if json:
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(table.to_dict()), indent=2))
-        yield json
+    write_outputs(
+        console,
+        (html, lambda path: page(table, path)),
+        (trace, lambda path: write_trace(table.runs, path)),
+        (json, lambda path: write_json(path, table.to_dict())),
+    )
 
 
 def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster]) -> None:
@@ -130,7 +115,6 @@ def schedule(
     """
     import sys
 
-    from foretrain.files import write_atomically
     from foretrain.planner import requested_schedule, resolved
     from foretrain.schedule.script import Written
     from foretrain.simulation import simulate

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.extras import SubcommandApp
 
-from foretrain.cli.arguments import check_writable, split
-
-if TYPE_CHECKING:
-    from foretrain.lab.messages import LabProgress
-    from foretrain.lab.result import LabResult
-
+from foretrain.cli.arguments import check_writable, split, write_outputs
+from foretrain.cli.progress import bars
+from foretrain.files import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from foretrain.lab import HostStatus, Status
+    from foretrain.lab.messages import LabProgress
 
 HELP = "Build and use a small cluster on this machine: hosts with links of a chosen rate. Needs root."
 
@@ -257,7 +255,7 @@ def compare(
 
     from foretrain.lab.compare import SCHEDULES, share
     from foretrain.lab.compare import compare as compare_all
-    from foretrain.report.lab import lab_summary
+    from foretrain.report.lab import lab_page, lab_summary, lab_trace
     from foretrain.units import parse_time
 
     check_writable(html=html, trace=trace, json=json)
@@ -282,35 +280,18 @@ def compare(
         )
     console = Console(highlight=False)
     console.print(lab_summary(result))
-    for path in _write(result, html, trace, json):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
-
-
-def _write(result: LabResult, html: Path | None, trace: Path | None, json: Path | None) -> Iterator[Path]:
-    import msgspec
-
-    from foretrain.files import write_atomically
-    from foretrain.report.lab import lab_page, lab_trace
-
-    if html:
-        lab_page(result, html)
-        yield html
-    if trace:
-        lab_trace(result, trace)
-        yield trace
-    if json:
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(result.to_dict()), indent=2))
-        yield json
+    write_outputs(
+        console,
+        (html, lambda path: lab_page(result, path)),
+        (trace, lambda path: lab_trace(result, path)),
+        (json, lambda path: write_json(path, result.to_dict())),
+    )
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[LabProgress], None]]:
     """Show a bar with an ETA on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bars() as bar:
         task = bar.add_task("building the lab", total=None)
         yield lambda now: bar.update(task, description=now.what, completed=now.done, total=now.total)
 

@@ -14,9 +14,11 @@ from foretrain.cli.arguments import (
     check_apart,
     check_writable,
     with_fidelity,
+    write_outputs,
 )
 from foretrain.cli.progress import progress_bar
 from foretrain.errors import ConfigError
+from foretrain.files import write_json
 
 _PRECISION = (
     "A search of knobs ends within 1 % of the schedule's bound; "
@@ -69,16 +71,9 @@ def plan(
     console.print()
     console.print(found.advice, markup=False)
     console.print(_PRECISION, markup=False, style="dim")
-    if html:
-        page(found, html)
-    if json:
-        import msgspec
-
-        from foretrain.files import write_atomically
-
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(found.to_dict()), indent=2))
-    for path in filter(None, (html, json)):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    write_outputs(
+        console, (html, lambda path: page(found, path)), (json, lambda path: write_json(path, found.to_dict()))
+    )
 
 
 def tune(
@@ -124,5 +119,4 @@ def tune(
     console.print()
     for line in choice.lines:
         console.print(line, markup=False, soft_wrap=True)
-    save(saved(choice), out)
-    console.print(f"wrote {out}", markup=False, soft_wrap=True)
+    write_outputs(console, (out, lambda path: save(saved(choice), path)))

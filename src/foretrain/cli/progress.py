@@ -11,6 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _EVERY = 30.0
 """Seconds between two lines of a log."""
@@ -19,16 +23,27 @@ _POLL_INTERVAL = 500
 """Milliseconds after which `_watch` checks whether the block has ended."""
 
 
+def bars(*, percent: bool = False, **options: Any) -> Progress:
+    """Return bars on stderr with description, progress and time left, which vanish at the end."""
+    from rich import progress
+    from rich.console import Console
+
+    amount = progress.TaskProgressColumn() if percent else progress.MofNCompleteColumn()
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount, progress.TimeRemainingColumn())
+    return progress.Progress(*columns, console=Console(stderr=True), transient=True, **options)
+
+
+def _in_terminal() -> bool:
+    from rich.console import Console
+
+    return Console(stderr=True).is_terminal
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[str, float, float], None]]:
     """Show a bar whose callback takes the next item, the number done and the total; nothing outside a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
     # Disabled, because a transient bar leaves an empty line in a log.
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with bars(disable=not _in_terminal()) as bar:
         task = bar.add_task(title, total=None)
         yield lambda what, done, total: bar.update(
             task, description=f"{title}: {what}" if what else title, completed=done, total=total
@@ -38,11 +53,7 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float, float], None]]:
 @contextmanager
 def percent_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar in percent whose callback takes the number done and the total."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bars(percent=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -50,17 +61,12 @@ def percent_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def counter(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar that counts ``things`` for minutes or hours; outside a terminal write `Lines` instead."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not _in_terminal():
         yield Lines(things)
         return
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # Results come in batches, so that an estimate from the last few would jump.
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=60) as bar:
-        task = bar.add_task("", total=None)
+    with bars(speed_estimate_period=60) as bar:
+        task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -82,10 +88,7 @@ class Lines:
 
 
 class StdoutClosed(BaseException):
-    """The reader of stdout is gone.
-
-    Like KeyboardInterrupt it may come out of any line, so it is none of the errors that code expects and handles.
-    """
+    """Raised when the reader of stdout has ended; like KeyboardInterrupt it may come out of any line."""
 
 
 @contextmanager

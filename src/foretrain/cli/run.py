@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from foretrain.cli.arguments import requested_schedule_text
+from foretrain.cli.arguments import requested_schedule_text, script_of, split_script
 from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, Transport, UpdateLocation
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
@@ -77,16 +77,11 @@ def run(options: tyro.conf.OmitArgPrefixes[RunOptions]) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """The command with what follows ``foretrain run``; exits with the script's status.
+    """Run the command with the arguments after ``foretrain run``; exit with the script's status.
 
-    It has its own reader because that of the other commands refuses the options it does not know.
+    Options that are not foretrain's are torchrun's, so they are parsed apart from those of the other commands.
     """
-    own, script = list(arguments), []
-    if "--" in own:
-        cut = own.index("--")
-        own, script = own[:cut], own[cut + 1 :]
-    elif not {"-h", "--help"}.intersection(own):
-        raise ConfigError("command line", " ".join(own), "has no '--' before the script", f"write e.g. {_EXAMPLE}")
+    own, script = split_script(arguments, _EXAMPLE)
     options, torchrun = tyro.cli(RunOptions, args=own, prog="foretrain run", return_unknown_args=True)
     _start(options, torchrun, script)
 
@@ -113,11 +108,7 @@ def _wait(field: str, text: str) -> float:
 
 
 def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) -> None:
-    module, script = options.module, list(script)
-    if script[:1] == ["-m"]:
-        module, script = True, script[1:]
-    if not script:
-        raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
+    script, module = script_of(script, options.module, _EXAMPLE)
     if options.server_restarts < 0:
         raise ConfigError("server-restarts", options.server_restarts, "is no number of times", "write 0 or more")
     check_every(options.snapshot_every)

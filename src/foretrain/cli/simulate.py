@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import PREPARING, FidelityOptions, check_writable, patience, requested_schedule_text
+from foretrain.cli.arguments import (
+    PREPARING,
+    FidelityOptions,
+    check_writable,
+    patience,
+    requested_schedule_text,
+    script_of,
+    split_script,
+)
 from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError
+from foretrain.files import write_json
 from foretrain.units import Time, parse_size, parse_time
 
 if TYPE_CHECKING:
     from foretrain.live.simulate import Simulated
-    from foretrain.planner import Wanted
+    from foretrain.planner import ScheduleRequest
     from foretrain.report.findings import SimulationFindings
     from foretrain.schedule import Spec
 
@@ -85,12 +94,7 @@ class SimulateOptions:
 
 def run_command(arguments: Sequence[str]) -> None:
     """Run the command with the arguments after ``foretrain simulate``."""
-    own, script = list(arguments), []
-    if "--" in own:
-        cut = own.index("--")
-        own, script = own[:cut], own[cut + 1 :]
-    elif not {"-h", "--help"}.intersection(own):
-        raise ConfigError("command line", " ".join(own), "has no '--' before the script", f"write e.g. {_EXAMPLE}")
+    own, script = split_script(arguments, _EXAMPLE)
     options = tyro.cli(SimulateOptions, args=own, prog="foretrain simulate")
     _start(options, script)
 
@@ -108,12 +112,10 @@ def _check(options: SimulateOptions) -> None:
         if options.trace.exists() and not options.trace.name.lower().endswith((".json", ".json.gz")):
             problem = "is a file, though its name does not end in .json or .json.gz"
             raise ConfigError("trace", str(options.trace), problem, "name another, or a folder")
-    if options.tokens is not None and options.tokens < 1:
-        raise ConfigError(
-            "tokens", options.tokens, "is not a positive number of tokens", "write the tokens of all ranks in one step"
-        )
-    if options.steps is not None and options.steps < 1:
-        raise ConfigError("steps", options.steps, "is not a positive number of steps", "write 1 or more")
+    for name, remedy in (("tokens", "write the tokens of all ranks in one step"), ("steps", "write 1 or more")):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(name, value, f"is not a positive number of {name}", remedy)
     if options.compare and options.schedule is None and options.plan is None:
         raise ConfigError(
             "compare", True, "needs a schedule to compare with", "name a policy: --schedule prophet --compare"
@@ -137,11 +139,7 @@ def _memory(options: SimulateOptions) -> int | None:
 
 
 def _start(options: SimulateOptions, script: Sequence[str]) -> None:
-    module, script = options.module, list(script)
-    if script[:1] == ["-m"]:
-        module, script = True, script[1:]
-    if not script:
-        raise ConfigError("script", "", "is missing", f"write it after '--': {_EXAMPLE}")
+    script, module = script_of(script, options.module, _EXAMPLE)
     _check(options)
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
@@ -205,7 +203,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
         sys.stderr.write(f"wrote {path}\n")
 
 
-def _policy(schedule: Wanted, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
+def _policy(schedule: ScheduleRequest, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
     """Return the policy that ``schedule`` names; for auto the planner's choice after a few observed steps."""
     from foretrain.live.simulate import PLANNING_STEPS, recommended_schedule
     from foretrain.planner import Auto, SavedPlan
@@ -237,15 +235,12 @@ def _write(found: SimulationFindings, stock: Simulated | None, options: Simulate
         page(found, options.html)
         yield options.html
     if options.json:
-        import msgspec
-
-        from foretrain.files import write_atomically
         from foretrain.report.findings import SimulationFindings, comparison_numbers, numbers
 
         document = (
             numbers(found) if stock is None else comparison_numbers(SimulationFindings(stock, options.tokens), found)
         )
-        write_atomically(options.json, msgspec.json.format(msgspec.json.encode(document), indent=2))
+        write_json(options.json, document)
         yield options.json
     if options.record_operators:
         yield options.record_operators

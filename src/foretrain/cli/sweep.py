@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -18,17 +18,16 @@ from foretrain.cli.arguments import (
     patience,
     split,
     with_fidelity,
+    write_outputs,
 )
 from foretrain.cli.progress import counter, progress_bar
 from foretrain.errors import ConfigError, MissingExtra
-
-if TYPE_CHECKING:
-    from foretrain.network.deployment import Deployment
+from foretrain.files import write_json
 
 if TYPE_CHECKING:
     from foretrain.experiments import Expansion, ResultStore, ScenarioResult
     from foretrain.experiments.execution import Backend
-    from foretrain.report.sweep import SweepFindings
+    from foretrain.network.deployment import Deployment
 
 _READING = "reading clusters (on first use a topology's simulator is compiled, which takes some 10 s)"
 
@@ -127,31 +126,17 @@ def _finish(
     from rich.console import Console
 
     from foretrain.experiments.result_table import table
-    from foretrain.report.sweep import findings, summary
+    from foretrain.report.sweep import findings, page, summary, to_dict
 
     made = table(expansion.scenarios, journal.found)
     made.write(out)
     found = findings(made, objectives)
     console = Console(highlight=False)
     console.print(summary(found))
-    for path in (out, *_write(found, title, html, json)):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
-
-
-def _write(found: SweepFindings, title: str, html: Path | None, json: Path | None) -> Iterator[Path]:
-    if html:
-        from foretrain.report.sweep import page
-
-        page(found, html, title)
-        yield html
-    if json:
-        import msgspec
-
-        from foretrain.files import write_atomically
-        from foretrain.report.sweep import to_dict
-
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(to_dict(found)), indent=2))
-        yield json
+    console.print(f"wrote {out}", markup=False, soft_wrap=True)
+    write_outputs(
+        console, (html, lambda path: page(found, path, title)), (json, lambda path: write_json(path, to_dict(found)))
+    )
 
 
 def grid(
@@ -184,7 +169,6 @@ def grid(
     from rich.console import Console
 
     from foretrain.experiments.grid import grid as grid_of
-    from foretrain.files import write_atomically
     from foretrain.report.grid import page, table
 
     check_writable(html=html, json=json)
@@ -200,11 +184,4 @@ def grid(
         made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
     console = Console(highlight=False)
     console.print(table(made))
-    if html:
-        page(made, html)
-    if json:
-        import msgspec
-
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(made.to_dict()), indent=2))
-    for path in filter(None, (html, json)):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    write_outputs(console, (html, lambda path: page(made, path)), (json, lambda path: write_json(path, made.to_dict())))

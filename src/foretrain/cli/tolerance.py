@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import tyro
 
-from foretrain.cli.arguments import check_writable
+from foretrain.cli.arguments import check_writable, write_outputs
 from foretrain.cli.progress import progress_bar
 from foretrain.cli.record import loaded
 from foretrain.errors import ConfigError, MissingExtra
+from foretrain.files import write_json
 from foretrain.torch_version import require_torch
-
-if TYPE_CHECKING:
-    from foretrain.loss_tolerance.tolerance import Profile
 
 _WAYS = {"ps": "parameter_server", "ring": "ring", "halving-doubling": "halving_doubling"}
 
@@ -73,7 +70,7 @@ def tolerance(
     from foretrain.loss_tolerance.replicas import LossyExchange
     from foretrain.loss_tolerance.tagging import Tagging
     from foretrain.loss_tolerance.tolerance import ToleranceSettings, profile
-    from foretrain.report.tolerance import summary
+    from foretrain.report.tolerance import page, summary
 
     way = LossyExchange(cast(Any, _WAYS[exchange]), workers, back, gap, Tagging(losses), payload)
     shares = tuple(_share(text, f"grid[{index}]") for index, text in enumerate(grid))
@@ -84,8 +81,9 @@ def tolerance(
             found = profile(function, settings, name=name, progress=progress)
     console = Console(highlight=False)
     console.print(summary(found))
-    for path in _write(found, html, json):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    write_outputs(
+        console, (html, lambda path: page(found, path)), (json, lambda path: write_json(path, found.to_dict()))
+    )
 
 
 def _share(text: str, field: str) -> float:
@@ -94,17 +92,3 @@ def _share(text: str, field: str) -> float:
     if match is None:
         raise ConfigError(field, text, "is not a share", "write e.g. '3.5%'")
     return float(match[1]) / (100 if match[2] else 1)
-
-
-def _write(found: Profile, html: Path | None, json: Path | None) -> Iterator[Path]:
-    import msgspec
-
-    from foretrain.files import write_atomically
-    from foretrain.report.tolerance import page
-
-    if html:
-        page(found, html)
-        yield html
-    if json:
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(found.to_dict()), indent=2))
-        yield json

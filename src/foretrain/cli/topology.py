@@ -18,10 +18,12 @@ from foretrain.cli.arguments import (
     WorkloadOnCluster,
     check_writable,
     patience,
+    write_outputs,
     write_status,
 )
 from foretrain.cli.progress import percent_bar
 from foretrain.errors import ConfigError
+from foretrain.files import write_json
 
 if TYPE_CHECKING:
     from foretrain.simulation.shared_network import Tenant
@@ -47,7 +49,6 @@ def show(
     """
     from rich.console import Console
 
-    from foretrain.files import write_atomically
     from foretrain.network.topology.file import check_format
     from foretrain.network.topology.file import save as save_topology
     from foretrain.network.topology.notation import topology as read
@@ -59,16 +60,12 @@ def show(
     made = read(topology)
     console = Console(highlight=False, markup=False)
     console.print(summary(made))
-    if html:
-        page(made, html)
-    if json:
-        import msgspec
-
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(numbers(made)), indent=2))
-    if save:
-        save_topology(made, save)
-    for path in filter(None, (html, json, save)):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    write_outputs(
+        console,
+        (html, lambda path: page(made, path)),
+        (json, lambda path: write_json(path, numbers(made))),
+        (save, lambda path: save_topology(made, path)),
+    )
 
 
 def list_() -> None:
@@ -123,7 +120,6 @@ def collective(
     """
     from rich.console import Console
 
-    from foretrain.files import write_atomically
     from foretrain.network.collective_benchmark import exchange
     from foretrain.network.collective_placement import suited
     from foretrain.network.deployment_notation import deployment
@@ -156,18 +152,16 @@ def collective(
     console.print(table(found))
     if made.fidelity.level == "packet":
         console.print(packet_table(found))
-    if html:
-        page(found[0].topology, html, found[0].utilisation)
-    if json:
-        import msgspec
-
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(numbers(found)), indent=2))
-    written = []
+    write_outputs(
+        console,
+        (html, lambda path: page(found[0].topology, path, found[0].utilisation)),
+        (json, lambda path: write_json(path, numbers(found))),
+    )
     if details:
         with percent_bar("details") as bar:
             written = write_packets(found[0], place, details, bar)
-    for path in filter(None, (html, json, *written)):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+        for path in written:
+            console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 _WARM = 2
@@ -196,11 +190,9 @@ def share(
         json: write the numbers.
         fidelity: fidelity of the network.
     """
-    import msgspec
     from rich.console import Console
     from rich.table import Table
 
-    from foretrain.files import write_atomically
     from foretrain.report.trace import write_trace
     from foretrain.simulation.shared_network import alone, together
     from foretrain.units import format_time
@@ -223,12 +215,7 @@ def share(
         rows.append(run.to_dict() | {"job": job, "alone": single / 1e12, "slowdown": ratio})
     console = Console(highlight=False)
     console.print(table)
-    if trace:
-        write_trace(runs, trace)
-    if json:
-        write_atomically(json, msgspec.json.format(msgspec.json.encode(rows), indent=2))
-    for path in filter(None, (trace, json)):
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    write_outputs(console, (trace, lambda path: write_trace(runs, path)), (json, lambda path: write_json(path, rows)))
 
 
 def _simulated(tenants: list[Tenant], steps: int, fidelity: FidelityOptions) -> list[Tenant]:

@@ -20,7 +20,7 @@ from foretrain.errors import ConfigError, unknown
 from foretrain.units import parse_time, to_seconds
 
 if TYPE_CHECKING:
-    from foretrain.planner import Wanted
+    from foretrain.planner import ScheduleRequest
 
 CollectiveOrder: TypeAlias = Literal["coordinator", "replay"]
 """Who decides the order of collectives."""
@@ -164,7 +164,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
         servers: host and port of each server; empty under all-reduce.
     """
 
-    schedule: Wanted
+    schedule: ScheduleRequest
     compression: str | None = None
     transport: Transport = AllReduce()
     timeouts: Timeouts = Timeouts()

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.errors import ConfigError
-from foretrain.experiments.parameter_sweep import ParameterSweep
+from foretrain.experiments.evaluation import best_run
+from foretrain.experiments.grid import ParameterSweep
 from foretrain.network import Cluster, Place, cluster
-from foretrain.planner import Wanted, requested_schedule, resolved, tune
+from foretrain.planner import ScheduleRequest, requested_schedule
 from foretrain.schedule import IDEAL, POLICIES, Bound, Spec
 from foretrain.simulation import Run, simulate
 from foretrain.simulation.simulation import bound
@@ -229,7 +230,7 @@ class Comparison:
 def compare(
     workload: Workload,
     where: str | Place,
-    schedules: str | Sequence[str | Wanted] = ALL_SCHEDULES,
+    schedules: str | Sequence[str | ScheduleRequest] = ALL_SCHEDULES,
     *,
     tuned: bool = True,
     trace: bool = True,
@@ -253,10 +254,9 @@ def compare(
     runs = []
     for done, plan in enumerate(plans):
         progress(str(plan).partition("(")[0], done, len(plans) + 1)
-        best = tune(workload, place, plan) if tuned and isinstance(plan, Spec) else resolved(plan, workload, place)
-        runs.append(simulate(workload, place, best, trace=trace))
+        runs.append(best_run(workload, place, plan, tuned=tuned, trace=trace))
     progress("ddp", len(plans), len(plans) + 1)
-    baseline = simulate(workload, place, tune(workload, place, "ddp"), trace=False)
+    baseline = best_run(workload, place, Spec("ddp"))
     ddp = [run for run in runs if run.schedule.name == "ddp"]
     baseline = min([baseline, *ddp], key=lambda run: run.iteration_time)
     progress("done", len(plans) + 1, len(plans) + 1)

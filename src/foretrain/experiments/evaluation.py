@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +22,9 @@ from foretrain.experiments.conditions import Value
 from foretrain.experiments.result_store import ScenarioResult
 from foretrain.network import Cluster, Place, cluster
 from foretrain.network.notation import DEFAULT_DEVICE
-from foretrain.planner import tune
+from foretrain.planner import ScheduleRequest, resolved, tune
 from foretrain.schedule import POLICIES, Spec, spec
-from foretrain.simulation import simulate
+from foretrain.simulation import Run, simulate
 from foretrain.units import Time, to_seconds
 from foretrain.workload import Workload, zoo
 from foretrain.workload.step import jittered
@@ -127,6 +127,41 @@ class Scenario:
         return hashlib.blake2b(msgspec.json.encode(content, order="sorted"), digest_size=10).hexdigest()
 
 
+def best_run(
+    workload: Workload,
+    place: Place,
+    schedule: ScheduleRequest,
+    *,
+    tuned: bool = True,
+    evaluations: int = 60,
+    trace: bool = False,
+) -> Run:
+    """Simulate ``schedule`` on ``place``; if ``tuned``, with the best values of the knobs that a policy leaves free."""
+    if tuned and isinstance(schedule, Spec):
+        plan = tune(workload, place, schedule, evaluations=evaluations)
+    else:
+        plan = resolved(schedule, workload, place)
+    return simulate(workload, place, plan, trace=trace)
+
+
+def simulate_all(
+    workload: Workload,
+    places: Sequence[tuple[str, Place]],
+    schedules: Sequence[ScheduleRequest],
+    *,
+    tuned: bool,
+    evaluations: int = 60,
+    progress: Callable[[str, int, int], None],
+) -> list[tuple[Run, ...]]:
+    """Return the runs of every schedule on each of ``places``, which have names for ``progress``."""
+    found = []
+    for done, (name, place) in enumerate(places):
+        progress(name, done, len(places))
+        found.append(tuple(best_run(workload, place, one, tuned=tuned, evaluations=evaluations) for one in schedules))
+    progress("done", len(places), len(places))
+    return found
+
+
 def digest(path: Path) -> str:
     """Return a hash of the content of the file at ``path``."""
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
@@ -160,9 +195,8 @@ def _result(scenario: Scenario) -> ScenarioResult:
     place = _place(where)
     device = "" if scenario.source.recorded else scenario.source.device or place.device or DEFAULT_DEVICE
     work = _work(scenario.source, device, scenario.jitter, scenario.seed)
-    plan = spec(scenario.schedule)
-    best = tune(work, place, plan) if scenario.tuned else plan
-    run = simulate(work, place, best, trace=False)
+    run = best_run(work, place, spec(scenario.schedule), tuned=scenario.tuned)
+    assert isinstance(run.schedule, Spec)
     name, baseline_time = _baseline(scenario.source, device, scenario.jitter, scenario.seed, where, scenario.baseline)
     bound = run.bound
     return ScenarioResult(
@@ -171,8 +205,8 @@ def _result(scenario: Scenario) -> ScenarioResult:
         device=device,
         exchange=place.exchange if isinstance(place, Cluster) else place.collective_at(work.size),
         bandwidth=place.workers * place.up if isinstance(place, Cluster) else 0.0,
-        schedule=str(best),
-        knobs=_knobs(best),
+        schedule=str(run.schedule),
+        knobs=_knobs(run.schedule),
         iteration_time=to_seconds(run.iteration_time),
         samples_per_second=run.throughput,
         optimum=to_seconds(bound.time),
@@ -210,7 +244,6 @@ def _work(source: Source, device: str, jitter: float, seed: int) -> Workload:
 
 @lru_cache(maxsize=256)
 def _baseline(source: Source, device: str, jitter: float, seed: int, where: Where, baseline: str) -> tuple[str, Time]:
-    """The baseline at its best, as a notation, and its iteration time."""
-    work, place = _work(source, device, jitter, seed), _place(where)
-    best = tune(work, place, baseline)
-    return str(best), simulate(work, place, best, trace=False).iteration_time
+    """Return the baseline with its best knobs, in its notation, and its iteration time."""
+    run = best_run(_work(source, device, jitter, seed), _place(where), spec(baseline))
+    return str(run.schedule), run.iteration_time

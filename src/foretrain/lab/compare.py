@@ -1,4 +1,4 @@
-"""compare: real training steps under every schedule, on hosts of the lab, against DDP, T* and the forecast."""
+"""Real training steps under every schedule on hosts of the lab, against DDP, T* and the forecast."""
 
 from __future__ import annotations
 
@@ -30,38 +30,36 @@ from foretrain.lab.messages import (
 )
 from foretrain.lab.result import PLAIN, CaseResult, LabResult, LabTrace, gap_breakdown
 from foretrain.network import Cluster
-from foretrain.planner import requested_schedule, said
+from foretrain.planner import request_text, requested_schedule
 from foretrain.schedule import spec
-from foretrain.schedule.bounds import Bound
 from foretrain.simulation import bound, simulate
 from foretrain.trace import Timeline
 from foretrain.units import SECOND, Time, parse_rate
-from foretrain.workload import Gradient, Workload, zoo
+from foretrain.workload import Workload, zoo
 
 if TYPE_CHECKING:
     from foretrain.lab.network import Lab
 
 TRANSFORMER = "transformer"
-"""The one model that computes for real."""
+"""Model that computes for real; all others are paced."""
 BUCKETS: tuple[int | None, ...] = (None, 1 << 20, 5 << 20, 10 << 20, 100 << 20)
-"""DDP's default of 25 MiB and, for its best, others."""
+"""DDP's buckets, bytes; None is its default of 25 MiB."""
 SCHEDULES = ("fifo", "mgwfbp", "dear", "p3", "pace", "bytescheduler", "prophet", "bytescheduler+fp16")
-_SPARE = 90.0
+_LAUNCH_TIMEOUT = 90.0
 """Seconds that a launch may take besides its iterations."""
 
 OnLine = Callable[[int, str], None]
-"""Told a rank and a line that it printed."""
+"""Function that gets a rank and a line that it printed."""
 Report = Callable[[LabProgress], None]
-"""Told what is being done now."""
 
 
 class Launch(Protocol):
-    """Starts a command once per host and returns when all have ended."""
+    """Function that runs a command once per host and returns when all have ended."""
 
     def __call__(
         self, command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine
     ) -> int:
-        """The first exit status that is not 0, or 0."""
+        """Return the first exit status that is not 0, or 0."""
         ...
 
 
@@ -75,7 +73,7 @@ def compare(
     progress: Report = lambda now: None,
     **options: object,
 ) -> LabResult:
-    """Builds a lab, measures `experiment` (``options``) there, and takes the lab down.
+    """Build a lab, measure an `experiment` with ``options`` there, and remove the lab.
 
     ``servers`` is as for `plan_of`.
 
@@ -92,13 +90,9 @@ def compare(
 def plan_of(
     experiments: Sequence[Experiment] = (), *, hosts: int, rate: str, servers: str | int | None = None
 ) -> LabPlan:
-    """Return the plan of experiments for ``hosts`` that train.
+    """Return the plan of experiments on ``hosts`` that train, with links of ``rate``.
 
-    Args:
-        experiments: on the same hosts.
-        hosts: that train.
-        rate: of every link.
-        servers: None all-reduces; a number of servers on hosts of their own, or ``"colocated"``: one on every host.
+    ``servers``: None all-reduces; a number of servers on hosts of their own, or ``"colocated"``: one on every host.
 
     Raises ConfigError where that is no number, or too many for a lab.
     """
@@ -118,7 +112,7 @@ def plan_of(
 
 
 def on(lab: Lab, plan: LabPlan) -> Launch:
-    """The hosts of ``lab``, with the servers that ``plan`` needs for as long as something runs."""
+    """Return a launcher on the hosts of ``lab``, which runs the servers of ``plan`` during a launch."""
     from foretrain.lab.launch import launch
     from foretrain.lab.servers import PIDS, serving
 
@@ -126,15 +120,8 @@ def on(lab: Lab, plan: LabPlan) -> Launch:
         if not plan.servers:
             return launch(lab, command, environment={PIDS: "", **environment}, timeout=timeout, on_line=on_line)
         with serving(lab, plan.homes, plan.hosts, silence=plan.timeout) as served:
-            return launch(
-                lab,
-                command,
-                environment={**served.environment, **environment},
-                timeout=timeout,
-                on_line=on_line,
-                ranks=plan.hosts,
-                secret=served.secret,
-            )
+            job = {"environment": {**served.environment, **environment}, "secret": served.secret}
+            return launch(lab, command, **job, timeout=timeout, on_line=on_line, ranks=plan.hosts)
 
     return on_hosts
 
@@ -164,15 +151,15 @@ def experiment(
 
     Args:
         model: of the zoo, to pace; or ``"transformer"``, which computes for real.
-        hosts: that take part.
+        hosts: that train.
         rate: of their links.
-        servers: as for `plan_of`; fifo is measured besides, as the baseline.
+        servers: as for `plan_of`; adds fifo, the baseline.
         compute: ``"paced"`` or ``"real"``; follows from the model.
         schedules: of the runtime; ``+fp16`` or ``+bf16`` behind one compresses what it sends.
         buckets: of DDP, bytes; None is its default. The fastest is the baseline. By default `BUCKETS` without servers.
         half_hook: whether to measure DDP's fp16 hook, too; by default without servers.
-        ratio: communication over computation on these links; sets the time to compute.
-        step_time: the time to compute itself; neither is a ratio of 1.
+        ratio: communication over computation on these links; sets the computing time.
+        step_time: the computing time itself; by default the ratio is 1.
         size: scales the gradients of a paced model.
         iterations: measured in every case, in all rounds together.
         rounds: how often the cases take turns.
@@ -180,8 +167,10 @@ def experiment(
         straggler: share by which the last host is slower.
         jitter: share by which each layer's time varies.
         seed: of everything random.
-        traced: whether to record what happens, for pictures.
+        traced: whether to record timelines.
     """
+    from foretrain.lab.paced import scaled
+
     links = plan_of(hosts=hosts, rate=rate, servers=servers).links
     if servers is not None and (buckets or half_hook):
         raise ConfigError("servers", servers, "are not for DDP, which all-reduces", "leave out its buckets and hook")
@@ -212,7 +201,7 @@ def experiment(
     return Experiment(
         name=model if plain is None else plain.name,
         cases=tuple(cases),
-        workload=None if plain is None else _paced(plain, wanted, size),
+        workload=None if plain is None else scaled(plain, wanted, size),
         iterations=iterations,
         rounds=rounds,
         warmup=warmup,
@@ -225,36 +214,30 @@ def experiment(
 
 
 def attached(text: str) -> LabCase:
-    """The case that ``text`` spells: a schedule, and ``+fp16`` or ``+bf16`` behind it."""
+    """Parse a case: a schedule, with ``+fp16`` or ``+bf16`` appended for compression."""
     plain, plus, compression = text.partition("+")
     if plus and compression.strip() not in ("fp16", "bf16"):
         raise unknown("compression", compression.strip(), ("fp16", "bf16"))
-    return LabCase("attach", schedule=said(requested_schedule(plain)), compression=compression.strip() or None)
+    return LabCase("attach", schedule=request_text(requested_schedule(plain)), compression=compression.strip() or None)
 
 
 def share(text: str, field: str) -> float:
-    """0.2 for ``"20%"`` and for ``"0.2"``."""
+    """Parse a share: 0.2 for ``"20%"`` and for ``"0.2"``."""
     match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(%?)\s*", text)
     if match is None:
         raise ConfigError(field, text, "is not a share", "write e.g. '20%'")
     return float(match[1]) / (100 if match[2] else 1)
 
 
-def _paced(plain: Workload, compute: Time, size: float) -> Workload:
-    from foretrain.lab.paced import scaled
-
-    return scaled(plain, compute, size)
-
-
 def _transformer_size() -> int:
-    """Bytes of its gradients."""
+    """Return the bytes of the transformer's gradients."""
     from foretrain.lab.training import transformer
 
     return sum(parameter.nbytes for parameter in transformer().parameters())
 
 
 def conduct(plan: LabPlan, launch: Launch, progress: Report = lambda now: None) -> tuple[LabResult, ...]:
-    """Has workers do all of ``plan`` and makes of what they say a result per experiment."""
+    """Run ``plan`` on workers; return a result per experiment from their reports."""
     other: list[str] = []
 
     def on_line(rank: int, line: str) -> None:
@@ -269,16 +252,13 @@ def conduct(plan: LabPlan, launch: Launch, progress: Report = lambda now: None) 
         config.write_bytes(msgspec.json.encode(plan))
         command = [sys.executable, "-m", "foretrain.lab.worker", str(config)]
         environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        status = launch(command, environment=environment, timeout=_patience(plan), on_line=on_line)
-        heard = _heard(config.with_suffix(".jsonl")) if not status else []
+        status = launch(command, environment=environment, timeout=_timeout(plan), on_line=on_line)
+        reports = config.with_suffix(".jsonl").read_bytes().splitlines() if not status else []
     if status:
         tail = "\n  ".join(other[-12:]) or "(they said nothing)"
         raise ForetrainError(f"the lab's workers ended with status {status}; the last that they said:\n  {tail}")
-    return tuple(_result(plan, number, heard) for number in range(len(plan.experiments)))
-
-
-def _heard(path: Path) -> list[Message]:
-    return [msgspec.json.decode(line, type=Message) for line in path.read_bytes().splitlines()]
+    messages = [msgspec.json.decode(report, type=Message) for report in reports]
+    return tuple(_result(plan, number, messages) for number in range(len(plan.experiments)))
 
 
 def _progress(line: str) -> LabProgress | None:
@@ -288,9 +268,9 @@ def _progress(line: str) -> LabProgress | None:
         return None
 
 
-def _patience(plan: LabPlan) -> float:
-    """Seconds that should be plenty: four times what a barrier would take, for all that is to be run."""
-    total = _SPARE
+def _timeout(plan: LabPlan) -> float:
+    """Return generous seconds for a plan: four times the time of all steps under a barrier."""
+    total = _LAUNCH_TIMEOUT
     for one in plan.experiments:
         compute = one.workload.compute if one.workload else one.step_time or SECOND
         size = one.workload.size if one.workload else _transformer_size()
@@ -300,21 +280,21 @@ def _patience(plan: LabPlan) -> float:
     return total
 
 
-# From what was heard to a result.
+# From reports to a result.
 
 
-def _result(plan: LabPlan, number: int, heard: Sequence[Message]) -> LabResult:
+def _result(plan: LabPlan, number: int, messages: Sequence[Message]) -> LabResult:
     one = plan.experiments[number]
-    samples = next(message.samples for message in heard if isinstance(message, CalibrationReport))
+    samples = next(message.samples for message in messages if isinstance(message, CalibrationReport))
     place = fit(samples, nominal(plan.links)).on(plan.links)
-    recorded = [m.workload for m in heard if isinstance(m, WorkloadReport) and m.experiment == number]
+    recorded = [m.workload for m in messages if isinstance(m, WorkloadReport) and m.experiment == number]
     workload = recorded[-1] if recorded else one.workload
     if workload is None:
         raise ForetrainError("nothing recorded the real model, so nothing can be forecast; compare a schedule with it")
     asked = one.workload or workload
     workload = dataclasses.replace(workload, name=one.name, batch=asked.batch, unit=asked.unit)
     measurements = tuple(
-        _measurement(plan, case, workload, place, [m for m in heard if _about(m, number, index)])
+        _measurement(plan, case, workload, place, [m for m in messages if _about(m, number, index)])
         for index, case in enumerate(one.cases)
     )
     return LabResult(one, plan.links, workload, place, samples, measurements)
@@ -329,22 +309,23 @@ def _about(message: Message, number: int, case: int) -> bool:
 
 
 def _measurement(
-    plan: LabPlan, case: LabCase, workload: Workload, place: Cluster, heard: Sequence[Message]
+    plan: LabPlan, case: LabCase, workload: Workload, place: Cluster, messages: Sequence[Message]
 ) -> CaseResult:
-    timed = [message for message in heard if isinstance(message, RoundTimes)]
+    timed = [message for message in messages if isinstance(message, RoundTimes)]
     schedule = spec(timed[-1].schedule) if timed and timed[-1].schedule else case.plan
-    # What the runtime measures of a server it takes for a dedicated one, and it measures little.
+    # The runtime measures servers briefly, and takes each for a dedicated one: the calibration is better.
     where = (timed[-1].cluster if timed and not plan.servers else None) or place
-    traces = [message for message in heard if isinstance(message, CaseTrace)]
+    idle = [message.idle for message in timed if message.idle is not None]
+    traces = [message for message in messages if isinstance(message, CaseTrace)]
     measurement = CaseResult(
         case=case,
         schedule=schedule,
         rounds=tuple(message.times for message in timed),
         cluster=where,
-        bound=_optimum(plan, case, workload),
+        bound=bound(_sent(case, workload), plan.links),
         trace=LabTrace(traces[-1].begins, Timeline(traces[-1].spans)) if traces else None,
-        problem=next((message.problem for message in heard if isinstance(message, CaseRefused)), ""),
-        idle=_mean([message.idle for message in timed if message.idle is not None]),
+        problem=next((message.problem for message in messages if isinstance(message, CaseRefused)), ""),
+        idle=fmean(idle) if idle else None,
         links=tuple(
             (fmean(sent), fmean(received))
             for sent, received in (zip(*of, strict=True) for of in zip(*(m.links for m in timed), strict=True))
@@ -359,29 +340,17 @@ def _measurement(
     return dataclasses.replace(measurement, forecast=forecast, losses=lost)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
 def _sent(case: LabCase, workload: Workload) -> Workload:
-    """``workload`` with as many bytes as the case sends."""
+    """Return ``workload`` with as many bytes as the case sends."""
     if case.kind != "ddp_fp16" and case.compression is None:
         return workload
-    return dataclasses.replace(workload, gradients=tuple(_half(one) for one in workload.gradients))
-
-
-def _half(gradient: Gradient) -> Gradient:
-    return dataclasses.replace(gradient, size=max(1, gradient.size // 2))
-
-
-def _optimum(plan: LabPlan, case: LabCase, workload: Workload) -> Bound:
-    """T* of what the case sends, on links as fast as they are called."""
-    return bound(_sent(case, workload), plan.links)
+    halves = (dataclasses.replace(one, size=max(1, one.size // 2)) for one in workload.gradients)
+    return dataclasses.replace(workload, gradients=tuple(halves))
 
 
 def _virtual(case: LabCase, workload: Workload, where: Cluster) -> tuple[Workload, Cluster]:
     """Return the workload and the links with which the simulation forecasts a case."""
     if case.kind == "ddp_fp16":
-        # Its buckets are cut by the full size and sent in half the bits: the same as links of twice the rate.
+        # Its buckets are cut by the full size and sent in half the bits: equivalent to links of twice the rate.
         return workload, dataclasses.replace(where, up=2 * where.up, down=2 * where.down)
     return _sent(case, workload), where

@@ -9,7 +9,17 @@ from foretrain.planner.backends import COMPRESSIONS, engines
 from foretrain.planner.candidate_search import Candidate
 from foretrain.planner.choice import Recommendation, choose
 from foretrain.planner.forecast_error import GainUncertainty
-from foretrain.planner.plan import Auto, SavedPlan, Wanted, load, requested_schedule, resolved, said, save, saved
+from foretrain.planner.plan import (
+    Auto,
+    SavedPlan,
+    ScheduleRequest,
+    load,
+    request_text,
+    requested_schedule,
+    resolved,
+    save,
+    saved,
+)
 from foretrain.planner.search import forecaster, start, tune
 
 __all__ = [
@@ -19,14 +29,14 @@ __all__ = [
     "GainUncertainty",
     "Recommendation",
     "SavedPlan",
-    "Wanted",
+    "ScheduleRequest",
     "choose",
     "engines",
     "forecaster",
     "load",
+    "request_text",
     "requested_schedule",
     "resolved",
-    "said",
     "save",
     "saved",
     "start",

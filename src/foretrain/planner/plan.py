@@ -364,10 +364,10 @@ class Auto:
         return AUTO
 
 
-Wanted: TypeAlias = Spec | Auto | SavedPlan
+ScheduleRequest: TypeAlias = Spec | Auto | SavedPlan
 
 
-def requested_schedule(schedule: str | os.PathLike[str] | Wanted) -> Wanted:
+def requested_schedule(schedule: str | os.PathLike[str] | ScheduleRequest) -> ScheduleRequest:
     """Parse ``schedule``: ``"auto"``, the path of a plan file (ends in ``.toml``), or a policy with its knobs.
 
     ConfigError names what does not read, and what to write.
@@ -386,13 +386,13 @@ def requested_schedule(schedule: str | os.PathLike[str] | Wanted) -> Wanted:
     return load(text) if text.endswith(".toml") else spec(text)
 
 
-def resolved(schedule: Wanted, workload: Workload, place: Place) -> Spec:
+def resolved(schedule: ScheduleRequest, workload: Workload, place: Place) -> Spec:
     """The policy with its knobs that ``schedule`` comes to for ``workload`` on ``place``, by its own engine."""
     if isinstance(schedule, Auto):
         return choose(workload, place).schedule
     return schedule.schedule if isinstance(schedule, SavedPlan) else schedule
 
 
-def said(schedule: Wanted) -> str:
+def request_text(schedule: ScheduleRequest) -> str:
     """Return ``schedule`` as text; of a plan file its policy."""
     return str(schedule.schedule if isinstance(schedule, SavedPlan) else schedule)

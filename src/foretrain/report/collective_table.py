@@ -21,9 +21,6 @@ from foretrain.units import format_size, format_time, to_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 def table(found: Sequence[CollectiveBenchmark]) -> Table:
     """A row for each, in the order given."""

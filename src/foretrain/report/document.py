@@ -16,9 +16,6 @@ from foretrain.trace import Kind
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 BLUE, ORANGE, GREY, INK, LINE = "#2563eb", "#ea580c", "#64748b", "#0f172a", "#e2e8f0"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"

@@ -20,9 +20,6 @@ from foretrain.report.topology_layout import DrawnLinks, lines
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 _NAMED = 48
 """Drawn points up to which each has its name beside it."""
 _COLUMNS = 240

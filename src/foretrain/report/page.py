@@ -22,9 +22,6 @@ from foretrain.units import MICROSECOND, MILLISECOND, Time, format_time
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 _SHOWN = 3
 """Schedules whose lanes are shown at first."""
 

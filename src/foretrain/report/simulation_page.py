@@ -18,9 +18,6 @@ from foretrain.units import MILLISECOND, format_size, format_time
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 _PROVENANCE_COLOURS = (BLUE, "#7cb3f8", "#cbd5e1", "#dc2626")
 _KINDS = {"kernel": "computing", "communication": "communication", "host": "host", "unseen": "not kept"}
 _MOST_ROWS = 12

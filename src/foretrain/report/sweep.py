@@ -21,9 +21,6 @@ from foretrain.units import SECOND, format_rate, format_size, format_time
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 _SHOWN = 24
 """Rows of a summary; a file has them all."""
 

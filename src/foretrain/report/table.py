@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -15,9 +14,6 @@ from foretrain.schedule import IDEAL, POLICIES, Spec
 from foretrain.simulation import Run
 from foretrain.units import format_size, format_time, to_seconds
 from foretrain.workload.step import Workload
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _ROOM_FOR_KNOBS = 96
 
@@ -203,8 +199,6 @@ def summary(comparison: Comparison) -> ComparisonSummary:
 
 def plain_table() -> Table:
     """Without lines, its heads dim."""
-    from rich.table import Table
-
     return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
 
 

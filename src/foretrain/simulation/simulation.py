@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from foretrain.engine import Decision
 from foretrain.errors import ConfigError
-from foretrain.files import write_atomically
+from foretrain.files import write_json
 from foretrain.network import Cluster, cluster
 from foretrain.schedule import Bound, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
@@ -24,9 +22,6 @@ from foretrain.tasks import Chunk
 from foretrain.trace import Timeline
 from foretrain.units import Time, to_seconds
 from foretrain.workload.step import Workload
-
-if TYPE_CHECKING:
-    from foretrain.network import Place
 
 if TYPE_CHECKING:
     from foretrain.network import Place
@@ -106,7 +101,7 @@ class Run:
 
     def save(self, path: str | Path) -> None:
         """Writes `to_dict` as JSON, whole or not at all."""
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2))
+        write_json(path, self.to_dict())
 
 
 def job_on(workload: Workload, where: Place) -> Job:

@@ -34,9 +34,6 @@ from foretrain.workload.summary import summarize
 if TYPE_CHECKING:
     import torch
 
-if TYPE_CHECKING:
-    import torch
-
     from foretrain.workload.step import Workload
 
 

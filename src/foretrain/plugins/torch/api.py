@@ -26,7 +26,7 @@ from foretrain.comm.options import (
     check_flag,
 )
 from foretrain.errors import ConfigError
-from foretrain.planner import SavedPlan, Wanted, requested_schedule
+from foretrain.planner import SavedPlan, ScheduleRequest, requested_schedule
 from foretrain.plugins.torch.attached import Attached
 from foretrain.plugins.torch.gradient_buffer import wire_dtype
 from foretrain.plugins.torch.optimizers import check
@@ -39,7 +39,7 @@ _DEFAULT_TIMEOUTS = Timeouts()
 def attach(
     model: nn.Module,
     optimizer: optim.Optimizer | Sequence[optim.Optimizer],
-    schedule: str | os.PathLike[str] | Wanted = "bytescheduler",
+    schedule: str | os.PathLike[str] | ScheduleRequest = "bytescheduler",
     group: dist.ProcessGroup | None = None,
     *,
     transport: Transport | TransportKind = "all_reduce",

@@ -12,7 +12,7 @@ from foretrain.comm.coordinator.protocol import pack_spec, unpack_spec
 from foretrain.comm.observation import StepProfile, workload_of
 from foretrain.comm.options import AttachOptions
 from foretrain.network import Cluster
-from foretrain.planner import Auto, SavedPlan, Wanted, choose, tune
+from foretrain.planner import Auto, SavedPlan, ScheduleRequest, choose, tune
 from foretrain.planner.backends import cluster_of
 from foretrain.planner.knob_space import Space
 from foretrain.planner.online import Tuner
@@ -135,7 +135,7 @@ def slowest(sideband: ControlGroup, seen: StepProfile) -> StepProfile:
 
 
 def decide(
-    wanted: Wanted,
+    wanted: ScheduleRequest,
     workload: Workload,
     cluster: Cluster | None,
     crowding: float = 0.0,
@@ -182,7 +182,7 @@ def choose_knobs(wanted: Spec, workload: Workload, cluster: Cluster | None) -> S
     return tune(workload, cluster, wanted, careful=True)
 
 
-def search_of(wanted: Wanted, chosen: Spec, workload: Workload, cluster: Cluster) -> tuple[Tuner | None, Saved | None]:
+def search_of(wanted: ScheduleRequest, chosen: Spec, workload: Workload, cluster: Cluster) -> tuple[Tuner | None, Saved | None]:
     """A search for the knobs that ``wanted`` leaves open, which begins with what was found before, or is ``chosen``.
 
     Knobs that a planner chose are as open as those that nobody named. Nothing, with a warning, where none is open.

@@ -26,12 +26,7 @@ from foretrain.units import SECOND, Time
 from foretrain.workload.step import Gradient, Layer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from foretrain.workload.models.net import Architecture, LayerKernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from foretrain.device import Kind
 
