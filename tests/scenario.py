@@ -172,6 +172,18 @@ def by_step(log: Iterable[Decision]) -> dict[int, list[Chunk]]:
     return steps
 
 
+@st.composite
+def specs(draw: st.DrawFn) -> Spec:
+    """Any policy with any of its knobs anywhere in their ranges."""
+    name = draw(st.sampled_from(sorted(POLICIES)))
+    knobs: dict[str, float] = {}
+    for knob in POLICIES[name].knobs:
+        if draw(st.booleans()):
+            low, high = knob.low, min(knob.high, 10**12)
+            knobs[knob.name] = draw(st.floats(low, high) if knob.kind == "factor" else st.integers(int(low), int(high)))
+    return Spec(name, knobs)
+
+
 sizes = st.integers(1, 50_000)
 times = st.integers(0, 20_000)
 

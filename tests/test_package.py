@@ -48,7 +48,7 @@ def test_public_names():
         ("import foretrain", ("foretrain.simulation", "rich", "numpy", "torch")),
         ("from foretrain.cli import main", ("foretrain.simulation", "plotly", "numpy", "torch")),
         ("import foretrain.experiments, foretrain.report", ("plotly", "jinja2", "perfetto", "numpy", "torch")),
-        ("import foretrain.workload", ("torch", "numpy")),
+        ("import foretrain.workload as w; w.zoo('resnet50')", ("torch", "numpy", "foretrain.workload.recorder")),
     ],
 )
 @pytest.mark.smoke

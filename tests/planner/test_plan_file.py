@@ -8,25 +8,14 @@ from foretrain.errors import ConfigError
 from foretrain.network import cluster
 from foretrain.planner import Auto, SavedPlan, choose, load, requested_schedule, save, saved
 from foretrain.planner.plan import Fingerprint, dumps, fingerprint, loads
-from foretrain.schedule import POLICIES, Spec, spec
+from foretrain.schedule import POLICIES, spec
 from foretrain.workload import zoo
 from tests.planner.plans import plan_of
+from tests.scenario import specs
 
 TIMES = st.integers(1, 10**15)
 COUNTS = st.integers(1, 10**6)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-
-
-@st.composite
-def specs(draw):
-    name = draw(st.sampled_from(sorted(POLICIES)))
-    knobs = {}
-    for knob in POLICIES[name].knobs:
-        if draw(st.booleans()):
-            low, high = knob.low, min(knob.high, 10**12)
-            values = st.floats(low, high) if knob.kind == "factor" else st.integers(int(low), int(high))
-            knobs[knob.name] = draw(values)
-    return Spec(name, knobs)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""ByteScheduler: priority under credit, and both knobs at work. The same holds for whatever is but that window."""
+"""ByteScheduler, and the policies that are the same window with other limits: P3 and largest tail first."""
 
 import dataclasses
 import random
@@ -73,6 +73,7 @@ def test_every_start_is_the_most_urgent_ready_unit(name):
             elif isinstance(event, Chunk):
                 (piece,) = event.pieces
                 assert piece.task == min((i for i in left if left[i]), key=rank.__getitem__)
+                assert piece.size == min(left[piece.task], limits(plan)[0])
                 left[piece.task] -= piece.size
 
 
@@ -84,21 +85,6 @@ def test_a_window_that_holds_everything_is_first_come_first_served():
         huge = Spec("bytescheduler", {"partition": 1 << 30, "credit": 1 << 30})
         windowed, fifo = (simulate(workload, place, plan, trace=False) for plan in (huge, Spec("fifo")))
         assert [d.chunk for d in windowed.log] == [d.chunk for d in fifo.log]
-
-
-def test_the_partition_takes_effect():
-    """The published tuner writes a field that nobody reads: here each partition sends differently."""
-    workload = layered((20_000, 100), (100, 100), (4096, 10_000))
-    chunks = {}
-    for partition in (1024, 2048, 4096):
-        run = simulate(workload, EXACT, Spec("bytescheduler", {"partition": partition, "credit": 1024}))
-        sizes = [chunk.size for chunk in by_step(run.log)[0]]
-        assert sum(sizes) == 14_096
-        assert max(sizes) == partition
-        chunks[partition] = len(sizes), run.iteration_time
-    operations, times = zip(*chunks.values(), strict=True)
-    assert operations == (14, 7, 4)
-    assert len(set(times)) == 3
 
 
 def test_the_credit_takes_effect():
@@ -169,3 +155,16 @@ def test_fused_chunks_hold_the_most_urgent_and_reach_the_grain_or_take_all_there
                 fused += len(chunk.pieces) > 1
         assert not unsent
     assert fused > 100
+
+
+def test_an_urgent_gradient_overtakes_after_one_slice_of_p3():
+    # w1 (3 slices) is released at 1 and w0 at 11: it goes between the first and the second slice.
+    _, run, _ = replay(layered((1, 1), (10, 1), (1000, 3072)), EXACT, Spec("p3", {"slice": 1024}), steps=1)
+    pieces = [(chunk.pieces[0].task, chunk.pieces[0].offset) for chunk in by_step(run.log)[0]]
+    assert pieces == [(1, 0), (0, 0), (1, 1024), (1, 2048)]
+
+
+def test_p3_pays_the_latency_of_every_slice():
+    place = dataclasses.replace(EXACT, latency=500)  # of one way: twice for both halves of an all-reduce
+    _, run, _ = replay(layered((1,), (1,), (4096,)), place, Spec("p3", {"slice": 1024}), steps=1)
+    assert run.begins[1] == 1 + 4 * (1024 + 2 * 500) + 1

@@ -34,20 +34,6 @@ def test_buckets_are_pytorchs():
         assert by_size(order, tasks_of(sizes), caps) == [tuple(bucket) for bucket in expected]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "caps", "expected"),
-    [
-        ((5,), (10,), [(0,)]),
-        ((5, 5, 5), (10,), [(0, 1), (2,)]),
-        ((9, 9, 9), (10,), [(0, 1), (2,)]),  # closed when it reaches the cap, which it then exceeds
-        ((1, 1, 1, 1, 1), (1, 3), [(0,), (1, 2, 3), (4,)]),
-        ((50, 1, 1), (10,), [(0,), (1, 2)]),
-    ],
-)
-def test_by_hand(sizes, caps, expected):
-    assert by_size(range(len(sizes)), tasks_of(sizes), caps) == expected
-
-
 def test_the_first_step_has_one_bucket_and_overlaps_nothing():
     rng = random.Random(2)
     for _ in range(100):
@@ -88,11 +74,6 @@ def test_the_first_bucket_holds_a_mebibyte_and_the_others_25():
     run = simulate(layered([1] * 60, [1] * 60, sizes), Cluster(2), "ddp")
     assert [chunk.size // mib for chunk in by_step(run.log)[1]] == [1, 25, 25, 9]
     assert buckets_of(by_step(run.log)[1])[:2] == [(59,), tuple(range(58, 33, -1))]
-
-
-def test_a_small_cap_caps_the_first_bucket_as_well():
-    run = simulate(layered([1] * 4, [1] * 4, [1024] * 4), EXACT, "ddp(bucket=2KiB)")
-    assert buckets_of(by_step(run.log)[1]) == [(3, 2), (1, 0)]
 
 
 def test_a_bucket_waits_for_those_before_it():

@@ -1,9 +1,7 @@
 """DeAR: all halves forth, then all halves back in forward order."""
 
 import random
-from itertools import pairwise
 
-from foretrain.schedule import Spec
 from foretrain.schedule.buckets import by_size
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
@@ -64,13 +62,3 @@ def test_a_layer_waits_only_for_its_own_group():
     run = simulate(layered((5000, 7), (10, 10), (2048, 2048)), EXACT, "dear(group=1KiB)", steps=1)
     # Scattered: 10 + 1024 + 1024; w0 gathered 1024 later; w1 hides behind l0's forward.
     assert run.iteration_time == 10 + 3 * 1024 + 5000 + 7
-
-
-def test_larger_groups_mean_fewer_operations():
-    workload = layered([10] * 32, [10] * 32, [2048] * 32)
-    counts = [
-        len(by_step(simulate(workload, EXACT, Spec("dear", {"group": group})).log)[0])
-        for group in (1024, 4096, 16_384, 65_536)
-    ]
-    assert counts == [64, 32, 8, 2]
-    assert all(more > less for more, less in pairwise(counts))

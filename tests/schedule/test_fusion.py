@@ -6,10 +6,10 @@ import pytest
 
 from foretrain.schedule import Spec
 from foretrain.simulation import simulate
-from foretrain.tasks import Ready, Start
+from foretrain.tasks import Ready
 from foretrain.units import MICROSECOND
 from foretrain.workload import Gradient, Layer, Workload
-from tests.scenario import EXACT, by_step, layered, random_cluster, random_workload, replay
+from tests.scenario import EXACT, random_cluster, random_workload, replay
 
 CYCLE = 10 * MICROSECOND
 
@@ -67,20 +67,3 @@ def test_cycles_hold_fuse_greedily_and_lose_nothing():
                 assert chunk.size <= threshold or len(chunk.pieces) == 1
             for chunk, following in zip(seen.chunks, seen.chunks[1:], strict=False):
                 assert chunk.size + sizes[following.pieces[0].task] > threshold
-
-
-def test_a_longer_cycle_means_fewer_operations():
-    workload = layered([1] * 40, [CYCLE] * 40, [10] * 40)
-    operations = [
-        len(by_step(simulate(workload, EXACT, Spec("fusion", {"cycle": cycle})).log)[0])
-        for cycle in (CYCLE, 4 * CYCLE, 40 * CYCLE)
-    ]
-    assert operations == [40, 10, 1]
-
-
-def test_what_is_ready_with_a_cycle_leaves_with_it_alone():
-    """Nothing is started by anything but a cycle."""
-    watched, _, _ = replay(layered((1, 1), (3, 4), (5, 6)), EXACT, Spec("fusion", {"cycle": CYCLE}))
-    assert {type(seen.event).__name__ for seen in watched.seen if any(isinstance(a, Start) for a in seen.actions)} == {
-        "Wake"
-    }

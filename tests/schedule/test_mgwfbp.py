@@ -3,8 +3,6 @@
 import dataclasses
 import random
 
-import pytest
-
 from foretrain.schedule import CostModel
 from foretrain.schedule.mgwfbp import merge
 from foretrain.simulation import simulate
@@ -65,35 +63,6 @@ def models(seed, number):
 def test_it_is_algorithm_1():
     for releases, sizes, cost in models(1, 5000):
         assert [list(group) for group in merge(releases, sizes, cost)] == algorithm_1(releases, sizes, cost)
-
-
-@pytest.mark.parametrize(
-    ("releases", "sizes", "overhead", "expected"),
-    [
-        ((0,), (10,), 5, [1]),
-        ((0, 20), (10, 10), 5, [1, 1]),  # the first is done (15) before the second is ready
-        ((0, 4), (10, 10), 5, [2]),  # waiting 4 saves a start-up of 5
-        ((0, 5), (10, 10), 5, [1, 1]),  # waiting 5 does not
-        ((0, 5, 6), (10, 10, 10), 5, [1, 2]),  # the second waits for the link anyway
-        ((0, 0, 0), (1, 1, 1), 1, [3]),
-        ((0, 3, 6, 9), (1, 1, 1, 1), 0, [1, 1, 1, 1]),  # no start-up to save
-    ],
-)
-def test_by_hand(releases, sizes, overhead, expected):
-    assert [len(group) for group in merge(releases, sizes, CostModel(overhead, BYTE))] == expected
-
-
-def finish(groups, releases, sizes, cost):
-    free = 0
-    for group in groups:
-        free = max(free, max(releases[i] for i in group)) + cost.time(sum(sizes[i] for i in group))
-    return free
-
-
-def test_merging_never_ends_later_than_not_merging():
-    for releases, sizes, cost in models(2, 3000):
-        apart = [[i] for i in range(len(sizes))]
-        assert finish(merge(releases, sizes, cost), releases, sizes, cost) <= finish(apart, releases, sizes, cost)
 
 
 def test_latency_is_no_start_up_cost():

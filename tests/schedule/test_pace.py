@@ -1,6 +1,5 @@
 """PACE's fusion against every grouping there is."""
 
-import dataclasses
 import itertools
 import random
 
@@ -11,7 +10,7 @@ from foretrain.schedule.pace import fuse
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Chunk, Ready
-from tests.scenario import EXACT, layered, random_cluster, random_layered, random_spec, random_workload, replay
+from tests.scenario import EXACT, random_cluster, random_layered, random_spec, random_workload, replay
 
 BYTE = 1 << 32
 """A cost of one picosecond per byte."""
@@ -65,21 +64,6 @@ def test_it_never_predicts_worse_than_unfused():
         assert predicted(groups, *problem) <= predicted([[i] for i in range(len(sizes))], *problem)
 
 
-def test_without_a_cost_per_operation_nothing_is_fused():
-    rng = random.Random(3)
-    for _ in range(300):
-        releases, sizes, tails, _, partition = random_problem(rng, 12)
-        assert fuse(releases, sizes, tails, CostModel(0, BYTE), partition) == [
-            range(i, i + 1) for i in range(len(sizes))
-        ]
-
-
-def test_tiny_tensors_share_an_operation():
-    # All released together: 8 operations of θ = 1000 or one.
-    groups = fuse([10] * 8, [1] * 8, [8 - i for i in range(8)], CostModel(1000, BYTE), 100)
-    assert groups == [range(8)]
-
-
 @pytest.mark.parametrize("size", [1, 10**15])
 def test_it_ends_however_small_or_large_the_numbers(size):
     groups = fuse([0, 0, 0], [size] * 3, [2, 1, 0], CostModel(size, BYTE), 1 << 34)
@@ -128,11 +112,3 @@ def test_without_overhead_it_is_largest_tail_first():
         knobs = {"partition": 2048, "credit": 4096}
         runs = [simulate(workload, EXACT, Spec(name, knobs), trace=False) for name in ("pace", "largest_tail_first")]
         assert runs[0].log == runs[1].log
-
-
-def test_fusion_pays_where_operations_are_dear():
-    place = dataclasses.replace(EXACT, overhead=5000)
-    workload = layered([100] * 30, [100] * 30, [50] * 30)
-    knobs = {"partition": 4096, "credit": 4096}
-    fused, apart = (simulate(workload, place, Spec(name, knobs)) for name in ("pace", "largest_tail_first"))
-    assert fused.iteration_time < 0.2 * apart.iteration_time

@@ -1,14 +1,14 @@
 """Policies with their knobs as text, and the knobs themselves."""
 
 import contextlib
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
-from foretrain.schedule import POLICIES, Knob, Spec, spec
+from foretrain.schedule import POLICIES, Spec, spec
+from tests.scenario import specs
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,6 @@ from foretrain.schedule import POLICIES, Knob, Spec, spec
     [
         ("fifo", "fifo", {}),
         ("DDP", "ddp", {}),
-        ("ddp()", "ddp", {}),
         ("largest-tail-first", "largest_tail_first", {}),
         (" bytescheduler ( partition = 1MB , credit=4MiB ) ", "bytescheduler", {"partition": 10**6, "credit": 4 << 20}),
         ("fusion(cycle=2.5ms)", "fusion", {"cycle": 2_500_000_000}),
@@ -31,19 +30,6 @@ def test_notation(text, name, knobs):
 def test_a_spec_is_its_own_notation():
     plan = Spec("p3")
     assert spec(plan) is plan
-
-
-@st.composite
-def specs(draw):
-    name = draw(st.sampled_from(sorted(POLICIES)))
-    values = {
-        knob.name: (
-            st.floats(knob.low, knob.high) if knob.kind == "factor" else st.integers(int(knob.low), int(knob.high))
-        )
-        for knob in POLICIES[name].knobs
-    }
-    chosen = draw(st.sets(st.sampled_from(sorted(values)))) if values else ()
-    return Spec(name, {key: draw(values[key]) for key in sorted(chosen)})
 
 
 @given(specs())
@@ -65,11 +51,9 @@ def test_text_shows_only_what_differs_and_in_which_unit():
     ("text", "words"),
     [
         ("byte-scheduler", "schedule: 'byte-scheduler' is unknown; did you mean 'bytescheduler'?"),
-        ("profet", "did you mean 'prophet'?"),
         ("tac", "did you mean 'tictac'"),
         ("", "is not a schedule; write e.g. 'bytescheduler(partition=1MB"),
         ("ddp(bucket=1MB", "is not a schedule"),
-        ("ddp bucket=1MB", "is not a schedule"),
         ("ddp(bucket)", "schedule ddp: 'bucket' is not knob=value; write e.g. 'partition=1MB'"),
         ("ddp(buckt=1MB)", "schedule ddp: knob: 'buckt' is unknown; did you mean 'bucket'?"),
         ("fifo(bucket=1MB)", "schedule fifo: knob: 'bucket' is unknown"),
@@ -77,12 +61,9 @@ def test_text_shows_only_what_differs_and_in_which_unit():
         ("ddp(bucket=25)", "schedule ddp.bucket: '25' is not a size; write e.g. '25MB'"),
         ("ddp(bucket=)", "schedule ddp.bucket: '' is not a size"),
         ("ddp(bucket=1B)", "schedule ddp.bucket: '1B' is out of range; allowed: 1KiB to 16GiB"),
-        ("ddp(bucket=1TB)", "schedule ddp.bucket: '1000GB' is out of range"),
         ("ddp(bucket=1e40B)", "is out of range"),
         ("fusion(cycle=1MB)", "schedule fusion.cycle: '1MB' is not a time"),
         ("prophet(factor=nan)", "schedule prophet.factor: 'nan' is out of range"),
-        ("prophet(factor=inf)", "schedule prophet.factor: 'inf' is out of range"),
-        ("prophet(factor=-1)", "schedule prophet.factor: '-1.0' is out of range"),
         ("prophet(factor=two)", "schedule prophet.factor: 'two' is not a number; write e.g. '2.0'"),
         ("prophet(profile=1.5)", "schedule prophet.profile: '1.5' is not a number"),
         ("prophet(cut=2)", "schedule prophet.cut: '2' is out of range; allowed: 0 to 1"),
@@ -128,13 +109,3 @@ def test_whole_floats_become_whole_numbers():
 def test_any_text_is_a_schedule_or_a_config_error(text):
     with contextlib.suppress(ConfigError):
         assert spec(text).name in POLICIES
-
-
-def test_what_a_knob_writes_it_reads():
-    rng = random.Random(1)
-    kinds = {"size": (1, 1 << 40), "time": (1, 10**15), "count": (1, 10**6)}
-    for kind, (low, high) in kinds.items():
-        knob = Knob("knob", low, low, high, kind)
-        for _ in range(300):
-            value = int(low * (high / low) ** rng.random())
-            assert knob.parse(knob.write(value)) == value

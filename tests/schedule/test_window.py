@@ -29,18 +29,6 @@ def test_cut_pieces_cover_just_the_bytes_asked_for(lengths, data):
     assert len({piece.task for piece in found}) == len(found)
 
 
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=8), st.integers(1, 150))
-def test_successive_cuts_tile_the_unit(lengths, partition):
-    unit = list(enumerate(lengths))
-    total = sum(lengths)
-    pieces = [
-        piece for offset in range(0, total, partition) for piece in cut(unit, offset, min(partition, total - offset))
-    ]
-    for task, length in unit:
-        own = [(piece.offset, piece.offset + piece.size) for piece in pieces if piece.task == task]
-        assert [0, *(end for _, end in own)] == [*(start for start, _ in own), length]
-
-
 def test_a_unit_leaves_when_its_last_task_is_ready():
     window = Window(tasks_of([30, 20, 10]), [[0, 2], [1]], 1000, 1000)
     assert chunks(window.handle(Ready(0))) == []
@@ -68,15 +56,6 @@ def test_units_of_the_next_step_are_whole_again():
         (chunk,) = chunks(window.handle(Ready(0)))
         assert chunk.size == 50
         assert window.handle(Done(chunk)) == []
-
-
-def test_a_more_urgent_unit_goes_before_the_rest_of_another():
-    window = Window(tasks_of([10, 30]), [[0], [1]], 10, 1)
-    (first,) = chunks(window.handle(Ready(1)))
-    assert window.handle(Ready(0)) == []
-    (second,) = chunks(window.handle(Done(first)))
-    (third,) = chunks(window.handle(Done(second)))
-    assert (first.pieces, second.pieces, third.pieces) == ((Piece(1, 0, 10),), (Piece(0, 0, 10),), (Piece(1, 10, 10),))
 
 
 def test_credit_comes_back_with_every_arrival_in_any_order():

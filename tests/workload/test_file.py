@@ -1,12 +1,11 @@
-import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
-from foretrain.workload import Gradient, Layer, Workload, load, save, zoo
+from foretrain.workload import Gradient, Layer, Workload, load, save
 
 times = st.integers(0, 10**15)
 
@@ -36,18 +35,15 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("workloads")
 
 
+ODD = 'ΔΣ 层 🐍 a"b\\c line\nbreak\r\n\ttab \x00\x1f\x7f\x85\u2028\ufeff'
+
+
 @settings(max_examples=150, deadline=None)
 @given(workload=workloads())
+@example(Workload(ODD, 1, (Layer(ODD, 1, 2, 3),), (Gradient(ODD, 4, 0, 2),), ODD, ODD))
 def test_load_gives_back_exactly_what_was_saved(folder, workload):
     save(workload, folder / "any.toml")
     assert load(folder / "any.toml") == workload
-
-
-@pytest.mark.parametrize("text", ["ΔΣ 层 🐍", 'a"b\\c', "line\nbreak\r\n\ttab", "\x00\x1f\x7f\x85\u2028\ufeff", ""])
-def test_any_text_survives_as_a_name(folder, text):
-    workload = Workload(text, 1, (Layer(text, 1, 2, 3),), (Gradient(text, 4, 0, 2),), text, text)
-    save(workload, folder / "text.toml")
-    assert load(str(folder / "text.toml")) == workload
 
 
 def test_half_a_surrogate_pair_cannot_be_saved(folder):
@@ -55,12 +51,6 @@ def test_half_a_surrogate_pair_cannot_be_saved(folder):
     with pytest.raises(ConfigError, match="is not valid Unicode"):
         save(workload, folder / "surrogate.toml")
     assert not (folder / "surrogate.toml").exists()
-
-
-@pytest.mark.parametrize("name", ["gpt2", "inception_v3"])
-def test_a_zoo_model_survives(folder, name):
-    save(zoo(name), folder / f"{name}.toml")
-    assert load(folder / f"{name}.toml") == zoo(name)
 
 
 GOOD = """\
@@ -132,29 +122,20 @@ def test_layers_that_share_a_name_are_referred_to_by_number(tmp_path):
     [
         ('"1.5ms"', '"12"', "layers[0].forward: '12' is not a time; write e.g. '2us'"),
         ('"1.5ms"', "12", "layers[0].forward: 12 is not a time; write e.g. '2us'"),
-        ('"1.5ms"', '"-2us"', "layers[0].forward: '-2us' is not a time; write e.g. '2us'"),
-        ('"1.5ms"', "nan", "layers[0].forward: nan is not a time; write e.g. '2us'"),
-        ('"7us"', "-inf", "layers[0].update: -inf is not a time"),
         ('backward = "400us"', 'backwrd = "4us"', "layers[1].backwrd: 'backwrd' is unknown; did you mean 'backward'"),
         (', backward = "400us"', "", "layers[1].backward: None is missing; write backward = '4us'"),
         ('name = "fc"', "name = 3", "layers[1].name: 3 is not text; write it in quotes"),
         ('"6912B"', '"6912"', "gradients[0].size: '6912' is not a size; write e.g. '25MB'"),
         ('"6912B"', '"0B"', "gradients[0].size: 0 is not a whole number of at least 1"),
-        ('"6912B"', "6912", "gradients[0].size: 6912 is not a size"),
-        ('"6912B"', "[1]", "gradients[0].size: [1] is not a size"),
         ('layer = "conv"', 'layer = "convv"', "gradients[0].layer: 'convv' is unknown; did you mean 'conv'"),
         ('layer = "conv"', "layer = true", "gradients[0].layer: True is not a whole number"),
         ("layer = 1", "layer = 2", "gradients[1].layer: 2 is no layer; layers are numbered 0 to 1"),
-        ("layer = 1", "layer = -1", "gradients[1].layer: -1 is no layer"),
         ("layer = 1, ", "", "gradients[1].layer: None is missing; write layer = 'conv1'"),
         ('"fc.weight"', '"conv.weight"', "gradients[1].name: 'conv.weight' appears twice; names are unique"),
         ('"3.4ms"', '"4s"', "gradients[0].release: '4s' is after the backward pass; the backward pass ends at 3.4ms"),
         ("batch = 32", "batch = -32", "batch: -32 is not a positive number of samples"),
-        ("batch = 32", "batch = nan", "batch: nan is not a whole number; write e.g. 64"),
-        ("batch = 32", "batch = true", "batch: True is not a whole number"),
         ("batch = 32", "", "batch: None is missing; write batch = 64"),
         ("batch = 32", "btch = 32", "btch: 'btch' is unknown; did you mean 'batch'"),
-        ('unit = "images"', "unit = 1", "unit: 1 is not text"),
         ('name = "tiny"', "", "name: None is missing"),
         ("layers = [", "layers = [ 5,", "layers[0]: 5 is not a table"),
         ("batch = 32", "batch = = 32", "line 2: 'batch = = 32' is not TOML (Invalid value); correct that line"),
@@ -197,13 +178,3 @@ def test_what_cannot_be_read_is_named(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b'batch = 1\nname = "\xe9"')
     with pytest.raises(ConfigError, match=r"latin\.toml: line 2: 233 is no UTF-8; save the file as UTF-8"):
         load(tmp_path / "latin.toml")
-
-
-def test_a_failed_save_keeps_the_old_file(tmp_path):
-    path = tmp_path / "kept.toml"
-    path.write_text(GOOD)
-    bad = dataclasses.replace(load(path), name="\udfff")
-    with pytest.raises(ConfigError):
-        save(bad, path)
-    assert path.read_text() == GOOD
-    assert [entry.name for entry in tmp_path.iterdir()] == ["kept.toml"]

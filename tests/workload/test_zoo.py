@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from itertools import accumulate
 
 import pytest
@@ -77,24 +75,15 @@ def test_the_auxiliary_classifier_of_inception_is_an_option():
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_all_tensors_of_a_layer_are_released_when_its_backward_ends(models, name):
+def test_tensors_are_released_when_their_layers_backward_ends_and_every_layer_takes_time(models, name):
     w = models[name]
     ends = list(accumulate(layer.backward for layer in reversed(w.layers)))[::-1]
     assert [gradient.release for gradient in w.gradients] == [ends[gradient.layer] for gradient in w.gradients]
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_every_layer_takes_time_and_every_owner_is_updated(models, name):
-    w = models[name]
     owners = {gradient.layer for gradient in w.gradients}
     assert all(layer.forward > 0 and layer.backward > 0 for layer in w.layers)
     assert {index for index, layer in enumerate(w.layers) if layer.update} == owners
     assert len({layer.name for layer in w.layers}) == len(w.layers)
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_backward_is_about_twice_forward(models, name):
-    assert models[name].backward / models[name].forward == pytest.approx(2, rel=0.15)
+    assert w.backward / w.forward == pytest.approx(2, rel=0.15)
 
 
 def test_the_first_layer_needs_no_gradient_of_its_input(models):
@@ -175,10 +164,9 @@ def test_a_device_may_be_given_as_data():
     assert zoo("vgg16", device=device.preset("p100")) == zoo("vgg16", device="P100")
 
 
-@pytest.mark.parametrize("throughput", [1, 36.5, 360.0, 1e6])
-@pytest.mark.parametrize("name", ["vgg16", "bert_base"])
-def test_throughput_rescales_the_whole_step(name, throughput):
-    free, scaled = zoo(name), zoo(name, throughput=throughput)
+@pytest.mark.parametrize("throughput", [1, 36.5, 1e6])
+def test_throughput_rescales_the_whole_step(throughput):
+    free, scaled = zoo("bert_base"), zoo("bert_base", throughput=throughput)
     assert scaled.batch / (scaled.compute + scaled.update) * SECOND == pytest.approx(throughput, rel=1e-4)
     ratio = (scaled.compute + scaled.update) / (free.compute + free.update)
     for before, after in zip(free.layers, scaled.layers, strict=True):
@@ -196,20 +184,12 @@ def test_time_grows_with_batch_and_sequence():
     ("arguments", "message"),
     [
         ({"name": "resnet51"}, r"model: 'resnet51' is unknown; did you mean 'resnet5?"),
-        ({"name": "vgg"}, r"model: 'vgg' is unknown; did you mean .*'vgg16'"),
         ({"name": None}, "model: None is unknown; .*known: alexnet"),
         ({"batch": 0}, "batch: 0 is not a positive whole number; write e.g. 64"),
-        ({"batch": -3}, "batch: -3 is not"),
-        ({"batch": 2.0}, r"batch: 2\.0 is not"),
-        ({"batch": math.nan}, "batch: nan is not"),
         ({"batch": True}, "batch: True is not"),
         ({"throughput": math.nan}, "throughput: nan is not a positive finite number; write e.g. 360"),
         ({"throughput": 0}, "throughput: 0 is not"),
-        ({"throughput": -1.0}, "throughput: -1.0 is not"),
-        ({"throughput": math.inf}, "throughput: inf is not"),
-        ({"throughput": "360"}, "throughput: '360' is not"),
         ({"device": "v1000"}, "device: 'v1000' is unknown; did you mean 'V100'"),
-        ({"device": None}, "device: None is unknown"),
         ({"precision": "fp8"}, "precision: 'fp8' is unknown; did you mean"),
         ({"precision": "tf32"}, "precision: 'tf32' does not exist on V100; use fp32 or fp16"),
         ({"sequence": 128}, "sequence: 128 means nothing to resnet50, a model of images; leave it out"),
@@ -249,12 +229,7 @@ def test_a_declared_parameter_that_is_never_used_is_a_bug():
         net.build()
 
 
-def test_the_package_exports_lazily_and_needs_no_torch():
+def test_the_package_exports_lazily():
     assert {"zoo", "zoo_models", "load", "save", "record"} <= set(workload.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'recrod'"):
         workload.recrod  # noqa: B018
-    code = (
-        "import sys, foretrain.workload as w; w.zoo('resnet50'); "
-        "sys.exit(bool({'numpy', 'torch', 'foretrain.workload.recorder'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
