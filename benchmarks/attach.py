@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import foretrain as ft
 from foretrain.comm.coordinator.coordinator import Coordinator
-from foretrain.lab.paced import AcceleratorClock, paced, scaled
+from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
 from foretrain.plugins.torch.api import Attached
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
 from foretrain.plugins.torch.optimizers import OptimizerHooks
@@ -86,7 +86,7 @@ def loop(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], No
 
 def made(size: float) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model that sleeps, with gradients of ``size`` times those of ResNet-50, and its optimizer."""
-    model = paced(scaled(zoo("resnet50"), STEP, size), AcceleratorClock())
+    model = PacedModel(scaled(zoo("resnet50"), STEP, size), AcceleratorClock())
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -177,7 +177,7 @@ ENTRANCES: tuple[tuple[str, type, str], ...] = (
     ("zero_grad(): a gradient is dropped", GradientDispatcher, "drop"),
 )
 """What is timed: a name for people, and the method. A timer itself costs 0.3 µs a call."""
-THREADS = ("foretrain-leader", "foretrain-completer", "foretrain-updates")
+THREADS = ("foretrain-coordinator", "foretrain-completer", "foretrain-updates")
 
 
 def profile(steps: int, schedule: str, size: float) -> dict[str, float]:

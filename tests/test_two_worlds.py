@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from foretrain.comm.commands import CollectiveCommand
 from foretrain.comm.coordinator.coordinator import Coordinator
+from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.network import Hop
 from foretrain.schedule import CostModel, Job, ScheduledPolicy, Spec, script, spec
 from foretrain.simulation import VirtualWorld

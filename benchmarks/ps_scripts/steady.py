@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import foretrain as ft
-from foretrain.lab.paced import AcceleratorClock, paced, scaled
+from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
 from foretrain.schedule import Job
 from foretrain.schedule.arrivals import Arrivals
 from foretrain.schedule.monitor import Monitor
@@ -74,7 +74,7 @@ def train(options: dict[str, Any], schedule: str, meter: Meter) -> None:
     """Trains as long as it is asked to, after warm-up."""
     gc.collect()
     workload = scaled(zoo(options["model"], precision="fp32"), options["compute"], options["size"])
-    model = paced(workload, AcceleratorClock(seed=dist.get_rank()))
+    model = PacedModel(workload, AcceleratorClock(seed=dist.get_rank()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     given = torch.zeros(1)
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import foretrain as ft
-from foretrain.lab.paced import AcceleratorClock, paced, scaled
+from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
 from foretrain.planner.knob_space import Space
 from foretrain.schedule import Spec, spec
 from foretrain.workload import zoo
@@ -51,7 +51,7 @@ class Job:
 
     def __init__(self, options: dict[str, Any]) -> None:
         workload = scaled(zoo(options["model"], precision="fp32"), options["compute"], options["size"])
-        self.model = paced(workload, AcceleratorClock(seed=dist.get_rank()))
+        self.model = PacedModel(workload, AcceleratorClock(seed=dist.get_rank()))
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self._given, self._engine = torch.zeros(1), options["engine"]
 

@@ -18,7 +18,7 @@ from typing import Any
 from foretrain.units import NANOSECOND, SECOND, Time
 
 FAILURE_GRACE = 2.0
-"""Seconds that a failed collective waits for a better explanation: the links know which rank it was."""
+"""Seconds that a failed collective waits for the links to name the rank that failed."""
 
 
 class Timers:
@@ -38,7 +38,7 @@ class Timers:
         return (time.perf_counter_ns() - self._origin) * NANOSECOND
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
-        """Have `run_due` call ``call`` from ``when`` on."""
+        """Make `run_due` call ``call`` once it is ``when``."""
         self._count += 1
         heappush(self._heap, (when, self._count, call))
 
@@ -106,7 +106,7 @@ class Inbox:
             yield self._items.popleft()
 
     def close(self) -> None:
-        """Close the sockets; `post` wakes nobody from then on."""
+        """Close the sockets; `post` then wakes no thread."""
         self._waker.close()
         self._socket.close()
 

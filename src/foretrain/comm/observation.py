@@ -1,8 +1,7 @@
-"""Profile of the first steps: in which order parameters are used, and when gradients are ready.
+"""Profile of the first steps: the order in which parameters are used, and the times at which gradients are ready.
 
-Registration order is not the order of use, and only a look at a running step tells it. Times are those of this
-hardware, this batch and this model, so that policies which plan ahead (Prophet, MG-WFBP, PACE …) have something to plan
-with, and so that every run can say how far it is from its optimum.
+Registration order is not the order of use, which only a running step shows. Times are those of this hardware, batch and
+model: policies that plan ahead (Prophet, MG-WFBP, PACE …) need them, as does a run's distance to its optimum.
 """
 
 from __future__ import annotations
@@ -26,16 +25,15 @@ class StepProfile(msgspec.Struct, frozen=True):
 
     Attributes:
         order: task indices by first use; those never used come last.
-        uses: per task in ``order``, when the forward pass first used it, from its beginning.
+        uses: per task in ``order``, time of its first use, from the beginning of the forward pass.
         forward: length of the forward pass; of all passes but the last backward pass where gradients accumulate.
-        releases: per task, when its gradient was complete, from the beginning of the backward pass; the end of the
-            pass for those that had none.
+        releases: per task, time at which its gradient was complete, from the beginning of the backward pass; the end
+            of the pass for those that had none.
         backward: length of the backward pass.
         update: length of one whole optimizer step.
-        fires: per task, how often its gradient was accumulated in one backward pass, at most.
+        fires: per task, most accumulations of its gradient in one backward pass.
         passes: backward passes before gradients were summed.
-        crowding: how much an operation's work delays the computation, in thousandths; see
-        `foretrain.comm.observation`.
+        crowding: share of an operation's work that delays the computation, in thousandths; see `crowding`.
     """
 
     order: list[int]
@@ -57,23 +55,18 @@ class StepProfile(msgspec.Struct, frozen=True):
 @dataclass
 class _Step:
     forward: list[tuple[int, Any]] = field(default_factory=list)
-    """(task, mark) of each first use; -1 begins the first forward pass and -2 ends one: the last is where it ends."""
+    """(task, mark) of each first use; -1 begins the first forward pass and -2 ends one, of which the last counts."""
     used: set[int] = field(default_factory=set)
     gradients: dict[int, Any] = field(default_factory=dict)
     fires: dict[int, Counter[int]] = field(default_factory=dict)
-    """Per backward pass, how often each task's gradient was accumulated."""
+    """Per backward pass, accumulations of each task's gradient."""
     passes: int = 1
-    """Backward passes before gradients were summed, the last time they were."""
+    """Backward passes before gradients were last summed."""
     update: Time = 0
 
 
 class StepObserver:
-    """Records what happens in each step. All methods are called on the training thread.
-
-    Args:
-        count: tasks.
-        watch: the clock of the model's device.
-    """
+    """Recorder of ``count`` tasks in each step, by the clock of the model's device. Belongs to the training thread."""
 
     def __init__(self, count: int, watch: Stopwatch) -> None:
         self._count, self._watch = count, watch
@@ -81,7 +74,7 @@ class StepObserver:
         self._step = _Step()
         self._began: Ticks | None = None
         self._computed = Ticks(0, 0)
-        """Of the cores, while gradients were computed."""
+        """CPU time while gradients were computed."""
         self._recent: set[int] = set()
         """Backward passes since gradients were last summed."""
         self._inside = False
@@ -94,8 +87,8 @@ class StepObserver:
     def begin_forward(self) -> None:
         """Note that a forward pass of the whole model begins.
 
-        If passes before it have left their gradients to it, as in gradient accumulation, they are part of the step: the
-        first needs the parameters, and what is computed until this one ends counts as the last layer's forward pass.
+        Earlier passes that accumulated gradients are part of the step: the first needs the parameters, and all
+        computation until this one ends counts as the last layer's forward pass.
         """
         if self._began is None or not self._step.forward:
             self._began = ticks()
@@ -159,13 +152,11 @@ class StepObserver:
         )
 
     def backwards(self) -> int:
-        """Return how many backward passes of the last step were to be summed, together or one by one."""
+        """Return the number of backward passes of the last step, summed together or one by one."""
         return max(1, len(self._steps[-1].fires))
 
     def unseen(self) -> list[int]:
-        """Return tasks that had a gradient and were never seen in use; they may be used from the beginning of the
-        forward pass.
-        """
+        """Return tasks with a gradient and no observed use, which may be used from the start of the forward pass."""
         used = set().union(*(step.used for step in self._steps))
         return sorted(set().union(*(step.gradients for step in self._steps)) - used)
 
@@ -211,12 +202,12 @@ def workload_of(seen: StepProfile, names: Sequence[str], sizes: Sequence[int], m
 
     Args:
         seen: the step.
-        names: of the parameters, by task; what stands before the last dot is the module.
+        names: of the parameters, by task; the text before the last dot is the module.
         sizes: bytes on the wire, by task.
-        model: its name, for people.
-        place: where it was observed.
+        model: its name.
+        place: the device it was observed on.
 
-    The backward time of a layer is what passes between the gradients of the layer behind it and its own.
+    The backward time of a layer passes between the gradients of the layer behind it and its own.
     """
     modules: dict[str, list[int]] = {}
     for task in seen.order:
@@ -246,7 +237,7 @@ def workload_of(seen: StepProfile, names: Sequence[str], sizes: Sequence[int], m
 
 _STAT = Path("/proc/stat")
 _FREE = 0.7
-"""A share of busy cores up to which whoever wakes finds a free one."""
+"""Share of busy cores up to which a woken thread finds a free one."""
 
 
 class Ticks(NamedTuple):

@@ -1,8 +1,8 @@
-"""Arguments of `attach`: how gradients become sums, how long ranks wait for each other, and all of them once checked.
+"""Arguments of `attach`: the transport of gradients and timeouts.
 
     AllReduce          collectives among the ranks, in an order that a coordinator decides or that is fixed
     ParameterServer    pushes and pulls over servers, see ``foretrain server``
-    Timeouts           how long a rank may be silent, and how long nothing may move
+    Timeouts           limits of a rank's silence, and of work without progress
 
 ``foretrain run`` builds the same values from its flags.
 """
@@ -23,18 +23,15 @@ if TYPE_CHECKING:
     from foretrain.planner import ScheduleRequest
 
 CollectiveOrder: TypeAlias = Literal["coordinator", "replay"]
-"""Who decides the order of collectives."""
 UpdateLocation: TypeAlias = Literal["workers", "servers"]
-"""Where optimizers run."""
 Compression: TypeAlias = Literal["fp16", "bf16"]
-"""Type as which gradients are sent."""
 
 SERVERS = "FORETRAIN_SERVERS"
 """Environment variable with the addresses of a job's servers."""
 
 
 def check_flag(name: str, value: object) -> None:
-    """ConfigError for a flag that is neither True nor False."""
+    """Raise ConfigError for a flag that is neither True nor False."""
     if not isinstance(value, bool):
         raise ConfigError(name, value, "is neither True nor False", "write one of them")
 
@@ -65,9 +62,8 @@ class AllReduce:
         if self.order not in get_args(CollectiveOrder):
             raise unknown("order", self.order, get_args(CollectiveOrder))
         if not isinstance(self.check_every, int) or isinstance(self.check_every, bool) or self.check_every < 0:
-            raise ConfigError(
-                "check_every", self.check_every, "is not a number of steps", "write e.g. 50, or 0 for never"
-            )
+            remedy = "write e.g. 50, or 0 for never"
+            raise ConfigError("check_every", self.check_every, "is not a number of steps", remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +100,11 @@ class ParameterServer:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether each rank's gradients are an update of their own, so that nothing may wait for all ranks."""
+        """Return whether each rank's gradients are an update of their own, so that no operation waits for all ranks."""
         return consistency(self.consistency).apart
 
     def endpoints(self) -> tuple[tuple[str, int], ...]:
-        """Return host and port of each server; ConfigError where none is named or one is no address."""
+        """Return host and port of each server; raise ConfigError where none is named or one is no address."""
         named = self.addresses is not None
         source, text = ("addresses", self.addresses or "") if named else (SERVERS, os.environ.get(SERVERS, ""))
         found = []
@@ -124,13 +120,12 @@ class ParameterServer:
 
 
 Transport: TypeAlias = AllReduce | ParameterServer
-"""How gradients become sums."""
 TransportKind: TypeAlias = Literal["all_reduce", "ps"]
 """Short form of a transport with its defaults."""
 
 
 def as_transport(value: Transport | TransportKind) -> Transport:
-    """Return the transport that a short form stands for; ConfigError for anything else."""
+    """Return the transport that a short form stands for; raise ConfigError for anything else."""
     if isinstance(value, AllReduce | ParameterServer):
         return value
     if value not in get_args(TransportKind):
@@ -143,8 +138,8 @@ class Timeouts:
     """Times that a job waits, each in seconds or written as "30s".
 
     Attributes:
-        peer: after which a rank that does not answer counts as lost.
-        stall: after which a collective, or work that does not move, counts as stuck although all ranks live.
+        peer: after which a silent rank counts as lost.
+        stall: after which a collective, or work without progress, counts as stuck although all ranks live.
 
     Raises ConfigError for what is not a positive time.
     """
@@ -182,25 +177,25 @@ class AttachOptions(msgspec.Struct, frozen=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether each rank goes its own way, so that nothing may wait for all of them."""
+        """Return whether ranks proceed independently, so that no operation waits for all of them."""
         return self.server is not None and self.server.asynchronous
 
     @property
     def elastic(self) -> bool:
-        """Whether ranks go on without one that is lost."""
+        """Return whether ranks go on without one that is lost."""
         return self.server is not None and self.server.elastic
 
     @property
     def updates(self) -> UpdateLocation:
-        """Where optimizers run."""
+        """Return the place where optimizers run."""
         return "servers" if self.server is not None and self.server.updates == "servers" else "workers"
 
     @property
     def peer_timeout(self) -> float:
-        """Seconds after which a rank that does not answer counts as lost."""
+        """Return the seconds after which a silent rank counts as lost."""
         return float(self.timeouts.peer)
 
     @property
     def stall_timeout(self) -> float:
-        """Seconds after which work that does not move counts as stuck."""
+        """Return the seconds after which work without progress counts as stuck."""
         return float(self.timeouts.stall)

@@ -1,4 +1,4 @@
-"""Trace of a real run, drawn with the same spans as a simulated one."""
+"""Trace of a real run, as the same spans as a simulated one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from foretrain.comm.commands import Applied, CommRecord
+from foretrain.tasks import Chunk
 from foretrain.trace import Span, Timeline
 from foretrain.units import NANOSECOND, Time
 from foretrain.workload.step import Workload
 
 
+class CommRecord(NamedTuple):
+    """Times at which a chunk was issued and completed, in nanoseconds of the monotonic clock."""
+
+    chunk: Chunk
+    issued: int
+    completed: int
+
+
+class Applied(NamedTuple):
+    """Times at which a batch of updates began and ended, in nanoseconds of the monotonic clock."""
+
+    tasks: tuple[int, ...]
+    step: int
+    began: int
+    ended: int
+
+
 class _Entry(NamedTuple):
-    """Forward of a module: when it was asked for, and when its parameters were there, both in ps."""
+    """Forward call of a module: its time, and the time at which its parameters were there, both in ps."""
 
     name: str
     asked: Time
@@ -28,7 +45,7 @@ class RunTrace:
         origin: ns of the monotonic clock that count as 0.
 
     Attributes:
-        begins: when each backward pass began, ps.
+        begins: start of each backward pass, ps.
     """
 
     def __init__(self, origin: int) -> None:
@@ -48,7 +65,7 @@ class RunTrace:
         self._entries = []
 
     def enter(self, name: str, asked: Time) -> None:
-        """Note that a module called ``name`` begins now, and was asked for at ``asked``."""
+        """Note that module ``name`` begins now, and was called at ``asked``."""
         self._entries.append(_Entry(name, asked, self.now()))
 
     def end_forward(self) -> None:

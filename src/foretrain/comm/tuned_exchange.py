@@ -1,9 +1,9 @@
 """Exchange whose knobs are searched while it runs.
 
-    rank 0's training thread: how long an iteration took ──▶ Tuner ──▶ other knobs ──▶ Exchange.retune
+    rank 0's training thread: time of an iteration ──▶ Tuner ──▶ other knobs ──▶ Exchange.retune
 
-With all-reduce rank 0 decides for all, from one step on. With a parameter server each rank has an engine of its own:
-all ask rank 0 every few rounds, at the same round, so that what is measured is what all do.
+With all-reduce rank 0 decides for all ranks, from one step on. With a parameter server each rank has an engine of its
+own: all ask rank 0 every few rounds, at the same round, so that all run the knobs that are measured.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class TunedExchange:
     Args:
         exchange: runs the policy.
         tuner: of rank 0; None on the others.
-        share: gives rank 0's bytes to all ranks, where each has an engine of its own; None where rank 0's is the only.
-        held: told which knobs are kept and what an iteration takes with them, when a search has ended.
-        gauge: tells when the link has changed.
+        share: broadcasts rank 0's bytes, where each rank has an engine of its own; None where only rank 0 has one.
+        held: called with the chosen knobs and the times of iterations with them when a search has ended.
+        gauge: detects that the link has changed.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TunedExchange:
         self.tuner = tuner
         self._began: float | None = None
         self._wanted: Spec | None = tuner.spec if tuner is not None else None
-        """What rank 0 has decided and not yet told the others."""
+        """Decision of rank 0 that the others do not know yet."""
         self._rounds = 0
         self._kept = tuner.holds if tuner is not None else None
         self._stopped = False
@@ -80,7 +80,7 @@ class TunedExchange:
         now = time.perf_counter()
         began, self._began = self._began, now
         if began is None or (self._share is not None and self._wanted is not None):
-            return  # what it decided is not in force yet
+            return  # the last decision is not in force yet
         slower = self._gauge.taken() if self._gauge is not None else None
         wanted = tuner.iterated(now - began) if slower is None else tuner.relinked(slower)
         if wanted is not None and self._share is None:
@@ -91,13 +91,13 @@ class TunedExchange:
             self._kept = tuner.holds
             if self._kept is not None:
                 self._held(tuner.spec, self._kept)
-        # A search that begins again simulates here: that is no part of the next iteration.
+        # A new search simulates here, which is no part of the next iteration.
         self._began = time.perf_counter()
 
     def _ask(self, share: Callable[[bytes], bytes]) -> None:
         wanted, self._wanted = (None if self._stopped else self._wanted), None
         text = share(b"" if wanted is None else pack_spec(wanted))
-        if text and not self._stopped:  # whose knobs were set by hand keeps them
+        if text and not self._stopped:  # knobs that were set by hand stay
             self._exchange.retune(unpack_spec(text))
 
     def ready(self, task: int, used: bool) -> None:
@@ -105,7 +105,7 @@ class TunedExchange:
         self._exchange.ready(task, used)
 
     def flush(self) -> None:
-        """Send what was held back."""
+        """Report ready tasks that wait for a larger one."""
         self._exchange.flush()
 
     def close(self, reason: str | None = None) -> None:

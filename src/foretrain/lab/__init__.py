@@ -1,4 +1,4 @@
-"""A small cluster on one machine: hosts are network namespaces, and their links have the rate that you choose."""
+"""Small cluster on one machine: hosts are network namespaces, and their links have a chosen rate."""
 
 from foretrain.lab.host import HostStatus, LabHost, Process, Status
 from foretrain.lab.iproute import LabError

@@ -1,8 +1,8 @@
 """Cost of an exchange between the lab's hosts: measured over sizes, fitted to max(floor, θ + κ·s).
 
 `calibrate` times all-reduces, `probe` rounds through parameter servers. Operations follow each other closely, several
-in flight, because that is how a schedule keeps a link busy; the additional time of one alone is latency, which the
-others hide.
+in flight, as under a schedule that keeps a link busy; the additional time of one alone is latency, which the others
+hide.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from foretrain.comm.ps.client.connection import Links
 
 SIZES = tuple(1 << power for power in (14, 16, 18, 20, 22, 24))
-"""16 KiB to 16 MiB: from where an operation costs more than its bytes to DDP's buckets."""
+"""16 KiB to 16 MiB: from operations that cost more than their bytes to DDP's buckets."""
 _FEW, _MANY = 3, 24
 _TURNS = 3
 _LEAST_LATENCY: Time = MICROSECOND
@@ -42,7 +42,7 @@ class Fit:
     floor: float = 0.0
 
     def time(self, size: int) -> float:
-        """Return for how long an operation of ``size`` bytes occupies the link, ps."""
+        """Return the time for which an operation of ``size`` bytes occupies the link, ps."""
         return max(self.floor, self.overhead + self.per_byte * size)
 
     def on(self, links: Cluster) -> Cluster:
@@ -60,9 +60,8 @@ class Fit:
 def fit(samples: Iterable[CalibrationSample], fastest: float = 0.0) -> Fit:
     """Return the costs with the least sum of absolute *relative* errors, which no outlier and no single size dominates.
 
-    θ is at least 0 and κ at least ``fastest``, ps per byte: no measurement makes a link faster than its nominal rate.
-    The best line runs through two of the points, or through one and along a limit, and the best floor through one, so
-    that trying all of them finds both.
+    θ is at least 0 and κ at least ``fastest``, ps per byte: no link is faster than its nominal rate. The best line runs
+    through two of the points, or through one and along a limit, and the best floor through one: all are tried.
 
     Raises ConfigError for fewer than two sizes.
     """
@@ -95,14 +94,14 @@ def _deepest(samples: Sequence[CalibrationSample]) -> list[CalibrationSample]:
 
 
 def _latency(samples: Sequence[CalibrationSample]) -> float:
-    """Return how much longer one operation alone takes than each of several, by the median over sizes."""
+    """Return the additional time of one operation alone over each of several, by the median over sizes."""
     alone = {sample.size: sample.time for sample in samples if sample.depth == 1}
     many = {sample.size: sample.time for sample in _deepest(samples)}
     return max(0.0, median(alone[size] - many[size] for size in many if size in alone)) if alone else 0.0
 
 
 def nominal(links: Cluster) -> float:
-    """Return the time per byte of an exchange whose only cost is bytes, ps."""
+    """Return the time per byte of an exchange at the nominal rate of ``links``, ps."""
     return links.cost.per_byte / (1 << COST_SHIFT)
 
 
@@ -117,29 +116,41 @@ def calibrate(
 ) -> tuple[CalibrationSample, ...]:
     """Time all-reduces of the default process group; every rank calls it and gets its own times.
 
-    Sizes take turns, so that a disturbance hits several of them once and none of them always; the median counts.
-
     Args:
         hosts: how many ranks.
-        rate: nominal, bytes/s; only to choose how often to repeat, alike on every rank.
+        rate: nominal, bytes/s; determines the repetitions, alike on every rank.
         sizes: bytes.
-        depths: how many operations to have in flight.
+        depths: numbers of operations in flight.
         budget: seconds for everything, about.
         progress: called with the number of cases done and of all cases.
     """
     import torch
 
-    cases = [(size, depth) for size in sizes for depth in depths]
     tensor = torch.zeros(max(sizes) // 4)
+
+    def measure(size: int, depth: int, seconds: float) -> Time:
+        expected = 2 * (hosts - 1) / hosts * size / rate + (hosts - 1) * MILLISECOND / SECOND
+        return _timed(tensor[: size // 4], min(_MANY, max(_FEW, math.floor(seconds / expected))), depth)
+
+    return _in_turns([(size, depth) for size in sizes for depth in depths], measure, budget, progress)
+
+
+def _in_turns(
+    cases: list[tuple[int, int]],
+    measure: Callable[[int, int, float], Time],
+    budget: float,
+    progress: Callable[[int, int], None],
+) -> tuple[CalibrationSample, ...]:
+    """Return the median of several measurements of each size and depth.
+
+    Cases take turns, so that a disturbance hits several of them once and none of them always.
+    """
     found: dict[tuple[int, int], list[Time]] = {case: [] for case in cases}
-    share = budget / _TURNS / len(cases)
-    for turn in range(_TURNS):
-        for place, (size, depth) in enumerate(cases):
-            expected = 2 * (hosts - 1) / hosts * size / rate + (hosts - 1) * MILLISECOND / SECOND
-            count = min(_MANY, max(_FEW, math.floor(share / expected)))
-            found[size, depth].append(_timed(tensor[: size // 4], count, depth))
-            progress(turn * len(cases) + place + 1, _TURNS * len(cases))
-    return tuple(CalibrationSample(size, depth, int(median(times))) for (size, depth), times in found.items())
+    total = _TURNS * len(cases)
+    for done, case in enumerate(cases * _TURNS, 1):
+        found[case].append(measure(*case, budget / total))
+        progress(done, total)
+    return tuple(CalibrationSample(*case, round(median(times))) for case, times in found.items())
 
 
 def _timed(tensor: torch.Tensor, count: int, depth: int) -> Time:
@@ -165,7 +176,7 @@ def _timed(tensor: torch.Tensor, count: int, depth: int) -> Time:
 PUSH_SIZES = tuple(1 << power for power in (12, 14, 16, 18, 20))
 """4 KiB to 1 MiB, the largest message with a sum."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 8, 64
-_FAREWELL = 2.0
+_LINGER = 2.0
 
 
 def probe(
@@ -184,10 +195,10 @@ def probe(
     every link are busy. The smallest size is timed alone, too: its additional time is latency.
 
     Args:
-        links: to every server; this function says goodbye to them and closes them.
-        nominal_links: the links at their nominal rate; only chooses how often to repeat, alike on every worker.
+        links: to every server; this function closes them.
+        nominal_links: the links at their nominal rate; determine the repetitions, alike on every worker.
         job: name of the job, the same on all workers.
-        timeout: seconds after which a round that does not come back is stuck.
+        timeout: seconds after which an outstanding round counts as stuck.
         sizes: bytes, ascending.
         budget: seconds for everything, about.
         progress: called with the number of cases done and of all cases.
@@ -196,21 +207,19 @@ def probe(
     from foretrain.comm.ps.client.probing import depth as probe_depth
     from foretrain.comm.ps.frames import FrameKind, Header
 
+    def measure(size: int, depth: int, seconds: float) -> Time:
+        expected = (nominal(nominal_links) * size + MILLISECOND) / SECOND
+        count = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, math.floor(seconds / expected)))
+        return round(rounds.series(size, count, depth) * NANOSECOND)
+
     cases = [(sizes[0], 1), *((size, probe_depth(size)) for size in sizes)]
-    found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
-    share = budget / _TURNS / len(cases)
     try:
         links.establish(timeout)
         rounds = PushProbe(links, nominal_links.workers, job, 0, timeout)
         rounds.series(sizes[-1], _LEAST_ROUNDS, probe_depth(sizes[-1]))
-        for turn in range(_TURNS):
-            for place, (size, in_flight) in enumerate(cases):
-                expected = (nominal(nominal_links) * size + MILLISECOND) / SECOND
-                count = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, math.floor(share / expected)))
-                found[size, in_flight].append(rounds.series(size, count, in_flight))
-                progress(turn * len(cases) + place + 1, _TURNS * len(cases))
+        samples = _in_turns(cases, measure, budget, progress)
         for connection in links.connections:
             connection.send(Header(FrameKind.BYE))
     finally:
-        links.close(_FAREWELL)
-    return tuple(CalibrationSample(*case, round(median(times) * NANOSECOND)) for case, times in found.items())
+        links.close(_LINGER)
+    return samples

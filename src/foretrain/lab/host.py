@@ -32,7 +32,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
 @dataclass(frozen=True, slots=True)
 class LabHost:
-    """A host of a lab: ``interface`` with the IPv4 ``address`` is its only one besides loopback."""
+    """Host of a lab: ``interface`` with the IPv4 ``address`` is its only one besides loopback."""
 
     index: int
     namespace: str
@@ -47,13 +47,13 @@ class HostStatus:
     Attributes:
         rate: bytes per second that it may send; None is unshaped.
         receive_rate: bytes per second that the switch sends to it; None is unshaped.
-        queue: time that a full queue takes to drain; None when unshaped.
+        queue: time that a full queue takes to drain; None is unshaped.
         congestion: congestion control of its route; None is the machine's default.
         sent: bytes since it was built, with TCP/IP and Ethernet headers.
         received: likewise.
         dropped: packets that found a queue full, in either direction, since it was shaped.
-        processes: what lives inside.
-        faults: what is not as `Lab.up` leaves it; mended by the same ``up`` again.
+        processes: those inside.
+        faults: differences from the state that `Lab.up` leaves, and repairs if it is called again.
     """
 
     host: LabHost
@@ -70,21 +70,21 @@ class HostStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A lab as the kernel has it now."""
+    """State of a lab in the kernel."""
 
     name: str
     hosts: tuple[HostStatus, ...]
 
 
 def checked_name(name: str) -> str:
-    """``name``; ConfigError where a lab cannot have it."""
+    """Return ``name``; raise ConfigError where a lab cannot have it."""
     if not _NAME.fullmatch(name):
         raise ConfigError("name", name, "is not a name for a lab", "use up to 31 of a-z, 0-9 and hyphens")
     return name
 
 
 def hosts_of(name: str, count: int) -> tuple[LabHost, ...]:
-    """The ``count`` hosts of lab ``name``; ConfigError where they are too many."""
+    """Return the ``count`` hosts of lab ``name``; raise ConfigError where they are too many."""
     if not 1 <= count <= MOST_HOSTS:
         raise ConfigError("hosts", count, "is out of range", f"choose 1 to {MOST_HOSTS}")
     # Labs cannot see each other, so two with the same subnet are fine.
@@ -93,12 +93,12 @@ def hosts_of(name: str, count: int) -> tuple[LabHost, ...]:
 
 
 def switch_of(name: str) -> str:
-    """The namespace of the switch of lab ``name``."""
+    """Return the namespace of the switch of lab ``name``."""
     return f"ft-{name}-sw"
 
 
 def port_of(host: LabHost) -> str:
-    """The other end of its cable, at the switch."""
+    """Return the interface at the switch that is connected to ``host``."""
     return f"ftp{host.index}"
 
 
@@ -109,7 +109,7 @@ def index_of(namespace: str) -> int | None:
 
 
 def lab_of(namespace: str) -> str | None:
-    """The name of the lab that a namespace is of, if it is of any."""
+    """Return the name of the lab of a namespace; None if it is of none."""
     match = re.fullmatch(r"ft-(.+)-(?:sw|h\d+)", namespace)
     return match[1] if match and _NAME.fullmatch(match[1]) else None
 
@@ -120,14 +120,7 @@ def status_of(
     port_shapers: dict[str, dict[str, Any]],
     inside: Sequence[Process],
 ) -> HostStatus:
-    """Return the state of ``host`` in the kernel.
-
-    Args:
-        host: whose.
-        ports: interfaces of the switch, as `iproute.links` gives them.
-        port_shapers: theirs, as `iproute.shapers` gives them.
-        inside: the processes of the lab.
-    """
+    """Return the state of ``host`` in the kernel, given the switch's interfaces and shapers and the lab's processes."""
     links = iproute.links(host.namespace)
     near, far = links[host.interface], ports[port_of(host)]
     sends, receives = iproute.shapers(host.namespace).get(host.interface), port_shapers.get(port_of(host))
@@ -176,16 +169,15 @@ NAMESPACES = Path("/run/netns")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that lives inside a lab."""
+    """Process inside a lab; ``host`` is None on the switch."""
 
     pid: int
     command: str
     host: int | None
-    """None is the switch."""
 
 
 def inside(namespaces: Mapping[str, int | None]) -> tuple[Process, ...]:
-    """The processes inside ``namespaces``, names with the index of their host, by pid: one walk through /proc."""
+    """Return the processes inside ``namespaces``, names with the index of their host, by pid, from /proc."""
     inodes: dict[tuple[int, int], int | None] = {}
     for namespace, host in namespaces.items():
         with contextlib.suppress(OSError):
@@ -204,13 +196,13 @@ def inside(namespaces: Mapping[str, int | None]) -> tuple[Process, ...]:
     return tuple(sorted(alive, key=lambda process: process.pid))
 
 
-def end(find: Callable[[], Iterable[Process]], patience: float = 3.0) -> None:
-    """Ends the processes that ``find`` names: SIGTERM, and after ``patience`` seconds SIGKILL.
+def end(find: Callable[[], Iterable[Process]], timeout: float = 3.0) -> None:
+    """End the processes that ``find`` returns: SIGTERM, and after ``timeout`` seconds SIGKILL.
 
-    Each is held by a pidfd that is opened before ``find`` confirms it by a second look, so that a pid which the
-    system gave to somebody else meanwhile is never signalled.
+    A pidfd of each is opened before a second call of ``find`` confirms it, so that a pid which the system has reused
+    meanwhile is never signalled.
     """
-    # What forked between two looks is found by the next round; what survives three, no signal can end.
+    # A later round finds children that were forked between two; no signal ends a process that survives three.
     for _ in range(3):
         if not (found := tuple(find())):
             return
@@ -224,14 +216,14 @@ def end(find: Callable[[], Iterable[Process]], patience: float = 3.0) -> None:
                 for descriptor in waiting:
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(descriptor, number)
-                waiting = _not_ended(waiting, patience)
+                waiting = _not_ended(waiting, timeout)
         finally:
             for descriptor in held.values():
                 os.close(descriptor)
 
 
-def _not_ended(descriptors: set[int], patience: float) -> set[int]:
-    waiting, deadline = set(descriptors), time.monotonic() + patience
+def _not_ended(descriptors: set[int], timeout: float) -> set[int]:
+    waiting, deadline = set(descriptors), time.monotonic() + timeout
     poll = select.poll()
     for descriptor in waiting:
         poll.register(descriptor, select.POLLIN)
@@ -244,13 +236,13 @@ def _not_ended(descriptors: set[int], patience: float) -> set[int]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Holds Ctrl-C and SIGTERM back until the block is done: tidying up is never half done. Main thread only."""
+    """Defer Ctrl-C and SIGTERM to the end of the block, so that clean-up is complete. On the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
     before = {
-        number: signal.signal(number, lambda number, frame: came.append(number))
+        number: signal.signal(number, lambda number, frame: received.append(number))
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
@@ -258,5 +250,5 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    for number in came[:1]:
+    for number in received[:1]:
         signal.raise_signal(number)

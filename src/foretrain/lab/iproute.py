@@ -15,11 +15,11 @@ from foretrain.errors import ForetrainError
 
 
 class LabError(ForetrainError):
-    """A lab cannot be built, found or used; says what to type instead."""
+    """Error of a lab that cannot be built, found or used; its message has the command that helps."""
 
 
 def require() -> None:
-    """LabError where this process cannot make network namespaces."""
+    """Raise LabError where this process cannot make network namespaces."""
     if os.geteuid() != 0:
         raise LabError("a lab needs root, because it makes network namespaces; put sudo before the command")
     for name in ("ip", "tc"):
@@ -27,7 +27,7 @@ def require() -> None:
 
 
 def tool(name: str) -> str:
-    """The path of a command of iproute2; LabError where there is none."""
+    """Return the path of a command of iproute2; raise LabError where there is none."""
     if (path := shutil.which(name)) is None:
         raise LabError(
             f"a lab needs the command {name!r}, which is not on the PATH; install iproute2: "
@@ -37,14 +37,14 @@ def tool(name: str) -> str:
 
 
 def run(*command: str, lines: Sequence[str] = ()) -> str:
-    """The output of ``ip`` or ``tc``; ``lines`` go to its ``-batch -``. LabError when it fails."""
+    """Return the output of ``ip`` or ``tc``; ``lines`` go to its ``-batch -``. Raise LabError when it fails."""
     done = subprocess.run(
         [*command, "-batch", "-"] if lines else command,
         input="\n".join(lines),
         capture_output=True,
         text=True,
         check=False,
-        process_group=0,  # Ctrl-C is for us alone: it shall not kill a half done batch beneath us
+        process_group=0,  # Ctrl-C is for this process alone: it must not interrupt a batch
     )
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
@@ -60,18 +60,18 @@ def _ask(*command: str) -> list[dict[str, Any]]:
 
 
 def namespaces() -> list[str]:
-    """The names of all network namespaces."""
+    """Return the names of all network namespaces."""
     return [entry["name"] for entry in _ask(tool("ip"), "-j", "netns", "list")]
 
 
 def links(namespace: str) -> dict[str, dict[str, Any]]:
-    """Interfaces with addresses and counters, by name."""
+    """Return interfaces with addresses and counters, by name."""
     found = _ask(tool("ip"), "-j", "-s", "-n", namespace, "address", "show")
     return {link["ifname"]: link for link in found if "ifname" in link}
 
 
 def shapers(namespace: str) -> dict[str, dict[str, Any]]:
-    """Root token buckets, by interface. Raw (-r), because otherwise tc leaves out the limit."""
+    """Return root token buckets, by interface. Raw (-r), as tc leaves out the limit otherwise."""
     found = _ask(tool("tc"), "-j", "-r", "-s", "-n", namespace, "qdisc", "show")
     return {entry["dev"]: entry for entry in found if entry.get("kind") == "tbf" and entry.get("root")}
 
@@ -95,7 +95,7 @@ class LinkTraffic:
         self._before, self._began = self._read(), time.perf_counter()
 
     def shares(self) -> tuple[tuple[float, float], ...]:
-        """Since it was made, the shares of its link's rate that each host has sent and received."""
+        """Return the shares of its link's rate that each host has sent and received since the construction."""
         most = self._rate * (time.perf_counter() - self._began)
         return tuple(
             ((sent - before[0]) / most, (received - before[1]) / most)
@@ -107,7 +107,7 @@ class LinkTraffic:
 
 
 def _counted(text: str) -> tuple[int, int]:
-    """Bytes out and in of all interfaces but the loopback."""
+    """Return bytes sent and received on all interfaces but the loopback."""
     sent = received = 0
     for line in text.splitlines()[2:]:
         name, _, numbers = line.partition(":")

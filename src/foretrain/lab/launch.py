@@ -1,4 +1,4 @@
-"""One process per host of a lab, as a launcher of distributed training starts them, and the end of all of them.
+"""Launcher of one process per host of a lab, which ends all of them together.
 
     def show(rank: int, line: str) -> None:
         print(f"[{rank}] {line}")
@@ -6,11 +6,11 @@
     with Lab.up("mine", hosts=4, rate="1Gbps") as lab:
         launch(lab, [sys.executable, "train.py"], timeout=60, on_line=show)
 
-Note [No orphan]: what a rank started dies with the launch, by four means. A rank leads its own session, and signals go
-to its whole group. What left that group, such as workers of torchrun, is known by the launch's secret in its
-environment. Ctrl-C and exceptions pass through the same end. And a rank asks the kernel to be killed with the thread
-that started it (PR_SET_PDEATHSIG), which holds even when that gets SIGKILL; only what the rank itself had started then
-lives on, for ``foretrain lab status`` to show and ``foretrain lab down --kill`` to end.
+Note [No orphan]: children of a rank die with the launch, by four means. A rank leads its own session, and signals go
+to its whole group. Processes that left that group, such as workers of torchrun, have the launch's secret in their
+environment. Ctrl-C and exceptions take the same path. And a rank asks the kernel to be killed with the thread that
+started it (PR_SET_PDEATHSIG), even when that gets SIGKILL; only the rank's own children then survive, for ``foretrain
+lab status`` to show and ``foretrain lab down --kill`` to end.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from foretrain.errors import ConfigError
 from foretrain.lab.host import LabHost, Process, end, uninterrupted
 from foretrain.lab.iproute import LabError
 from foretrain.lab.network import Lab, processes
 
-PATIENCE = 3.0
+END_TIMEOUT = 3.0
 """Seconds from SIGTERM to SIGKILL."""
 _TAIL = 20
 _LONGEST_LINE = 2**16
@@ -58,18 +57,18 @@ for port in sys.argv[2:]:
 
 
 class LaunchError(LabError):
-    """A rank failed, or the ranks took too long.
+    """Error about ranks that failed or took too long.
 
     Attributes:
         rank: the first that failed, or the first that was not done in time.
         status: its exit status, minus the number of the signal that killed it, or None when it was not done in time.
-        lines: the last that it wrote.
+        lines: its last lines of output.
     """
 
     def __init__(self, what: str, rank: int, status: int | None, lines: Sequence[str]) -> None:
         self.rank, self.status, self.lines = rank, status, tuple(lines)
-        told = [f"{what}; rank {rank} wrote {'last:' if lines else 'nothing'}", *(f"  | {line}" for line in lines)]
-        super().__init__("\n".join(told))
+        text = [f"{what}; rank {rank} wrote {'last:' if lines else 'nothing'}", *(f"  | {line}" for line in lines)]
+        super().__init__("\n".join(text))
 
 
 def launch(
@@ -83,7 +82,7 @@ def launch(
     ranks: int | None = None,
     secret: str | None = None,
 ) -> int:
-    """Runs ``command`` on every host of ``lab`` at the same time, and returns 0 when all ranks have ended with 0.
+    """Run ``command`` on every host of ``lab`` at the same time; return 0 when all ranks have ended with 0.
 
     A rank sees this process's environment, then ``environment``, then RANK, WORLD_SIZE, LOCAL_RANK,
     LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME and a fresh FORETRAIN_SECRET.
@@ -94,9 +93,9 @@ def launch(
         command: a program on the PATH, or its path, and its arguments.
         environment: variables beside those of this process.
         timeout: seconds until all ranks are ended; None never.
-        on_line: gets (rank, line) for every line of standard output and error, in this thread. What it raises ends
-            all ranks.
-        grace: seconds that the others have, once a rank has failed, to notice and to tell it themselves.
+        on_line: gets (rank, line) for every line of standard output and error, in this thread. An exception of it
+            ends all ranks.
+        grace: seconds for the other ranks to end by themselves after one has failed.
         ranks: how many, on the first hosts; None is one on every host.
         secret: of the job, in hexadecimal; None makes one.
 
@@ -119,12 +118,12 @@ def launch(
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """``command``, killed when the thread that starts it ends."""
+    """Return ``command`` in a wrapper that is killed when the thread that starts it ends."""
     return [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, str(os.getpid()), *command]
 
 
 class _Rank:
-    """A started process, its output, and how it ended (`status`, as in `subprocess.Popen.returncode`)."""
+    """Started process, its output, and its exit `status`, as in `subprocess.Popen.returncode`."""
 
     def __init__(self, index: int, host: LabHost, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -139,13 +138,13 @@ class _Rank:
         return self.process.returncode
 
     def signal(self, number: signal.Signals) -> None:
-        # Only while the leader is not reaped, for as long is the number of its group its own.
+        # Only while the leader is not reaped: afterwards the system may reuse the number of its group.
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
     def read(self) -> list[str] | None:
-        """The whole lines among what has come since; None when nothing has, and at the end of the output."""
+        """Return the complete new lines; None if there is no new output, and at its end."""
         try:
             data = os.read(self.output.fileno(), 2**16)
         except BlockingIOError:
@@ -175,7 +174,7 @@ class _Rank:
 
 
 class _Run:
-    """The ranks of one launch. One thread: outputs and ends are waited for together."""
+    """Ranks of one launch; one thread waits for their outputs and ends together."""
 
     def __init__(self, lab: Lab, hosts: Sequence[LabHost], on_line: Callable[[int, str], None], secret: str) -> None:
         self.lab, self.hosts, self.on_line, self.secret = lab, hosts, on_line, secret
@@ -184,7 +183,7 @@ class _Run:
         self.selector = selectors.DefaultSelector()
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        """One process per host; what starts, also when the next does not, is in ``ranks``."""
+        """Start one process per host and add each to ``ranks``, also if a later one fails."""
         leader, size = self.hosts[0], str(len(self.hosts))
         common = {
             "WORLD_SIZE": size,
@@ -211,16 +210,16 @@ class _Run:
             self.selector.register(rank.ending, selectors.EVENT_READ, rank)
 
     def follow(self, timeout: float | None, grace: float) -> None:
-        """Passes lines on until all have ended; LaunchError when that is not well or not in time."""
+        """Pass lines on until all have ended; raise LaunchError if one fails or time runs out."""
         until = None if timeout is None else time.monotonic() + timeout
         self._turn(lambda: self.failed is not None, until)
-        # Fixed now: those that are ended from here on did not fail by themselves.
+        # Fixed now: ranks that are ended from here on did not fail by themselves.
         failed, late = self.failed, self._running()
         if failed:
-            patience = time.monotonic() + grace
-            self._turn(lambda: False, patience if until is None else min(until, patience))
+            deadline = time.monotonic() + grace
+            self._turn(lambda: False, deadline if until is None else min(until, deadline))
         self._signal(signal.SIGTERM)
-        self._turn(lambda: False, time.monotonic() + PATIENCE)
+        self._turn(lambda: False, time.monotonic() + END_TIMEOUT)
         self._kill()
         self._drain()
         if failed:
@@ -234,11 +233,9 @@ class _Run:
         status = rank.status
         assert status is not None
         signals = {number.value: number.name for number in signal.Signals}
-        ended = f"ended with exit status {status}"
-        if status < 0:
-            ended = f"was killed by {signals.get(-status, f'signal {-status}')}"
-        what = f"rank {rank.index}, on {rank.host.namespace}, {ended}"
-        return LaunchError(what, rank.index, status, rank.tail)
+        killed = f"was killed by {signals.get(-status, f'signal {-status}')}"
+        ended = killed if status < 0 else f"ended with exit status {status}"
+        return LaunchError(f"rank {rank.index}, on {rank.host.namespace}, {ended}", rank.index, status, rank.tail)
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self.ranks if rank.status is None]
@@ -248,7 +245,7 @@ class _Run:
             rank.signal(number)
 
     def _turn(self, enough: Callable[[], bool], until: float | None) -> None:
-        """Handles outputs and ends until all have ended, it is ``enough``, or the clock shows ``until``."""
+        """Handle outputs and ends until all have ended, ``enough`` returns True, or the clock shows ``until``."""
         while self._running() and not enough():
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -261,18 +258,15 @@ class _Run:
                         self.selector.unregister(rank.output)
                 else:
                     self.selector.unregister(rank.ending)
-                    self._note_end(rank)
-
-    def _note_end(self, rank: _Rank) -> None:
-        if rank.process.wait() and self.failed is None:
-            self.failed = rank
+                    if rank.process.wait() and self.failed is None:
+                        self.failed = rank
 
     def _pass_on(self, rank: _Rank, lines: list[str] | None) -> None:
         for line in lines or ():
             self.on_line(rank.index, line)
 
     def _drain(self) -> None:
-        """Pass on the rest of the output. Somebody may hold an output open, so no end is waited for."""
+        """Pass on the rest of the output, without waiting for its end: another process may hold it open."""
         for rank in self.ranks:
             while not rank.ended and (lines := rank.read()) is not None:
                 self._pass_on(rank, lines)
@@ -282,7 +276,7 @@ class _Run:
         self._signal(signal.SIGKILL)
         for rank in self._running():
             rank.process.wait()
-        end(self._strays, PATIENCE)
+        end(self._strays, END_TIMEOUT)
 
     def _strays(self) -> list[Process]:
         """Find processes that inherited this launch's secret and live inside the lab; see Note [No orphan]."""
@@ -296,15 +290,13 @@ class _Run:
     def __enter__(self) -> _Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Ends what still runs, silently: what there was to tell has been told, or something else is more important."""
+    def __exit__(self, *_: object) -> None:
+        """End the ranks that still run, and drop their output: an error was raised already."""
         with uninterrupted():
             self.on_line = lambda rank, line: None
             if self._running():
                 self._signal(signal.SIGTERM)
-                self._turn(lambda: False, time.monotonic() + PATIENCE)
+                self._turn(lambda: False, time.monotonic() + END_TIMEOUT)
             self._kill()
             self.selector.close()
             for rank in self.ranks:
@@ -312,7 +304,7 @@ class _Run:
 
 
 def _free_port(lab: Lab) -> int:
-    """A free port of host 0, below those that the kernel gives to outgoing connections."""
+    """Return a free port of host 0, below those that the kernel gives to outgoing connections."""
     ports = [str(port) for port in random.SystemRandom().sample(range(20000, 30000), 20)]
     probe = lab.command(0, [sys.executable, "-I", "-S", "-c", _BIND, lab.hosts[0].address, *ports])
     done = subprocess.run(probe, capture_output=True, text=True, check=False, process_group=0)

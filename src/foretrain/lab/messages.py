@@ -1,4 +1,4 @@
-"""What the lab's workers are asked, and what they say."""
+"""Requests to the lab's workers, and their reports."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from foretrain.units import Time, exact_size
 from foretrain.workload import Workload
 
 Kind: TypeAlias = Literal["ddp", "ddp_fp16", "attach"]
-"""Stock DistributedDataParallel, the same with its fp16 hook, or this package's runtime."""
+"""Stock DistributedDataParallel, DistributedDataParallel with its fp16 hook, or this package's runtime."""
 
 
-# What is asked.
+# Requests.
 
 
 @dataclass(frozen=True, slots=True)
 class LabCase:
-    """One way to exchange gradients.
+    """Way to exchange gradients.
 
     Attributes:
-        kind: who does it.
+        kind: DDP or this package.
         bucket: of DDP, bytes; None is its default, 25 MiB after a first bucket of 1 MiB.
-        schedule: of `attach`, in its notation; it sets what is left open to what is best in the virtual world.
+        schedule: of `attach`, in its notation; it sets open knobs to the best in simulation.
         compression: of `attach`: None, ``"fp16"`` or ``"bf16"``.
     """
 
@@ -46,9 +46,9 @@ class LabCase:
 
     @property
     def plan(self) -> Spec:
-        """The policy that forecasts it."""
+        """Return the policy that forecasts it."""
         if self.kind == "attach":
-            # What the planner chooses is known when it has run, and then it is that which forecasts.
+            # The planner's choice replaces it when it is known.
             return spec("ddp" if self.schedule == AUTO else self.schedule)
         # With an explicit bucket_cap_mb torch takes it for the first bucket, too.
         return Spec("ddp", {"bucket": self.bucket, "first": self.bucket} if self.bucket else {})
@@ -56,7 +56,7 @@ class LabCase:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One model, trained in every case.
+    """Training of one model in every case.
 
     Attributes:
         name: of the model.
@@ -64,12 +64,12 @@ class Experiment:
         workload: to pace; None trains the small transformer for real.
         iterations: measured in every case, all rounds together.
         rounds: how often all cases take turns, with a fresh model each time.
-        warmup: iterations before each measurement, besides what a schedule itself needs to observe.
+        warmup: iterations before each measurement, besides those that a schedule needs to observe.
         straggler: share by which the last host is slower.
         jitter: share by which each layer's time varies.
         seed: of jitter, parameters and data.
-        step_time: what a step of the real transformer should take to compute, by its batch; None is a batch of 8.
-        traced: whether to record two iterations of every case besides, which are not measured.
+        step_time: computing time of the real transformer's step, which determines its batch; None is a batch of 8.
+        traced: whether to record two further iterations of every case.
     """
 
     name: str
@@ -87,16 +87,16 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class LabPlan:
-    """All that the workers of one launch do, one experiment after the other.
+    """Plan of the workers of one launch: one experiment after the other.
 
     Attributes:
-        hosts: how many train.
+        hosts: number of those that train.
         rate: of every link, bytes/s.
-        experiments: what to measure.
-        timeout: seconds without a word from a peer after which a worker gives up.
-        calibration: seconds to spend on what an exchange costs.
-        exchange: among the hosts, over servers on hosts of their own, or over one beside every worker.
-        servers: how many servers there are.
+        experiments: to measure.
+        timeout: seconds of a peer's silence after which a worker gives up.
+        calibration: seconds to measure the cost of an exchange.
+        exchange: all-reduce, or servers on hosts of their own or beside every worker.
+        servers: number of servers.
     """
 
     hosts: int
@@ -109,33 +109,26 @@ class LabPlan:
 
     @property
     def dedicated(self) -> int:
-        """Hosts that serve and do not train."""
+        """Return the number of hosts that serve and do not train."""
         return self.servers if self.exchange == "ps" else 0
 
     @property
     def homes(self) -> range:
-        """The hosts that serve; those that train are the first."""
+        """Return the hosts that serve; those that train are the first."""
         return range(self.hosts, self.hosts + self.servers) if self.dedicated else range(self.servers)
 
     @property
     def links(self) -> Cluster:
-        """The hosts, on links of exactly their rate; an operation costs nothing besides its bytes."""
-        return Cluster(
-            self.hosts,
-            up=self.rate,
-            down=self.rate,
-            latency=0,
-            overhead=0,
-            exchange=self.exchange,
-            servers=self.dedicated,
-        )
+        """Return the cluster at nominal rates; an operation costs nothing besides its bytes."""
+        link = {"up": self.rate, "down": self.rate, "latency": 0, "overhead": 0}
+        return Cluster(self.hosts, **link, exchange=self.exchange, servers=self.dedicated)
 
 
-# What rank 0 says: its progress on standard output, all else in a file; one line of JSON each.
+# Reports of rank 0: its progress on standard output, all others in a file; one line of JSON each.
 
 
 class CalibrationSample(msgspec.Struct, frozen=True):
-    """An exchange of ``size`` bytes took ``time`` with ``depth`` of them under way."""
+    """Time of an exchange of ``size`` bytes with ``depth`` of them in flight."""
 
     size: int
     depth: int
@@ -158,22 +151,22 @@ class CalibrationReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkloadReport(msgspec.Struct, frozen=True, tag=True):
-    """The workload that the runtime observed on the slowest rank."""
+    """Workload that the runtime observed on the slowest rank."""
 
     experiment: int
     workload: Workload
 
 
 class RoundTimes(msgspec.Struct, frozen=True, tag=True):
-    """One round of one case.
+    """Measured iterations of one case in one round.
 
     Attributes:
-        experiment: which.
-        case: which of its cases.
+        experiment: its index.
+        case: index among its cases.
         times: from one iteration's beginning to the next one's.
-        schedule: what was in force, knobs included; empty for DDP.
+        schedule: in force, knobs included; empty for DDP.
         cluster: the network as the runtime measured it; None for DDP.
-        idle: share of that time in which host 0's accelerator had nothing to compute; None where it is the CPU.
+        idle: share of that time in which host 0's accelerator computed nothing; None where it is the CPU.
         links: per host, workers first, the shares of its link's rate that it sent and received; empty outside a lab.
     """
 
@@ -187,7 +180,7 @@ class RoundTimes(msgspec.Struct, frozen=True, tag=True):
 
 
 class CaseRefused(msgspec.Struct, frozen=True, tag=True):
-    """A case that the runtime does not run, and why."""
+    """Case that the runtime does not run, with the reason."""
 
     experiment: int
     case: int

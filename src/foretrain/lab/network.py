@@ -1,4 +1,4 @@
-"""The network of a lab: one namespace per host, one for the switch, shaped veth pairs between them.
+"""Network of a lab: one namespace per host, one for the switch, shaped veth pairs between them.
 
     with Lab.up("mine", hosts=4, rate="1Gbps") as lab:
         lab.rate("500Mbps", host=2)
@@ -8,8 +8,8 @@ Each host has one interface of 9000 bytes MTU, an address in a /24 of its lab's 
 bucket (tbf) on either end of its cable shapes what it sends and what it receives. Nothing is visible from the
 machine's own network, and several labs stand side by side.
 
-Note [The kernel keeps the state]: there is no file that says which labs exist. What a lab is, is read back with
-``ip -j`` and ``tc -j`` whenever it matters, so a crash cannot leave a record that differs from the network.
+Note [The kernel keeps the state]: there is no file about labs. ``ip -j`` and ``tc -j`` read the state of a lab whenever
+it is needed, so that a crash cannot leave a record that differs from the network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, TypeAlias
 
 from foretrain.errors import ConfigError
@@ -62,13 +61,13 @@ _log = logging.getLogger(__name__)
 
 
 class Lab:
-    """A lab that exists. Made by `up`, found by `find`; as a context manager it is removed at the end of the block.
+    """Existing lab. Made by `up`, found by `find`; as a context manager it is removed at the end of the block.
 
-    Exceptions and Ctrl-C end the block too, and SIGTERM where the ``foretrain`` command runs. SIGKILL does not: what it
-    leaves is taken over by the next `up` of that name, or removed by `remove`.
+    Exceptions and Ctrl-C end the block too, and SIGTERM where the ``foretrain`` command runs. After SIGKILL the next
+    `up` of that name takes the lab over, or `remove` removes it.
 
     Attributes:
-        name: what distinguishes it from other labs on this machine.
+        name: unique on this machine.
         hosts: in the order of their indices.
     """
 
@@ -85,22 +84,22 @@ class Lab:
         queue: str | Time = QUEUE,
         congestion: Congestion | None = None,
     ) -> Lab:
-        """Builds a lab, or makes the one of that name what is asked for.
+        """Build a lab, or change the one of that name accordingly.
 
-        A lab whose namespaces and cables are right is mended and shaped in place, and what runs inside goes on.
-        Any other (another number of hosts, half built, half removed) is removed and built anew. When that fails,
-        nothing is left behind. About 0.1 s for 4 hosts.
+        A lab whose namespaces and cables are right is repaired and shaped in place, and processes inside go on. Any
+        other (another number of hosts, half built, half removed) is removed and rebuilt. When that fails, nothing is
+        left behind. About 0.1 s for 4 hosts.
 
         Args:
             name: lower-case letters, digits and hyphens.
             hosts: 1 to 64.
             rate: of every host's link, each way: text such as "1Gbps", bytes per second, or None or "none".
-            queue: how much a full queue in front of a link holds, as time at its rate; 512 KiB at least.
+            queue: size of the queue in front of a link, as time at its rate; 512 KiB at least.
             congestion: TCP congestion control of the hosts.
 
         Raises:
             ConfigError: an argument is wrong.
-            LabError: no root, no iproute2, the kernel refuses, or processes live in a lab that must be built anew.
+            LabError: no root, no iproute2, the kernel refuses, or processes are in a lab that must be rebuilt.
         """
         lab = cls(checked_name(name), hosts)
         shape = _Shape.of(rate, queue)
@@ -124,7 +123,7 @@ class Lab:
 
     @classmethod
     def find(cls, name: str = "lab") -> Lab:
-        """The lab of that name. LabError when there is none, or when it is only half there."""
+        """Return the lab of that name; raise LabError when there is none, or when it is only half there."""
         iproute.require()
         found = _namespaces(checked_name(name))
         if not found:
@@ -141,55 +140,53 @@ class Lab:
         return lab
 
     def rate(self, rate: str | float | None, host: int | None = None, *, queue: str | Time = QUEUE) -> None:
-        """Shapes the link of ``host``, or of all, anew; both directions. Traffic goes on meanwhile."""
+        """Change the rate of the link of ``host``, or of all, in both directions, without interrupting traffic."""
         shape = _Shape.of(rate, queue)
         iproute.require()
         with _exclusive(self.name):
             _apply(self.hosts if host is None else (self.host(host),), shape)
 
     def host(self, index: int) -> LabHost:
-        """One host; ConfigError when the lab has none of that index."""
+        """Return the host of that index; raise ConfigError when there is none."""
         if not 0 <= index < len(self.hosts):
             raise ConfigError("host", index, f"is not in lab {self.name!r}", f"choose 0 to {len(self.hosts) - 1}")
         return self.hosts[index]
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
-        """The arguments that run ``command`` inside a host."""
+        """Return the arguments that run ``command`` inside a host."""
         return [iproute.tool("ip"), "netns", "exec", self.host(host).namespace, *command]
 
     def status(self) -> Status:
-        """Return the state in the kernel now. LabError when the lab is gone or only half there."""
+        """Return the present state in the kernel; raise LabError when the lab is gone or only half there."""
         found = Lab.find(self.name)
         switch = iproute.links(switch_of(self.name)), iproute.shapers(switch_of(self.name))
         inside = processes(self.name)
         return Status(self.name, tuple(status_of(host, *switch, inside) for host in found.hosts))
 
     def down(self, *, kill: bool = False) -> tuple[Process, ...]:
-        """`remove` of this lab."""
+        """Remove this lab; see `remove`."""
         return remove(self.name, kill=kill)
 
     def __enter__(self) -> Lab:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self.down():
             _log.warning("lab %s is removed, but process %d lives on: %s", self.name, process.pid, process.command)
 
 
 def labs() -> tuple[str, ...]:
-    """The names of all labs of this machine, whole or not."""
+    """Return the names of all labs of this machine, complete or not."""
     iproute.require()
     return tuple(sorted({name for name in map(lab_of, iproute.namespaces()) if name}))
 
 
 def remove(name: str = "lab", *, kill: bool = False) -> tuple[Process, ...]:
-    """Removes all that carries the lab's prefix, whole or half built; nothing to remove is no error.
+    """Remove all namespaces with the lab's prefix; their absence is no error.
 
     Returns:
-        The processes that lived inside and live on, now without a network. With ``kill`` they are ended first
-        (SIGTERM, after three seconds SIGKILL), and only what survives that is returned.
+        The processes inside that go on, now without a network. With ``kill`` they are ended first (SIGTERM, after
+        three seconds SIGKILL), and only survivors are returned.
     """
     checked_name(name)
     iproute.require()
@@ -205,13 +202,13 @@ def remove(name: str = "lab", *, kill: bool = False) -> tuple[Process, ...]:
 
 
 def processes(name: str) -> tuple[Process, ...]:
-    """The processes inside a lab, by pid."""
+    """Return the processes inside a lab, by pid."""
     return inside({namespace: index_of(namespace) for namespace in _namespaces(name)})
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A token bucket: ``rate`` in bytes per second, None for no shaping; ``burst`` and ``limit`` in bytes."""
+    """Token bucket: ``rate`` in bytes per second, None for no shaping; ``burst`` and ``limit`` in bytes."""
 
     rate: float | None
     burst: int = 0
@@ -220,18 +217,18 @@ class _Shape:
     @classmethod
     def of(cls, rate: str | float | None, queue: str | Time) -> _Shape:
         speed = parse_rate(rate) if isinstance(rate, str) and rate != "none" else rate
-        patience = parse_time(queue, "queue") if isinstance(queue, str) else queue
+        delay = parse_time(queue, "queue") if isinstance(queue, str) else queue
         if speed is None or isinstance(speed, str):
             return cls(None)
         if not _SLOWEST <= speed <= _FASTEST:
             raise ConfigError("rate", rate, "is not between 1Mbps and 1Tbps", "write e.g. '1Gbps', or 'none'")
-        limit = max(_LEAST_LIMIT, math.ceil(speed * patience / SECOND))
-        if patience <= 0 or limit >= 2**31:
+        limit = max(_LEAST_LIMIT, math.ceil(speed * delay / SECOND))
+        if delay <= 0 or limit >= 2**31:
             raise ConfigError("queue", queue, "is not above 0 and below 2 GiB at this rate", "write e.g. '8ms'")
         return cls(speed, max(_LEAST_BURST, math.ceil(speed / 1000)), limit)
 
     def on(self, interface: str) -> str:
-        """The line for ``tc -batch``."""
+        """Return the line for ``tc -batch``."""
         if self.rate is None:
             return f"qdisc replace dev {interface} root noqueue"
         bits = round(self.rate * 8)
@@ -243,7 +240,7 @@ def _namespaces(name: str) -> list[str]:
 
 
 def _broken(lab: Lab) -> str | None:
-    """What is wrong with a lab's namespaces and cables, which cannot be mended in place; None when all is there."""
+    """Return the fault of a lab's namespaces and cables, which needs a rebuild; None when they are complete."""
     found = set(_namespaces(lab.name))
     wanted = {switch_of(lab.name), *(host.namespace for host in lab.hosts)}
     if found != wanted:
@@ -289,8 +286,8 @@ def _create(lab: Lab) -> None:
 
 
 def _configure(lab: Lab, congestion: Congestion | None) -> None:
-    """Addresses, MTU, routes; every line may be repeated, which mends what has been changed by hand."""
-    # Without IPv6 addresses there are no router solicitations, and the counters count what was sent on purpose.
+    """Set addresses, MTU and routes; every line may be repeated, which repairs manual changes."""
+    # Without IPv6 addresses there are no router solicitations, which the counters would count.
     quiet = "addrgenmode none" if Path("/proc/net/if_inet6").exists() else ""
     ip = iproute.tool("ip")
     ports = [f"link set dev {port_of(host)} mtu {MTU} master {BRIDGE} {quiet} up" for host in lab.hosts]
@@ -321,14 +318,14 @@ def _apply(hosts: Sequence[LabHost], shape: _Shape) -> None:
 
 def _delete(name: str) -> None:
     if found := _namespaces(name):
-        # -force goes on after a failure, so that one that cannot go does not keep the others.
+        # -force goes on after a failure.
         iproute.run(iproute.tool("ip"), "-force", lines=[f"netns delete {namespace}" for namespace in found])
 
 
 @contextlib.contextmanager
 def _exclusive(name: str) -> Iterator[None]:
-    """One change of a lab at a time on this machine; the lock goes with its process, however that ends."""
-    # An abstract address: no file, and no chance of a stale one.
+    """Hold this machine's lock on changes of a lab, which ends with its process."""
+    # An abstract address: no file, and so no stale one.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lock:
         deadline = time.monotonic() + 10
         while True:

@@ -1,16 +1,16 @@
-"""A model whose computation is sleep: real parameters, gradients and optimizer, paced by the times of a workload.
+"""Model whose computation is sleep: real parameters, gradients and optimizer, paced by the times of a workload.
 
 A host that trains on an accelerator is idle while the accelerator computes, and so is a host that sleeps. That leaves
-the CPU to what is measured, the communication, and makes computation exact and adjustable.
+the CPU to the measured communication, and makes computation exact and adjustable.
 
 # Note [The clock of an accelerator]
-An accelerator works off a queue: the host may run late by less than what is queued without slowing it down, but where
+An accelerator works off a queue: the host may run late by less than the queued work without slowing it down, but where
 the host waits for parameters before it queues the next layer, the accelerator idles. So layers do not sleep *for* their
-time but *until* a virtual time, which host overhead below the computation does not move. What moves it is waiting:
+time but *until* a virtual time, which host overhead below the computation does not move. Waiting moves it:
 
-- the forward pass of a step begins no earlier than the host does (the optimizer and a barrier have been waited for);
-- a layer begins no earlier than the host, where the host was held up on its way into the layer, by a forward pre-hook
-  that waits for its parameters. Held up is what takes longer than `_PATIENCE`, more than a hook that does not wait.
+- the forward pass of a step begins no earlier than the host does (which has waited for the optimizer and a barrier);
+- a layer begins no earlier than the host, where a forward pre-hook made the host wait for the layer's parameters, for
+  longer than `_HOOK_OVERHEAD`, the most that a hook takes without waiting.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from foretrain.trace import Span
 from foretrain.units import MICROSECOND, Time
 from foretrain.workload import Layer, Workload
 
-_PATIENCE: Time = 150 * MICROSECOND
-_NAP: Time = 20 * MICROSECOND
-"""A sleep takes 60 µs more than it was asked for; what is nearer than this is not worth one."""
-_CONSTANT = 1e-3
-"""Every element of every gradient."""
+_HOOK_OVERHEAD: Time = 150 * MICROSECOND
+_LEAST_SLEEP: Time = 20 * MICROSECOND
+"""Shorter waits are skipped: a sleep takes 60 µs more than was asked for."""
+_GRADIENT = 1e-3
+"""Value of every element of every gradient."""
 
 
 class AcceleratorClock:
-    """The time line of a virtual accelerator; see Note [The clock of an accelerator]. Belongs to one thread.
+    """Clock of a virtual accelerator; see Note [The clock of an accelerator]. Belongs to one thread.
 
     Args:
         slower: share by which this accelerator is slower than the workload says, 0.2 for a straggler of 20 %.
@@ -48,10 +48,10 @@ class AcceleratorClock:
         sleep: waits for seconds.
 
     Attributes:
-        time: until when the accelerator has work, ps of ``now``.
-        busy: for how long it has computed, ps.
-        begins: when each backward pass began.
-        spans: what was computed when, on the lane ``"gpu"``; None, the default, records nothing.
+        time: end of the accelerator's queued work, ps of ``now``.
+        busy: total computing time, ps.
+        begins: start of each backward pass.
+        spans: the computations, on the lane ``"gpu"``; None, the default, records nothing.
     """
 
     def __init__(
@@ -74,32 +74,32 @@ class AcceleratorClock:
         self.spans: list[Span] | None = None
 
     def sync(self) -> None:
-        """Nothing begins before now: the host has waited."""
+        """Begin no work before now: the host has waited."""
         self.time = max(self.time, self._now())
 
     def arrive(self) -> None:
-        """The host is about to enter a layer."""
+        """Note that the host is about to enter a layer."""
         self._arrived = self._now()
 
     def enter(self) -> None:
-        """The host is in the layer; where that took long, it has waited."""
+        """Note that the host is in the layer; if that took long, it has waited."""
         now = self._now()
-        if now - self._arrived > _PATIENCE:
+        if now - self._arrived > _HOOK_OVERHEAD:
             self.time = max(self.time, now)
 
     def compute(self, kind: str, name: str, duration: Time) -> None:
-        """Computes for ``duration``: sleeps until the accelerator is through."""
+        """Compute for ``duration``: sleep until the accelerator has finished."""
         if self._factor != 1 or self._jitter:
             duration = round(duration * self._factor * (1 + self._random.uniform(-self._jitter, self._jitter)))
         began, self.time, self.busy = self.time, self.time + duration, self.busy + duration
         if self.spans is not None and duration:
             assert kind in ("forward", "backward")
             self.spans.append(Span("gpu", kind, name, len(self.begins) - 1, began, self.time))
-        if (ahead := self.time - self._now()) > _NAP:
+        if (ahead := self.time - self._now()) > _LEAST_SLEEP:
             self._sleep(ahead / 1e12)
 
     def turn(self) -> None:
-        """A backward pass begins."""
+        """Note that a backward pass begins."""
         self.begins.append(self.time)
 
 
@@ -111,7 +111,7 @@ class BackwardSegment(NamedTuple):
 
 
 def stretches(workload: Workload) -> tuple[tuple[BackwardSegment, ...], ...]:
-    """The backward pass of every layer of ``workload``, cut where gradients are released; in the order it runs.
+    """Return the backward pass of every layer, cut where gradients are released, in the order it runs.
 
     A gradient may be released in the backward pass of another layer than the one that uses it first.
     """
@@ -136,18 +136,8 @@ def stretches(workload: Workload) -> tuple[tuple[BackwardSegment, ...], ...]:
     return tuple(reversed(found))
 
 
-def paced(workload: Workload, clock: AcceleratorClock) -> Paced:
-    """A model that computes as ``workload`` says and has its gradients, one fp32 parameter each, flat.
-
-    Input and output are one number: ``paced(workload, clock)(torch.zeros(1)).sum().backward()``. Gradients are
-    read-only views of one constant buffer, so that making them costs nothing; what changes ``p.grad`` in place changes
-    them all.
-    """
-    return Paced(workload, clock)
-
-
 def scaled(workload: Workload, compute: Time, size: float = 1.0) -> Workload:
-    """``workload`` with a forward and backward pass of ``compute`` together, in its own proportions, and no update.
+    """Return ``workload`` with forward and backward passes of ``compute`` in all, in proportion, and no update.
 
     ``size`` scales the gradients. The update is left out because a paced model really runs its optimizer.
     """
@@ -174,15 +164,19 @@ def scaled(workload: Workload, compute: Time, size: float = 1.0) -> Workload:
     return dataclasses.replace(workload, layers=layers, gradients=gradients)
 
 
-class Paced(nn.Module):
-    """The model of `paced`: one child per layer, named after it with ``/`` for ``.``."""
+class PacedModel(nn.Module):
+    """Model with the times and gradients of ``workload``: one child per layer, named after it with ``/`` for ``.``.
+
+    Each gradient is one flat fp32 parameter. Input and output are one number: ``model(torch.zeros(1)).sum()``.
+    Gradients are views of one constant buffer, so that making them costs nothing; do not change ``p.grad`` in place.
+    """
 
     def __init__(self, workload: Workload, clock: AcceleratorClock) -> None:
         super().__init__()
         self.clock = clock
         self.workload = workload
         parameters = [nn.Parameter(torch.zeros(-(-gradient.size // 4))) for gradient in workload.gradients]
-        constant = torch.full((max(parameter.numel() for parameter in parameters),), _CONSTANT)
+        constant = torch.full((max(parameter.numel() for parameter in parameters),), _GRADIENT)
         owned: list[list[int]] = [[] for _ in workload.layers]
         for index, gradient in enumerate(workload.gradients):
             owned[gradient.layer].append(index)
@@ -195,7 +189,7 @@ class Paced(nn.Module):
             self.add_module(_free(self, layer.name.replace(".", "/") or "layer"), child)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One number in, one number out."""
+        """Compute for the time of the forward pass."""
         clock = self.clock
         # Autograd forgets what computes on nothing that needs a gradient: the backward pass of layers without any.
         x = x.detach().requires_grad_(torch.is_grad_enabled())
@@ -208,10 +202,10 @@ class Paced(nn.Module):
 
 
 class _PacedLayer(nn.Module):
-    """Sleeps as long as its layer computes, forward and, through `_Backward`, backward."""
+    """Layer that sleeps for its forward and, through `_Backward`, backward time."""
 
     parts: list[tuple[Time, list[nn.Parameter]]]
-    """Of the backward pass, in forward order, durations and the parameters whose gradients each releases."""
+    """Segments of the backward pass, in forward order, with the parameters whose gradients each releases."""
 
     def __init__(self, layer: Layer, clock: AcceleratorClock, constant: Tensor) -> None:
         super().__init__()
@@ -220,7 +214,7 @@ class _PacedLayer(nn.Module):
         self._constant = constant
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes, and notes for autograd what backward will cost."""
+        """Compute, and give autograd the durations of the backward pass."""
         self._clock.enter()
         self._clock.compute("forward", self.layer.name, self.layer.forward)
         for duration, parameters in self.parts:
@@ -229,25 +223,25 @@ class _PacedLayer(nn.Module):
 
 
 class _Backward(torch.autograd.Function):
-    """Nothing forward; backward sleeps and then releases the gradients of the parameters it was given."""
+    """Identity whose backward pass sleeps and then releases the gradients of the given parameters."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, what: tuple[AcceleratorClock, str, Time, Tensor], *parameters: Tensor) -> Tensor:
-        """Remembers ``what`` to do."""
-        ctx.what = what
+    def forward(ctx: Any, x: Tensor, work: tuple[AcceleratorClock, str, Time, Tensor], *parameters: Tensor) -> Tensor:
+        """Keep ``work`` for the backward pass."""
+        ctx.work = work
         ctx.sizes = [parameter.shape[0] for parameter in parameters]
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Computes, then releases."""
-        clock, name, duration, constant = ctx.what
+        """Compute, then release."""
+        clock, name, duration, constant = ctx.work
         clock.compute("backward", name, duration)
         return gradients[0], None, *(constant[:size] for size in ctx.sizes)
 
 
 def _free(module: nn.Module, name: str) -> str:
-    """``name``, with something behind it where ``module`` has such an attribute already."""
+    """Return ``name``, with a number appended where ``module`` has such an attribute already."""
     found, number = name, 1
     while hasattr(module, found):
         number += 1

@@ -1,4 +1,4 @@
-"""Results of the lab: measurements of each case and of an experiment, and how the distance to T* breaks down."""
+"""Results of the lab: measurements of each case and of an experiment, and the breakdown of their distance to T*."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from foretrain.units import Time, format_rate, format_size, to_seconds
 from foretrain.workload import Workload
 
 PLAIN = LabCase("attach", schedule="fifo")
-"""A parameter server as it is without a scheduler: push what is ready, wait for everything."""
+"""Parameter server without a scheduler: push gradients when they are ready, wait for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabTrace:
-    """Some iterations of a real run: when backward passes began, and what happened."""
+    """Timeline of some iterations of a real run, with the starts of their backward passes."""
 
     begins: tuple[Time, ...]
     timeline: Timeline
@@ -31,19 +31,19 @@ class LabTrace:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One case.
+    """Measurements of one case.
 
     Attributes:
-        case: what was asked.
-        schedule: what was in force, knobs included.
+        case: as requested.
+        schedule: in force, knobs included.
         rounds: of each round, the time of every measured iteration.
-        cluster: what its operations cost, for the forecast.
-        bound: T* of what it sends on the nominal links.
-        forecast: the same in the virtual world; None where it was refused.
-        losses: what the distance to T* consists of; None where it was refused.
-        trace: a part of the real run, if asked for.
-        problem: why there is no measurement; empty where there is.
-        idle: share of the time in which host 0's accelerator had nothing to compute; None where it is the CPU.
+        cluster: with the costs of its operations, for the forecast.
+        bound: T* of its bytes on the nominal links.
+        forecast: its simulation; None where it was refused.
+        losses: breakdown of the distance to T*; None where it was refused.
+        trace: a part of the real run, if requested.
+        problem: reason why there is no measurement; empty where there is one.
+        idle: share of the time in which host 0's accelerator computed nothing; None where it is the CPU.
         links: per host, workers first, the shares of its link's rate that it sent and received; empty if not counted.
     """
 
@@ -66,12 +66,12 @@ class CaseResult:
 
     @property
     def time(self) -> Time:
-        """The median iteration."""
+        """Return the median time of an iteration."""
         return int(median(self.times))
 
     @property
     def spread(self) -> tuple[Time, Time]:
-        """The middle half: first and third quartile."""
+        """Return the first and third quartile."""
         if len(self.times) < 2:
             return self.time, self.time
         quarters = quantiles(self.times, n=4, method="inclusive")
@@ -79,22 +79,22 @@ class CaseResult:
 
     @property
     def gap(self) -> float:
-        """T/T* − 1."""
+        """Return T/T* − 1."""
         return self.time / self.bound.time - 1
 
     @property
     def error(self) -> float | None:
-        """Forecast over measurement − 1."""
+        """Return forecast over measurement − 1."""
         return self.forecast.iteration_time / self.time - 1 if self.forecast else None
 
     @property
     def utilisation(self) -> float | None:
-        """Of the busiest direction of the busiest link, the share of its rate."""
+        """Return the share of its rate that the busiest direction of the busiest link carried."""
         return max((share for both in self.links for share in both), default=None)
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The traced part of the real run and the forecast, as pictures and traces take them; empty without a trace."""
+        """Return the traced part of the real run and the forecast; empty without a trace."""
         if self.trace is None or self.forecast is None:
             return ()
         measured = dataclasses.replace(
@@ -112,15 +112,15 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class LabResult:
-    """All cases of one experiment.
+    """Results of all cases of one experiment.
 
     Attributes:
-        experiment: what was asked.
-        links: the hosts that train, and how, on links of their nominal rate.
+        experiment: as requested.
+        links: the cluster at nominal rates.
         workload: as recorded by the runtime; as paced where nothing was recorded.
-        cluster: the same with what an exchange costs as calibrated.
-        samples: what they were calibrated from.
-        measurements: one per case, in the order asked for.
+        cluster: with the calibrated costs of an exchange.
+        samples: of the calibration.
+        measurements: one per case, in the order of the request.
     """
 
     experiment: Experiment
@@ -132,12 +132,12 @@ class LabResult:
 
     @property
     def hosts(self) -> int:
-        """How many train."""
+        """Return the number of hosts that train."""
         return self.links.workers
 
     @property
     def rate(self) -> float:
-        """Nominal rate of their links, bytes/s."""
+        """Return the nominal rate of their links, bytes/s."""
         return self.links.up
 
     @property
@@ -147,33 +147,33 @@ class LabResult:
 
     @property
     def measured(self) -> tuple[CaseResult, ...]:
-        """Those that ran."""
+        """Return the cases that ran."""
         return tuple(one for one in self.measurements if one.rounds)
 
     @property
     def ratio(self) -> float:
-        """R: communication over computation at the nominal rate."""
+        """Return communication over computation at the nominal rate."""
         return self.links.cost.time(self.workload.size) / self.workload.compute
 
     @property
     def baseline(self) -> CaseResult | None:
-        """Stock DDP at its best bucket, or over servers fifo, what they do by default; None where it did not run."""
+        """Return stock DDP at its best bucket, or over servers fifo, their default; None where it did not run."""
         served = self.served
         plain = [one for one in self.measured if (one.case == PLAIN if served else one.case.kind == "ddp")]
         return min(plain, key=lambda one: one.time, default=None)
 
     @property
     def best(self) -> CaseResult | None:
-        """The fastest of those that send every bit."""
+        """Return the fastest case of this package without compression."""
         exact = [one for one in self.measured if one.case.kind == "attach" and not one.case.compression]
         return min(exact, key=lambda one: one.time, default=None)
 
     def speedup(self, one: CaseResult) -> float:
-        """Over the baseline; 1 without one."""
+        """Return the speedup of ``one`` over the baseline; 1 without one."""
         return self.baseline.time / one.time if self.baseline else 1.0
 
     def find(self, start: str) -> CaseResult | None:
-        """The first measured case whose name starts with ``start``."""
+        """Return the first measured case whose name starts with ``start``."""
         return next((one for one in self.measured if one.case.name.startswith(start)), None)
 
     def __str__(self) -> str:
@@ -198,7 +198,7 @@ class LabResult:
         return [f"{count} server{'s' if count > 1 else ''} beside them" if count else "a server on each of them"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, times in seconds, for JSON."""
+        """Return plain numbers, times in seconds, for JSON."""
         return {
             "model": self.experiment.name,
             "compute": "paced" if self.experiment.workload else "real",
@@ -253,13 +253,13 @@ class LabResult:
 
 @dataclass(frozen=True, slots=True)
 class GapBreakdown:
-    """By what shares of T* an iteration is longer than T*; they add up to T/T* − 1.
+    """Causes of an iteration's excess over T*, as shares of T*; they add up to T/T* − 1.
 
     Attributes:
-        link: links carry less than they are called: headers, and gaps within a collective.
+        link: links carry less than their nominal rate: headers, and gaps within a collective.
         policy: order, partitions, buckets and barrier.
-        operations: what an operation costs whatever its size: agreement and hand-over (θ), floor and latency.
-        unforeseen: what was measured beyond the forecast; contention for cores, mostly.
+        operations: costs of an operation whatever its size: coordination (θ), floor and latency.
+        unforeseen: measured beyond the forecast; contention for cores, mostly.
     """
 
     link: float
@@ -271,13 +271,13 @@ class GapBreakdown:
 def gap_breakdown(
     workload: Workload, where: Cluster, schedule: str | Spec, *, optimum: Time, forecast: Time, measured: Time
 ) -> GapBreakdown:
-    """The losses of ``schedule`` with knobs set, in an iteration that took ``measured`` ps.
+    """Return the breakdown of an iteration that took ``measured`` ps.
 
     Args:
-        workload: what is sent.
+        workload: with the bytes that are sent.
         where: the network with its operations' costs, as measured.
         schedule: with all its knobs.
-        optimum: T* on links as fast as they are called, ps.
+        optimum: T* on links of nominal rate, ps.
         forecast: of the schedule on ``where``, ps.
         measured: the iteration's time, ps.
     """

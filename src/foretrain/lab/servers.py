@@ -1,10 +1,10 @@
-"""The servers of a job on hosts of a lab, and the end of all of them.
+"""Servers of a job on hosts of a lab, for the length of a block.
 
     with serving(lab, [2, 3], workers=2) as served:
         launch(lab, command, ranks=2, secret=served.secret, environment=served.environment)
 
-Like ranks they lead sessions of their own, are ended with the block, whatever ends it, and die with the thread that
-started them; see Note [No orphan].
+Like ranks they lead sessions of their own, end with the block, whatever ends it, and die with the thread that started
+them; see Note [No orphan].
 """
 
 from __future__ import annotations
@@ -12,36 +12,31 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import IO
 
 from foretrain.comm.options import SERVERS
 from foretrain.errors import ForetrainError
 from foretrain.lab.host import uninterrupted
 from foretrain.lab.iproute import LabError
-from foretrain.lab.launch import PATIENCE, guarded
+from foretrain.lab.launch import END_TIMEOUT, guarded
 from foretrain.lab.network import Lab
+from foretrain.launch.server_supervisor import ServerProcess, end_servers, server_command
 
 PIDS = "FORETRAIN_LAB_SERVERS"
-"""The environment variable that tells workers the servers' processes, whose links they read."""
-_TAIL = 12
-_MOMENT = 1.0
-"""Seconds for a server whose end workers have seen to have ended for us, too."""
+"""Environment variable that tells workers the servers' processes, whose links they read."""
+_QUOTED_LINES = 12
+_EXIT_TIMEOUT = 1.0
+"""Seconds for a server to exit after its workers have noticed its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabServers:
-    """Servers that listen.
-
-    Attributes:
-        addresses: of each shard, by number.
-        pids: their processes.
-        secret: the job's.
-    """
+    """Servers that listen: addresses by shard, processes, and the job's secret."""
 
     addresses: tuple[str, ...]
     pids: tuple[int, ...]
@@ -55,45 +50,48 @@ class LabServers:
 
 @contextmanager
 def serving(lab: Lab, hosts: Sequence[int], workers: int, *, silence: float = 60.0) -> Iterator[LabServers]:
-    """A shard of a parameter server on each of ``hosts``, by index, for the length of the block.
+    """Run a shard of a parameter server on each of ``hosts``, by index, for the length of the block.
 
     Args:
-        lab: where to run.
+        lab: of the hosts.
         hosts: the same one may have several.
-        workers: how many push.
-        silence: seconds after which a worker that says nothing is lost.
+        workers: of the job.
+        silence: seconds after which a silent worker counts as lost.
 
     Raises:
-        LabError: a server does not start, or has ended before the block did; quotes the last that it wrote.
+        LabError: a server does not start, or has ended before the block did; quotes its last lines.
     """
     secret = secrets.token_hex(32)
-    started: list[_Server] = []
-    common = ["--workers", str(workers), "--shards", str(len(hosts)), "--timeout", f"{silence:g}s", "--with-parent"]
-    with _file_of(secret) as key:
-        common += ["--secret-file", f"/proc/self/fd/{key}"]
+    servers: list[ServerProcess] = []
+    with ExitStack() as stack:
+        key = stack.enter_context(_file_of(secret))
+        errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in hosts]
         try:
             for shard, host in enumerate(hosts):
-                command = [sys.executable, "-m", "foretrain", "server", "--address", f"{lab.host(host).address}:0"]
+                command = server_command(f"{lab.host(host).address}:0", workers, shard, len(hosts), silence)
+                command += ["--secret-file", f"/proc/self/fd/{key}"]
                 with uninterrupted():
-                    started.append(_Server(lab, host, [*command, *common, "--shard", str(shard)], key))
-            yield LabServers(tuple(each.address() for each in started), tuple(each.pid for each in started), secret)
+                    servers.append(_started(lab.command(host, guarded(command)), errors[shard], key))
+            addresses = tuple(filter(None, (server.address() for server in servers)))
+            if len(addresses) < len(servers):
+                raise LabError("a server has ended before it listened")
+            yield LabServers(addresses, tuple(server.pid for server in servers), secret)
         except ForetrainError as error:
-            until = time.monotonic() + _MOMENT
-            if ended := [each for each in started if each.ends(until)]:
-                raise LabError(ended[0].story()) from error
+            deadline = time.monotonic() + _EXIT_TIMEOUT
+            for server, host, log in zip(servers, hosts, errors, strict=False):
+                with suppress(subprocess.TimeoutExpired):
+                    status = server.wait(max(0.0, deadline - time.monotonic()))
+                    raise LabError(_report(lab.host(host).namespace, status, log)) from error
             raise
         finally:
             with uninterrupted():
-                for each in started:
-                    each.stop()
-                for each in started:
-                    each.close()
+                end_servers(servers, END_TIMEOUT)
 
 
 @contextmanager
 def _file_of(secret: str) -> Iterator[int]:
-    """The descriptor of a file without a name, so that none is left behind, whatever ends this process."""
-    # Not the environment: whose environment has the secret is a rank's child, and ends with the ranks.
+    """Yield the descriptor of a file without a name, so that none is left behind, whatever ends this process."""
+    # Not the environment: a process with the secret in its environment counts as a rank's, and ends with the ranks.
     key = os.memfd_create("secret")
     try:
         os.fchmod(key, 0o600)
@@ -103,54 +101,15 @@ def _file_of(secret: str) -> Iterator[int]:
         os.close(key)
 
 
-class _Server:
-    """A started server, and what it writes."""
+def _started(command: Sequence[str], errors: IO[bytes], key: int) -> ServerProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return ServerProcess(
+        command, env=environment, stdin=subprocess.DEVNULL, stderr=errors, pass_fds=(key,), start_new_session=True
+    )
 
-    def __init__(self, lab: Lab, host: int, command: Sequence[str], key: int) -> None:
-        self._where = lab.host(host).namespace
-        self._notes = tempfile.TemporaryFile()  # noqa: SIM115 closed in `close`
-        self._process = subprocess.Popen(
-            lab.command(host, guarded(command)),
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._notes,
-            pass_fds=(key,),
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
 
-    def ends(self, until: float) -> bool:
-        """Whether it has ended by ``until``, of the monotonic clock: a process that is killed takes its time."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, until - time.monotonic()))
-        return self._process.returncode is not None
-
-    def address(self) -> str:
-        """Where it listens; returns when it does."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().decode()
-        if not line:
-            self._process.wait()
-            raise LabError(self.story())
-        return line.split()[-1]
-
-    def story(self) -> str:
-        """How it has ended, with the last that it wrote."""
-        self._notes.seek(0)
-        lines = self._notes.read().decode(errors="replace").splitlines()[-_TAIL:]
-        told = [f"the server on {self._where} has ended with {self._process.returncode}", *lines]
-        return "\n  | ".join(told)
-
-    def stop(self) -> None:
-        self._process.terminate()
-
-    def close(self) -> None:
-        try:
-            self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._notes.close()
+def _report(namespace: str, status: int, log: IO[bytes]) -> str:
+    """Return how a server has ended, with its last lines."""
+    log.seek(0)
+    lines = log.read().decode(errors="replace").splitlines()[-_QUOTED_LINES:]
+    return "\n  | ".join([f"the server on {namespace} has ended with {status}", *lines])

@@ -1,4 +1,4 @@
-"""Training on a host: a paced model or a small real GPT, with data and clock; and the baseline, PyTorch's DDP."""
+"""Training on a host: a paced model or a small real transformer, with data and clock; the baseline, PyTorch's DDP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,59 +16,36 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from foretrain.lab.messages import Experiment, LabCase
-from foretrain.lab.paced import AcceleratorClock, paced
+from foretrain.lab.paced import AcceleratorClock, PacedModel
 from foretrain.trace import Span
 from foretrain.units import Time
 from foretrain.workload import Workload
 
 
-class Trainable(Protocol):
-    """A model with its data: what one iteration runs forward.
-
-    Attributes:
-        clock: notes when backward passes begin.
-    """
-
-    clock: AcceleratorClock
-
-    @property
-    def model(self) -> nn.Module:
-        """Its parameters are exchanged."""
-        ...
-
-    def loss(self, module: nn.Module) -> Tensor:
-        """The loss of the next batch, through ``module``, which is `model` or what wraps it."""
-        ...
-
-    def trace(self) -> list[Span]:
-        """From now on, what is computed when, on the lane ``"gpu"``; ps of the performance counter."""
-        ...
-
-
 class PacedTraining:
-    """A paced model; see `foretrain.lab.paced`."""
+    """Paced model with its data and clock; see `foretrain.lab.paced`."""
 
     def __init__(self, experiment: Experiment, workload: Workload, rank: int) -> None:
         last = rank == dist.get_world_size() - 1
         slower = experiment.straggler if last else 0.0
         seed = 1000 * experiment.seed + rank
         self.clock = AcceleratorClock(slower=slower, jitter=experiment.jitter, seed=seed)
-        self.model = paced(workload, self.clock)
+        self.model = PacedModel(workload, self.clock)
         self._input = torch.zeros(1)
 
     def loss(self, module: nn.Module) -> Tensor:
-        """One number."""
+        """Return the loss of ``module``, which is ``model`` or wraps it: one number."""
         return module(self._input).sum()
 
     def trace(self) -> list[Span]:
-        """Record the computation of the virtual accelerator."""
+        """Return a list to which the accelerator's computations are added from now on; ps of its clock."""
         self.clock.begins.clear()
         self.clock.spans = []
         return self.clock.spans
 
 
 class RealTraining:
-    """The small transformer on this host's CPU."""
+    """Small transformer on this host's CPU, with its data and a clock of backward passes."""
 
     def __init__(self, experiment: Experiment, batch: int, rank: int) -> None:
         self.clock = AcceleratorClock()
@@ -76,7 +53,7 @@ class RealTraining:
         self._batches = batches(batch, rank, experiment.seed)
 
     def loss(self, module: nn.Module) -> Tensor:
-        """Cross-entropy."""
+        """Return the loss of the next batch through ``module``, which is ``model`` or wraps it."""
         tokens, targets = next(self._batches)
         loss = module(tokens, targets)
         self.clock.sync()
@@ -84,21 +61,24 @@ class RealTraining:
         return loss
 
     def trace(self) -> list[Span]:
-        """From a layer's call to the next one's, and from one gradient to the next."""
+        """Return a list to which spans are added from now on: between calls of layers, and between gradients."""
         spans: list[Span] = []
         self.clock.begins.clear()
-        now = _Now(spans, self.clock)
+        hooks = _TracingHooks(spans, self.clock)
         for name, module in self.model.named_modules():
             if next(module.parameters(recurse=False), None) is not None:
-                module.register_forward_pre_hook(partial(now.called, name))
-        self.model.register_forward_hook(now.left)
+                module.register_forward_pre_hook(partial(hooks.called, name))
+        self.model.register_forward_hook(hooks.left)
         for name, parameter in self.model.named_parameters():
-            parameter.register_post_accumulate_grad_hook(partial(now.released, name))
+            parameter.register_post_accumulate_grad_hook(partial(hooks.released, name))
         return spans
 
 
-class _Now:
-    """Hooks that record when a real model computes."""
+Trainable: TypeAlias = PacedTraining | RealTraining
+
+
+class _TracingHooks:
+    """Hooks that record the computation of a real model."""
 
     def __init__(self, spans: list[Span], clock: AcceleratorClock) -> None:
         self._spans = spans
@@ -108,17 +88,17 @@ class _Now:
         self._last: Time = 0
 
     def called(self, name: str, *_: object) -> None:
-        """A layer's forward begins, and the one before it is over."""
+        """Note that a layer's forward pass begins, and the one before it ends."""
         now = time.perf_counter_ns() * 1000
         self._close(now)
         self._open = (name, now)
 
     def left(self, *_: object) -> None:
-        """The forward pass is over."""
+        """Note that the forward pass ends."""
         self._close(time.perf_counter_ns() * 1000)
 
     def released(self, name: str, *_: object) -> None:
-        """A gradient is complete."""
+        """Note that a gradient is complete."""
         now, step = time.perf_counter_ns() * 1000, len(self._clock.begins) - 1
         began = self._last if step == self._step else self._clock.begins[-1]
         self._spans.append(Span("gpu", "backward", name, step, began, now))
@@ -132,7 +112,7 @@ class _Now:
 
 
 def ddp(model: nn.Module, case: LabCase, traced: bool) -> nn.Module:
-    """``model`` wrapped as ``case`` says; with ``traced`` in a `TracedDdp`."""
+    """Return ``model`` in DDP with the options of ``case``; with ``traced`` in a `TracedDdp`."""
     # Gradients as views of buckets spare DDP a copy; the baseline is meant to be strong.
     kind = TracedDdp if traced else DistributedDataParallel
     size = case.bucket / (1 << 20) if case.bucket else None
@@ -145,14 +125,14 @@ def ddp(model: nn.Module, case: LabCase, traced: bool) -> nn.Module:
 
 
 class TracedDdp(DistributedDataParallel):
-    """DDP that notes when each bucket was under way, and when the optimizer ran.
+    """DDP that records the all-reduce of each bucket and each optimizer step.
 
     Attributes:
         spans: on the lanes ``"wire"`` and ``"gpu"``; ps of the performance counter.
     """
 
     def trace(self, half: bool) -> None:
-        """Begins to note, with DDP's own hooks underneath."""
+        """Begin to record, around DDP's own hooks."""
         self.spans: list[Span] = []
         hook = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
         names = {parameter: name for name, parameter in self.module.named_parameters()}
@@ -173,7 +153,7 @@ class TracedDdp(DistributedDataParallel):
         self.register_comm_hook(None, traced)
 
     def noted(self, step: Callable[[], None]) -> Callable[[], None]:
-        """``step`` that also notes when it ran."""
+        """Return ``step`` with a record of its time."""
 
         def both() -> None:
             began = time.perf_counter_ns() * 1000
@@ -184,9 +164,9 @@ class TracedDdp(DistributedDataParallel):
 
 
 def complete(noted: Sequence[Span], computed: Sequence[Span], begins: Sequence[Time]) -> list[Span]:
-    """``noted`` with its steps, and with the waiting at the barrier: from the last computation to the optimizer.
+    """Return ``noted`` with steps and with waits at the barrier, from the last computation to the optimizer.
 
-    A bucket is drawn from when the one before it was through: the link carries one after the other.
+    A bucket's span begins when the one before it has ended: the link carries one after the other.
     """
     spans = []
     free: Time = 0
@@ -220,7 +200,7 @@ class TransformerBlock(nn.Module):
         self.shrink = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
+        """Return the output of the block."""
         batch, length, width = x.shape
         parts = self.attention(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
@@ -230,7 +210,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens (batch, length) to the loss of predicting each one's successor, given as ``targets`` of the same shape."""
+    """Transformer that predicts the successor, in ``targets``, of each token; both are (batch, length)."""
 
     def __init__(self, width: int = WIDTH, depth: int = DEPTH) -> None:
         super().__init__()
@@ -241,7 +221,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy."""
+        """Return the mean cross-entropy."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -249,14 +229,14 @@ class Transformer(nn.Module):
 
 
 def transformer(seed: int = 0, width: int = WIDTH, depth: int = DEPTH) -> Transformer:
-    """The model, with the same parameters for the same ``seed``."""
+    """Return the model, with the same parameters for the same ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Transformer(width, depth)
 
 
 def batches(size: int, rank: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of ``size`` sequences and their targets without end, others on every ``rank``."""
+    """Yield endless batches of ``size`` sequences and their targets, different on every ``rank``."""
     successor = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(seed))
     generator = torch.Generator().manual_seed(1_000_003 * (seed + 1) + rank)
     while True:

@@ -1,9 +1,8 @@
-"""``python -m foretrain.lab.worker CONFIG.json``: one host of the lab. Trains every case in turn and times it.
+"""``python -m foretrain.lab.worker CONFIG.json``: one host of the lab, which trains every case in turn and times it.
 
 CONFIG.json is a `LabPlan`; RANK, WORLD_SIZE and MASTER_* come from the launcher. Rank 0 prints its progress, a line of
-JSON each, and writes what it found out to CONFIG.jsonl, because a timeline is too long for a line of output. All ranks
-must do the same at the same time, so whatever differs between them (a recorded workload, a batch that fits) is
-exchanged before it decides anything.
+JSON each, and writes its reports to CONFIG.jsonl, because a timeline is too long for a line of output. All ranks must
+do the same at the same time, so values that differ between them (a recorded workload, a fitting batch) are broadcast.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _TRACED = 3
 
 
 def main(path: str) -> None:
-    """Does all that the plan at ``path`` says."""
+    """Run the plan at ``path``."""
     plan = msgspec.json.decode(Path(path).read_bytes(), type=LabPlan)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=plan.timeout))
@@ -73,7 +72,7 @@ def main(path: str) -> None:
 
 
 class _Worker:
-    """One rank."""
+    """Rank that runs a plan."""
 
     def __init__(self, plan: LabPlan, found: BinaryIO | None) -> None:
         self._plan = plan
@@ -81,12 +80,12 @@ class _Worker:
         self._rank = dist.get_rank()
         self._batch = _BATCH
         self._done = self._total = self._number = 0
-        # A process on every host whose link counts, known to rank 0 alone; none outside a lab.
-        self._pids = self._everywhere() if PIDS in os.environ else []
+        # A process on every host whose traffic is counted, on rank 0 alone; none outside a lab.
+        self._pids = self._processes() if PIDS in os.environ else []
 
     def run(self) -> None:
-        """Calibrates, then runs one experiment after the other."""
-        self._say(CalibrationReport(self._calibrated()))
+        """Calibrate, then run one experiment after the other."""
+        self._report(CalibrationReport(self._calibrated()))
         for number, experiment in enumerate(self._plan.experiments):
             self._number = number
             self._experiment(experiment)
@@ -108,7 +107,7 @@ class _Worker:
         if experiment.workload is None and experiment.step_time:
             self._batch = self._fitting_batch(experiment)
         if any(case.kind == "attach" for case in experiment.cases):
-            self._say(WorkloadReport(self._number, self._recorded(experiment)))
+            self._report(WorkloadReport(self._number, self._recorded(experiment)))
         cases: list[LabCase | None] = list(experiment.cases)
         for turn in range(experiment.rounds):
             for place, case in enumerate(cases):
@@ -117,12 +116,10 @@ class _Worker:
                 what = f"round {turn + 1}/{experiment.rounds}, {case.name}"
                 self._progress(what)
                 try:
-                    timed = self._timed(experiment, place, case, each, what)
+                    self._report(self._timed(experiment, place, case, each, what))
                 except ForetrainError as error:
                     cases[place] = None
-                    self._say(CaseRefused(self._number, place, str(error)))
-                    continue
-                self._say(timed)
+                    self._report(CaseRefused(self._number, place, str(error)))
         if experiment.traced:
             for place, case in enumerate(cases):
                 if case is not None:
@@ -131,7 +128,7 @@ class _Worker:
         self._progress("done")
 
     def _recorded(self, experiment: Experiment) -> Workload:
-        """The workload that the runtime observes under a barrier, of the rank that computes longest."""
+        """Return the workload that the runtime observes under a barrier, of the rank that computes longest."""
         training = self._training(experiment)
         with self._attached(training, PLAIN, traced=False) as (module, step, attached):
             while attached.workload is None:
@@ -141,7 +138,7 @@ class _Worker:
     # One case.
 
     def _timed(self, experiment: Experiment, place: int, case: LabCase, iterations: int, what: str) -> RoundTimes:
-        """Iteration times after warm-up, and what was in force."""
+        """Return iteration times after warm-up, and the schedule in force."""
         training = self._training(experiment)
         with self._trainer(training, case) as (module, step, attached):
             self._warm(training, module, step, attached, experiment.warmup)
@@ -170,7 +167,7 @@ class _Worker:
             begins = tuple(training.clock.begins)
             if attached:
                 attached.synchronize()
-                # Both noted the same moments, each on its own clock.
+                # Both recorded the same instants, each on its own clock.
                 later = begins[0] - attached.begins[first]
                 spans = [_moved(span, later) for span in attached.timeline if span.kind not in ("forward", "backward")]
             else:
@@ -179,12 +176,12 @@ class _Worker:
             spans = computed + spans
         origin, end = begins[0], begins[-1]
         kept = (_moved(span, -origin) for span in spans if span.end > origin and span.start < end)
-        self._say(CaseTrace(self._number, place, tuple(begin - origin for begin in begins), tuple(kept)))
+        self._report(CaseTrace(self._number, place, tuple(begin - origin for begin in begins), tuple(kept)))
 
     def _warm(
         self, training: Trainable, module: nn.Module, step: Callable[[], None], attached: Any, least: int
     ) -> None:
-        """Until the schedule is in force and has seen what it needs, and ``least`` iterations more."""
+        """Iterate until the schedule is in force and warmed up, and ``least`` iterations more."""
         while attached is not None and attached.schedule is None:
             self._iterate(training, module, step)
         if attached is not None:
@@ -197,7 +194,7 @@ class _Worker:
         step()
 
     def _training(self, experiment: Experiment) -> Trainable:
-        gc.collect()  # the model before this one
+        gc.collect()  # frees the last model
         if experiment.workload is None:
             return RealTraining(experiment, self._batch, self._rank)
         return PacedTraining(experiment, experiment.workload, self._rank)
@@ -206,7 +203,7 @@ class _Worker:
     def _trainer(
         self, training: Trainable, case: LabCase, traced: bool = False
     ) -> Iterator[tuple[nn.Module, Callable[[], None], Any]]:
-        """The module to call, what follows a backward pass, and what was attached, if anything was."""
+        """Yield the module to call, the step after a backward pass, and the attachment, if there is one."""
         dist.barrier()
         if case.kind == "attach":
             with self._attached(training, case, traced) as all_three:
@@ -232,12 +229,12 @@ class _Worker:
         ) as attached:
             yield training.model, _step(optimizer), attached
 
-    # Agreement and talk.
+    # Agreement and reports.
 
     def _fitting_batch(self, experiment: Experiment) -> int:
-        """The batch with which a step of the real model computes for the experiment's ``step_time``, without network.
+        """Return the batch with which a step of the real model computes for the experiment's ``step_time``.
 
-        All hosts compute at once, as they will, and each step's time is taken to be linear in the batch.
+        All hosts compute at once, as they will, and a step's time counts as linear in the batch.
         """
         few, many = (self._agreed(self._computing(experiment, batch)) for batch in (2, 8))
         wanted = (experiment.step_time or 0) - few
@@ -254,8 +251,8 @@ class _Worker:
             training.model.zero_grad()
         return min(times)
 
-    def _everywhere(self) -> list[int]:
-        """On rank 0 the processes of all workers, and of all servers on hosts of their own; elsewhere none."""
+    def _processes(self) -> list[int]:
+        """Return, on rank 0, the processes of all workers and of all servers on hosts of their own."""
         pids: list[Any] = [0] * self._plan.hosts
         dist.all_gather_object(pids, os.getpid())
         servers = list(map(int, filter(None, os.environ[PIDS].split(","))))
@@ -277,7 +274,7 @@ class _Worker:
             sys.stdout.write(msgspec.json.encode(now).decode() + "\n")
             sys.stdout.flush()
 
-    def _say(self, message: Message) -> None:
+    def _report(self, message: Message) -> None:
         if self._found is not None:
             self._found.write(msgspec.json.encode(message) + b"\n")
             self._found.flush()

@@ -1,4 +1,4 @@
-"""Servers beside the ranks of one node: started, started again when they die, and ended with the job."""
+"""Servers as child processes: started, restarted when they die, and ended with the job."""
 
 from __future__ import annotations
 
@@ -8,17 +8,57 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 
 _MOST_SERVERS = 64
-_FAREWELL = 5.0
-"""Seconds that a server has to end."""
+_END_TIMEOUT = 5.0
+"""Seconds for a server to exit."""
+
+
+def server_command(address: str, workers: int, shard: int, shards: int, timeout: float) -> list[str]:
+    """Return the command of a server that ends with this process; port 0 in ``address`` takes a free port."""
+    where = ["--address", address, "--workers", str(workers), "--shard", str(shard), "--shards", str(shards)]
+    return [sys.executable, "-m", "foretrain", "server", *where, "--timeout", f"{timeout}s", "--with-parent"]
+
+
+class ServerProcess(subprocess.Popen[bytes]):
+    """Process of a server, whose first line of output names its address.
+
+    Args:
+        command: see `server_command`.
+        options: of `subprocess.Popen`.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, stdout=subprocess.PIPE, **options)
+        assert self.stdout is not None
+        self.output = self.stdout
+
+    def address(self) -> str | None:
+        """Wait until it listens; return its address, or None if it has ended instead."""
+        if line := self.output.readline():
+            return line.decode().split()[-1]
+        self.wait()
+        return None
+
+
+def end_servers(servers: Sequence[ServerProcess], timeout: float = _END_TIMEOUT) -> None:
+    """Ask all ``servers`` to end, and kill those that do not within ``timeout`` seconds each."""
+    for server in servers:
+        server.terminate()
+    for server in servers:
+        try:
+            server.wait(timeout)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        server.output.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +69,9 @@ class ServerSpec:
         count: how many.
         workers: of the job.
         timeout: seconds that a worker may be silent.
-        restarts: how often all of them together may die and be started again.
+        restarts: how often all of them together may die and be restarted.
         updates: whether optimizers run on them.
-        snapshots: a folder for what they keep where optimizers run on them; None loses it with them.
+        snapshots: folder for their state where optimizers run on them; None loses it with them.
         every: rounds between two snapshots.
     """
 
@@ -44,12 +84,11 @@ class ServerSpec:
     every: int = EVERY
 
     def command(self, shard: int, port: int) -> list[str]:
-        """Return the command that starts one server; port 0 takes a free port."""
-        command = [sys.executable, "-m", "foretrain", "server", "--address", f"127.0.0.1:{port}"]
-        command += ["--workers", str(self.workers), "--shard", str(shard), "--shards", str(self.count)]
+        """Return the command line of one server; port 0 takes a free port."""
+        command = server_command(f"127.0.0.1:{port}", self.workers, shard, self.count, self.timeout)
         if self.snapshots is not None:
             command += ["--snapshot-dir", str(self.snapshots), "--snapshot-every", str(self.every)]
-        return [*command, "--timeout", f"{self.timeout}s", "--with-parent", *["--updates"] * self.updates]
+        return [*command, *["--updates"] * self.updates]
 
 
 class Servers:
@@ -58,23 +97,23 @@ class Servers:
     Their secret is FORETRAIN_SECRET's.
 
     Args:
-        spec: which.
-        given_up: called from another thread when one has died that is not started again; `failure` says which.
+        spec: their number and options.
+        on_failure: called from another thread when one has died and is not restarted; `failure` names it.
 
     Attributes:
         addresses: of each, ``"127.0.0.1:5555"``.
-        failure: what ended them; None while they live.
+        failure: the error that ended them; None while they live.
     """
 
-    def __init__(self, spec: ServerSpec, given_up: Callable[[], None]) -> None:
+    def __init__(self, spec: ServerSpec, on_failure: Callable[[], None]) -> None:
         if not 1 <= spec.count <= _MOST_SERVERS:
             raise ConfigError("servers", spec.count, "is no number of servers to start", f"write 1 to {_MOST_SERVERS}")
-        self._spec, self._given_up = spec, given_up
+        self._spec, self._on_failure = spec, on_failure
         self._deaths = 0
         self.failure: PeerLost | None = None
         self.addresses: list[str] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._bell, self._ear = socket.socketpair()
+        self._processes: list[ServerProcess] = []
+        self._stop, self._stopped = socket.socketpair()
         self._watcher = threading.Thread(target=self._watch, name="foretrain-servers", daemon=True)
 
     def __enter__(self) -> Servers:
@@ -82,47 +121,47 @@ class Servers:
             for shard in range(self._spec.count):
                 self._processes.append(self._start(shard, 0))
             for shard, process in enumerate(self._processes):
-                line = _line(process)
-                if not line:
-                    raise ForetrainError(f"server {shard} has ended with {process.wait()}; what it wrote says why")
-                self.addresses.append(line.split()[-1])
+                address = process.address()
+                if address is None:
+                    raise ForetrainError(f"server {shard} has ended with {process.returncode}; what it wrote says why")
+                self.addresses.append(address)
             self._watcher.start()
         except BaseException:
-            self._end()
+            self._stop_all()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bell.close()
+        self._stop.close()
         self._watcher.join()
-        self._end()
+        self._stop_all()
 
-    def _start(self, shard: int, port: int) -> subprocess.Popen[bytes]:
-        # In a group of its own: a Ctrl-C is for the command, which ends its servers when the ranks have ended.
-        return subprocess.Popen(self._spec.command(shard, port), stdout=subprocess.PIPE, process_group=0)
+    def _start(self, shard: int, port: int) -> ServerProcess:
+        # In a process group of its own: after Ctrl-C the command stops its servers when the ranks have ended.
+        return ServerProcess(self._spec.command(shard, port), process_group=0)
 
     def _watch(self) -> None:
-        """Restart servers that end: the pipe of their output ends when they do."""
+        """Restart servers whose output pipe closes."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ear, selectors.EVENT_READ, None)
+            selector.register(self._stopped, selectors.EVENT_READ, None)
             for shard, process in enumerate(self._processes):
-                selector.register(_output(process), selectors.EVENT_READ, shard)
+                selector.register(process.output, selectors.EVENT_READ, shard)
             while True:
                 dead = [key.data for key, _ in selector.select()]
                 if None in dead:
                     return
                 for shard in dead:
-                    selector.unregister(_output(self._processes[shard]))
-                    if not self._revive(shard):
-                        self._given_up()
+                    selector.unregister(self._processes[shard].output)
+                    if not self._restart(shard):
+                        self._on_failure()
                         return
-                    selector.register(_output(self._processes[shard]), selectors.EVENT_READ, shard)
+                    selector.register(self._processes[shard].output, selectors.EVENT_READ, shard)
 
-    def _revive(self, shard: int) -> bool:
-        """Starts a server again where it was; whether it may be."""
+    def _restart(self, shard: int) -> bool:
+        """Restart a server at its address; return False if it may not be restarted."""
         process, most = self._processes[shard], self._spec.restarts
         code = process.wait()
-        _output(process).close()
+        process.output.close()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with {code}"
         said = f"server {shard} at {self.addresses[shard]} {how}"
         if self._deaths == most:
@@ -132,35 +171,16 @@ class Servers:
         sys.stderr.write(f"foretrain: {said}; it is started again ({self._deaths} of {most} times)\n")
         sys.stderr.flush()
         self._processes[shard] = self._start(shard, int(self.addresses[shard].rpartition(":")[2]))
-        _line(self._processes[shard])
+        self._processes[shard].address()
         return True
 
-    def _end(self) -> None:
-        """Ask all servers to end, and kill those that do not."""
-        self._bell.close()
-        self._ear.close()
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(_FAREWELL)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _output(process).close()
+    def _stop_all(self) -> None:
+        self._stop.close()
+        self._stopped.close()
+        end_servers(self._processes)
 
 
 def check_every(rounds: int) -> None:
-    """ConfigError for what is no number of rounds between two snapshots."""
+    """Raise ConfigError if ``rounds`` is no number of rounds between two snapshots."""
     if rounds < 1:
         raise ConfigError("snapshot-every", rounds, "is no number of rounds", "write 1 or more")
-
-
-def _line(process: subprocess.Popen[bytes]) -> str:
-    """Return its first line, which says where it listens; empty if it ends instead."""
-    return _output(process).readline().decode()
-
-
-def _output(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout

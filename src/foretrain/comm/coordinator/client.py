@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from foretrain.comm.commands import CollectiveCommand, CommandExecutor
 from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.comm.coordinator.protocol import (
+    CommandExecutor,
     CoordinatorMessage,
     pack_ready,
     ready_word,
@@ -29,13 +29,13 @@ class CoordinatorClient:
 
     Args:
         tasks: indexed by task.
-        small: bytes below which tasks wait for company; see Note [Small tasks wait for company].
-        spec: the policy that the leader begins with.
-        carrier: issues this rank's collectives.
+        small: bytes of ready tasks below which no message is sent; see Note [Batched small tasks].
+        spec: the policy that the coordinator begins with.
+        executor: issues this rank's collectives.
         link: to rank 0.
-        peer_timeout: seconds after which a leader that says nothing is taken for lost.
+        peer_timeout: seconds of silence after which the coordinator counts as lost.
         check_every: steps between two hashes; 0 never.
-        failed: told once what ended the job.
+        failed: called once with the error that ended the job.
     """
 
     def __init__(
@@ -54,20 +54,17 @@ class CoordinatorClient:
         self._peer_timeout, self._check_every = peer_timeout, check_every
         self._small = small
         self._ready: list[int] = []
-        self._held = 0
-        """Bytes of the tasks in it."""
+        self._ready_bytes = 0
         self.spec = spec
         self._closing = self._left = False
         self._total = sum(task.size for task in tasks)
         self._ordered = 0
         self._step = -1
-        self._thread = threading.Thread(target=self._run, name="foretrain-follower", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="foretrain-client", daemon=True)
         self._thread.start()
 
     def open(self, step: int, again: bool) -> None:
-        """Tell the coordinator that ``step`` has begun; every ``check_every`` steps also send the hash of issued
-        commands.
-        """
+        """Report that ``step`` has begun; every ``check_every`` steps also send the hash of issued commands."""
         self._step = step
         if self._left:
             self._failed(PeerLost(self._about("closed its attachment while this rank goes on")))
@@ -77,18 +74,18 @@ class CoordinatorClient:
         self._send(CoordinatorMessage.OPEN, again, step)
 
     def ready(self, task: int, used: bool) -> None:
-        """Report ``task`` as ready, together with small tasks that waited for company."""
+        """Report ``task`` as ready, once enough bytes are ready; see Note [Batched small tasks]."""
         self._ready.append(ready_word(task, used))
-        self._held += self._tasks[task].size
-        if self._held >= self._small:
+        self._ready_bytes += self._tasks[task].size
+        if self._ready_bytes >= self._small:
             self.flush()
 
     def flush(self) -> None:
-        """Report the ready tasks that were held back."""
+        """Report all ready tasks."""
         if self._ready:
-            self._send(CoordinatorMessage.READY, 0, 0, pack_ready(self._ready))
+            self._send(CoordinatorMessage.READY, body=pack_ready(self._ready))
             self._ready.clear()
-            self._held = 0
+            self._ready_bytes = 0
 
     @property
     def log(self) -> tuple[Decision, ...]:
@@ -102,15 +99,14 @@ class CoordinatorClient:
         """Send a goodbye, or ``reason`` if this rank gives up, and end the thread."""
         if not self._closing:
             self._closing = True
-            self._send(
-                CoordinatorMessage.FAIL if reason else CoordinatorMessage.BYE, 0, 0, (reason or "").encode()[:60_000]
-            )
+            kind = CoordinatorMessage.FAIL if reason else CoordinatorMessage.BYE
+            self._send(kind, body=(reason or "").encode()[:60_000])
             self._link.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
-    def _send(self, kind: int, flag: int, value: int, body: bytes = b"") -> None:
-        # Where the link has ended, the listening thread sees it too, and what the leader said before.
+    def _send(self, kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> None:
+        # The listening thread notices a link that has ended, after it has read what the coordinator sent before.
         with contextlib.suppress(LinkError):
             self._link.send(kind, flag, value, body)
 
@@ -121,12 +117,12 @@ class CoordinatorClient:
             if not self._closing:
                 self._failed(PeerLost(self._about(f"is gone ({error})")))
         except BaseException as error:
-            self._send(CoordinatorMessage.FAIL, 0, 0, str(error).encode()[:60_000])
+            self._send(CoordinatorMessage.FAIL, body=str(error).encode()[:60_000])
             self._failed(error)
 
     def _listen(self) -> None:
         detector = SilenceDetector(self._peer_timeout)
-        heard = said = time.monotonic()
+        heard = sent = time.monotonic()
         while not self._closing:
             messages = self._link.receive(self._peer_timeout / 8)
             now = detector.tick()
@@ -134,21 +130,22 @@ class CoordinatorClient:
                 heard = now
             elif silent := detector.exceeded(heard):
                 raise PeerLost(self._about(f"has been silent for {silent:.1f} s"))
-            if now - said > self._peer_timeout / 4:
-                said = now
-                self._send(CoordinatorMessage.ALIVE, 0, 0)
+            if now - sent > self._peer_timeout / 4:
+                sent = now
+                self._send(CoordinatorMessage.ALIVE)
             for message in messages:
                 if message.kind == CoordinatorMessage.ORDER:
-                    order = unpack(message.value, message.flag, message.body, self._tasks)
-                    if order.chunk.op != "reduce_scatter":
-                        self._ordered += order.chunk.size
-                    self._executor.start(order, _nothing)
+                    command = unpack(message.value, message.flag, message.body, self._tasks)
+                    if command.chunk.op != "reduce_scatter":
+                        self._ordered += command.chunk.size
+                    # The coordinator counts credit, so that a completion here means nothing.
+                    self._executor.start(command, lambda command: None)
                 elif message.kind == CoordinatorMessage.KNOBS:
                     self.spec = unpack_spec(message.body)
                 elif message.kind == CoordinatorMessage.FAIL:
                     raise unpack_failure(message.flag, message.body)
                 elif message.kind == CoordinatorMessage.BYE:
-                    # What is under way here completes without it, but nothing more will be ordered.
+                    # Chunks in flight complete without it, but nothing more will be ordered.
                     self._left = True
                     if self._ordered < (self._step + 1) * self._total:
                         raise PeerLost(self._about("closed its attachment before all of this step was ordered"))
@@ -156,7 +153,3 @@ class CoordinatorClient:
 
     def _about(self, what: str) -> str:
         return f"rank 0, the coordinator, {what}; {self._executor.last()}; step {self._step} is in hand"
-
-
-def _nothing(order: CollectiveCommand) -> None:
-    """Ignore the completion: the coordinator counts credit."""

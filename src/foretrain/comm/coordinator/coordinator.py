@@ -1,7 +1,7 @@
 """Coordinator on rank 0: one engine, fed with the tasks that are ready on every rank.
 
 One thread runs everything here: it reads the other ranks' messages, this rank's own events and the completions of its
-carrier, posts them to the engine, and sends every decision to all before it issues it itself.
+executor, posts them to the engine, and sends every decision to all ranks before it issues it itself.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from foretrain.comm.commands import CollectiveCommand, CommandExecutor
 from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.comm.coordinator.protocol import (
+    CollectiveCommand,
+    CommandExecutor,
     CoordinatorMessage,
     accumulated_differently,
     pack,
-    pack_failure,
     pack_spec,
+    send_failure,
     unpack_ready,
 )
 from foretrain.comm.event_loop import Inbox, SilenceDetector, Timers
@@ -33,11 +34,10 @@ from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time
 
 _COMPLETE, _OWN_READY = -1, -2
-"""Kinds in the inbox that are no messages: a chunk has completed here, a task is ready here."""
-_KEEP = 4096
-"""Decisions to remember: for people, some steps are enough."""
-_FAREWELL = 2.0
-"""Seconds to wait for the others' goodbye."""
+"""Kinds of inbox items of this rank, beside messages: a chunk has completed, a task is ready."""
+_LOGGED_DECISIONS = 4096
+_BYE_TIMEOUT = 2.0
+"""Seconds to wait for the other ranks' goodbye."""
 
 
 class Coordinator:
@@ -46,14 +46,14 @@ class Coordinator:
     Args:
         job: tasks and what sending costs.
         spec: the policy to run.
-        carrier: issues this rank's collectives.
+        executor: issues this rank's collectives.
         links: to every other rank.
-        peer_timeout: seconds after which a rank that says nothing is taken for lost.
-        stall_timeout: seconds after which work that does not move is taken for stuck.
-        check_every: steps between two comparisons of the hashes of all orders; 0 never.
-        failed: told once what ended the job.
+        peer_timeout: seconds of silence after which a rank counts as lost.
+        stall_timeout: seconds after which work without progress counts as stuck.
+        check_every: steps between two comparisons of the hashes of all commands; 0 never.
+        failed: called once with the error that ended the job.
         origin: ns of the monotonic clock that count as 0.
-        gauge: listens to the policy, where somebody wants to know when the link changes.
+        gauge: observes the policy, to detect that the link has changed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Coordinator:
         self._wanted: Spec | None = None
         self._everyone = (1 << (len(links) + 1)) - 1
         count = len(job.tasks)
-        # Two steps are at most under way: a rank may be one ahead of the leader's own completions.
+        # At most two steps are in flight: a rank may be one ahead of this rank's completions.
         self._masks = ([0] * count, [0] * count)
         self._used = ([False] * count, [False] * count)
         self._early: list[int] = []
@@ -88,7 +88,7 @@ class Coordinator:
         self._step = -1
         self._to_land = 0
         self._checks: dict[int, dict[int, tuple[int, bytes]]] = {}
-        self._log: deque[Decision] = deque(maxlen=_KEEP)
+        self._log: deque[Decision] = deque(maxlen=_LOGGED_DECISIONS)
         self._engine = self._make_engine()
         self._timers = Timers(origin)
         self._inbox = Inbox()
@@ -100,7 +100,7 @@ class Coordinator:
         self._selector.register(self._inbox, selectors.EVENT_READ, None)
         for rank, link in self._links.items():
             self._selector.register(link, selectors.EVENT_READ, rank)
-        self._thread = threading.Thread(target=self._run, name="foretrain-leader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="foretrain-coordinator", daemon=True)
         self._thread.start()
 
     # ── the training thread ──
@@ -112,8 +112,8 @@ class Coordinator:
     def ready(self, task: int, used: bool) -> None:
         """Report that ``task`` is ready on this rank.
 
-        The thread is woken only if it was the last rank to be: it changes its mask before it empties its inbox, and
-        here the inbox is filled before the mask is looked at, so that one of the two sees the other.
+        The coordinator's thread is woken only if no other rank is missing. It changes masks before it empties its
+        inbox, and this method fills the inbox before it reads the masks, so that one of the two sees the other.
         """
         self._inbox.append(_OWN_READY, task, used)
         if any(masks[task] | 1 == self._everyone for masks in self._masks):
@@ -137,7 +137,7 @@ class Coordinator:
             self._closing = True
             self._inbox.post(CoordinatorMessage.BYE, 0, reason)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_FAREWELL + 1)
+            self._thread.join(_BYE_TIMEOUT + 1)
 
     # ── the engine's world ──
 
@@ -153,14 +153,17 @@ class Coordinator:
         """Send the command for ``chunk`` to all other ranks, then issue it here: messages take longer than a call."""
         used = self._used[self._step & 1]
         unused = frozenset(piece.task for piece in chunk.pieces if not used[piece.task])
-        order = CollectiveCommand(self._executor.sequence, chunk, unused)
-        flag, body = pack(order)
+        command = CollectiveCommand(self._executor.sequence, chunk, unused)
+        flag, body = pack(command)
+        self._send_all(CoordinatorMessage.ORDER, flag, command.sequence, body)
+        self._executor.start(command, lambda command: self._inbox.post(_COMPLETE, command, done))
+
+    def _send_all(self, kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> None:
         for rank, link in list(self._links.items()):
             try:
-                link.send(CoordinatorMessage.ORDER, flag, order.sequence, body)
+                link.send(kind, flag, value, body)
             except LinkError as error:
                 self._lose(rank, str(error))
-        self._executor.start(order, lambda order: self._inbox.post(_COMPLETE, order, done))
 
     # ── the loop ──
 
@@ -169,7 +172,8 @@ class Coordinator:
             while not self._over:
                 self._turn()
         except BaseException as error:
-            self._fail(error)
+            send_failure(self._links.values(), error)
+            self._failed(error)
         finally:
             self._selector.close()
             for link in self._links.values():
@@ -241,7 +245,7 @@ class Coordinator:
             self._compare(0, step, self._executor.sequence.to_bytes(8, "little") + self._executor.digest)
         if self._wanted is not None:
             self.spec, self._wanted = self._wanted, None
-            self._tell_knobs()
+            self._send_all(CoordinatorMessage.KNOBS, 0, step, pack_spec(self.spec))
             self._engine = self._make_engine()
         other = step + 1 & 1
         self._masks[other][:] = [0] * len(self._job.tasks)
@@ -250,14 +254,6 @@ class Coordinator:
         early, self._early = self._early, []
         for task in early:
             self._engine.post(Ready(task))
-
-    def _tell_knobs(self) -> None:
-        body = pack_spec(self.spec)
-        for rank, link in list(self._links.items()):
-            try:
-                link.send(CoordinatorMessage.KNOBS, 0, self._step, body)
-            except LinkError as error:
-                self._lose(rank, str(error))
 
     def _make_engine(self) -> Engine:
         policy = self.spec.build(self._job)
@@ -308,17 +304,13 @@ class Coordinator:
         now = self._silence_detector.tick()
         if now - self._heartbeat_sent > self._peer_timeout / 4:
             self._heartbeat_sent = now
-            for rank, link in list(self._links.items()):
-                try:
-                    link.send(CoordinatorMessage.ALIVE)
-                except LinkError as error:
-                    self._lose(rank, str(error))
+            self._send_all(CoordinatorMessage.ALIVE)
             for rank in self._links:
                 if silent := self._silence_detector.exceeded(self._heard[rank]):
                     raise PeerLost(self._about(rank, f"has been silent for {silent:.1f} s"))
         if (self._to_land or self._opened) and now - self._moved > self._stall_timeout:
             raise StallError(f"nothing has moved for {self._stall_timeout:g} s; {self._executor.last()}", self._waits())
-        if self._closing and (not self._links or now - self._moved > _FAREWELL):
+        if self._closing and (not self._links or now - self._moved > _BYE_TIMEOUT):
             self._over = True
 
     def _leave(self, rank: int, reason: str | None) -> None:
@@ -330,7 +322,7 @@ class Coordinator:
             return
         self._moved = time.monotonic()
         if reason:
-            self._tell(PeerLost(self._about(0, f"gave up: {reason}")))
+            send_failure(self._links.values(), PeerLost(self._about(0, f"gave up: {reason}")))
             self._over = True
             return
         for link in self._links.values():
@@ -359,7 +351,7 @@ class Coordinator:
         return f"rank {rank} {what}; {self._executor.last()}; {doing}"
 
     def _waits(self) -> list[str]:
-        """Return what is waited for: tasks of this step that are not ready on all ranks, then the engine's list."""
+        """Return what blocks the step: tasks that are not ready on all ranks, then the engine's list."""
         step = max([self._step, *self._opened])
         masks = self._masks[step & 1]
         lines = []
@@ -369,14 +361,3 @@ class Coordinator:
                 missing = [str(r) for r in range(self._everyone.bit_length()) if not mask >> r & 1]
                 lines.append(f"step {step}: task {task.name!r} is not ready on rank {', '.join(missing)}")
         return [*lines, *self._engine.waiting()] if self._to_land or self._opened else []
-
-    def _fail(self, error: BaseException) -> None:
-        self._tell(error)
-        self._failed(error)
-
-    def _tell(self, error: BaseException) -> None:
-        """Send ``error`` to all ranks."""
-        flag, body = pack_failure(error)
-        for link in self._links.values():
-            with contextlib.suppress(LinkError):
-                link.send(CoordinatorMessage.FAIL, flag, 0, body)

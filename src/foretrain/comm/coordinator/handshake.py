@@ -1,48 +1,63 @@
 """Handshake of links between ranks: both ends prove that they know the job's secret.
 
-One rank opens a `Listener`, the others `connect` to it, and both ends then hold a `Link`. Neither end believes the
-other before it has answered a fresh challenge:
+One rank opens a `Listener`, the others `connect` to it, and both ends then hold a `Link`. Neither end trusts the other
+before it has answered a fresh challenge:
 
     listener → rank   magic, 32-byte nonce S
     rank → listener   rank, 32-byte nonce C, HMAC-SHA256(secret, "rank" ‖ rank ‖ C ‖ S)
     listener → rank   HMAC-SHA256(secret, "listener" ‖ rank ‖ C ‖ S)
 
-The listener proves itself last, to a rank it has accepted, so its proof is also the welcome and a stranger never gets a
-MAC of its choosing. Replay fails on the nonces, reflection on the role. What follows is neither encrypted nor
-authenticated message by message: it keeps strangers out, not whoever can rewrite the packets of the job's own network.
+The listener proves itself last, to a rank it has accepted, so its proof is also the acceptance and an unauthenticated
+peer never gets a MAC of its choosing. Replay fails on the nonces, reflection on the role. Later messages are neither
+encrypted nor authenticated: the handshake does not protect against changed packets on the job's own network.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import logging
 import os
+import secrets
 import selectors
 import socket
 import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
 
-from foretrain.comm.auth import NONCE_SIZE, PROOF_SIZE, nonce, proof, same
 from foretrain.comm.coordinator.link import SEND_TIMEOUT, Link, LinkError
 from foretrain.errors import ConfigError
 
 logger = logging.getLogger("foretrain.link")
 
 HANDSHAKE_TIMEOUT = 5.0
-"""Seconds a connection may take to say who it is."""
+"""Seconds that a handshake may take."""
 PENDING_LIMIT = 64
-"""Connections that may be saying who they are at once; more wait in the kernel's queue."""
+"""Handshakes at once; more connections wait in the kernel's queue."""
+NONCE_SIZE = 32
+PROOF_SIZE = 32
 SECRET_SIZE = 32
-"""Bytes the job's secret has at least."""
+"""Least bytes of the job's secret."""
 
 _MAGIC = b"ftlink1\n"
 _CHALLENGE_SIZE = len(_MAGIC) + NONCE_SIZE
 _ANSWER = struct.Struct(f"<I{NONCE_SIZE}s{PROOF_SIZE}s")
 _RANK_ROLE = "foretrain link 1: rank"
 _LISTENER_ROLE = "foretrain link 1: listener"
+
+
+def nonce() -> bytes:
+    """Return `NONCE_SIZE` random bytes."""
+    return secrets.token_bytes(NONCE_SIZE)
+
+
+def proof(secret: bytes, label: str, *fields: bytes) -> bytes:
+    """Return the HMAC-SHA256 over ``label``, which names the role, and ``fields``.
+
+    All fields but the last have a fixed size, and labels have no NUL, so that no two inputs join to the same bytes.
+    """
+    return hmac.digest(secret, label.encode() + b"\0" + b"".join(fields), "sha256")
 
 
 @dataclass(slots=True)
@@ -60,7 +75,7 @@ class Listener:
     """Listening end: binds to one address and accepts each expected rank once. Not thread-safe.
 
     Attributes:
-        refused: connections turned away so far; each is logged to ``foretrain.link`` with its address and the reason.
+        refused: number of refused connections; each is logged to ``foretrain.link`` with its address and the reason.
     """
 
     def __init__(
@@ -90,10 +105,8 @@ class Listener:
             self._selector = selectors.DefaultSelector()
         except OSError as error:
             self._socket.close()
-            value = f"{host}:{port}"
-            raise ConfigError(
-                "host", value, f"cannot be listened on ({error})", "name an address of this host"
-            ) from None
+            what, remedy = f"cannot be listened on ({error})", "name an address of this host"
+            raise ConfigError("host", f"{host}:{port}", what, remedy) from None
         self._listening = False
         self._listen()
 
@@ -105,16 +118,16 @@ class Listener:
     def __enter__(self) -> Listener:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def accept(self, timeout: float) -> dict[int, Link]:
         """Accept ranks until every expected one is linked or ``timeout`` seconds have passed.
 
-        Call it again to go on: handshakes that had begun go on too, and the answer has the earlier ranks as well.
+        A further call continues pending handshakes.
 
         Returns:
-            The links of all ranks let in so far, by rank. They are the caller's and outlive the listener.
+            The links of all ranks accepted so far, by rank. The caller owns them; they outlive the listener.
 
         Raises:
             LinkError: this process can have no more connections.
@@ -144,7 +157,7 @@ class Listener:
         self._socket.close()
 
     def _listen(self) -> None:
-        """Accept connections while there is room for their handshakes."""
+        """Select on the listening socket while the number of handshakes is below its limit."""
         room = len(self._pending) < PENDING_LIMIT
         if room and not self._listening:
             self._selector.register(self._socket, selectors.EVENT_READ)
@@ -183,19 +196,18 @@ class Listener:
 
     def _judge(self, candidate: _PendingPeer) -> None:
         rank, theirs, given = _ANSWER.unpack(candidate.received)
-        if not same(given, _link_proof(self._secret, _RANK_ROLE, rank, theirs, candidate.nonce)):
-            return self._refuse(candidate, "it does not know the job's secret")
-        if rank not in self._expected:
-            return self._refuse(candidate, f"rank {rank} is not expected")
-        if rank in self._links:
-            return self._refuse(candidate, f"rank {rank} is here already")
-        if self._say(candidate, _link_proof(self._secret, _LISTENER_ROLE, rank, theirs, candidate.nonce)):
+        if not hmac.compare_digest(given, _link_proof(self._secret, _RANK_ROLE, rank, theirs, candidate.nonce)):
+            self._refuse(candidate, "it does not know the job's secret")
+        elif rank not in self._expected:
+            self._refuse(candidate, f"rank {rank} is not expected")
+        elif rank in self._links:
+            self._refuse(candidate, f"rank {rank} is here already")
+        elif self._say(candidate, _link_proof(self._secret, _LISTENER_ROLE, rank, theirs, candidate.nonce)):
             self._forget(candidate)
             self._links[rank] = Link(candidate.socket, rank, self._send_timeout)
-        return None
 
     def _say(self, candidate: _PendingPeer, data: bytes) -> bool:
-        """Send a few bytes, for which an empty socket buffer always has room; refuse a peer that has disconnected."""
+        """Send a few bytes, which an empty socket buffer always takes; refuse a peer that has disconnected."""
         try:
             if candidate.socket.send(data) == len(data):
                 return True
@@ -231,18 +243,18 @@ def connect(
     peer: int = 0,
     send_timeout: float = SEND_TIMEOUT,
 ) -> Link:
-    """Link this ``rank`` to the `Listener` at ``address``; retry while nothing listens there yet.
+    """Link this ``rank`` to the `Listener` at ``address``; retry until one listens there.
 
     Args:
         address: host and port, as `Listener.address` gives them.
         secret: the job's, at least `SECRET_SIZE` bytes.
-        rank: who we are.
-        timeout: seconds for all of it.
-        peer: the listener's rank, which the handshake does not ask.
+        rank: of this process.
+        timeout: seconds until the link must be made.
+        peer: the listener's rank, which is not part of the handshake.
         send_timeout: of the link, see `Link.send`.
 
     Raises:
-        LinkError: nobody listened, what answered is no listener of this job, or it refused us.
+        LinkError: no process listened, or it is no listener of this job, or it refused this rank.
         ConfigError: the secret is short or the rank is none.
     """
     _check_secret(secret)
@@ -275,8 +287,8 @@ def _dial(address: tuple[str, int], deadline: float) -> socket.socket:
         try:
             dialled.settimeout(max(1e-3, deadline - time.monotonic()))
             dialled.connect(address)
-            # Whoever dials a free port of this host often enough dials from that very port one day, and TCP connects
-            # the two: nobody listens there either.
+            # The kernel may choose the very port that is dialled as the local one: TCP then connects the socket to
+            # itself, and no process listens there.
             if dialled.getsockname() != dialled.getpeername():
                 return dialled
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -298,7 +310,7 @@ def _introduce(connected: socket.socket, secret: bytes, rank: int, deadline: flo
     connected.sendall(_ANSWER.pack(rank, ours, _link_proof(secret, _RANK_ROLE, rank, ours, theirs)))
     refusal = "it refused us: its secret is another, or this rank is not expected or linked already; its log says which"
     answer = _read_exactly(connected, PROOF_SIZE, deadline, refusal)
-    if not same(answer, _link_proof(secret, _LISTENER_ROLE, rank, ours, theirs)):
+    if not hmac.compare_digest(answer, _link_proof(secret, _LISTENER_ROLE, rank, ours, theirs)):
         raise EOFError("what answers there does not know the job's secret; is the address right?")
 
 

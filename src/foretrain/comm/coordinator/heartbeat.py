@@ -1,7 +1,7 @@
 """Heartbeats over links that carry nothing else: before there is a schedule, and where its order is replayed.
 
-Rank 0 hears every rank and every rank hears rank 0, as under the coordinator, which takes the links over and keeps the
-same promise: a rank that is stopped, gone, or gives up is named on all ranks within ``timeout``.
+Rank 0 listens to every rank and every rank to rank 0, as under the coordinator, which takes the links over and keeps
+the same promise: a rank that is stopped, gone, or gives up is named on all ranks within the timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from foretrain.comm.coordinator.link import Link, LinkError
-from foretrain.comm.coordinator.protocol import CoordinatorMessage, pack_failure, unpack_failure
+from foretrain.comm.coordinator.protocol import CoordinatorMessage, send_failure, unpack_failure
 from foretrain.comm.event_loop import FAILURE_GRACE, Inbox, SilenceDetector
 from foretrain.errors import PeerLost
 
@@ -23,10 +23,10 @@ class Heartbeat:
 
     Args:
         links: from rank 0 to every other, or from another to rank 0.
-        peer_timeout: seconds after which a rank that says nothing is taken for lost.
-        failed: told once what ended the job.
-        doing: what this rank does meanwhile, for messages.
-        begun: how many scheduled rounds this rank has begun.
+        peer_timeout: seconds of silence after which a rank counts as lost.
+        failed: called once with the error that ended the job.
+        doing: returns what this rank does meanwhile, for messages.
+        begun: returns how many scheduled rounds this rank has begun.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Heartbeat:
         self._silence_detector = SilenceDetector(peer_timeout)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self.left: dict[int, int] = {}
-        """The rounds of ranks that have closed their attachment, which is no fault while nobody needs them."""
+        """Rounds of each rank that has closed its attachment, which is an error only when another rank needs more."""
         self._heartbeat_sent = -peer_timeout
         self._stopping = False
         self._inbox = Inbox()
-        self._thread = threading.Thread(target=self._run, name="foretrain-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="foretrain-heartbeat", daemon=True)
         if links:
             self._thread.start()
 
@@ -59,8 +59,8 @@ class Heartbeat:
         """Send a goodbye, or ``reason`` if this rank gives up, and end the thread and links."""
         self._stop()
         if reason:
-            # What rank 0 says is repeated as it is; another rank's reason gets its name there.
-            self._tell(PeerLost(reason if 0 in self._links else f"rank 0 gave up: {reason}"))
+            # Other ranks repeat rank 0's reason as it is; rank 0 adds the name to another rank's.
+            send_failure(self._links.values(), PeerLost(reason if 0 in self._links else f"rank 0 gave up: {reason}"))
         for link in self._links.values():
             if not reason:
                 with contextlib.suppress(LinkError):
@@ -84,18 +84,18 @@ class Heartbeat:
                 for rank, link in self._links.items():
                     selector.register(link, selectors.EVENT_READ, rank)
                 while not self._stopping:
-                    self._say()
-                    # Often enough to explain a collective that has failed: who left may be missed only a moment later.
+                    self._send()
+                    # Often enough to explain a failed collective within the grace it has.
                     for key, _ in selector.select(self._inbox.sleep(min(FAILURE_GRACE / 2, self._peer_timeout / 8))):
-                        if key.data is not None and self._hear(key.data):
+                        if key.data is not None and self._receive(key.data):
                             selector.unregister(key.fileobj)
-                    self._look()
+                    self._check()
         except BaseException as error:
             if not self._stopping:
-                self._tell(error)
+                send_failure(self._links.values(), error)
                 self._failed(error)
 
-    def _say(self) -> None:
+    def _send(self) -> None:
         """Send heartbeats at an interval, never as answers: two peers that answer each other would not stop."""
         now = time.monotonic()
         if now - self._heartbeat_sent < self._peer_timeout / 4:
@@ -106,11 +106,11 @@ class Heartbeat:
                 try:
                     link.send(CoordinatorMessage.ALIVE)
                 except LinkError as error:
-                    # It may have said why before it went.
-                    self._hear(rank)
+                    # Its last message may hold the reason.
+                    self._receive(rank)
                     raise self._lost(rank, f"is gone ({error})") from None
 
-    def _hear(self, rank: int) -> bool:
+    def _receive(self, rank: int) -> bool:
         """Read messages of ``rank``; return whether it has said goodbye."""
         try:
             messages = self._links[rank].read()
@@ -126,7 +126,7 @@ class Heartbeat:
                 return True
         return False
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Raise PeerLost for a rank that is silent, or has left before a round that this rank has begun."""
         for rank, rounds in self.left.items():
             if rounds < self._begun():
@@ -137,19 +137,12 @@ class Heartbeat:
                 raise self._lost(rank, f"has been silent for {silent:.1f} s")
 
     def miss(self) -> None:
-        """Raise PeerLost, on all ranks, if a rank has closed its attachment: this one would wait for it in vain."""
+        """Raise PeerLost, on all ranks, if a rank has closed its attachment while this one goes on."""
         if self.left:
             error = self._lost(min(self.left), "closed its attachment while this rank goes on")
-            self._tell(error)
+            send_failure(self._links.values(), error)
             self._failed(error)
             raise error
 
     def _lost(self, rank: int, what: str) -> PeerLost:
         return PeerLost(f"rank {rank} {what}; {self._doing()}")
-
-    def _tell(self, error: BaseException) -> None:
-        """Send ``error`` to all linked ranks: rank 0 reaches everyone; rank 0 forwards what another rank sends."""
-        flag, body = pack_failure(error)
-        for link in self._links.values():
-            with contextlib.suppress(LinkError):
-                link.send(CoordinatorMessage.FAIL, flag, 0, body)

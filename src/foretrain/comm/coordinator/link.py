@@ -18,7 +18,6 @@ import struct
 import threading
 import time
 import weakref
-from types import TracebackType
 
 import msgspec
 
@@ -51,7 +50,7 @@ class LinkError(ForetrainError):
 
 
 class LinkMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message. The link gives its fields no meaning.
+    """Message of a link, which gives its fields no meaning.
 
     Attributes:
         kind: 0–255.
@@ -67,7 +66,7 @@ class LinkMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Link:
-    """One end of a connected, authenticated socket, which it owns.
+    """Owner of one end of a connected, authenticated socket.
 
     Any threads may send; one thread at a time receives. Messages of one thread arrive in the order of its sends.
 
@@ -95,12 +94,6 @@ class Link:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(None))
         _open.add(self)
 
-    def __enter__(self) -> Link:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def fileno(self) -> int:
         """Return the descriptor for a selector: readable when `read` would return or raise; −1 once closed."""
         return self._socket.fileno()
@@ -109,8 +102,8 @@ class Link:
         """Send one message; wait while the socket's buffer is full.
 
         Raises:
-            LinkError: the link is over, or the peer takes nothing, which ends the link at the latest one send timeout
-                after the last byte it took and at the earliest after half of that.
+            LinkError: the link has ended, or the peer reads nothing, which ends the link at the latest one send
+                timeout after the last byte it read and at the earliest after half of that.
             ConfigError: a field does not fit in its place on the wire (see `LinkMessage`); nothing was sent.
         """
         if len(body) > BODY_LIMIT:
@@ -118,7 +111,7 @@ class Link:
         try:
             data = _pack(kind, flag, 0, value, len(body)) + body
         except struct.error as error:
-            raise ConfigError("message", (kind, flag, value), f"does not fit ({error})", "see Message") from None
+            raise ConfigError("message", (kind, flag, value), f"does not fit ({error})", "see LinkMessage") from None
         with self._sending:
             if self._fault:
                 raise self._over(self._fault)
@@ -154,7 +147,7 @@ class Link:
             return messages
 
     def read(self) -> list[LinkMessage]:
-        """Return the whole messages that have arrived, without waiting: for use after a selector said readable.
+        """Return the whole messages that have arrived, without waiting: for use with a selector.
 
         Raises:
             LinkError: as `receive`.
@@ -163,7 +156,7 @@ class Link:
             return self._pull(0.0)
 
     def shutdown(self) -> None:
-        """End the link for both sides and wake all who wait on it, selectors too, but keep the descriptor."""
+        """End the link for both sides and wake threads and selectors that wait on it, but keep the descriptor."""
         self._fault = self._fault or "it was closed on this side"
         with contextlib.suppress(OSError):  # ENOTCONN, EBADF: it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -171,8 +164,8 @@ class Link:
     def close(self) -> None:
         """End the link; from any thread, any number of times. A blocked `receive` or `send` raises `LinkError`.
 
-        A selector forgets a closed descriptor without a word: where another thread selects on it, `shutdown` first and
-        let that thread close.
+        A selector silently forgets a closed descriptor: where another thread selects on it, `shutdown` first and let
+        that thread close.
         """
         self.shutdown()
         with self._receiving, self._sending:  # See Note [Closing from another thread].
@@ -186,9 +179,7 @@ class Link:
         self._socket.close()
 
     def _send_rest(self, data: bytes, sent: int) -> None:
-        """Continue after a send that waited its half of the timeout: the peer may have stopped at its very
-        beginning.
-        """
+        """Continue a send that has waited half of the timeout: the peer may have stopped at its very beginning."""
         rest = memoryview(data)
         try:
             while sent < len(data):

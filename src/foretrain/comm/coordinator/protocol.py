@@ -1,27 +1,29 @@
 """Messages between the coordinator and its clients, and the interface that training threads use.
 
-    every rank   OPEN step, READY tasks (used or not) ──▶  rank 0: the leader, whose engine runs the policy on what is
-    every rank   ◀── ORDER sequence, pieces, unused        ready *everywhere*; each rank issues orders as they come
+    every rank   OPEN step, READY tasks (used or not) ──▶  rank 0: the coordinator, whose engine runs the policy
+    every rank   ◀── ORDER sequence, pieces, unused        on tasks that are ready on *all* ranks
 
-Without agreement gloo sums tensors that do not belong together, silently, and NCCL hangs (both were seen). An order
-that rank 0 gave from its own readiness alone would idle the link whenever another rank is slower: head-of-line
-blocking. So only what is ready everywhere is ordered.
+Every rank issues commands in the order of their sequence numbers.
 
-Note [Small tasks wait for company]. A message costs the sender a system call on the training thread and the leader a
-wake-up, whatever it says. Two thirds of a ResNet's tensors are norms and biases of a few hundred bytes, which nobody
-waits for in particular: a follower tells of them with the next task that is worth it, or when the pass is over.
+Without agreement gloo sums tensors that do not belong together, silently, and NCCL hangs (both were seen). If rank 0
+ordered what is ready on rank 0 alone, the link would idle whenever another rank is slower: head-of-line blocking.
+
+Note [Batched small tasks]. A message costs the sender a system call on the training thread and the coordinator a
+wake-up, whatever its size. Two thirds of a ResNet's tensors are norms and biases of a few hundred bytes: a client
+reports them together with the next larger task, or at the end of the pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Protocol, get_args
+from typing import NamedTuple, Protocol, get_args
 
 import msgspec
 
-from foretrain.comm.commands import CollectiveCommand
+from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.engine import Decision
 from foretrain.errors import Disagreement, ForetrainError, PeerLost, StallError
 from foretrain.schedule import Spec
@@ -30,50 +32,79 @@ from foretrain.tasks import Chunk, Op, Piece, Task
 _PIECE = struct.Struct("<IQQ")
 _WORD = struct.Struct("<I")
 _MARK = 1 << 31
-"""The highest bit of a task's word: in a READY that the sender has a gradient for it, in an ORDER that nobody has."""
+"""Highest bit of a task's word. In READY: the sender has a gradient for it; in ORDER: no rank has."""
 _ERRORS: tuple[type[ForetrainError], ...] = (PeerLost, StallError, Disagreement)
 _OPS: tuple[Op, ...] = get_args(Op)
 
 
 class CoordinatorMessage(IntEnum):
-    """Kinds of messages; beside each kind stands what ``value`` and ``flag`` mean."""
+    """Kinds of messages, each with the meaning of ``value``, ``flag`` and ``body``."""
 
     OPEN = 1
-    """value: the round whose first gradient exists on the sender; flag: whether it adds to the one before."""
+    """value: the round that the sender has begun; flag: whether it adds to the sums of the one before."""
     READY = 2
-    """body: tasks, each as `ready_word`."""
+    """body: ready tasks, each as `ready_word`."""
     ORDER = 3
     """value: sequence; flag: operation; body: pieces."""
     ALIVE = 4
     """The sender still runs."""
     FAIL = 5
-    """The job is over; flag: the kind of error; body: why, as text."""
+    """The job is over; flag: the kind of error; body: its text."""
     CHECK = 6
-    """value: step; body: sequence and hash of all orders so far."""
+    """value: step; body: sequence and hash of all commands so far."""
     BYE = 7
-    """The sender closes, and means to; value, where there is no leader: how many rounds it took part in."""
+    """The sender closes in good order; value, where there is no coordinator: how many rounds it took part in."""
     KNOBS = 8
-    """value: the step from which on they are in force; body: policy and knobs, JSON."""
+    """value: the first step in which they are in force; body: policy and knobs, JSON."""
+
+
+class CollectiveCommand(NamedTuple):
+    """Collective that all ranks issue at place ``sequence``, from 0, of their sequences.
+
+    Attributes:
+        unused: tasks of the chunk that no rank has a gradient for; their bytes are not sent.
+    """
+
+    sequence: int
+    chunk: Chunk
+    unused: frozenset[int] = frozenset()
+
+
+class CommandExecutor(Protocol):
+    """Executor that issues commands in the order of their sequence numbers, on a thread of its own."""
+
+    @property
+    def sequence(self) -> int:
+        """Number of the next command."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """Hash over all commands so far; equal on ranks that issued the same."""
+        ...
+
+    def start(self, command: CollectiveCommand, done: Callable[[CollectiveCommand], None]) -> None:
+        """Issue ``command``; call ``done`` when its result has arrived."""
+
+    def last(self) -> str:
+        """Return a line on the last command, for error messages."""
+        ...
 
 
 class CoordinatedExchange(Protocol):
-    """One rank's part of the agreement. `open` and `ready` are called on the training thread."""
+    """Interface of one rank's exchange to its training thread, which calls all methods."""
 
     def open(self, step: int, again: bool) -> None:
         """Announce the first gradient of round ``step``; ``again`` if it adds to the sums of the last round."""
-        ...
 
     def ready(self, task: int, used: bool) -> None:
         """Allow ``task`` to be sent; ``used`` tells whether this rank has a gradient for it, or zeros."""
-        ...
 
     def flush(self) -> None:
-        """Send what was held back for company: nothing more is ready for now."""
-        ...
+        """Report ready tasks that wait for a larger one: nothing more is ready for now."""
 
     def close(self, reason: str | None = None) -> None:
         """End threads and connections; ``reason`` tells other ranks why this one gives up. Idempotent."""
-        ...
 
 
 class TunableExchange(CoordinatedExchange, Protocol):
@@ -91,15 +122,13 @@ class TunableExchange(CoordinatedExchange, Protocol):
 
     def retune(self, spec: Spec) -> None:
         """Run ``spec`` from the next step on, if this rank decides."""
-        ...
 
 
-def pack(order: CollectiveCommand) -> tuple[int, bytes]:
-    """Return flag and body of the ORDER message of ``order``."""
-    body = b"".join(
-        _PIECE.pack(p.task | (_MARK if p.task in order.unused else 0), p.offset, p.size) for p in order.chunk.pieces
-    )
-    return _OPS.index(order.chunk.op), body
+def pack(command: CollectiveCommand) -> tuple[int, bytes]:
+    """Return flag and body of the ORDER message of ``command``."""
+    chunk, unused = command.chunk, command.unused
+    body = b"".join(_PIECE.pack(p.task | (_MARK if p.task in unused else 0), p.offset, p.size) for p in chunk.pieces)
+    return _OPS.index(chunk.op), body
 
 
 def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> CollectiveCommand:
@@ -129,7 +158,7 @@ def pack_ready(words: Sequence[int]) -> bytes:
 
 
 def unpack_ready(body: bytes) -> Iterator[tuple[int, bool]]:
-    """Yield its tasks in the order in which they became ready, and whether the sender has a gradient for each."""
+    """Yield tasks in the order in which they became ready, and whether the sender has a gradient for each."""
     for (word,) in _WORD.iter_unpack(body):
         yield word & ~_MARK, word >= _MARK
 
@@ -147,9 +176,12 @@ def unpack_spec(body: bytes) -> Spec:
         raise ForetrainError(f"policy and knobs do not read: {error}") from None
 
 
-def pack_failure(error: BaseException) -> tuple[int, bytes]:
-    """Return flag and body of a FAIL message."""
-    return _ERRORS.index(type(error)) if type(error) in _ERRORS else 0, str(error).encode()[:60_000]
+def send_failure(links: Iterable[Link], error: BaseException) -> None:
+    """Send ``error`` over all ``links`` that have not ended."""
+    flag = _ERRORS.index(type(error)) if type(error) in _ERRORS else 0
+    for link in links:
+        with contextlib.suppress(LinkError):
+            link.send(CoordinatorMessage.FAIL, flag, 0, str(error).encode()[:60_000])
 
 
 def unpack_failure(flag: int, body: bytes) -> ForetrainError:

@@ -20,7 +20,7 @@ class Consistency(NamedTuple):
 
     Attributes:
         apart: whether each worker's gradients are an update of their own.
-        bound: after how many steps by which it is ahead a worker waits for the slowest; infinite where it never does.
+        bound: steps that a worker may be ahead of the slowest; infinite where it never waits.
     """
 
     apart: bool
@@ -39,22 +39,22 @@ def consistency(text: str) -> Consistency:
 
 
 class Clocks:
-    """Steps that were applied of each worker's pushes, by part; tells who may proceed under a staleness bound.
+    """Steps of each worker that were applied, by part, and the staleness bound on them.
 
     Args:
         parts: their numbers.
         workers: N; their ranks are 0 to N − 1.
-        bound: s; infinite where nobody waits.
-        lost: those for whom nobody waits.
+        bound: steps; infinite where no worker waits.
+        lost: workers that count no more.
     """
 
     def __init__(self, parts: Iterable[int], workers: int, bound: float, lost: Iterable[int] = ()) -> None:
         self._bound = bound
         self._done = {part: [-1] * workers for part in parts}
         self.rounds = [0] * workers
-        """By worker, how many of its steps were applied to all parts."""
+        """By worker, number of its steps that were applied to all parts."""
         self._behind = [len(self._done)] * workers
-        """By worker, to how many parts the step after those was not."""
+        """By worker, number of parts to which its next step was not applied."""
         self._present = sorted(set(range(workers)) - set(lost))
 
     def done(self, worker: int, part: int) -> int:
@@ -71,7 +71,7 @@ class Clocks:
                 self._count(worker)
 
     def may_go_on(self, worker: int, part: int, step: int) -> bool:
-        """Return whether ``worker`` may have the answer to ``step``: it was applied, and nobody is too far behind."""
+        """Return whether ``worker`` may have the answer to ``step``: it was applied, and no other is too far behind."""
         done = self._done[part]
         if done[worker] < step:
             return False

@@ -1,8 +1,7 @@
-"""Messages between workers and servers: a header of fixed layout, its tag, and raw bytes, of one range or several.
-Never pickled.
+"""Messages between workers and servers: a header of fixed layout, its tag, and raw bytes of one range or several.
 
 A message is one or two frames of ZeroMQ: header and tag, then the payload, if there is one, so that neither end copies
-it. Who may say what is `foretrain.comm.ps.session`' to decide; here is only what a message looks like.
+it. Nothing is pickled. `foretrain.comm.ps.session` authenticates messages.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MAGIC: Final = b"fs"
 
 
 class Malformed(ForetrainError):
-    """A message that cannot be parsed or makes no sense. ``reason`` is a word for counting it."""
+    """Message that cannot be parsed or contradicts itself. ``reason`` is a word under which it is counted."""
 
     def __init__(self, reason: str, text: str) -> None:
         self.reason = reason
@@ -37,102 +36,93 @@ class FrameKind(IntEnum):
     CHALLENGE = 2
     """S. Payload: a nonce."""
     PROOF = 3
-    """W. Payload: that the worker knows the job's secret, and the job's name."""
+    """W. Payload: a proof that the worker knows the job's secret, and the job's name."""
     WELCOME = 4
-    """S. Payload: that the server does, too; the session begins."""
+    """S. Payload: a proof that the server knows it, too; the session begins."""
     STRANGER = 5
-    """S. The server has no session with whom it answers: a connection was made anew, or the server was."""
+    """S. The server has no session with this peer: the connection, or the server, was restarted."""
     DECLARE = 6
-    """W. Payload: what is exchanged from now on, see `foretrain.comm.ps.placement`; ``step``: how many came before;
-    ``offset``: rounds of it that this worker has begun."""
+    """W. Payload: declaration of all later rounds, see `foretrain.comm.ps.placement`; ``step``: number of earlier
+    declarations; ``offset``: rounds of this one that the worker has begun."""
     PUSH = 7
     """W. Bytes ``[offset, offset + size)`` of ``part`` in round ``step``; without payload where `ABSENT`."""
     PULL = 8
-    """W. The sums of bytes that were pushed with `PULL_ONLY` are wanted now."""
+    """W. Request for the sums of bytes that were pushed with `PULL_ONLY`."""
     VALUE = 9
-    """S. The same bytes, summed; or, of where optimizers run on servers, of the parameters after the update."""
+    """S. Sums of pushed bytes; where optimizers run on servers, parameters after the update."""
     RECEIVED = 10
-    """S. ``offset`` messages with pushes have come in this session since the DECLARE that came after ``step`` others.
-    W. ``size`` bytes more of values have come. Their credit returns."""
+    """S. ``offset`` messages with pushes have arrived in this session since the DECLARE with this ``step``.
+    W. ``size`` more bytes of values have arrived. Their credit returns."""
     ALIVE = 11
     """Both. The sender still runs."""
     FAIL = 12
-    """Both. The job is over; ``flag``: the kind of error; payload: why, as text."""
+    """Both. The job is over; ``flag``: the kind of error; payload: its text."""
     BYE = 13
-    """Both. The sender closes, and means to."""
+    """Both. The sender closes in good order."""
     WANTED = 14
-    """W. It has said again what was wanted; S. an answer to that, and to DECLARE; ``offset``: the server's number, and
-    another one's when it is started anew; ``step``: where `STATEFUL`, rounds complete here."""
+    """W. All earlier pushes were resent. S. Answer to that, and to DECLARE; ``offset``: random number of the server,
+    another one after a restart; ``step``: where `STATEFUL`, rounds complete here."""
     DONE = 15
-    """W. It has all sums, and pushes no more; S. so have all others: nobody needs to push again for them."""
+    """W. It has all sums, and pushes no more. S. So have all workers: no push has to be resent for them."""
     COMMITTED = 16
-    """S., if `STATEFUL`. ``offset`` rounds are complete here; of ``step`` of them no push is needed again: they are
-    in a snapshot, or would be lost anyway. With flag `CLOSED` so is that the worker has closed."""
+    """S., if `STATEFUL`. ``offset`` rounds are complete here; pushes of the first ``step`` are not needed again: they
+    are in a snapshot, or would be lost anyway. With flag `CLOSED` so is that the worker has closed."""
     RULE = 17
-    """W. Payload: hyperparameters of the optimizers on the servers; they hold from round ``step`` on."""
+    """W. Payload: hyperparameters of the optimizers on the servers, from round ``step`` on."""
     INIT = 18
-    """W, rank 0. Frame ``step`` of ``offset`` of what ``part`` begins with, see
+    """W, rank 0. Frame ``step`` of ``offset`` of the initial state of ``part``, see
     `foretrain.plugins.torch.ps.server.parameter_store`."""
     GET_STATE = 19
-    """W. What ``part`` is now, its optimizer's state included, is wanted."""
+    """W. Request for the state of ``part``, its optimizer's included."""
     STATE = 20
-    """S. The same as a INIT, as it is now; empty, with ``offset`` 0, where all frames of a INIT have come."""
+    """S. Frame of the present state of a part, as in INIT; empty, with ``offset`` 0, where all frames of an INIT have
+    arrived."""
     LOST = 21
-    """S. Worker ``part`` is lost: sums from here on are without it. W. It has heard so in round ``step``, before this
-    session; ``offset``: the round that it is in."""
+    """S. Worker ``part`` is lost: later sums are without it. W. This worker was told so in round ``step``, before this
+    session; ``offset``: its present round."""
     REFUSED = 22
-    """S. Instead of WELCOME. ``flag``: the kind of error, or `BUSY`; payload: a proof, and why, as text."""
+    """S. Instead of WELCOME. ``flag``: the kind of error, or `BUSY`; payload: a proof, and the reason as text."""
 
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 ABSENT: Final = 1
-"""Flag of a PUSH: this worker has no gradient there; of a VALUE: no worker has."""
+"""Flag of a PUSH: the worker has no gradient there; of a VALUE: no worker has."""
 ACCUMULATES: Final = 2
 """Flag of a PUSH: the round adds to the sums of the one before, as backward() ran again before step()."""
 PULL_ONLY: Final = 4
-"""Flag of a PUSH: its sum is not to be sent before it is asked for with a PULL."""
+"""Flag of a PUSH: its sum is sent only on a PULL."""
 STATEFUL: Final = 8
-"""Flag of a server's WANTED: it has a state that workers cannot make anew."""
+"""Flag of a server's WANTED: it has a state that workers cannot restore."""
 SEVERAL: Final = 16
-"""Flag of a PUSH or a VALUE: it holds several ranges, see `foretrain.comm.ps.frames`."""
+"""Flag of a PUSH or a VALUE: it holds several ranges, see `bundle`."""
 CLOSED: Final = 32
-"""Flag of a COMMITTED: a server that is started anew will not wait for this worker."""
+"""Flag of a COMMITTED: a restarted server will not wait for this worker."""
 RETURNS: Final = 128
-"""Flag of a worker's BYE: it comes back soon, with other things to exchange."""
+"""Flag of a worker's BYE: it comes back soon with another declaration."""
 BUSY: Final = 64
-"""Flag of a REFUSED: another job is here, and has not ended."""
+"""Flag of a REFUSED: the server serves another job, which has not ended."""
 ASIDE: Final = frozenset((FrameKind.RECEIVED, FrameKind.ALIVE, FrameKind.FAIL))
-"""What must not wait behind gradients, and has a connection of its own."""
+"""Messages that must not wait behind gradients, and have a connection of their own."""
 FAILURES: Final[tuple[type[ForetrainError], ...]] = (PeerLost, Disagreement)
 """Kinds of errors that end a job, by the flag of FAIL."""
 UNTAGGED: Final = frozenset(
     (FrameKind.HELLO, FrameKind.CHALLENGE, FrameKind.PROOF, FrameKind.WELCOME, FrameKind.STRANGER, FrameKind.REFUSED)
 )
-"""What is said before there is a key."""
-_FROM_SERVER: Final = {
-    FrameKind.CHALLENGE,
-    FrameKind.WELCOME,
-    FrameKind.REFUSED,
-    FrameKind.STRANGER,
-    FrameKind.VALUE,
-    FrameKind.STATE,
-}
-TO_SERVER: Final = frozenset(FrameKind) - _FROM_SERVER
-"""What a worker may say."""
+"""Messages of the handshake, before there is a key."""
+_ANSWERS: Final = {FrameKind.CHALLENGE, FrameKind.WELCOME, FrameKind.REFUSED, FrameKind.STRANGER}
+TO_SERVER: Final = frozenset(FrameKind) - _ANSWERS - {FrameKind.VALUE, FrameKind.STATE}
+"""Messages that a worker may send."""
 
 
 class Header(NamedTuple):
-    """Fixed part of a message; see `FrameKind` for what the fields mean in each.
+    """Fixed part of a message; `FrameKind` gives the meaning of the fields in each kind.
 
     Attributes:
-        kind: what it is.
-        flag: a bit of it.
         sender: the worker's rank, or the shard's number.
         sequence: messages of this session and direction before it.
-        part: which part of the shard, counted over the whole job.
-        step: round; of a DECLARE, how many came before it.
+        part: number of the part, counted over the whole job.
+        step: round; of a DECLARE, number of earlier ones.
         offset: of the first byte, in the part.
-        size: bytes that it is about.
     """
 
     kind: FrameKind
@@ -164,12 +154,12 @@ def unpack(frame: bytes) -> tuple[Header, bytes]:
 
 
 SMALL: Final = 64 << 10
-"""Bytes of a range that goes together with others, at most: copying them takes less than a message of their own."""
+"""Most bytes of a range that shares a message with others: copying them takes less than a message of their own."""
 _ENTRY: Final = struct.Struct("<QQQQ")
 
 
 class Item(NamedTuple):
-    """Bytes ``[offset, offset + size)`` of a part and their payload, which is empty where there is none."""
+    """Bytes ``[offset, offset + size)`` of a part and their payload, which may be empty."""
 
     part: int
     offset: int

@@ -1,7 +1,7 @@
-"""Hyperparameters of each worker, and from which of its rounds on they hold.
+"""Hyperparameters of each worker, and the first of its rounds in which they hold.
 
-A worker says them on the connection on which its gradients follow, so that they are there before any push that they
-apply to, and the round tells them from those of what was pushed before.
+A worker sends them on the connection of its gradients, so that they arrive before any push that they apply to, and the
+round separates them from those of earlier pushes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from foretrain.comm.ps.frames import Malformed
 
 Setting: TypeAlias = bool | int | float | tuple[int | float, ...] | None
-"""What a hyperparameter may be."""
+"""Value of a hyperparameter."""
 Group: TypeAlias = dict[str, Setting]
 """A parameter group's hyperparameters, by their names in torch.optim."""
 
@@ -39,7 +39,7 @@ def finite(value: Setting) -> bool:
 
 
 class Hyperparameters:
-    """Latest hyperparameters of each of ``workers``, of two rounds each, as pushes are of one round at a time."""
+    """Latest hyperparameters of each of ``workers``: of two rounds, as pushes are of one round at a time."""
 
     def __init__(self, workers: int) -> None:
         self._latest: list[list[tuple[int, tuple[Group, ...]]]] = [[] for _ in range(workers)]

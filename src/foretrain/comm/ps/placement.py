@@ -2,7 +2,7 @@
 
 A task larger than ``limit`` is split into parts of nearly equal size; parts go, the largest first, to the shard that
 has the fewest bytes so far (longest processing time first: no shard has more than a part above its share). Every worker
-and every shard computes the same from the same declaration, so nobody has to be told.
+and every shard computes the same placement from the same declaration, without a message.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from foretrain.tasks import Piece
 LIMIT: Final = 4 << 20
 """Bytes of a part, and of a message's payload, at most."""
 _ALIGN: Final = 64
-"""Parts begin at multiples of so many bytes, a cache line, so that no element of any type is cut."""
+"""Parts begin at multiples of a cache line, so that no element of any type is cut."""
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "float64"]
-"""What can be summed."""
 WIDTHS: Final[dict[Dtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
@@ -47,19 +46,9 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 ELEMENTWISE: Final = (
-    "SGD",
-    "Adam",
-    "AdamW",
-    "NAdam",
-    "RAdam",
-    "Adamax",
-    "Adadelta",
-    "Adagrad",
-    "RMSprop",
-    "Rprop",
-    "ASGD",
-)
-"""Optimizers of torch.optim that update each element by itself, so that they can be run on any part of a tensor."""
+    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD",
+)  # fmt: skip
+"""Optimizers of torch.optim that update each element independently, so that they run on any part of a tensor."""
 
 
 class Optimized(msgspec.Struct, frozen=True):
@@ -68,8 +57,8 @@ class Optimized(msgspec.Struct, frozen=True):
     Attributes:
         classes: of each parameter group, in torch.optim.
         group_of: of each task; −1 where no optimizer has it.
-        dtypes: of each task's parameter, as it is kept and answered, whatever gradients are sent as.
-        consistency: how far workers go apart, see `foretrain.comm.ps.consistency`.
+        dtypes: of each task's parameter, as servers keep and send it, whatever gradients are sent as.
+        consistency: see `foretrain.comm.ps.consistency`.
     """
 
     classes: tuple[str, ...]
@@ -93,14 +82,14 @@ class Optimized(msgspec.Struct, frozen=True):
 
 
 class Declaration(msgspec.Struct, frozen=True):
-    """Everything that a job exchanges; the same from all workers.
+    """Declaration of all tensors that a job exchanges; the same from all workers.
 
     Attributes:
-        tasks: what is exchanged in every round.
-        workers: among how many.
+        tasks: exchanged in every round.
+        workers: N.
         job: a name that no other job has: letters, digits and underscores.
-        limit: bytes of a part at most.
-        optimized: what servers update; None where they give back sums.
+        limit: most bytes of a part.
+        optimized: the parameters that servers update; None where they return sums.
     """
 
     tasks: tuple[Declared, ...]
@@ -183,7 +172,7 @@ class Placement:
         self._starts = [[part.offset for part in parts] for parts in self._of_task]
 
     def of(self, piece: Piece) -> list[tuple[ShardPart, int, int]]:
-        """Return where the bytes of ``piece`` are: parts, the first byte in each, and how many."""
+        """Return the parts that hold the bytes of ``piece``, with the first byte in each and the number of bytes."""
         parts, starts = self._of_task[piece.task], self._starts[piece.task]
         end = piece.offset + piece.size
         place = bisect_right(starts, piece.offset) - 1
@@ -218,7 +207,7 @@ def _balance(sizes: Sequence[int], shards: int) -> list[int]:
 
 
 def dtype_name(dtype: object) -> Dtype:
-    """Return the name of a torch dtype that can be exchanged; ConfigError for another."""
+    """Return the name of a torch dtype that can be exchanged; raise ConfigError for another."""
     name = str(dtype).removeprefix("torch.")
     if name not in WIDTHS:
         raise unknown("dtype", name, tuple(WIDTHS))

@@ -6,33 +6,33 @@
     server → worker   WELCOME  HMAC-SHA256(secret, "server" ‖ rank ‖ shard ‖ C ‖ S)
             or        REFUSED  HMAC-SHA256(secret, "refusal" ‖ rank ‖ shard ‖ C ‖ S ‖ flag ‖ why), why
 
-As in `foretrain.comm.coordinator.handshake` the server proves itself last, so that a stranger never gets a MAC of its
-choosing. From both nonces each direction has a key of its own, and every later message a tag: AES-128-GMAC over header
-and payload, with the message's place in its direction as nonce. What is altered, replayed, left out, reflected or
-forged has a wrong tag or a wrong place. A worker has two connections to each server, so that what is short and urgent
-does not wait behind gradients; the handshake is said on one, and the other has keys of its own from the same nonces.
-GMAC costs little (26 GB/s with AES instructions, where HMAC-SHA256 reaches 1.7), so
-that it need not be optional; nothing is encrypted.
+As in `foretrain.comm.coordinator.handshake` the server proves itself last, so that an unauthenticated peer never gets a
+MAC of its choosing. Each direction has a key derived from both nonces, and every later message a tag: AES-128-GMAC over
+header and payload, with the message's place in its direction as nonce. An altered, replayed, missing, reflected or
+forged message has a wrong tag or place. A worker has two connections to each server, so that short urgent messages do
+not wait behind gradients; the handshake runs on one, and the other has its own keys from the same nonces. GMAC costs
+little (26 GB/s with AES instructions, where HMAC-SHA256 reaches 1.7), so that it is not optional; nothing is encrypted.
 """
 
 from __future__ import annotations
 
 import struct
+from hmac import compare_digest
 from typing import Any, Final
 
 import zmq
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from foretrain.comm.auth import proof, same
+from foretrain.comm.coordinator.handshake import proof
 from foretrain.comm.ps.frames import HEADER, TAG_SIZE, UNTAGGED, FrameKind, Header, Malformed, pack
 
 NAME_SIZE: Final = 64
-"""Bytes that a job's name has at most."""
+"""Most bytes of a job's name."""
 _PLACE = struct.Struct("<4xQ")
 _ROLE = struct.Struct("<II")
 _SMALL: Final = 16 << 10
-"""Bytes of a payload that is better copied than tagged in two steps."""
+"""Most bytes of a payload that is copied for one call of the cipher instead of two."""
 
 Payload = bytes | bytearray | memoryview
 
@@ -46,14 +46,7 @@ def session_proof(
 ) -> bytes:
     """Return the proof that the sender of ``payload`` knows ``secret``.
 
-    Args:
-        secret: the job's.
-        role: "worker", "server" or "refusal".
-        rank: the worker's.
-        shard: the server's number.
-        worker: the nonce of HELLO.
-        server: the nonce of CHALLENGE.
-        payload: what the proof covers besides.
+    ``role`` is "worker", "server" or "refusal"; ``worker`` and ``server`` are the nonces of HELLO and CHALLENGE.
     """
     return proof(secret, role, _ROLE.pack(rank, shard), worker, server, payload)
 
@@ -64,7 +57,7 @@ def untagged(kind: FrameKind, sender: int, payload: bytes = b"", flag: int = 0) 
 
 
 class AuthenticatedSession:
-    """One end of an authenticated connection.
+    """Session at one end of an authenticated connection.
 
     Args:
         secret: the job's.
@@ -73,7 +66,7 @@ class AuthenticatedSession:
         worker: the nonce of HELLO.
         server: the nonce of CHALLENGE.
         serves: whether this is the server's end.
-        aside: whether it is the session beside that one, see `foretrain.comm.ps.frames.ASIDE`.
+        aside: whether it is the session of the second connection, see `foretrain.comm.ps.frames.ASIDE`.
     """
 
     def __init__(
@@ -99,12 +92,12 @@ class AuthenticatedSession:
         """Accept a message as the next of this session.
 
         Raises:
-            Rejected: it is forged or altered ("tag"), was heard before ("replay"), or others before it are missing
-                ("gap"): then the session is of no more use.
+            Rejected: it is forged or altered ("tag"), a duplicate ("replay"), or others before it are missing ("gap"),
+                after which the session is useless.
         """
         if header.kind in UNTAGGED:
             raise Rejected("kind", f"{header.kind.name} within a session")
-        if not same(self._opens.of(header.sequence, pack(header), payload), tag):
+        if not compare_digest(self._opens.of(header.sequence, pack(header), payload), tag):
             raise Rejected("tag", f"{header.kind.name} of {header.sender} with a wrong tag")
         if header.sender != self._other:
             raise Rejected("sender", f"{header.kind.name} of {header.sender} in the session of {self._other}")
@@ -117,10 +110,8 @@ class AuthenticatedSession:
 
 
 class _Tags:
-    """Tags of one direction.
-
-    What is small is joined and tagged in one call, which a cipher made for each message would take several times as
-    long for; what is large is not copied.
+    """Tags of one direction. Small payloads are copied and tagged in one call, which is several times as fast; large
+    ones are not copied.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -138,23 +129,23 @@ class _Tags:
 
 
 _NAME: Final = b"foretrain"
-_EVENTS: Final = "inproc://foretrain.gate"
-_PATIENCE: Final = 5000
-"""ms that somebody may take for this handshake."""
-_SOME: Final = 64
-"""Of those who come in one turn."""
+_EVENTS: Final = "inproc://foretrain.zap-auth"
+_HANDSHAKE_TIMEOUT: Final = 5000
+"""ms."""
+_BATCH: Final = 64
+"""Most requests to answer in one turn."""
 _FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-"""Those that another mechanism, or none, was tried in: wrong words are counted when they are heard."""
+"""Handshakes with another mechanism, or none; those with a wrong password are counted where it is checked."""
 
 
-def _word(secret: bytes) -> bytes:
+def _password(secret: bytes) -> bytes:
     return proof(secret, "ZeroMQ password").hex().encode()
 
 
 def set_password(socket: zmq.Socket[Any], secret: bytes) -> None:
     """Set the password that ``socket`` of a worker sends wherever it connects."""
     socket.setsockopt(zmq.PLAIN_USERNAME, _NAME)
-    socket.setsockopt(zmq.PLAIN_PASSWORD, _word(secret))
+    socket.setsockopt(zmq.PLAIN_PASSWORD, _password(secret))
 
 
 class ZapAuth:
@@ -167,16 +158,16 @@ class ZapAuth:
     """
 
     def __init__(self, context: zmq.Context[Any], secret: bytes, guarded: zmq.Socket[Any]) -> None:
-        self._word = _word(secret)
+        self._password = _password(secret)
         self._guarded = guarded
         self._asked = context.socket(zmq.REP)
         self._asked.bind("inproc://zeromq.zap.01")
         guarded.setsockopt(zmq.PLAIN_SERVER, 1)
         guarded.setsockopt(zmq.ZAP_DOMAIN, _NAME)
-        guarded.setsockopt(zmq.HANDSHAKE_IVL, _PATIENCE)
+        guarded.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_TIMEOUT)
         guarded.monitor(_EVENTS, _FAILED)
         self._failed = context.socket(zmq.PAIR)
-        # Whoever tells of events waits where they are not taken, and with it all traffic of the server.
+        # A full queue of events would block ZeroMQ's thread, and with it all traffic of the server.
         self._failed.setsockopt(zmq.RCVHWM, 0)
         self._failed.connect(_EVENTS)
 
@@ -186,22 +177,22 @@ class ZapAuth:
         return self._asked, self._failed
 
     def answer(self) -> list[str]:
-        """Admit or reject some pending connections; return who was rejected, for people."""
-        turned_away = []
-        for _ in range(_SOME):
+        """Admit or reject some pending connections; return a text about each that was rejected."""
+        rejected = []
+        for _ in range(_BATCH):
             if not self._failed.poll(0):
                 break
             self._failed.recv_multipart()
-            turned_away.append("somebody who is no worker, or one of another version")
-        for _ in range(_SOME):
+            rejected.append("somebody who is no worker, or one of another version")
+        for _ in range(_BATCH):
             if not self._asked.poll(0):
                 break
-            version, request, _, address, _, mechanism, *said = self._asked.recv_multipart()
-            right = mechanism == b"PLAIN" and len(said) == 2 and same(said[1], self._word)
+            version, request, _, address, _, mechanism, *credentials = self._asked.recv_multipart()
+            right = mechanism == b"PLAIN" and len(credentials) == 2 and compare_digest(credentials[1], self._password)
             if not right:
-                turned_away.append(f"{address.decode(errors='replace')} does not know the job's secret")
+                rejected.append(f"{address.decode(errors='replace')} does not know the job's secret")
             self._asked.send_multipart([version, request, b"200" if right else b"400", b"", b"", b""])
-        return turned_away
+        return rejected
 
     def close(self) -> None:
         """Stop, before the guarded socket is closed."""

@@ -1,1 +1,1 @@
-"""A worker's end of the parameter server: connections, what is in flight, and what is sent again after a loss."""
+"""Worker's end of the parameter server: connections, bytes in flight, and pushes to resend after a loss."""

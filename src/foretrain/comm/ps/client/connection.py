@@ -1,22 +1,25 @@
 """Connection of a worker to one shard of the parameter server.
 
-ZeroMQ makes broken connections anew by itself, but what was under way is lost with them, and so is the session. The
-owner learns from `Connection.sessions` that a new one has begun, and says again what has not been answered.
+ZeroMQ reconnects by itself, but messages in flight are lost with a broken connection, and so is the session. The owner
+learns from `Connection.sessions` that a new one has begun, and resends the requests that have no answer.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
+import weakref
 from collections.abc import Sequence
+from hmac import compare_digest
 from typing import Any, Final
 
 import zmq
 from zmq.utils.garbage import gc
 from zmq.utils.monitor import parse_monitor_message
 
-from foretrain.comm.auth import PROOF_SIZE, nonce, same
+from foretrain.comm.coordinator.handshake import PROOF_SIZE, nonce
 from foretrain.comm.ps.frames import ASIDE, BUSY, FAILURES, UNTAGGED, FrameKind, Header, Malformed, unpack
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.session import AuthenticatedSession, Rejected, session_proof, set_password, untagged
@@ -24,28 +27,28 @@ from foretrain.errors import ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
 
-_ANSWER: Final = 5.0
+_ANSWER_TIMEOUT: Final = 5.0
 """Seconds that a server has to answer in a handshake."""
-_WAIT: Final = 0.1
-"""Seconds between two tries to come in where another job is."""
-_ALIVE: Final = 1.0
-"""Seconds between two words that this worker lives, where it waits for others."""
+_RETRY_INTERVAL: Final = 0.1
+"""Seconds between two handshakes with a server that serves another job."""
+_HEARTBEAT_INTERVAL: Final = 1.0
+"""Seconds."""
 _REFUSED: Final = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-"""Events after which ZeroMQ does not try again."""
-_TURNS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
-"""Events after which somebody is there, or nobody."""
-_ANSWERED: Final = 4096
-"""Bytes of an answer in a handshake that are read."""
-_REST: Final = 0.5
-"""Seconds for buffers of what was sent to be given back."""
+"""Events after which ZeroMQ does not reconnect."""
+_MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
+"""Events after which the peer is connected or disconnected."""
+_ANSWER_SIZE: Final = 4096
+"""Most bytes that are read of an answer in a handshake."""
+_RELEASE_TIMEOUT: Final = 0.5
+"""Seconds for ZeroMQ to release the buffers of sent messages."""
 
 
 class _Lane:
-    """One socket of a connection, with its monitor.
+    """Socket of a connection, with its monitor.
 
     Attributes:
-        up: whether the other end is there.
-        shut: why it will never be; None where it may.
+        up: whether the peer is connected.
+        shut: reason why it will never connect; None where it may.
     """
 
     def __init__(self, context: zmq.Context[Any], address: tuple[str, int], secret: bytes) -> None:
@@ -62,11 +65,11 @@ class _Lane:
         ):
             self.socket.setsockopt(option, value)
         set_password(self.socket, secret)
-        self.monitor = self.socket.get_monitor_socket(_TURNS)
+        self.monitor = self.socket.get_monitor_socket(_MONITORED)
         self.socket.connect(f"tcp://{address[0]}:{address[1]}")
 
     def changed(self) -> bool:
-        """Return whether the other end has connected or disconnected since the last call."""
+        """Return whether the peer has connected or disconnected since the last call."""
         found = False
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
@@ -99,7 +102,7 @@ class _Lane:
 
 
 class Connection:
-    """A pair of connections to one shard: the second carries what must not wait behind gradients. Not thread-safe.
+    """Pair of connections to one shard: the second is for messages in `ASIDE`. Not thread-safe.
 
     Args:
         context: of ZeroMQ.
@@ -110,9 +113,9 @@ class Connection:
         shard: the server's number.
 
     Attributes:
-        sessions: how many have begun.
-        busy: why the server has no place yet; None where it has not said so.
-        heard: when the shard was heard last, s of the monotonic clock.
+        sessions: number of sessions so far.
+        busy: the server's reason to refuse this worker for now; None where it does not.
+        heard: time of the shard's last message, s of the monotonic clock.
     """
 
     def __init__(
@@ -121,15 +124,15 @@ class Connection:
         self.address, self.shard = address, shard
         self._secret, self._job, self._rank = secret, job.encode(), rank
         self.busy: str | None = None
-        self._returns = math.inf
-        """When it tries again to come in."""
+        self._retry_at = math.inf
+        """Time of the next handshake with a busy server."""
         self._enters = True
-        """Whether it tries at all."""
+        """Whether handshakes may begin."""
         self._session: AuthenticatedSession | None = None
         self._beside: AuthenticatedSession | None = None
-        """Of the second connection, where there is a session."""
+        """Session of the second connection."""
         self._pending: tuple[bytes, bytes, float] | None = None
-        """Our nonce, the server's when it is known, and until when there must be an answer."""
+        """This worker's nonce, the server's once it is known, and the deadline of its answer."""
         self.sessions = 0
         self.heard = time.monotonic()
         self._main, self._aside = (_Lane(context, address, secret) for _ in range(2))
@@ -161,18 +164,18 @@ class Connection:
                 self._say_hello()
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is something to read, at most so long."""
+        """Wait until there is a message to read, at most ``seconds``."""
         zmq.select(list(self.sockets), [], [], seconds)
 
     def read(self) -> list[tuple[Header, memoryview]]:
         """Return the messages that have arrived, without the handshake's.
 
         Raises:
-            PeerLost: the other end is not the job's server.
+            PeerLost: the peer is not the job's server.
         """
         self._watch()
         found: list[tuple[Header, memoryview]] = []
-        # First: with a server that has given the job up the session ends, and why would be lost with it.
+        # First, as a FAIL would be lost with the session that ends after it.
         while (frames := self._aside.read()) is not None:
             if (message := self._hear_aside(frames)) is not None:
                 found.append(message)
@@ -182,16 +185,14 @@ class Connection:
             if message is not None:
                 found.append(message)
             elif self.sessions > before:
-                # What the session before has answered is asked for again; only an end must not be lost.
+                # The owner repeats its requests in the new session; only a FAIL must not be lost.
                 found = [each for each in found if each[0].kind is FrameKind.FAIL]
         if found:
             self.heard = time.monotonic()
         return found
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
-        """Send ``header`` and ``payload``, which must not change until it is answered; return False without a
-        session.
-        """
+        """Send a message, whose payload must not change until it is answered; return False without a session."""
         aside = header.kind in ASIDE
         session = self._beside if aside else self._session
         if session is None:
@@ -210,19 +211,17 @@ class Connection:
             self.busy = None
             if self._main.up and self._aside.up:
                 self._say_hello()
-        if time.monotonic() > self._returns:
+        if time.monotonic() > self._retry_at:
             self._say_hello()
         if why := self._main.shut or self._aside.shut:
             raise PeerLost(f"server {self.shard} at {self._where} {why}")
         if self._pending is not None and time.monotonic() > self._pending[2]:
             if self.sessions or self.busy is not None:
-                # It was the job's before, or may be about to be: how long to wait is the owner's to say.
+                # It was the job's server, or may become it: the owner decides how long to wait.
                 self._say_hello()
                 return
-            raise PeerLost(
-                f"server {self.shard} at {self._where} does not answer worker {self._rank} within {_ANSWER:g} s: "
-                "is it overloaded?"
-            )
+            why = f"does not answer worker {self._rank} within {_ANSWER_TIMEOUT:g} s: is it overloaded?"
+            raise PeerLost(f"server {self.shard} at {self._where} {why}")
 
     @property
     def _where(self) -> str:
@@ -230,21 +229,21 @@ class Connection:
 
     def _forget(self) -> None:
         self._session = self._beside = self._pending = None
-        self._returns = math.inf
+        self._retry_at = math.inf
 
     def _say_hello(self) -> None:
         self._forget()
         if not self._enters:
             return
         ours = nonce()
-        self._pending = (ours, b"", time.monotonic() + _ANSWER)
+        self._pending = (ours, b"", time.monotonic() + _ANSWER_TIMEOUT)
         self._main.send(untagged(FrameKind.HELLO, self._rank, ours))
 
     def _hear(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
         """Return a message of the session; None for one of the handshake or of an earlier session."""
         header, tag, payload = self._parsed(frames)
         if header.kind in UNTAGGED:
-            self._shake_hands(header, bytes(payload[:_ANSWERED]))
+            self._shake_hands(header, bytes(payload[:_ANSWER_SIZE]))
             return None
         if self._session is None:
             return None
@@ -279,7 +278,7 @@ class Connection:
             raise PeerLost(f"server {self.shard} sent what does not read: {error}") from None
         return header, tag, frames[1].buffer if len(frames) > 1 else memoryview(b"")
 
-    def _shake_hands(self, header: Header, said: bytes) -> None:
+    def _shake_hands(self, header: Header, payload: bytes) -> None:
         kind = header.kind
         if kind is FrameKind.STRANGER:
             if self._pending is None:
@@ -289,19 +288,19 @@ class Connection:
             return
         ours, theirs, until = self._pending
         if kind is FrameKind.CHALLENGE and not theirs:
-            self._pending = (ours, said, until)
-            answer = session_proof(self._secret, "worker", self._rank, self.shard, ours, said, self._job)
+            self._pending = (ours, payload, until)
+            answer = session_proof(self._secret, "worker", self._rank, self.shard, ours, payload, self._job)
             self._main.send(untagged(FrameKind.PROOF, self._rank, answer + self._job))
         elif kind is FrameKind.REFUSED and theirs:
-            shown, why = said[:PROOF_SIZE], said[PROOF_SIZE:]
+            shown, why = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
             expected = session_proof(
                 self._secret, "refusal", self._rank, self.shard, ours, theirs, bytes((header.flag,)) + why
             )
-            if not same(shown, expected):
+            if not compare_digest(shown, expected):
                 raise PeerLost(f"server {self.shard} does not know the job's secret")
             self._refused(header.flag, why.decode(errors="replace"))
         elif kind is FrameKind.WELCOME and theirs:
-            if not same(said, session_proof(self._secret, "server", self._rank, self.shard, ours, theirs)):
+            if not compare_digest(payload, session_proof(self._secret, "server", self._rank, self.shard, ours, theirs)):
                 raise PeerLost(f"server {self.shard} does not know the job's secret")
             self._session, self._beside = (
                 AuthenticatedSession(self._secret, self._rank, self.shard, ours, theirs, serves=False, aside=aside)
@@ -310,7 +309,7 @@ class Connection:
             self._pending = self.busy = None
             self.sessions += 1
             self.heard = time.monotonic()
-            # The server learns which of its connections is the second from what is said there.
+            # By this message the server learns which connection is the second.
             self.send(Header(FrameKind.ALIVE))
 
     def _refused(self, flag: int, why: str) -> None:
@@ -320,7 +319,12 @@ class Connection:
         if self.busy is None:
             logger.warning("%s: worker %d waits for that", text, self._rank)
         self._forget()
-        self.busy, self._returns = text, time.monotonic() + _WAIT
+        self.busy, self._retry_at = text, time.monotonic() + _RETRY_INTERVAL
+
+
+_open: weakref.WeakSet[Links] = weakref.WeakSet()
+"""Links of this process. pyzmq's collector must not stop while another thread sends: it would free the buffers."""
+_open_lock = threading.Lock()
 
 
 class Links:
@@ -334,12 +338,12 @@ class Links:
 
     Attributes:
         connections: by shard.
-        returns: whether a goodbye is one for a moment: the job goes on with other connections.
+        returns: whether this worker comes back after its BYE, with other connections.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, job: str, rank: int) -> None:
         self._context = zmq.Context()
-        self._said = time.monotonic()
+        self._heartbeat_sent = time.monotonic()
         self.returns = False
         self.connections: list[Connection] = []
         try:
@@ -348,7 +352,9 @@ class Links:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        # One after the other: two jobs that wait must not get one server each.
+        with _open_lock:
+            _open.add(self)
+        # One handshake after the other: two waiting jobs must not get one server each.
         for connection in self.connections[1:]:
             connection.hold()
 
@@ -377,8 +383,8 @@ class Links:
     def live(self) -> None:
         """Send heartbeats to the servers. Call often while this worker waits for others."""
         now = time.monotonic()
-        if now - self._said > _ALIVE:
-            self._said = now
+        if now - self._heartbeat_sent > _HEARTBEAT_INTERVAL:
+            self._heartbeat_sent = now
             for connection in self.connections:
                 connection.send(Header(FrameKind.ALIVE))
 
@@ -388,7 +394,10 @@ class Links:
             if not connection.closed:
                 connection.close(linger)
         self._context.term()
-        _rest()
+        with _open_lock:
+            _open.discard(self)
+            if not _open:
+                _stop_collector()
 
 
 def failure(header: Header, payload: memoryview) -> ForetrainError:
@@ -396,10 +405,10 @@ def failure(header: Header, payload: memoryview) -> ForetrainError:
     return FAILURES[min(header.flag, len(FAILURES) - 1)](bytes(payload).decode(errors="replace"))
 
 
-def _rest() -> None:
-    """Stop pyzmq's thread, which keeps buffers that are being sent, if nothing uses it; the next message starts it."""
-    until = time.monotonic() + _REST
-    while gc.refs and time.monotonic() < until:
+def _stop_collector() -> None:
+    """Stop pyzmq's thread, which keeps the buffers of messages in flight, if it keeps none; a send starts it again."""
+    deadline = time.monotonic() + _RELEASE_TIMEOUT
+    while gc.refs and time.monotonic() < deadline:
         time.sleep(1e-3)
     if not gc.refs:
         gc.stop()

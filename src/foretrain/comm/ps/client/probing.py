@@ -19,20 +19,20 @@ from foretrain.schedule import CostModel
 from foretrain.units import COST_SHIFT, NANOSECOND, SECOND
 
 _SMALL, _LARGE = 4 << 10, 1 << 20
-"""Bytes of what is timed."""
+"""Bytes of the timed messages."""
 _SERIES: Final = (3, 12, 32, 8)
 """Repetitions of a series; rounds of small messages in it, one by one and together, and of large ones."""
 _DEPTH: Final = 16
-"""Most messages under way."""
+"""Most messages in flight."""
 
 
 def depth(size: int) -> int:
-    """Return how many messages of ``size`` bytes must be in flight to keep both directions and both ends busy."""
+    """Return the number of messages of ``size`` bytes in flight that keeps both directions and both ends busy."""
     return max(4, min(_DEPTH, _LARGE // size))
 
 
 class PushProbe:
-    """Measuring rounds, declared as ``epoch``. All workers probe at the same time, as they will push.
+    """Timed rounds, declared as ``epoch``. All workers probe at the same time, as they will push.
 
     Args:
         links: to every shard, established.
@@ -73,8 +73,7 @@ class PushProbe:
     def series(self, size: int, count: int, depth: int) -> float:
         """Return nanoseconds per round of ``size`` bytes to every shard in turn, ``depth`` parts in flight at a time.
 
-        Timed from the end of one to the end of the last, as many under way as at the end have come before: the first
-        crosses one direction alone, and does not count.
+        The first ``depth`` rounds warm up: until their end not all directions are busy.
         """
         self.together()
         waiting: deque[int] = deque()
@@ -97,7 +96,7 @@ class PushProbe:
         self._wait(0)
 
     def _push(self, part: int, size: int) -> None:
-        # Of a part that is not pushed whole the rest has to be said as well before its next round: in the same message.
+        # The next round of a part needs all its bytes pushed: the rest goes without payload in the same message.
         items = [Item(part, 0, size, self._payload[:size])]
         if size < _LARGE:
             items.append(Item(part, size, _LARGE - size, b""))
@@ -120,9 +119,9 @@ class PushProbe:
                 )
 
     def hear(self) -> None:
-        """Take the servers' messages; send a restarted server again what other workers may need.
+        """Handle the servers' messages; resend to a restarted server the pushes that other workers may need.
 
-        So it is to be called now and then until all workers have measured.
+        Call periodically until all workers have measured.
         """
         for connection in self._links.connections:
             heard = connection.read()
@@ -143,7 +142,7 @@ class PushProbe:
     def _declare(self, connection: Connection) -> None:
         begun = max(self._step)
         connection.send(Header(FrameKind.DECLARE, step=self._epoch, offset=begun), self._declaration.encode())
-        # Whatever it knows: nobody looks at these sums, and who gets one twice has waited long enough.
+        # Without regard to what the server knows: the sums do not matter, nor does one that comes twice.
         for part in (part for part in self._parts if part.shard == connection.shard):
             for step in range(max(0, self._step[part.number] - 2), self._step[part.number]):
                 connection.send(Header(FrameKind.PUSH, ABSENT, part=part.number, step=step, size=_LARGE))
@@ -151,16 +150,11 @@ class PushProbe:
 
 
 def beside(servers: Sequence[tuple[str, int]], workers: int) -> bool:
-    """Return whether each worker's host has a server of its own, as far as this host can tell.
-
-    Args:
-        servers: host and port of each.
-        workers: N.
-    """
+    """Return whether each of ``workers`` hosts has a server of its own, as far as this host can tell."""
     hosts = {host for host, _ in servers}
     if workers == 1 or not len(hosts) == len(servers) == workers:
         return False
-    # Whoever is reached from its own address is this host.
+    # This host is the one that is reached from its own address.
     return any(local_address(None, place) == socket.gethostbyname(place[0]) for place in servers)
 
 
@@ -170,22 +164,9 @@ def served_cluster(cost: CostModel, workers: int, servers: int, *, beside: bool 
     Servers ``beside`` the workers share their links: what is measured is one byte up and one down, over the same wire.
     """
     rate = 1 / max(cost.per_byte / (1 << COST_SHIFT) / SECOND, 1e-15)
+    latency, overhead = cost.latency // 2, cost.overhead
     if beside:
-        return Cluster(
-            workers=workers,
-            up=2 * rate * (workers - 1) / workers,
-            down=2 * rate * (workers - 1) / workers,
-            latency=cost.latency // 2,
-            overhead=cost.overhead // 2,
-            exchange="ps_colocated",
-        )
-    return Cluster(
-        workers=workers,
-        up=rate,
-        down=rate,
-        latency=cost.latency // 2,
-        overhead=cost.overhead,
-        exchange="ps",
-        servers=servers,
-        server_rate=rate * workers / servers,
-    )
+        link = 2 * rate * (workers - 1) / workers
+        return Cluster(workers, up=link, down=link, latency=latency, overhead=overhead // 2, exchange="ps_colocated")
+    shared = {"servers": servers, "server_rate": rate * workers / servers}
+    return Cluster(workers, up=rate, down=rate, latency=latency, overhead=overhead, exchange="ps", **shared)

@@ -1,23 +1,23 @@
-"""Log of what this worker has pushed, from which it pushes again after a connection or a server was lost.
+"""Log of this worker's pushes, from which it resends them after a connection or a server was lost.
 
-# Note [Pushing again]
-A server answers a declaration with its number. If that is the one it had before, it knows all but what was on its way:
-what has not come back is said again, and the server counts once what it hears twice. If it is another, the server was
-started anew and knows nothing: it is told all that was pushed in this round. Other workers may be a round behind, and
-lack sums of it that can only be made again with what this worker has pushed there; so it is told that, too, unless a
-sum of this round has come, which is made when all workers are in it. Until then nothing else is said to that server:
-pushes of a round are resent before those of the next, whose sums must have come before a third round is
-written over the first.
+# Note [Resent pushes]
+A server answers a declaration with its number. If it is the same as before, the server lacks only the messages that
+were in flight: pushes without an answer are resent, and the server counts duplicates once. If it is another, the server
+was restarted and knows nothing: all pushes of this round are resent. Other workers may be a round behind, and lack sums
+of it that need this worker's pushes; so these are resent, too, unless a sum of this round has arrived, which shows that
+all workers are in it. Until then no other message goes to that server: pushes of a round are resent before those of the
+next, whose sums must have arrived before a third round overwrites the first.
 
-Where a server keeps more than sums, all rounds are kept that it has not said to be in a snapshot. Started anew it goes
-on from the last one, and all rounds since are said again, each when those before are complete there.
+For a stateful server all rounds are kept that are in no snapshot. After a restart it continues from the last one, and
+all later rounds are resent, each when those before are complete there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foretrain.comm.ps.client.inflight import InFlight
 from foretrain.comm.ps.frames import ACCUMULATES, CLOSED, PULL_ONLY, SMALL, STATEFUL, FrameKind, Header, Item, bundle
@@ -26,16 +26,8 @@ from foretrain.errors import PeerLost
 from foretrain.network.switch_cluster import MESSAGE
 from foretrain.tasks import Piece
 
-
-class PushConnection(Protocol):
-    """Interface of `foretrain.comm.ps.client.connection.Connection` to the log."""
-
-    shard: int
-    sessions: int
-
-    def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
-        """Send a message; return False without a session."""
-        ...
+if TYPE_CHECKING:
+    from foretrain.comm.ps.client.connection import Connection
 
 
 class Copies(Protocol):
@@ -44,8 +36,7 @@ class Copies(Protocol):
     declaration: Declaration
 
     def begin(self, step: int, since: int) -> None:
-        """Prepare for round ``step``; forget what was pushed before round ``since``."""
-        ...
+        """Prepare for round ``step``; drop copies of rounds before ``since``."""
 
     def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
         """Copy these bytes of a gradient and return the copy."""
@@ -65,7 +56,7 @@ class PushedRange(NamedTuple):
 
 
 class _SentBatch(NamedTuple):
-    """Ranges that were pushed together; ``held``: see `PULL_ONLY`."""
+    """Ranges that were pushed together; ``held``: with `PULL_ONLY`."""
 
     spans: tuple[PushedRange, ...]
     held: bool
@@ -78,64 +69,63 @@ class _Rule(NamedTuple):
     text: bytes
 
 
+@dataclass(slots=True)
 class _Round:
-    """One round: its number, whether it adds to the last one, the hyperparameters, what was pushed, and which tasks had
-    gradients.
-    """
+    """Round ``step``; ``again``: it adds to the sums of the last one; ``used``: the tasks with gradients."""
 
-    __slots__ = ("again", "rule", "said", "step", "used")
-
-    def __init__(self, step: int, again: bool, rule: _Rule) -> None:
-        self.step, self.again, self.rule = step, again, rule
-        self.said: list[_SentBatch] = []
-        self.used: set[int] = set()
+    step: int
+    again: bool
+    rule: _Rule
+    batches: list[_SentBatch] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
 class _ServerState:
     """State of one server as this worker knows it.
 
     Attributes:
-        number: of the one that knows all that was pushed, but for what is on its way.
-        sessions: that were begun.
-        ready: whether it may be pushed to.
-        next: the round to say again next, while it is not.
-        keeps: whether it keeps more than sums; before it has said so it may.
+        number: of the server that has all pushes, but for those in flight.
+        sessions: number of sessions so far.
+        ready: whether new messages may be sent to it.
+        next: the round to resend next while it is not ready.
+        stateful: whether it keeps more than sums, which is assumed until it answers.
         saved: rounds of which it needs no push again.
-        closed: whether it will not wait for this worker, were it started anew.
+        closed: whether it would not wait for this worker after a restart.
         done: rounds that are complete there.
-        lost: in which round it said so of which worker.
-        unheard: of each message with pushes of this session that it has not acknowledged the round and what was in it.
-        heard: how many it has.
+        lost: lost workers, with the round in which it reported each.
+        unacknowledged: round and ranges of each message with pushes of this session without an acknowledgement.
+        acknowledged: number of messages of this session with one.
     """
 
-    __slots__ = ("closed", "done", "heard", "keeps", "lost", "next", "number", "ready", "saved", "sessions", "unheard")
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.next: int | None = None
-        self.ready, self.keeps = False, True
-        self.sessions = self.saved = self.done = 0
-        self.closed = False
-        self.lost: dict[int, int] = {}
-        self.unheard: deque[tuple[int, list[PushedRange]]] = deque()
-        self.heard = 0
+    number: int | None = None
+    sessions: int = 0
+    ready: bool = False
+    next: int | None = None
+    stateful: bool = True
+    saved: int = 0
+    closed: bool = False
+    done: int = 0
+    lost: dict[int, int] = field(default_factory=dict)
+    unacknowledged: deque[tuple[int, list[PushedRange]]] = field(default_factory=deque)
+    acknowledged: int = 0
 
 
 class PushLog:
-    """Log of one worker's pushes to all servers; see Note [Pushing again].
+    """Log of one worker's pushes to all servers; see Note [Resent pushes].
 
     Args:
         copies: the gradients as bytes.
         connections: to every shard, by number.
-        flights: what has not come back.
-        epoch: declarations of this worker before this one.
+        flights: bytes in flight.
+        epoch: number of this worker's earlier declarations.
 
     Attributes:
-        placement: where each byte lives.
-        together: whether a sum of this round has come: then all workers are in it.
+        placement: shard and part of each byte.
+        together: whether a sum of this round has arrived, which shows that all workers are in it.
     """
 
-    def __init__(self, copies: Copies, connections: Sequence[PushConnection], flights: InFlight, epoch: int) -> None:
+    def __init__(self, copies: Copies, connections: Sequence[Connection], flights: InFlight, epoch: int) -> None:
         self._copies, self._connections, self._inflight, self._epoch = copies, connections, flights, epoch
         self.placement = Placement(copies.declaration, len(connections))
         self.together = False
@@ -148,15 +138,13 @@ class PushLog:
         return self._rounds[-1].step if self._rounds else -1
 
     def begin(self, again: bool, rule: bytes = b"") -> None:
-        """Begin the next round; ``again``: it adds to the current sums; ``rule``: the hyperparameters to update
-        with.
-        """
+        """Begin the next round; ``again``: it adds to the current sums; ``rule``: the encoded hyperparameters."""
         before, was = self.step, self._rounds[-1].rule if self._rounds else _Rule(0, b"")
         self._rounds.append(_Round(before + 1, again, was if rule == was.text else _Rule(before + 1, rule)))
         if rule != was.text:
             for connection in self._connections:
                 self._say_rule(self._rounds[-1], connection)
-        since = min([before, *(server.saved for server in self._servers if server.keeps)])
+        since = min([before, *(server.saved for server in self._servers if server.stateful)])
         while self._rounds[0].step < since:
             self._rounds.popleft()
         self._copies.begin(before + 1, self._rounds[0].step)
@@ -165,7 +153,7 @@ class PushLog:
     def push(self, spans: Sequence[PushedRange], used: Callable[[int], bool], *, held: bool) -> None:
         """Push these ranges: gradients where a task is ``used``; with ``held`` their sums must be pulled."""
         latest, batch = self._rounds[-1], _SentBatch(tuple(spans), held)
-        latest.said.append(batch)
+        latest.batches.append(batch)
         for task, start, end in batch.spans:
             if used(task):
                 latest.used.add(task)
@@ -176,18 +164,15 @@ class PushLog:
         """Ask for the sums of these bytes."""
         self._ask(task, start, end, self.ready)
 
-    def hear(self, connection: PushConnection) -> bool:
-        """Declare the tasks if the session is new. Call before handling anything that ``connection`` has read.
-
-        Returns whether it is.
-        """
+    def hear(self, connection: Connection) -> bool:
+        """Declare the tasks if the session is new, and return whether it is. Call before handling its messages."""
         server = self._servers[connection.shard]
         if connection.sessions == server.sessions:
             return False
         server.sessions = connection.sessions
-        server.unheard.clear()
-        server.heard = 0
-        # There is nothing to say again before the first round: no need to wait for an answer.
+        server.unacknowledged.clear()
+        server.acknowledged = 0
+        # Before the first round there is nothing to resend, and no answer to wait for.
         server.ready, server.next = not self._rounds, None
         header = Header(FrameKind.DECLARE, step=self._epoch, offset=self.step + 1)
         connection.send(header, self._copies.declaration.encode())
@@ -197,14 +182,14 @@ class PushLog:
             self._say_rule(self._rounds[-1], connection)
         return True
 
-    def wanted(self, connection: PushConnection, header: Header) -> None:
-        """Handle WANTED: the server has received the declaration, or everything that was pushed again.
+    def wanted(self, connection: Connection, header: Header) -> None:
+        """Handle WANTED: the server has received the declaration, or all resent pushes.
 
         Raises:
-            PeerLost: it has lost a state that cannot be made anew.
+            PeerLost: it has lost a state that cannot be restored.
         """
         server, number = self._servers[connection.shard], header.offset
-        server.keeps, server.done = bool(header.flag & STATEFUL), header.step
+        server.stateful, server.done = bool(header.flag & STATEFUL), header.step
         if server.ready:
             server.number = number
         elif server.number == number:
@@ -218,33 +203,31 @@ class PushLog:
             server.next = self._first(connection.shard)
             self._catch_up(connection)
 
-    def received(self, connection: PushConnection, header: Header) -> list[PushedRange]:
-        """Handle RECEIVED: the server has so many messages of this session; return the newly acknowledged ranges of
-        this round.
-        """
+    def received(self, connection: Connection, header: Header) -> list[PushedRange]:
+        """Handle RECEIVED: acknowledge messages; return their ranges of this round."""
         server, spans = self._servers[connection.shard], []
         if header.step != self._epoch:
-            return spans  # of what was measured before
-        while server.unheard and server.heard < header.offset:
-            step, some = server.unheard.popleft()
-            server.heard += 1
+            return spans  # of an earlier declaration
+        while server.unacknowledged and server.acknowledged < header.offset:
+            step, some = server.unacknowledged.popleft()
+            server.acknowledged += 1
             spans += some if step == self.step else []
         return spans
 
-    def committed(self, connection: PushConnection, header: Header) -> None:
+    def committed(self, connection: Connection, header: Header) -> None:
         """Handle COMMITTED: the server has completed or saved rounds."""
         server = self._servers[connection.shard]
         server.saved, server.done, server.closed = header.step, header.offset, bool(header.flag & CLOSED)
         self._catch_up(connection)
 
-    def lose(self, connection: PushConnection, worker: int) -> bool:
-        """Note that a server goes on without ``worker``; return whether it is the first server to."""
+    def lose(self, connection: Connection, worker: int) -> bool:
+        """Note that a server goes on without ``worker``; return whether it is the first server that does."""
         first = not any(worker in server.lost for server in self._servers)
         self._servers[connection.shard].lost.setdefault(worker, self.step)
         return first
 
     def ready(self, shard: int) -> bool:
-        """Return whether the server has everything it needs, so that new messages may follow."""
+        """Return whether the server has all earlier pushes, so that new messages may follow."""
         return self._servers[shard].ready
 
     def complete(self, shard: int) -> bool:
@@ -260,7 +243,7 @@ class PushLog:
     def _first(self, shard: int) -> int:
         """Return the round from which on a restarted server needs all pushes."""
         server, oldest = self._servers[shard], self._rounds[0].step
-        if not server.keeps:
+        if not server.stateful:
             return self.step if self.together else max(oldest, self.step - 1)
         if min(server.done, self.step) < oldest:
             raise PeerLost(
@@ -269,28 +252,28 @@ class PushLog:
             )
         return min(server.done, self.step)
 
-    def _catch_up(self, connection: PushConnection) -> None:
-        """Push earlier rounds again, as far as the server can take them now."""
+    def _catch_up(self, connection: Connection) -> None:
+        """Resend earlier rounds, as far as the server can take them now."""
         server, latest = self._servers[connection.shard], self._rounds[-1] if self._rounds else None
-        while server.next is not None and (not server.keeps or server.next <= server.done):
+        while server.next is not None and (not server.stateful or server.next <= server.done):
             one = self._rounds[server.next - self._rounds[0].step]
             self._say_rule(one, connection)
-            for batch in one.said:
-                # The sums of rounds before have come here, and are for others.
+            for batch in one.batches:
+                # The sums of earlier rounds have arrived here, and only other workers need them.
                 self._say(one, batch if one is latest else batch._replace(held=True), connection.shard.__eq__)
             server.next += 1
             if one is latest:
                 self._caught_up(connection)
 
-    def _caught_up(self, connection: PushConnection) -> None:
+    def _caught_up(self, connection: Connection) -> None:
         server = self._servers[connection.shard]
         server.ready, server.next = True, None
         for task, byte_range in self._inflight.unpulled():
             self._ask(task, byte_range.start, byte_range.end, connection.shard.__eq__)
-        # It is the one that knows all when it has heard this, and not before: this session may be lost, too.
+        # Its answer shows that it has all pushes: this session may be lost before.
         connection.send(Header(FrameKind.WANTED))
 
-    def _say_rule(self, one: _Round, connection: PushConnection) -> None:
+    def _say_rule(self, one: _Round, connection: Connection) -> None:
         if one.rule.text:
             connection.send(Header(FrameKind.RULE, step=one.rule.since, size=len(one.rule.text)), one.rule.text)
 
@@ -299,10 +282,10 @@ class PushLog:
         header = Header(FrameKind.PUSH, flag, step=one.step)
         for shard, spans, items in self._together(one, batch):
             if to(shard) and self._connections[shard].send(*bundle(header, items)):
-                self._servers[shard].unheard.append((one.step, spans))
+                self._servers[shard].unacknowledged.append((one.step, spans))
 
     def _together(self, one: _Round, batch: _SentBatch) -> Iterator[tuple[int, list[PushedRange], list[Item]]]:
-        """Yield messages: the shard, the ranges in it, and its items. Small ranges share a message."""
+        """Yield the shard, ranges and items of each message. Small ranges share one."""
         small: dict[int, tuple[list[PushedRange], list[Item]]] = {}
         for task, start, end in batch.spans:
             used = task in one.used

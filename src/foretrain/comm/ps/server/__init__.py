@@ -1,1 +1,1 @@
-"""One shard of the parameter server: sockets, the job that it serves, sums, and snapshots."""
+"""Shard of the parameter server: sockets, the job that it serves, sums, and snapshots."""

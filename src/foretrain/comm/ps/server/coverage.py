@@ -1,7 +1,7 @@
-"""Coverage of a part: which bytes which workers have pushed.
+"""Coverage of a part: the workers that have pushed each of its bytes.
 
 Each worker cuts its gradients as its own engine decides, so that the ranges of two of them need not agree. A byte may
-be summed when all have pushed it, however it came.
+be summed when all have pushed it, in whatever ranges.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ Range = tuple[int, int]
 class Coverage:
     """Pushed bytes of a part of ``size`` bytes, by worker of ``group``, given as a bit mask.
 
-    The part is a sequence of byte_ranges that the same workers have pushed: ``_edges[k]`` to ``_edges[k + 1]`` by those
-    in ``_masks[k]``. There are never more than ranges were pushed, twice over.
+    The part is a sequence of ranges: the workers in ``_masks[k]`` have pushed ``_edges[k]`` to ``_edges[k + 1]``. There
+    are at most twice as many as were pushed.
     """
 
     def __init__(self, size: int, group: int) -> None:
         self._edges, self._masks = [0, size], [0]
         self._group = group
         self._left = size
-        """Bytes that not all have pushed."""
+        """Bytes that some worker has not pushed."""
 
     @property
     def whole(self) -> bool:
@@ -31,9 +31,7 @@ class Coverage:
         return not self._left
 
     def add(self, worker: int, start: int, end: int) -> tuple[list[Range], list[Range]]:
-        """Note that ``worker`` has pushed ``[start, end)``; return the new ranges and those that all have pushed
-        since.
-        """
+        """Note that ``worker`` has pushed ``[start, end)``; return the new ranges, and those that are now complete."""
         new: list[Range] = []
         complete: list[Range] = []
         first, last = self._cut(start), self._cut(end)
@@ -65,19 +63,17 @@ class Coverage:
 
     def has(self, worker: int, start: int, end: int) -> list[Range]:
         """Return the ranges of ``[start, end)`` that ``worker`` has pushed."""
-        found: list[Range] = []
-        for k, mask in enumerate(self._masks):
-            low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
-            if low < high and mask >> worker & 1:
-                _extend(found, low, high)
-        return found
+        return self._pushed_by(1 << worker, start, end)
 
     def complete(self, start: int, end: int) -> list[Range]:
         """Return the ranges of ``[start, end)`` that all have pushed."""
+        return self._pushed_by(self._group, start, end)
+
+    def _pushed_by(self, workers: int, start: int, end: int) -> list[Range]:
         found: list[Range] = []
         for k, mask in enumerate(self._masks):
             low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
-            if low < high and mask & self._group == self._group:
+            if low < high and mask & workers == workers:
                 _extend(found, low, high)
         return found
 
@@ -91,7 +87,7 @@ class Coverage:
         return left
 
     def _cut(self, at: int) -> int:
-        """Return the place of edge ``at``, made if there was none."""
+        """Return the place of edge ``at``, inserted if there was none."""
         place = bisect_left(self._edges, at)
         if self._edges[place] != at:
             self._edges.insert(place, at)
@@ -106,7 +102,7 @@ class Coverage:
 
 
 def _extend(ranges: list[Range], start: int, end: int) -> None:
-    """Add ``[start, end)``, which lies behind all of ``ranges``."""
+    """Append ``[start, end)``, which lies behind all of ``ranges``, or join it to the last."""
     if ranges and ranges[-1][1] == start:
         ranges[-1] = (ranges[-1][0], end)
     else:

@@ -16,14 +16,14 @@ Bits = NDArray[np.uint16]
 Floats = NDArray[np.float32]
 
 _PUSHED: Final = types.Array(types.uint16, 1, "C", readonly=True, aligned=False)
-"""Messages are not ours to write to, and lie in a buffer as they came."""
+"""Type of bytes in a received message: read-only, at any address."""
 _OPTIONS: Final[dict[str, Any]] = {"cache": True, "nogil": True, "boundscheck": False}
 _TO_FLOAT: Final = np.float32(2.0**112)
 """The ratio of a float32's value to that of a float16 with the same bits, 13 places to the left."""
 _INFINITE: Final = np.float32(2.0**16)
-"""What float16's infinity, and all its NaNs are at least, read that way."""
+"""Value of float16's infinity read that way; that of a NaN is no smaller."""
 _HALF: Final = np.float32(0.5)
-"""Added to a number below 2^-14 it leaves, in its last bits, what a float16 has of that number."""
+"""Added to a number below 2^-14 it leaves that number's float16 bits in the last bits of the sum."""
 
 
 @njit(types.void(_PUSHED, types.float32[::1]), **_OPTIONS)

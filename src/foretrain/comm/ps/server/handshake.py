@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from foretrain.comm.auth import NONCE_SIZE, PROOF_SIZE, nonce, same
+from foretrain.comm.coordinator.handshake import NONCE_SIZE, PROOF_SIZE, nonce
 from foretrain.comm.ps.frames import FrameKind, Malformed
 from foretrain.comm.ps.session import NAME_SIZE, AuthenticatedSession, session_proof, untagged
 
-_HANDSHAKE: Final = 5.0
-"""Seconds to say who one is."""
-_WHY: Final = 4000
-"""Bytes of a refusal's reason."""
+_HANDSHAKE_TIMEOUT: Final = 5.0
+"""Seconds."""
+_REASON_SIZE: Final = 4000
+"""Most bytes of a refusal's reason."""
 _PENDING_LIMIT: Final = 64
-"""Connections that may be saying who they are at once, beyond twice the workers, who may all come together."""
+"""Handshakes at once, beyond twice the workers, which may all connect together."""
 
 
 class _PendingPeer(NamedTuple):
@@ -25,15 +26,7 @@ class _PendingPeer(NamedTuple):
 
 
 class AuthenticatedPeer(NamedTuple):
-    """A worker that has proved its identity and may yet be refused.
-
-    Attributes:
-        rank: its number.
-        shard: of the server.
-        job: the name of its job.
-        theirs: the worker's nonce.
-        ours: the server's.
-    """
+    """Worker that has proved its identity and may still be refused; ``theirs`` and ``ours`` are the nonces."""
 
     rank: int
     shard: int
@@ -43,24 +36,20 @@ class AuthenticatedPeer(NamedTuple):
 
     def sessions(self, secret: bytes) -> tuple[AuthenticatedSession, AuthenticatedSession]:
         """Return the sessions of its first and second connection."""
-        who = (self.rank, self.shard, self.theirs, self.ours)
-        return AuthenticatedSession(secret, *who, serves=True), AuthenticatedSession(
-            secret, *who, serves=True, aside=True
-        )
+        identity = (self.rank, self.shard, self.theirs, self.ours)
+        first = AuthenticatedSession(secret, *identity, serves=True)
+        return first, AuthenticatedSession(secret, *identity, serves=True, aside=True)
 
     def welcome(self, secret: bytes) -> list[bytes]:
         """Return the answer that admits it."""
-        return untagged(
-            FrameKind.WELCOME,
-            self.shard,
-            session_proof(secret, "server", self.rank, self.shard, self.theirs, self.ours),
-        )
+        shown = session_proof(secret, "server", self.rank, self.shard, self.theirs, self.ours)
+        return untagged(FrameKind.WELCOME, self.shard, shown)
 
     def refusal(self, secret: bytes, flag: int, why: str) -> list[bytes]:
         """Return the answer that refuses it."""
-        text = why.encode()[:_WHY]
-        said = session_proof(secret, "refusal", self.rank, self.shard, self.theirs, self.ours, bytes((flag,)) + text)
-        return untagged(FrameKind.REFUSED, self.shard, said + text, flag)
+        text = why.encode()[:_REASON_SIZE]
+        shown = session_proof(secret, "refusal", self.rank, self.shard, self.theirs, self.ours, bytes((flag,)) + text)
+        return untagged(FrameKind.REFUSED, self.shard, shown + text, flag)
 
 
 class ServerHandshake:
@@ -77,31 +66,27 @@ class ServerHandshake:
         self._pending: dict[bytes, _PendingPeer] = {}
 
     def challenge(self, route: bytes, rank: int, payload: bytes) -> list[bytes]:
-        """Return the answer to a HELLO of ``rank``; `Malformed` if it is none."""
+        """Return the answer to a HELLO of ``rank``; raise `Malformed` if it holds no nonce."""
         now = time.monotonic()
-        self._pending = {who: each for who, each in self._pending.items() if each.deadline > now}
+        self._pending = {peer: each for peer, each in self._pending.items() if each.deadline > now}
         if len(payload) != NONCE_SIZE:
             raise Malformed("hello", f"HELLO of {rank} with {len(payload)} bytes")
         if len(self._pending) >= _PENDING_LIMIT + 2 * self._workers:
-            # Who takes longest is the likeliest to be none; it may say HELLO again.
+            # The oldest is the least likely to be a worker; it may send HELLO again.
             self._pending.pop(next(iter(self._pending)))
         ours = nonce()
         self._pending.pop(route, None)
-        self._pending[route] = _PendingPeer(rank, payload, ours, now + _HANDSHAKE)
+        self._pending[route] = _PendingPeer(rank, payload, ours, now + _HANDSHAKE_TIMEOUT)
         return untagged(FrameKind.CHALLENGE, self._shard, ours)
 
     def verify(self, route: bytes, payload: bytes) -> AuthenticatedPeer:
-        """Return the peer that has sent a PROOF.
-
-        Raises:
-            Malformed: it proves nothing.
-        """
+        """Return the peer that has sent a PROOF; raise `Malformed` if it is wrong or late."""
         candidate = self._pending.pop(route, None)
         if candidate is None or candidate.deadline < time.monotonic():
             raise Malformed("proof", "PROOF without HELLO, or too late")
         shown, name = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
-        who = (candidate.rank, self._shard, candidate.theirs, candidate.ours)
-        if not same(shown, session_proof(self._secret, "worker", *who, name)):
+        identity = (candidate.rank, self._shard, candidate.theirs, candidate.ours)
+        if not compare_digest(shown, session_proof(self._secret, "worker", *identity, name)):
             raise Malformed("secret", f"worker {candidate.rank} does not know the job's secret")
         if len(name) > NAME_SIZE or not name.isascii():
             raise Malformed("name", f"worker {candidate.rank} names its job with {len(name)} bytes")

@@ -1,6 +1,6 @@
 """One job on one shard: admits workers, handles their messages, and decides who is lost.
 
-It knows the shard and its snapshots, peers and clocks, and no socket: messages go out through a function.
+It knows the shard and its snapshots, peers and clocks, but no socket: a function sends messages.
 """
 
 from __future__ import annotations
@@ -42,26 +42,17 @@ from foretrain.network.switch_cluster import MESSAGE, WINDOW
 logger = logging.getLogger("foretrain.comm.ps")
 
 _GRACE: Final = 3.0
-"""Seconds that a worker whose connection broke has to come back, or to close where another one has."""
+"""Seconds that a worker has to reconnect, or to close after another one has."""
 
 _WARMUP: Final = 10
-"""Times its timeout that a worker which returns may be away before it counts as lost: it trains on meanwhile."""
+"""Timeouts that a worker which announced its return may be away before it counts as lost: it trains meanwhile."""
 
-_OF_A_DECLARATION: Final = frozenset(
-    (
-        FrameKind.PUSH,
-        FrameKind.PULL,
-        FrameKind.RULE,
-        FrameKind.INIT,
-        FrameKind.GET_STATE,
-        FrameKind.DONE,
-        FrameKind.LOST,
-    )
-)
-"""What means something else, or nothing, after another DECLARE."""
+_STATE_MESSAGES: Final = frozenset((FrameKind.RULE, FrameKind.INIT, FrameKind.GET_STATE))
+_OF_A_DECLARATION: Final = _STATE_MESSAGES | {FrameKind.PUSH, FrameKind.PULL, FrameKind.DONE, FrameKind.LOST}
+"""Messages that belong to one declaration, and mean nothing after another."""
 
 HandOver = Callable[[bytes | memoryview, list[Any]], bool]
-"""Sends frames on a route; False where the connection is no more."""
+"""Function that sends frames on a route; it returns False where the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +63,15 @@ class ServerConfig:
         workers: N.
         shard: this server's number.
         shards: how many there are.
-        peer_timeout: seconds after which a worker that says nothing is lost.
-        elastic: whether the others go on without a worker that is lost.
-        credit: bytes under way to a worker at which nothing more is sent to it.
-        snapshots: a folder, where shards that keep more than sums write their state.
+        peer_timeout: seconds of silence after which a worker counts as lost.
+        elastic: whether the others go on without a lost worker.
+        credit: bytes in flight to a worker from which on nothing more is sent to it.
+        snapshots: folder for the state of shards that keep more than sums.
         every: rounds between two snapshots.
         optimizer_shard: makes a shard that updates parameters; None where this server only sums.
 
     Raises:
-        ConfigError: there would be no worker.
+        ConfigError: the number of workers is none.
     """
 
     workers: int
@@ -99,7 +90,7 @@ class ServerConfig:
 
 
 class WorkerRefused(Malformed):
-    """A worker that knows the secret but is not admitted; ``flag`` as in REFUSED."""
+    """Error about a worker that knows the secret but is not admitted; ``flag`` as in REFUSED."""
 
     def __init__(self, flag: int, text: str) -> None:
         self.flag = flag
@@ -107,7 +98,7 @@ class WorkerRefused(Malformed):
 
 
 def refused(error: ForetrainError) -> WorkerRefused:
-    """Return the refusal of a worker that ``error`` keeps out."""
+    """Return the refusal of a worker because of ``error``."""
     return WorkerRefused(_flag(error), str(error))
 
 
@@ -116,20 +107,20 @@ def _flag(error: ForetrainError) -> int:
 
 
 class ShardJob:
-    """One job on this shard, from the first worker that joins to the last that leaves.
+    """Job on this shard, from the first worker that joins to the last that leaves.
 
     Args:
         terms: of the server.
-        hand_over: what sends.
+        hand_over: sends frames.
 
     Attributes:
-        name: the job's; None before anybody has come.
-        peers: who is here.
-        parts: the shard; None before anybody has declared what it is to hold.
-        failure: what ended it; None while it lives, and after a good end.
+        name: the job's; None before the first worker.
+        peers: present workers.
+        parts: the shard; None before the first declaration.
+        failure: the error that ended it; None while it lives, and after a good end.
         left: workers that have closed.
-        done: those that have all their sums, and stay for others that may not.
-        lost: those without whom the others go on.
+        done: workers that have all their sums, and stay while others may need their pushes.
+        lost: workers without which the others go on.
     """
 
     def __init__(self, terms: ServerConfig, hand_over: HandOver) -> None:
@@ -141,28 +132,28 @@ class ShardJob:
         self.done: set[int] = set()
         self.lost: set[int] = set()
         self._returning: dict[int, float] = {}
-        """Workers that have closed to come back, and until when they have to."""
+        """Workers that have closed and announced their return, with the deadline of it."""
         self._deserted: float | None = None
-        """Since when nobody is here, though not all have closed."""
+        """Time since which no worker is present, though not all have closed."""
         self._owing: float | None = None
-        """Since when others have been in a round that one of those that have closed has not pushed."""
+        """Time since which others have been in a round that a worker has closed without pushing."""
         self._number = secrets.randbits(64)
-        """Tells workers whether they speak with the server that they have pushed to."""
-        self._said_again = -1
-        """The latest round of which a server before this one may have given sums out."""
-        self._missed: float | None = None
-        """When workers that have not come back to a server that was started anew are lost."""
+        """Identity of this server, by which workers notice a restart."""
+        self._resent_round = -1
+        """Latest round of which the server before this one may have sent sums."""
+        self._rejoin_deadline: float | None = None
+        """Time at which workers that have not reconnected to a restarted server count as lost."""
         self._declared: Declaration | None = None
         self._epoch = -1
         self._urgency: list[int] = []
         self.parts: Mode | None = None
         self._keeping: SnapshotPolicy | None = None
         self._silence_detector = SilenceDetector(terms.peer_timeout)
-        self._said = time.monotonic()
+        self._heartbeat_sent = time.monotonic()
 
     @property
     def over(self) -> bool:
-        """Return whether no worker takes part any more."""
+        """Return whether all workers have closed or are lost."""
         return len(self.left | self.lost) == self._terms.workers
 
     def admit(
@@ -171,21 +162,20 @@ class ShardJob:
         """Admit ``candidate``, which has proved its identity on ``route``.
 
         Raises:
-            Refused: it is of another job, or of one with another number of workers, or the others go on without it.
+            WorkerRefused: it is of another job, or has no place in this one, or the others go on without it.
         """
         rank, shard = candidate.rank, self._terms.shard
         if self.name not in (None, candidate.job):
-            raise WorkerRefused(
-                BUSY, f"server {shard} serves job {self.name}, which has not ended, and this is {candidate.job}"
-            )
+            why = f"server {shard} serves job {self.name}, which has not ended, and this is {candidate.job}"
+            raise WorkerRefused(BUSY, why)
         if rank >= self._terms.workers:
             why = f"server {shard} was started for {self._terms.workers} workers, and has no place for worker {rank}"
             raise refused(Disagreement(f"{why}: start it with --workers {rank + 1} or more"))
         if rank in self.lost:
             raise refused(PeerLost(f"the others go on without worker {rank}, which was lost"))
         self.name = candidate.job
-        outbox = SendQueue(self._terms.credit, MESSAGE)
-        if self.peers.add(Peer(rank, route, *sessions, outbox, time.monotonic())):
+        send_queue = SendQueue(self._terms.credit, MESSAGE)
+        if self.peers.add(Peer(rank, route, *sessions, send_queue, time.monotonic())):
             logger.info("worker %d has come back", rank)
         self.left.discard(rank)
         self.done.discard(rank)
@@ -204,25 +194,24 @@ class ShardJob:
                 self._keeping.end()
             self._keeping.close()
 
-    # ── what workers say ──
+    # ── messages of workers ──
 
     def take(self, peer: Peer, header: Header, payload: memoryview) -> None:
         """Handle a message of ``peer``.
 
         Raises:
-            Malformed: it makes no sense.
+            Malformed: it contradicts the declaration or itself.
             ForetrainError: the job is over.
         """
         kind = header.kind
         if kind in _OF_A_DECLARATION and peer.epoch not in (None, self._epoch):
-            return  # what it says is of one before, and it will declare again
+            return  # it belongs to an earlier declaration, and its sender will declare again
         if kind is FrameKind.PUSH:
             self._push(peer, header, payload)
         elif kind is FrameKind.PULL:
-            self._enqueue(
-                self._declared_parts(peer).pull(peer.rank, header.part, header.step, header.offset, header.size)
-            )
-        elif kind in (FrameKind.RULE, FrameKind.INIT, FrameKind.GET_STATE):
+            pull = header.part, header.step, header.offset, header.size
+            self._enqueue(self._declared_parts(peer).pull(peer.rank, *pull))
+        elif kind in _STATE_MESSAGES:
             answers = [*self._declared_parts(peer).answer_message(peer.rank, header, payload)]
             if answers and kind is FrameKind.INIT and self._keeping is not None:
                 self._keeping.begin()
@@ -231,8 +220,7 @@ class ShardJob:
         elif kind is FrameKind.RECEIVED:
             peer.outbox.received(header.size)
         elif kind is FrameKind.DECLARE:
-            declaration = Declaration.decode(bytes(payload))
-            self._declare(peer, header, declaration)
+            self._declare(peer, header, Declaration.decode(bytes(payload)))
             self._answer(peer)
             for rank in self.lost:
                 self._send(peer, Header(FrameKind.LOST, part=rank))
@@ -259,9 +247,9 @@ class ShardJob:
             self._end_if_over()
         elif kind is FrameKind.FAIL:
             text = bytes(payload[:60_000]).decode(errors="replace")
-            kind_of_failure = FAILURES[min(header.flag, len(FAILURES) - 1)]
-            if not self._terms.elastic or kind_of_failure is not PeerLost:
-                raise kind_of_failure(f"worker {peer.rank} gave up: {text}")
+            failure = FAILURES[min(header.flag, len(FAILURES) - 1)]
+            if not self._terms.elastic or failure is not PeerLost:
+                raise failure(f"worker {peer.rank} gave up: {text}")
             self._lose(peer.rank, f"it gave up: {text}")
 
     def _push(self, peer: Peer, header: Header, payload: memoryview) -> None:
@@ -300,7 +288,7 @@ class ShardJob:
         return self.parts
 
     def _end_together(self) -> None:
-        """Tell the workers that wait for the end once nobody needs anything any more."""
+        """Tell the workers that wait for the end once no worker needs anything any more."""
         if len(self.left | self.lost | self.done) == self._terms.workers:
             for peer in self.peers:
                 if peer.rank in self.done:
@@ -309,8 +297,8 @@ class ShardJob:
     def _declare(self, peer: Peer, header: Header, declaration: Declaration) -> None:
         epoch, begun = header.step, header.offset
         peer.declares(epoch)
-        if self._missed is not None:
-            self._said_again = max(self._said_again, begun - 1)
+        if self._rejoin_deadline is not None:
+            self._resent_round = max(self._resent_round, begun - 1)
         if declaration.workers != self._terms.workers:
             raise Disagreement(
                 f"worker {peer.rank} is one of {declaration.workers}; server {self._terms.shard} was started for "
@@ -324,14 +312,13 @@ class ShardJob:
             mine = [part for part in placement.parts if part.shard == self._terms.shard]
             self.parts = mode(declaration, mine, self._terms.workers, self.lost, begun > 0, self._terms.optimizer_shard)
             self._remember(declaration if mine else None, under_way=begun > 0)
-            self._said_again = begun - 1
+            self._resent_round = begun - 1
             if begun:
                 logger.warning("worker %d is in round %d: started anew, all push again", peer.rank, begun - 1)
-                self._missed = time.monotonic() + self._terms.peer_timeout
+                self._rejoin_deadline = time.monotonic() + self._terms.peer_timeout
             self._urgency = [declaration.tasks[part.task].urgency for part in placement.parts]
             return
-        found = self._declared.difference(declaration) if self._declared and epoch == self._epoch else None
-        if found is not None:
+        if epoch == self._epoch and (found := self._declared.difference(declaration)) is not None:
             raise Disagreement(f"worker {peer.rank} trains something else than the first to declare: {found}")
 
     def _end_if_over(self) -> None:
@@ -341,10 +328,10 @@ class ShardJob:
     def _remember(self, declaration: Declaration | None, *, under_way: bool) -> None:
         """Restore a stateful shard from its job's last snapshot; it must exist if the job is ``under_way``.
 
-        There is nothing to keep of a ``declaration`` that leaves it nothing to do, which is None.
+        ``declaration`` is None where no part lives here.
         """
         if self._keeping is not None:
-            self._keeping.end()  # nobody goes on from what was declared before
+            self._keeping.end()  # the state of an earlier declaration is of no use
         self._keeping = None
         if declaration is not None and isinstance(self.parts, Stateful):
             whose = (declaration, self._epoch, self._terms.shard, self._terms.shards)
@@ -362,7 +349,7 @@ class ShardJob:
             if (peer := self.peers.of_rank(worker)) is not None:
                 peer.outbox.put(self._urgency[value.part], value)
 
-    # ── saying ──
+    # ── messages to workers ──
 
     def _send_values(self, peer: Peer) -> None:
         while values := peer.outbox.take():
@@ -384,24 +371,24 @@ class ShardJob:
             PeerLost: a worker closed in a round that others are in.
         """
         now = self._silence_detector.tick()
-        if now - self._said > min(1.0, self._terms.peer_timeout / 4):
-            self._said = now
+        if now - self._heartbeat_sent > min(1.0, self._terms.peer_timeout / 4):
+            self._heartbeat_sent = now
             for peer in self.peers:
                 self._send(peer, Header(FrameKind.ALIVE))
             self._miss_the_left(now)
-            if self._said_again >= 0 and self.parts is not None and self.parts.round_complete(self._said_again):
-                self._said_again = -1
+            if self._resent_round >= 0 and self.parts is not None and self.parts.round_complete(self._resent_round):
+                self._resent_round = -1
         for peer in self.peers:
             if peer.gone is not None and now - peer.gone > _GRACE:
                 self._lose(peer.rank, "its connection is closed")
             elif silent := self._silence_detector.exceeded(peer.heard):
                 self._lose(peer.rank, f"it has been silent for {silent:.1f} s")
         self._tell_progress()
-        for rank in [rank for rank, until in self._returning.items() if now > until]:
+        for rank in [rank for rank, deadline in self._returning.items() if now > deadline]:
             del self._returning[rank]
             self._lose(rank, "it has not come back, as it meant to")
-        if self._missed is not None and now > self._missed:
-            self._missed = None
+        if self._rejoin_deadline is not None and now > self._rejoin_deadline:
+            self._rejoin_deadline = None
             for rank in self._absent:
                 self._lose(rank, "it has not come back since this server was started anew")
         self._watch_for_deserters(now)
@@ -411,7 +398,7 @@ class ShardJob:
         return set(range(self._terms.workers)) - self.peers.ranks - self.left - self.lost - self._returning.keys()
 
     def _watch_for_deserters(self, now: float) -> None:
-        """End a job whose workers are all gone without closing: it must not keep others out for ever."""
+        """End a job whose workers are all gone without closing: it must not block other jobs for ever."""
         if self.name is None or self.peers.ranks or self._returning or self.over:
             self._deserted = None
             return
@@ -442,11 +429,11 @@ class ShardJob:
         text = f"worker {rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
         if not self._terms.elastic:
             self.fail(PeerLost(text))
-        elif self.parts is not None and self._said_again >= 0 and not self.parts.round_complete(self._said_again):
+        elif self.parts is not None and self._resent_round >= 0 and not self.parts.round_complete(self._resent_round):
             self.fail(PeerLost(f"{text}\nothers may have sums with it from before this server was started anew"))
         else:
             logger.warning("%s; %d go on", text, self._terms.workers - len(self.lost | self.left))
-            if self._missed is not None and self._keeping is not None:
+            if self._rejoin_deadline is not None and self._keeping is not None:
                 logger.warning("what worker %d had pushed since the last snapshot is lost with it", rank)
             self._exclude(rank)
 
@@ -455,9 +442,7 @@ class ShardJob:
         self.peers.drop(rank)
 
     def _go_on_without(self, rank: int, since: int, step: int) -> None:
-        """Take over that ``rank`` was lost in round ``since``, as a worker in round ``step`` knows from the server
-        before.
-        """
+        """Exclude ``rank``, which the server before this one lost in round ``since``; its sender is in ``step``."""
         if rank in self.lost or not 0 <= rank < self._terms.workers:
             return
         first = step - 1
@@ -465,7 +450,7 @@ class ShardJob:
             kept = self._keeping.kept
             first = since + 1 if rank not in kept.living else min(kept.done[other] for other in kept.living)
         if not self._terms.elastic or first <= since:
-            # Of the rounds that are made anew some may have sums with it that were given out, and would have none now.
+            # Sums of repeated rounds may have been sent with its gradients, and would now be without.
             raise PeerLost(f"worker {rank} was lost in round {since}, and then this server, with sums of that round")
         self._drop(rank)
         self._exclude(rank)

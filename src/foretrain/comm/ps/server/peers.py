@@ -1,4 +1,4 @@
-"""Workers that a server has admitted: their two connections and the queue of what is to be sent to each."""
+"""Workers that a server has admitted: their two connections, and the queue of values to send to each."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from foretrain.comm.ps.session import AuthenticatedSession, Rejected
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A worker that has proved its identity.
+    """Worker that has proved its identity.
 
     Attributes:
         rank: its number.
-        route: of the connection on which it did.
-        session: there.
-        beside: of the other one, see `foretrain.comm.ps.frames.ASIDE`.
-        outbox: what it has yet to get.
-        heard: when it said something, s of the monotonic clock.
-        aside: the route of the other connection; None before anything has come on it.
-        gone: since when its connection is known to be broken.
-        epoch: declarations of it before the one that holds; None before there is one.
-        pushes: messages with pushes that have come since that.
-        told: of how many of them it knows.
+        route: of its first connection, on which the handshake ran.
+        session: of the first connection.
+        beside: session of the second connection, see `foretrain.comm.ps.frames.ASIDE`.
+        outbox: values to send.
+        heard: time of its last message, s of the monotonic clock.
+        aside: route of the second connection; None before its first message.
+        gone: time at which its connection was found broken.
+        epoch: number of its declarations before the present one; None before there is one.
+        pushes: messages with pushes that have arrived since the declaration.
+        told: number of them that were acknowledged.
     """
 
     rank: int
@@ -47,20 +47,20 @@ class Peer:
         self.epoch, self.pushes, self.told = epoch, 0, 0
 
     def sealed(self, header: Header, payload: bytes | memoryview) -> list[bytes | memoryview]:
-        """Return the route for ``header`` and ``payload``, and the frames of the message."""
+        """Return the route, then the frames, of a message."""
         if self.aside is not None and header.kind in ASIDE:
             return [self.aside, self.beside.seal(header, payload), payload]
         return [self.route, self.session.seal(header, payload), payload]
 
 
 class Peers:
-    """All admitted workers, by rank and by route."""
+    """Admitted workers, by rank and by route."""
 
     def __init__(self) -> None:
         self._of_rank: dict[int, Peer] = {}
         self._of_route: dict[bytes, Peer] = {}
         self._past: set[bytes] = set()
-        """Routes of workers that have left: what was said before that may come after it."""
+        """Routes of workers that have left, whose earlier messages may still arrive on the second connection."""
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(tuple(self._of_rank.values()))
@@ -71,15 +71,15 @@ class Peers:
         return frozenset(self._of_rank)
 
     def of_rank(self, rank: int) -> Peer | None:
-        """Return the worker of that number."""
+        """Return the worker of that rank."""
         return self._of_rank.get(rank)
 
     def of_route(self, route: bytes) -> Peer | None:
-        """Return the worker whose connection that is."""
+        """Return the worker of that connection."""
         return self._of_route.get(route)
 
     def add(self, peer: Peer) -> bool:
-        """Admit ``peer``; return whether it has come back, and so lacks everything that was in flight to it."""
+        """Admit ``peer``; return whether it has reconnected, and so lacks all values that were in flight to it."""
         before = self.drop(peer.rank)
         self._of_rank[peer.rank] = self._of_route[peer.route] = peer
         return before is not None
@@ -98,20 +98,20 @@ class Peers:
         """Return the sender of a message; None if it has left and the message is late.
 
         Raises:
-            Malformed: nobody that was let in ("stranger").
+            Malformed: the sender was not admitted ("stranger").
             Rejected: it is not the next of its session.
         """
         peer = self._of_route.get(route)
         if peer is None:
             if route in self._past:
                 return None
-            peer = self._introduced(route, header, tag, payload)
+            peer = self._second_connection(route, header, tag, payload)
         else:
             (peer.beside if route == peer.aside else peer.session).open(header, tag, payload)
         peer.heard, peer.gone = time.monotonic(), None
         return peer
 
-    def _introduced(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer:
+    def _second_connection(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer:
         """Return the worker whose second connection begins with this message."""
         peer = self._of_rank.get(header.sender)
         if peer is None:
@@ -128,8 +128,8 @@ class SendQueue:
     """Values to send to one worker: the most urgent first, as far as the worker's credit allows.
 
     Args:
-        credit: bytes under way at which nothing more is sent.
-        slice_size: largest message, bytes.
+        credit: bytes in flight from which on nothing more is sent.
+        slice_size: most bytes of a message.
     """
 
     def __init__(self, credit: int, slice_size: int) -> None:
@@ -137,9 +137,6 @@ class SendQueue:
         self._heap: list[tuple[int, int, Value]] = []
         self._count = 0
         self.under_way = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def put(self, urgency: int, value: Value) -> None:
         """Add ``value``; smaller ``urgency`` goes first, equal ones in the order of adding."""
@@ -149,7 +146,7 @@ class SendQueue:
     def take(self) -> list[Value]:
         """Return the values of the next message; none while the credit is used up or the queue is empty.
 
-        Behind what is small goes what is small and the next in order, of the same round.
+        A small value is followed by the next in order while they are small and of the same round.
         """
         if not self._heap or self.under_way >= self._credit:
             return []
@@ -179,11 +176,6 @@ class SendQueue:
     def received(self, size: int) -> None:
         """Note that the worker has received ``size`` more bytes."""
         self.under_way = max(0, self.under_way - size)
-
-    def clear(self) -> None:
-        """Forget everything: a new worker process has received nothing of what was sent to the one before."""
-        self._heap.clear()
-        self.under_way = 0
 
 
 def _length(value: Value) -> int:

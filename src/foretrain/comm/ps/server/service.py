@@ -1,7 +1,7 @@
 """Service of one shard: admits workers on its sockets, receives pushes and sends values.
 
-One thread does everything but the sockets' input and output, which are ZeroMQ's own thread's. Nothing that a stranger
-or a broken worker sends ends a service: it is rejected, counted and logged.
+One thread does everything but the sockets' input and output, which are on ZeroMQ's own thread. No message of an
+unauthenticated peer or a broken worker ends a service: it is rejected, counted and logged.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import math
 import socket
 import time
 from collections import Counter
-from types import TracebackType
 from typing import Any, Final
 
 import zmq
 
-from foretrain.comm.auth import NONCE_SIZE, PROOF_SIZE
+from foretrain.comm.coordinator.handshake import NONCE_SIZE, PROOF_SIZE
 from foretrain.comm.ps.frames import TO_SERVER, UNTAGGED, FrameKind, Header, Malformed, unpack
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.handshake import ServerHandshake
@@ -28,24 +27,23 @@ from foretrain.errors import ConfigError, ForetrainError, PeerLost
 logger = logging.getLogger("foretrain.comm.ps")
 
 _BATCH: Final = 1 << 20
-"""Bytes to hear before what they lead to is sent."""
-_REMEMBERED: Final = 64
-"""Names of jobs that have ended."""
-_MESSAGE_COSTS: Final = 16 << 10
-"""Bytes that could be heard in the time that a message takes for itself, about."""
+"""Bytes to receive before answers are sent."""
+_REMEMBERED_JOBS: Final = 64
+_MESSAGE_COST: Final = 16 << 10
+"""Overhead of a message, as the bytes that could be received in that time, about."""
 
 
 class Service:
-    """One shard of a parameter server. Use as a context manager.
+    """Service of one shard of a parameter server. Use as a context manager.
 
     Args:
         host: address of this host to listen on; never all of them.
         secret: the job's.
-        terms: for whom, and how.
+        terms: settings.
         port: 0 takes a free one.
 
     Attributes:
-        rejected: messages turned away, by reason.
+        rejected: number of rejected messages, by reason.
     """
 
     def __init__(self, host: str, secret: bytes, terms: ServerConfig, port: int = 0) -> None:
@@ -54,7 +52,7 @@ class Service:
         self._secret, self._terms = secret, terms
         self.rejected: Counter[str] = Counter()
         self._ended: dict[str, str] = {}
-        """Jobs that workers may come back to that were lost, and what they are told."""
+        """Ended jobs, with the text that a late worker of each is refused with."""
         self._stopped = False
         self._handshake = ServerHandshake(secret, terms.shard, terms.workers)
         self._begin()
@@ -69,9 +67,8 @@ class Service:
         except zmq.ZMQError as error:
             self._zap.close()
             self._context.destroy(linger=0)
-            raise ConfigError(
-                "address", f"{host}:{port}", f"cannot be listened on ({error})", "name a free one of this host"
-            ) from None
+            what, remedy = f"cannot be listened on ({error})", "name a free one of this host"
+            raise ConfigError("address", f"{host}:{port}", what, remedy) from None
 
     def _begin(self) -> None:
         """Begin a job without workers."""
@@ -88,9 +85,9 @@ class Service:
         for option, value in (
             (zmq.LINGER, 1000),
             (zmq.ROUTER_MANDATORY, 1),
-            (zmq.SNDHWM, 0),  # what may be under way is the outboxes' to say, and nothing must be dropped
+            (zmq.SNDHWM, 0),  # send queues limit the bytes in flight, and nothing must be dropped
             (zmq.RCVHWM, 64),
-            (zmq.MAXMSGSIZE, 2 * LIMIT),  # what is larger than that is not even read, nor is its sender heard again
+            (zmq.MAXMSGSIZE, 2 * LIMIT),  # ZeroMQ closes the connection of a larger message without reading it
             (zmq.SNDBUF, 1 << 20),
         ):
             made.setsockopt(option, value)
@@ -105,9 +102,7 @@ class Service:
     def __enter__(self) -> Service:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -128,13 +123,13 @@ class Service:
         With ``lives_on`` a job that fails makes room for the next one, as when workers are started again.
 
         Raises:
-            PeerLost: a worker is lost, and the job not elastic; all others have been told.
+            PeerLost: a worker is lost, and the job not elastic; all others were told.
             Disagreement: workers do not train the same.
         """
         while not self._stopped:
             if self._poller.poll(100):
-                for stranger in self._zap.answer():
-                    self._count("gate", stranger)
+                for rejected in self._zap.answer():
+                    self._count("gate", rejected)
                 self._turn()
             try:
                 self._job.watch()
@@ -161,7 +156,7 @@ class Service:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            heard += _MESSAGE_COSTS + sum(map(len, frames))
+            heard += _MESSAGE_COST + sum(map(len, frames))
             try:
                 self._hear(route.bytes, frames)
             except Malformed as error:
@@ -169,7 +164,7 @@ class Service:
             except ForetrainError as error:
                 self._job.fail(error)
             except Exception as error:
-                # Whatever a worker has brought about ends its job, and not this server.
+                # An error that a worker's message causes ends its job, but not this server.
                 logger.exception("server %d", self._terms.shard)
                 self._job.fail(PeerLost(f"server {self._terms.shard} failed: {type(error).__name__}: {error}"))
         self._job.flush()
@@ -210,7 +205,7 @@ class Service:
     def _remember(self, why: str) -> None:
         if self._job.name is not None:
             self._ended[self._job.name] = why
-            if len(self._ended) > _REMEMBERED:
+            if len(self._ended) > _REMEMBERED_JOBS:
                 self._ended.pop(next(iter(self._ended)))
 
     def _count(self, reason: str, what: object) -> None:
@@ -225,11 +220,11 @@ class Service:
         if error.reason == "stranger":
             self._hand_over(route, untagged(FrameKind.STRANGER, self._terms.shard))
         elif peer is not None and error.reason == "gap":
-            # What is missing was lost with a connection: what it says from now on cannot be told from a replay.
+            # The missing messages were lost with a connection: later ones cannot be told from a replay.
             self._hand_over(route, untagged(FrameKind.STRANGER, self._terms.shard))
             peer.gone = peer.gone or time.monotonic()
         elif peer is not None and not isinstance(error, Rejected):
-            # It is who it says, and talks nonsense.
+            # Authenticated, but malformed.
             self._job.fail(PeerLost(f"worker {peer.rank} sent what makes no sense: {error}"))
 
     def _hand_over(self, route: bytes | memoryview, frames: list[Any]) -> bool:
@@ -246,11 +241,11 @@ class Service:
 
 
 def _everywhere(host: str) -> bool:
-    """Return whether ``host`` means all addresses of this host, however it is written: 0 does, too."""
+    """Return whether ``host`` means all addresses of this host, in any spelling: 0 does, too."""
     if host in ("", "*"):
         return True
     try:
         found = socket.getaddrinfo(host, None)
     except OSError:
-        return False  # what it is instead listening will tell
+        return False  # listening reports the error
     return any(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified for *_, address in found)

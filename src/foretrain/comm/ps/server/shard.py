@@ -1,15 +1,14 @@
-"""One shard's sums, and the interface that shards which update parameters share: state machines without socket, clock
-or thread.
+"""Sums of one shard, and the interface of all shards: state machines without socket, clock or thread.
 
-Rounds of a part follow each other: nobody can push its next round before it has the sum of this one, so that two are
-under way at most, and each has one of the part's two buffers. What is pushed twice is counted once, and answered again
-if its sum is there: a worker that does not know whether something has arrived may push it again.
+A worker pushes its next round of a part only when it has the sum of this one, so that at most two are in flight, and
+each has one of the part's two buffers. A range that is pushed twice counts once, and is answered again if its sum is
+there: a worker that does not know whether a push has arrived may repeat it.
 
-# Note [Started anew]
-A shard that is lost is made whole by the workers alone: each pushes again what it has pushed in its round, and in the
-one before if others may still lack sums of it. Sums are added by rank, and so come out as they were. Who is in round
-r + 1 has all sums of round r, so all others had pushed it, and have all sums of round r − 1: nobody waits for those any
-more, and a round that is overtaken may be forgotten although it was never completed here.
+# Note [Restarted shards]
+The workers alone restore a shard that is lost: each resends its pushes of its round, and of the one before if others
+may still lack sums of it. Sums are added by rank, and so have the same bits. A worker in round r + 1 has all sums of
+round r, so all others have pushed it, and have all sums of round r − 1: no worker waits for those any more, and a round
+that is overtaken may be dropped although it was never completed here.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class Value(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A value and the worker to send it to."""
+    """Value with the worker to send it to."""
 
     worker: int
     value: Value
 
 
 class _Round:
-    """One exchange of one part."""
+    """Round of one part."""
 
     __slots__ = ("absent", "again", "coverage", "held", "pulls", "pushed", "step")
 
@@ -51,15 +50,15 @@ class _Round:
         self.coverage = Coverage(size, group)
         self.pushed: list[list[Pushed]] = [[] for _ in range(workers)]
         self.absent: list[Range] = []
-        """Ranges of which no worker had any."""
+        """Ranges for which no worker had a gradient."""
         self.held = 0
-        """A bit mask of the workers that want only what they pull."""
+        """Bit mask of the workers that get only what they pull."""
         self.pulls: list[tuple[int, Range]] = []
-        """Who has pulled what that is not complete."""
+        """Pulls of workers."""
 
 
 class _Held:
-    """A part with at most two rounds, and the buffers of their sums."""
+    """Part with at most two rounds, and the buffers of their sums."""
 
     __slots__ = ("buffers", "declared", "part", "rounds")
 
@@ -70,7 +69,7 @@ class _Held:
 
     @property
     def latest(self) -> int:
-        """Return the latest round that anybody has pushed to; −1 before the first."""
+        """Return the latest round with a push; −1 before the first."""
         return max((found.step for found in self.rounds if found), default=-1)
 
 
@@ -81,8 +80,8 @@ class SumShard:
         parts: of this shard.
         tasks: of the whole job.
         workers: N; their ranks are 0 to N − 1.
-        lost: those that push no more.
-        anew: whether another shard has had pushes of these rounds before, see Note [Started anew].
+        lost: workers that push no more.
+        anew: whether this shard replaces one of a job under way, see Note [Restarted shards].
     """
 
     def __init__(
@@ -108,15 +107,14 @@ class SumShard:
         again: bool = False,
         held: bool = False,
     ) -> list[Delivery]:
-        """Add ``size`` bytes from ``offset`` on, pushed by ``worker``; ``data`` is None if it has no gradient.
+        """Add ``size`` bytes from ``offset`` on, pushed by ``worker``; return the sums to send now.
 
-        ``again`` says that the round adds to the sums of the one before, ``held`` that its sender wants sums only when
-        it pulls them. What is to be sent now, to whom, is returned; where these bytes were pushed before and their sum
-        is there, to the sender once more.
+        ``data`` is None if it has no gradient; ``again``: the round adds to the sums of the one before; ``held``: the
+        worker gets sums only when it pulls them. Sums of bytes that it has pushed before are sent to it once more.
 
         Raises:
             Malformed: there are no such bytes here, they do not align, or the round cannot have begun.
-            Disagreement: for other workers the round is, or is not, one that adds.
+            Disagreement: workers differ in ``again``.
         """
         here = self._held.get(part)
         if here is None:
@@ -151,7 +149,7 @@ class SumShard:
         """Return the sums that ``worker`` asks for and that exist; the others are delivered when they do.
 
         Raises:
-            Malformed: there are no such bytes here, or nobody has pushed any in that round.
+            Malformed: there are no such bytes here, or no worker has pushed to that round.
         """
         here = self._held.get(part)
         found = here and here.rounds[step & 1]
@@ -166,7 +164,7 @@ class SumShard:
         ]
 
     def remove_worker(self, worker: int) -> list[Delivery]:
-        """Remove ``worker``, which is lost; return the sums that are complete without it, if none was delivered yet."""
+        """Remove ``worker``, which is lost; return the sums that this completes."""
         self._group &= ~(1 << worker)
         return [
             delivery
@@ -177,7 +175,7 @@ class SumShard:
         ]
 
     def worker_closed(self, worker: int) -> list[Delivery]:
-        """Return nothing: a worker that closes has pushed all of the rounds that it took part in."""
+        """Return nothing: a worker that closes has pushed all rounds that it took part in."""
         return []
 
     def answer_message(self, worker: int, header: Header, payload: memoryview) -> Iterable[tuple[Header, bytes]]:
@@ -193,7 +191,7 @@ class SumShard:
         return None
 
     def round_complete(self, step: int) -> bool:
-        """Return whether all sums of round ``step`` are made."""
+        """Return whether all sums of round ``step`` exist."""
         return all(
             any(
                 found is not None and (found.step > step or (found.step == step and found.coverage.whole))
@@ -203,7 +201,7 @@ class SumShard:
         )
 
     def waiting(self) -> list[str]:
-        """Return who is waited for, one line for each part in progress."""
+        """Return a line on the missing workers for each part in progress."""
         lines = []
         for held in self._held.values():
             for found in filter(None, held.rounds):
@@ -230,12 +228,12 @@ class SumShard:
         for low, high in complete:
             deliveries += self._deliver(found, self._sum(held, found, low, high))
         if found.coverage.whole and complete:
-            # The frames they came in are given back; sums have a buffer of their own.
+            # Free the frames of the pushes; sums have a buffer of their own.
             found.pushed = [[] for _ in range(self._workers)]
         return deliveries
 
     def _deliver(self, found: _Round, value: Value) -> Iterator[Delivery]:
-        """Yield ``value``, just summed, for each worker that is to have it now."""
+        """Yield ``value``, just summed, for each worker that gets it now."""
         for worker in range(self._workers):
             if self._group >> worker & 1 and not found.held >> worker & 1:
                 yield Delivery(worker, value)
@@ -268,7 +266,7 @@ class SumShard:
 
 
 class Mode(Protocol):
-    """Interface of shards, state machines without socket, clock or thread: methods return what is to be sent now."""
+    """Interface of shards: methods return the values to send now."""
 
     def push(
         self,
@@ -281,7 +279,7 @@ class Mode(Protocol):
         again: bool = False,
         held: bool = False,
     ) -> list[Delivery]:
-        """Add bytes that ``worker`` has pushed in a round; see `foretrain.comm.ps.server.shard.SumShard.push`."""
+        """Add bytes that ``worker`` has pushed in a round; see `SumShard.push`."""
         ...
 
     def pull(self, worker: int, part: int, step: int, offset: int, size: int) -> list[Delivery]:
@@ -309,13 +307,13 @@ class Mode(Protocol):
         ...
 
     def waiting(self) -> Sequence[str]:
-        """Return who is waited for, one line each."""
+        """Return a line on each missing worker or part."""
         ...
 
 
 OptimizerShardFactory = Callable[[Iterable[ShardPart], Sequence[Declared], Optimized, int, Iterable[int]], Mode]
-"""Makes a shard that updates parameters, of its parts, all tasks, their optimizers, the workers and those that are
-lost. A framework's plugin provides one, since the optimizers are the framework's own."""
+"""Function of parts, all tasks, their optimizers, the workers and lost ranks to a shard that updates parameters. A
+framework's plugin provides it, as the optimizers are the framework's own."""
 
 
 def mode(
@@ -326,18 +324,10 @@ def mode(
     anew: bool = False,
     optimizer_shard: OptimizerShardFactory | None = None,
 ) -> Mode:
-    """Return the shard that serves ``parts`` of a job as it is declared; ``lost`` workers push no more.
-
-    Args:
-        declaration: of the job.
-        parts: those of this shard.
-        workers: of the job.
-        lost: ranks.
-        anew: the job is under way, and another shard had its pushes before.
-        optimizer_shard: needed where ``declaration`` has optimizers.
+    """Return the shard for ``parts`` of a declared job: a `SumShard`, or what ``optimizer_shard`` makes.
 
     Raises:
-        ConfigError: optimizers are declared and this server cannot run any.
+        ConfigError: optimizers are declared and ``optimizer_shard`` is None.
     """
     if declaration.optimized is None:
         return SumShard(parts, declaration.tasks, workers, lost, anew)

@@ -1,8 +1,8 @@
-"""Snapshots on disk of stateful shards, whose state workers cannot make anew.
+"""Snapshots on disk of stateful shards, whose state workers cannot restore.
 
-Every so many rounds the state is copied, and a thread writes the copy while the shard serves on. The first is written
-before anybody pushes: what a shard begins with, workers do not keep either. A file is whole or is not there, and makes
-the one before useless: what is in it, workers need not keep, and they push again only what came after.
+Every few rounds the state is copied, and a thread writes the copy while the shard serves on. The first is written
+before any push, as workers do not keep the initial state either. A file is complete or absent, and replaces the one
+before: workers keep, and after a restart resend, only the pushes that are not in it.
 
 A file: magic and version, sizes of the header and of each array, the header (msgpack, never pickle), raw arrays, and
 BLAKE2b over all of it.
@@ -34,21 +34,21 @@ _HEAD: Final = struct.Struct("<16sIQ")
 """Magic, version, bytes of the header."""
 _DIGEST: Final = 32
 _ARRAY: Final = 1
-"""msgpack's code for an array: its kind, dtype, shape and place among the arrays."""
+"""msgpack's extension code of an array: dtype, shape and place among the arrays."""
 _TRIES: Final = 4
-"""Snapshots that may fail, or be late, one after the other."""
+"""Consecutive snapshots that may fail, or be late."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
     """Interface of shards whose state is more than the pushes of a round.
 
-    Every push counts once, by worker, round and part, also one that is in a state already.
+    Every push counts once, by worker, round and part, also one that a restored state holds already.
     """
 
     @property
     def done(self) -> Sequence[int]:
-        """Return by worker how many of its rounds are complete in all parts."""
+        """Return by worker the number of its rounds that are complete in all parts."""
         ...
 
     @property
@@ -67,14 +67,13 @@ class Stateful(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs: dictionaries and lists of numbers, text, bytes and numpy arrays. The arrays may
+        """Return the argument of `restore`: dictionaries and lists of numbers, text, bytes and numpy arrays, which may
         be the shard's own: they are copied before it continues.
         """
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, ``done`` included; pushes to earlier rounds are answered from it."""
-        ...
 
 
 class Damaged(ForetrainError):
@@ -82,20 +81,20 @@ class Damaged(ForetrainError):
 
 
 class Snapshots:
-    """Snapshot files of one shard of one job. Owns a thread while there is something to write.
+    """Snapshot files of one shard of one job. Owns a thread while a snapshot is written.
 
     Args:
-        folder: made if it is not there; several shards and jobs may share it.
+        folder: made if it is absent; several shards and jobs may share it.
         every: rounds between two snapshots.
         declaration: of the job.
-        epoch: which of its declarations.
+        epoch: number of its earlier declarations.
         shard: number of the server.
         shards: how many there are.
 
     Attributes:
-        saved: by worker, its rounds that the newest file has; empty before the first.
-        left: workers whose close it has.
-        failed: how many could not be written since the last that was.
+        saved: by worker, its rounds in the newest file; empty before the first.
+        left: workers that had closed by then.
+        failed: number of snapshots that could not be written since the newest file.
 
     Raises:
         ConfigError: the folder cannot be made or read.
@@ -107,26 +106,25 @@ class Snapshots:
         self._whose = {"declaration": declaration.encode().decode(), "epoch": epoch, "shard": shard, "shards": shards}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for half in self._folder.glob(".*.tmp"):
-                half.unlink()  # of a server that was killed while it wrote
+            for partial in self._folder.glob(".*.tmp"):
+                partial.unlink()  # of a server that was killed while it wrote
         except OSError as error:
-            raise ConfigError(
-                "snapshot-dir", str(self._folder), f"cannot be made ({error.strerror})", "name another"
-            ) from None
+            what = f"cannot be made ({error.strerror})"
+            raise ConfigError("snapshot-dir", str(self._folder), what, "name another") from None
         self._thread: threading.Thread | None = None
         self._begun = 0
-        """Rounds of an average worker that the last has which was begun."""
+        """Rounds of an average worker in the last snapshot that was begun."""
         self.saved: Sequence[int] = ()
         self.left: Collection[int] = ()
         self.failed = 0
 
     def late(self, shard: Stateful) -> bool:
-        """Return whether several snapshots are overdue since the last that was written."""
+        """Return whether several snapshots are overdue since the last written one."""
         saved = sum(self.saved[worker] for worker in shard.living) if self.saved else 0
         return _mean(shard) - saved // max(len(shard.living), 1) > _TRIES * self._every
 
     def remove(self) -> None:
-        """Delete the snapshots: nobody needs them any more."""
+        """Delete the snapshots of a job that is over."""
         self.close()
         self._unlink(self._files())
         with suppress(OSError):
@@ -170,7 +168,7 @@ class Snapshots:
             self._thread.join()
 
     def _write(self, done: Sequence[int], left: Collection[int], state: dict[str, Any]) -> None:
-        # Of all workers together: where they go apart their average may not have moved since the file before.
+        # The sum over workers: under asynchronous updates their average may be that of the file before.
         path = self._folder / f"after-{sum(done):012d}-rounds.shard"
         try:
             write_atomically(path, packed({**self._whose, "state": state}))
@@ -196,7 +194,7 @@ class Snapshots:
 class WorkerProgress(NamedTuple):
     """Rounds of one worker: ``done`` are complete; pushes of the first ``saved`` need not be kept.
 
-    ``closed`` says that it may go: a server that is started anew will know that it has closed.
+    ``closed``: a restarted server would know that it has closed, so that it may leave.
     """
 
     done: int
@@ -208,8 +206,8 @@ class SnapshotPolicy:
     """Stateful shard with its snapshots.
 
     Args:
-        kept: the shard; goes on from its job's last snapshot, if there is one.
-        snapshots: None where it is lost with its server.
+        kept: the shard; continues from its job's last snapshot, if there is one.
+        snapshots: None where its state is lost with its server.
     """
 
     def __init__(self, kept: Stateful, snapshots: Snapshots | None) -> None:
@@ -226,15 +224,15 @@ class SnapshotPolicy:
             self._snapshots.save(self.kept)
 
     def want(self) -> None:
-        """Take a snapshot soon: a worker leaves, and its pushes with it."""
+        """Take a snapshot soon: a worker leaves, and cannot resend its pushes."""
         self._wanted = self._snapshots is not None
 
     def news(self) -> Mapping[int, WorkerProgress]:
-        """Return the progress of the workers for whom it has changed. Call after every push, and now and then."""
+        """Return the progress of the workers for which it has changed. Call after every push, and periodically."""
         snapshots = None if self._given_up else self._snapshots
         if snapshots is not None:
             if snapshots.failed > self._failed and self._tried:
-                self._wanted = True  # what was wanted is in none
+                self._wanted = True  # the requested snapshot was not written
             self._failed = snapshots.failed
             if snapshots.offer(self.kept, now=self._wanted):
                 self._wanted, self._tried = False, self._wanted
@@ -244,7 +242,7 @@ class SnapshotPolicy:
         return {worker: now for worker, now in enumerate(found) if now != before[worker]}
 
     def _judge(self) -> None:
-        """Give up snapshots if none can be written: workers keep their pushes until there is one."""
+        """Stop snapshots if none can be written: workers keep their pushes until there is one."""
         snapshots = self._snapshots
         if snapshots is None or self._given_up:
             return
@@ -299,7 +297,7 @@ def copied(value: Any) -> Any:
 
 
 def packed(content: dict[str, Any]) -> Iterator[bytes | memoryview]:
-    """Yield a file with ``content``, piece by piece."""
+    """Yield the pieces of a file with ``content``."""
     arrays: list[memoryview] = []
 
     def pack(value: Any) -> msgspec.msgpack.Ext:
@@ -320,7 +318,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return the content of a file that `packed` made.
 
     Raises:
-        Damaged: the file is no snapshot, of another version, or not as it was written.
+        Damaged: the file is no snapshot, of another version, or corrupt.
         OSError: it cannot be read.
     """
     whole = memoryview(path.read_bytes())
@@ -337,8 +335,8 @@ def read(path: Path) -> dict[str, Any]:
     for each in sizes:
         starts.append(starts[-1] + each)
 
-    def unpack(code: int, said: memoryview) -> Any:
-        dtype, shape, place = msgspec.msgpack.decode(said)
+    def unpack(code: int, data: memoryview) -> Any:
+        dtype, shape, place = msgspec.msgpack.decode(data)
         return np.frombuffer(bytearray(content[starts[place] : starts[place + 1]]), dtype).reshape(shape)
 
     return msgspec.msgpack.decode(body, ext_hook=unpack)
@@ -352,7 +350,7 @@ def _raw(value: Any) -> tuple[str, memoryview]:
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Return which of the fields differ, for people; declarations are long."""
+    """Return a text on the fields that differ; declarations are too long to quote."""
     return ", ".join(
         key if key == "declaration" else f"{key} {found[key]} against {wanted[key]}"
         for key in wanted

@@ -1,9 +1,9 @@
 """Sums of what workers have pushed, added in the order of their ranks.
 
-Floating-point addition is not associative. Contributions are therefore kept as they came, in the very frames they came
-in, and added when all are there, always in the same order: two runs give the same bits, as does a server that was
-restarted and pushed to again. It costs no more than adding each as it comes, which would begin with a copy of the
-first. Sixteen-bit numbers are added in float32 and rounded once, to nearest, ties to even.
+Floating-point addition is not associative. Contributions are therefore kept in the frames they arrived in, and added
+when all are there, always in the same order: two runs give the same bits, as does a restarted server. It costs no more
+than adding each on arrival, which would begin with a copy of the first. Sixteen-bit numbers are added in float32 and
+rounded once, to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from foretrain.comm.ps.placement import WIDTHS, Dtype
 from foretrain.comm.ps.server.coverage import Coverage
 
 _BLOCK: Final = 32 << 10
-"""Elements to add at a time: sum and summands stay in a core's cache however many workers there are."""
+"""Elements to add at a time: sum and summands stay in a core's cache for any number of workers."""
 _RAW: Final[dict[Dtype, Any]] = {
     "float32": np.float32,
     "float64": np.float64,
     "float16": np.uint16,
     "bfloat16": np.uint16,
 }
-"""What numpy takes the bytes for."""
+"""Types of the arrays; the bits of 16-bit numbers are integers."""
 
 Array = NDArray[Any]
 
@@ -45,15 +45,9 @@ class Pushed(NamedTuple):
 def add_up(
     contributions: Sequence[Sequence[Pushed]], start: int, end: int, dtype: Dtype, out: memoryview, scale: float = 1.0
 ) -> bool:
-    """Write the sum of bytes ``[start, end)`` into the same place of ``out``; return False if nobody has contributed.
+    """Write ``scale`` times the sum of bytes ``[start, end)`` into the same place of ``out``, the whole part.
 
-    Args:
-        contributions: by rank; a rank that has none of these bytes counts as zeros there.
-        start: first byte.
-        end: the one behind the last.
-        dtype: what the bytes are.
-        out: the whole part, writable.
-        scale: of the sum.
+    ``contributions`` are by rank, and zero where a rank has none of these bytes. Return False if no rank has any.
     """
     present = [piece for pushed in contributions if (piece := _within(pushed, start, end))]
     if not present:
@@ -113,7 +107,7 @@ def _within(pushed: Sequence[Pushed], start: int, end: int) -> list[Pushed]:
 
 
 def _array_of(pieces: Sequence[Pushed], start: int, end: int, dtype: Dtype) -> Array:
-    """Return pieces side by side, with zeros in gaps; a single piece is not copied."""
+    """Return the concatenated pieces, with zeros in gaps; a single piece is not copied."""
     if len(pieces[0].data) == end - start:
         return _array(pieces[0].data, dtype)
     whole = np.zeros((end - start) // WIDTHS[dtype], _RAW[dtype])
@@ -128,9 +122,7 @@ def _array(data: memoryview, dtype: Dtype) -> Array:
 
 
 class PendingUpdate:
-    """Gradients that have arrived for the next update of a part of ``size`` bytes; the bit mask ``group`` names the
-    workers.
-    """
+    """Gradients for the next update of a part of ``size`` bytes from the workers in the bit mask ``group``."""
 
     def __init__(self, size: int, group: int) -> None:
         self._size, self._coverage = size, Coverage(size, group)
@@ -158,6 +150,6 @@ class PendingUpdate:
         return self._coverage.missing()
 
     def total(self, dtype: Dtype, scale: float, out: memoryview) -> bool:
-        """Write the sum, by rank, into ``out``, which is as long as the part; return False if nobody had a gradient."""
+        """Write the sum, by rank, into ``out``, as long as the part; return False if no worker had a gradient."""
         by_rank: Sequence[list[Pushed]] = [self._pushed[worker] for worker in sorted(self._pushed)]
         return add_up(by_rank, 0, self._size, dtype, out, scale)
