@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions
 
-from foretrain.comm.commands import CollectiveCommand, CommRecord
+from foretrain.comm.coordinator.protocol import CollectiveCommand
+from foretrain.comm.run_trace import CommRecord
 from foretrain.comm.event_loop import FAILURE_GRACE
 from foretrain.errors import PeerLost, ScheduleError
 from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer, Rounding

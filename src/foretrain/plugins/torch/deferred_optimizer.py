@@ -19,7 +19,7 @@ import torch
 from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from foretrain.comm.commands import Applied
+from foretrain.comm.run_trace import Applied
 from foretrain.comm.ps.placement import ELEMENTWISE
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch import access_guards
