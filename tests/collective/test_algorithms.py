@@ -45,11 +45,6 @@ def test_servers_may_use_any_algorithms_inside_and_between(ranks, local):
         verify(build("hierarchical", "all_reduce", ranks, local=local, outer=outer))
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_large_ring(bidirectional):
-    verify(build("ring", "all_reduce", 128, bidirectional=bidirectional))
-
-
 @pytest.mark.parametrize("ranks", [*SIZES, 63, 64, 1000, 1024])
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "circulant"])
 def test_no_more_bytes_than_the_bound_and_the_published_number_of_rounds(name, ranks):
@@ -67,22 +62,14 @@ def test_no_more_bytes_than_the_bound_and_the_published_number_of_rounds(name, r
 
 @pytest.mark.parametrize("ranks", SIZES)
 def test_no_plan_beats_the_bound(ranks):
-    least = {
-        "all_reduce": 2 * (ranks - 1),
-        "reduce_scatter": ranks - 1,
-        "all_gather": ranks - 1,
-        "broadcast": ranks - 1,
-    }
     for name, plan in plans(ranks):
         total = plan.sent(1.0).sum()
         if plan.operation == "all_to_all":
             assert total == pytest.approx(ranks - 1)
         elif plan.name == "in_network":  # who reduces on the way is not bound by what ranks can do
             assert plan.sent(1.0)[:ranks].max() <= 1 + 1e-12
-        elif "inner=in_network" in name:
-            continue
-        else:
-            assert total >= least[plan.operation] * (1 - 1e-12), name
+        elif "inner=in_network" not in name:
+            assert total >= (2 if plan.operation == "all_reduce" else 1) * (ranks - 1) * (1 - 1e-12), name
 
 
 def test_a_pipeline_takes_one_step_for_each_hop_and_chunk():

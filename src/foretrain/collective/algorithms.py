@@ -22,7 +22,7 @@ from foretrain.errors import ConfigError, unknown
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One algorithm.
+    """Entry of `ALGORITHMS`: an algorithm and its operations.
 
     Attributes:
         make: called with the operation, the ranks and options by name.
@@ -55,7 +55,7 @@ _LEAST = {"root": 0, "chunks": 1, "channels": 1, "servers": 1, "radix": 2, "loca
 
 
 def build(name: str, operation: Operation, ranks: int, **options: Any) -> Plan:
-    """The plan of one algorithm, by name.
+    """Build the plan of one algorithm, by name.
 
     >>> build("ring", "all_reduce", 4, channels=2).transfers
     8
@@ -116,7 +116,7 @@ def _check_fitting(ranks: int, options: dict[str, Any]) -> None:
 
 
 def _resolved(operation: Operation, options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` with names of stages replaced by what makes them."""
+    """Return ``options`` with names of stages replaced by their functions."""
     made = dict(options)
     needed: dict[str, tuple[Operation, ...]] = {"inner": ("reduce_scatter", "all_gather"), "outer": (operation,)}
     for stage, must in needed.items():

@@ -8,7 +8,7 @@ from foretrain.collective.plan import Operation, Plan, assembled
 
 
 def direct(operation: Operation, ranks: int) -> Plan:
-    """Everyone sends to everyone at once: N(N − 1) transfers that wait for nobody."""
+    """Send everything at once: N(N − 1) transfers that wait for nothing."""
     source = np.repeat(np.arange(ranks), ranks - 1)
     target = (source + np.tile(np.arange(1, ranks), ranks)) % ranks
     everyone = np.arange(ranks)
@@ -26,7 +26,8 @@ def direct(operation: Operation, ranks: int) -> Plan:
 
 
 def pairwise(operation: Operation, ranks: int) -> Plan:
-    """N − 1 rounds: in round k rank r sends to r + k and receives from r − k, or r XOR k where N is a power of two.
+    """Exchange in N − 1 rounds: in round k rank r sends to r + k and receives from r − k, or r XOR k for a power of
+    two.
 
     A rank begins a round when it has sent and received in the one before. The data does not need that; the rounds keep
     every rank to one message in each direction at a time (Thakur et al. 2005).

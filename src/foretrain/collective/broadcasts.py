@@ -8,13 +8,13 @@ from foretrain.collective.plan import Draft, Operation, Plan, assembled
 
 
 def flat(operation: Operation, ranks: int, *, root: int = 0) -> Plan:
-    """The root sends to everyone at once."""
+    """Send from the root to all others at once."""
     others = np.delete(np.arange(ranks), root)
     return assembled("flat", operation, ranks, 1, np.full(ranks - 1, root), others, 0, owner=[root])
 
 
 def binomial(operation: Operation, ranks: int, *, root: int = 0) -> Plan:
-    """Whoever has the data sends it to one more rank in each of ⌈log2 N⌉ rounds (Thakur et al. 2005).
+    """Send along a binomial tree: in each of ⌈log2 N⌉ rounds every holder serves one more rank (Thakur et al. 2005).
 
     A rank sends one message after the other. The data does not need that, but else the root would divide its link
     among log2 N messages and the tree would win nothing.

@@ -30,7 +30,7 @@ from foretrain.collective.plan import Operation, Plan, assembled
 
 @dataclass(frozen=True, slots=True)
 class CirculantRound:
-    """The last ``sent`` of ``left`` positions go to the rank that is ``skip`` further on."""
+    """Round in which the last ``sent`` of ``left`` positions go to the rank that is ``skip`` further on."""
 
     skip: int
     sent: int
@@ -46,7 +46,7 @@ class Circle:
 
 
 def circle(size: int, *, odd: bool = False) -> Circle:
-    """The fewest rounds, ⌈log2 size⌉; with ``odd`` skips only, at most one more.
+    """Return the circle with the fewest rounds, ⌈log2 size⌉; with ``odd`` skips only, at most one more.
 
     An odd skip changes the parity of a rank in a circle of even size. Where s is a multiple of 4 no odd d fits
     c = s/2; then c = s/2 − 1. So s − 2 at least halves, and s ≤ 2 after ⌊log2(size − 2)⌋ + 1 rounds.
@@ -66,7 +66,7 @@ def circle(size: int, *, odd: bool = False) -> Circle:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """One round of a product of circles, as every rank takes part in it.
+    """Round of a product of circles, in which every rank takes part.
 
     Attributes:
         circle: which of the circles.
@@ -86,12 +86,12 @@ class _Event:
 
     @property
     def goes(self) -> tuple[int, int]:
-        """Where the receiver is, as seen by the sender."""
+        """Return the receiver, as seen by the sender."""
         return self.circle, self.skip % self.size
 
     @property
     def comes(self) -> tuple[int, int]:
-        """Where the sender is, as seen by the receiver."""
+        """Return the sender, as seen by the receiver."""
         return self.circle, -self.skip % self.size
 
 
@@ -106,7 +106,7 @@ def _events(circles: Sequence[Circle], operation: Operation) -> list[_Event]:
     return (there if operation != "all_gather" else []) + (back[::-1] if operation != "reduce_scatter" else [])
 
 
-def _meet(a: _Event, written: range, b: _Event, read: range) -> bool:
+def _overlap(a: _Event, written: range, b: _Event, read: range) -> bool:
     """Return whether windows of two events share a block; later circles move what is at position 0 of earlier ones."""
     if a.circle != b.circle:
         return 0 in (written if a.circle < b.circle else read)
@@ -117,7 +117,7 @@ _Waits: TypeAlias = tuple[int | None, set[int]]
 
 
 def _waits(events: Sequence[_Event]) -> list[_Waits]:
-    """For each event, which earlier send of the same rank and which earlier arrivals at it a send waits for.
+    """Return for each event which earlier send of the same rank and which earlier arrivals there a send waits for.
 
     A send needs the arrivals that write what it reads. Those that an earlier send of this rank has waited for are
     implied when it waits for that send. A gather never overwrites what is yet to be read: the block it brings is the
@@ -130,20 +130,22 @@ def _waits(events: Sequence[_Event]) -> list[_Waits]:
         for then, past in enumerate(events[:now]):
             same = event.adds == past.adds
             # A gather returns sums; what is added to a sum that stays here is at position 0 of its circle.
-            if _meet(past, past.written, event, event.read) if same else 0 in past.written and 0 in event.read:
+            if _overlap(past, past.written, event, event.read) if same else 0 in past.written and 0 in event.read:
                 need.add(then)
         own = max(range(now), key=lambda then: (len(known[then] & need), then), default=None)
         implied = set() if own is None else known[own]
         arrivals = need - implied
-        if need <= arrivals.union(*(_brought(events, then, chosen, known) for then in arrivals)):
+        if need <= arrivals.union(*(_implied_arrivals(events, then, chosen, known) for then in arrivals)):
             own, implied = None, set()
         chosen.append((own, arrivals))
         known.append(need | implied)
     return chosen
 
 
-def _brought(events: Sequence[_Event], then: int, chosen: Sequence[_Waits], known: Sequence[set[int]]) -> set[int]:
-    """Which arrivals at a rank the arrival of event ``then`` implies, because its sender waited for them."""
+def _implied_arrivals(
+    events: Sequence[_Event], then: int, chosen: Sequence[_Waits], known: Sequence[set[int]]
+) -> set[int]:
+    """Return the arrivals at a rank that the arrival of event ``then`` implies, because its sender waited for them."""
     own, arrivals = chosen[then]
     found: set[int] = set()
     if own is not None and events[own].goes == events[then].goes:
@@ -157,7 +159,7 @@ def _brought(events: Sequence[_Event], then: int, chosen: Sequence[_Waits], know
 def exchange(
     name: str, operation: Operation, circles: Sequence[Circle], *, near_first: bool = True, paced: bool = False
 ) -> Plan:
-    """Reduce-scatter on one circle after the other, all-gather back, or both.
+    """Build a reduce-scatter on one circle after the other, the all-gather back, or both.
 
     Args:
         name: of the plan.
@@ -188,7 +190,7 @@ def exchange(
         origin[row] = everyone + ((digit - event.skip) % size - digit) * step
         base[row] = bases[event.circle]
         head[row] = (digit + event.read.start) % size * widths[event.circle]
-    waiter, after = _dependencies(_paces(events) if paced else _waits(events), origin)
+    waiter, after = _dependencies(_paced_waits(events) if paced else _waits(events), origin)
     width = np.array([widths[event.circle] for event in events])
     return assembled(
         name,
@@ -208,12 +210,12 @@ def exchange(
     )
 
 
-def _paces(events: Sequence[_Event]) -> list[_Waits]:
+def _paced_waits(events: Sequence[_Event]) -> list[_Waits]:
     return [(None, set()) if now == 0 else (now - 1, {now - 1}) for now in range(len(events))]
 
 
 def _dependencies(waits: Sequence[_Waits], origin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Waiters and what they wait for; ``origin`` (events, ranks) says from whom each rank receives."""
+    """Return waiters and what they wait for; ``origin`` (events, ranks) says from whom each rank receives."""
     ranks = origin.shape[1]
     everyone = np.arange(ranks)
     waiter, after = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -226,7 +228,7 @@ def _dependencies(waits: Sequence[_Waits], origin: NDArray[np.int64]) -> tuple[N
 
 
 def circulant(operation: Operation, ranks: int) -> Plan:
-    """All ranks in one circle: ⌈log2 N⌉ rounds each way and 2(N − 1)/N · S, for every N."""
+    """Exchange on one circle of all ranks: ⌈log2 N⌉ rounds each way and 2(N − 1)/N · S, for every N."""
     return exchange("circulant", operation, [circle(ranks)])
 
 
@@ -235,7 +237,7 @@ Nearness: TypeAlias = Literal["near", "far"]
 
 
 def halving_doubling(operation: Operation, ranks: int, *, first: Nearness = "near") -> Plan:
-    """Recursive halving and doubling (Rabenseifner 2004; Thakur et al. 2005), ⌈log2 N⌉ rounds each way.
+    """Exchange by recursive halving and doubling (Rabenseifner 2004; Thakur et al. 2005), ⌈log2 N⌉ rounds each way.
 
     N = 2^a · m with m odd: a exchanges of halves, rank r with r XOR 2^t, then one circle of m ranks. Published variants
     fold the ranks beyond a power of two onto others, which costs up to twice the bytes and two rounds. The circle costs
@@ -250,7 +252,7 @@ def halving_doubling(operation: Operation, ranks: int, *, first: Nearness = "nea
 
 
 def halvings(ranks: int) -> list[Circle]:
-    """Circles of two, and one of what is odd."""
+    """Return circles of two, and one of the odd factor."""
     twos = (ranks & -ranks).bit_length() - 1
     odd = ranks >> twos
     return [circle(2)] * twos + ([circle(odd)] if odd > 1 else [])

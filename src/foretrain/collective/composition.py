@@ -18,7 +18,7 @@ from foretrain.errors import ConfigError
 
 
 def copies(plan: Plan, endpoints: ArrayLike, base: ArrayLike, edges: ArrayLike, *, channel: ArrayLike = 0) -> Plan:
-    """``plan`` several times at once. Its ranks, helpers, blocks and owners are only as right as the arguments.
+    """Copy ``plan`` several times. Ranks, helpers, blocks and owners of the result are those of the arguments.
 
     Args:
         plan: what each copy does.
@@ -66,12 +66,12 @@ def copies(plan: Plan, endpoints: ArrayLike, base: ArrayLike, edges: ArrayLike, 
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Plans over the same endpoints and blocks that run at the same time, independent of each other."""
+    """Join plans over the same endpoints and blocks that run at the same time, independent of each other."""
     return _joined(plans, [])
 
 
 def part_of(plan: Plan, kept: NDArray[np.bool_]) -> Plan:
-    """The transfers marked in ``kept`` and the dependencies among them."""
+    """Return the transfers marked in ``kept`` and the dependencies among them."""
     index = np.cumsum(kept) - 1
     waiter = plan.waiter
     both = kept[waiter] & kept[plan.after]
@@ -97,7 +97,8 @@ def in_turn(
     helpers: int = 0,
     owner: ArrayLike = (),
 ) -> Plan:
-    """Stages over the same endpoints and blocks: a rank begins with one when the one before has ended at this rank.
+    """Join stages over the same endpoints and blocks: a rank begins with one when the one before has ended at this
+    rank.
 
     Args:
         name, operation, ranks, blocks, helpers, owner: of the whole.
@@ -124,7 +125,7 @@ def in_turn(
 
 
 def _joined(plans: Sequence[Plan], glue: Sequence[NDArray[np.int64]]) -> Plan:
-    """All transfers of all plans; ``glue`` are further dependencies on the whole, each (2, any): waiter, awaited."""
+    """Join all transfers of all plans; ``glue`` are further dependencies, each (2, any): waiter, awaited."""
     starts = np.cumsum([0, *(plan.transfers for plan in plans)])
     extra = np.concatenate([np.zeros((2, 0), np.int64), *glue], axis=1)
 
@@ -155,7 +156,7 @@ def _joined(plans: Sequence[Plan], glue: Sequence[NDArray[np.int64]]) -> Plan:
 
 
 def _exits(plan: Plan) -> NDArray[np.int64]:
-    """(transfer, endpoint) in columns: when these have ended, the endpoint's data is as the plan leaves it."""
+    """Return (transfer, endpoint) in columns: when these have ended, the endpoint's data is as the plan leaves it."""
     waiter = plan.waiter
     whole = plan.steps[waiter] - 1 + plan.lag.astype(np.int64) >= plan.steps[plan.after]
     waiter, after = waiter[whole], plan.after[whole]
@@ -172,25 +173,25 @@ def _exits(plan: Plan) -> NDArray[np.int64]:
 
 
 def _glued(whole: Plan, start: int, stop: int, last: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Dependencies of the stage ``start:stop`` on the exits ``last``; see Note [What a stage waits for]."""
+    """Return the dependencies of the stage ``start:stop`` on the exits ``last``; see Note [What a stage waits for]."""
     mine = np.arange(start, stop)
     one, other = _at(whole.source[mine], last)
-    needed = _meet(whole, mine[one], last[0][other]) | (whole.target[last[0][other]] != last[1][other])
+    needed = _overlap(whole, mine[one], last[0][other]) | (whole.target[last[0][other]] != last[1][other])
     sends, exits = mine[one[needed]], last[0][other[needed]]
     slots = np.searchsorted(np.sort(last[1]), last[1][other[needed]])
     slots = np.argsort(np.argsort(last[1], kind="stable"))[other[needed]] - slots
     first = np.zeros(len(sends), np.bool_)
     for slot in np.unique(slots).tolist():
         these = slots == slot
-        first[these] = ~_heard(whole, start, stop, sends[these])[sends[these]]
+        first[these] = ~_implied_sends(whole, start, stop, sends[these])[sends[these]]
     one, other = _at(whole.target[mine], last)
-    late = ~_acquainted(whole)[mine[one]] & (whole.target[last[0][other]] == last[1][other])
-    late &= (whole.adds < whole.steps)[last[0][other]] & _meet(whole, mine[one], last[0][other])
+    late = ~_waits_at_receiver(whole)[mine[one]] & (whole.target[last[0][other]] == last[1][other])
+    late &= (whole.adds < whole.steps)[last[0][other]] & _overlap(whole, mine[one], last[0][other])
     return [np.stack([sends[first], exits[first]]), np.stack([mine[one[late]], last[0][other[late]]])]
 
 
 def _at(endpoints: NDArray[np.int32], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All pairs of an index into ``endpoints`` and one into ``last`` that are of the same endpoint."""
+    """Return all pairs of an index into ``endpoints`` and one into ``last`` that are of the same endpoint."""
     order = np.argsort(last[1], kind="stable")
     low, high = (np.searchsorted(last[1][order], endpoints, side) for side in ("left", "right"))
     one = np.repeat(np.arange(len(endpoints)), high - low)
@@ -198,20 +199,20 @@ def _at(endpoints: NDArray[np.int32], last: NDArray[np.int64]) -> tuple[NDArray[
     return one, order[np.repeat(low, high - low) + inside]
 
 
-def _heard(plan: Plan, start: int, stop: int, sends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which transfers wait, if not at once, for one of ``sends`` by the same sender."""
+def _implied_sends(plan: Plan, start: int, stop: int, sends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether each transfer waits, if not at once, for one of ``sends`` by the same sender."""
     waiter, after = plan.waiter, plan.after
     own = (plan.lag > 0) & (plan.source[waiter] == plan.source[after]) & (waiter >= start) & (waiter < stop)
     waiter, after = waiter[own], after[own]
-    knows, heard = (np.zeros(plan.transfers, np.bool_) for _ in range(2))
+    knows, implied = (np.zeros(plan.transfers, np.bool_) for _ in range(2))
     knows[sends] = True
-    while not heard[told := waiter[knows[after]]].all():
-        heard[told] = knows[told] = True
-    return heard
+    while not implied[told := waiter[knows[after]]].all():
+        implied[told] = knows[told] = True
+    return implied
 
 
-def _acquainted(plan: Plan) -> NDArray[np.bool_]:
-    """Which transfers wait for another one at their receiver."""
+def _waits_at_receiver(plan: Plan) -> NDArray[np.bool_]:
+    """Return whether each transfer waits for another one at its receiver."""
     waits = plan.lag > 0
     waiter, after = plan.waiter[waits], plan.after[waits]
     found = np.zeros(plan.transfers, np.bool_)
@@ -219,7 +220,7 @@ def _acquainted(plan: Plan) -> NDArray[np.bool_]:
     return found
 
 
-def _meet(plan: Plan, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _overlap(plan: Plan, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return whether two transfers have a block in common."""
     return np.any(
         [(a < b) & (c < d) & (a < d) & (c < b) for a, b in _pieces(plan, one) for c, d in _pieces(plan, other)],
@@ -228,7 +229,7 @@ def _meet(plan: Plan, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArr
 
 
 def _pieces(plan: Plan, which: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The blocks that transfers move in all their steps, as two intervals each; gaps of a stride are counted."""
+    """Return the blocks that transfers move in all their steps, as two intervals each; gaps of a stride are counted."""
     base, modulus, stride = (column[which].astype(np.int64) for column in (plan.base, plan.modulus, plan.stride))
     travel = stride * (plan.steps[which] - 1)
     length = np.minimum(np.abs(travel) + plan.count[which], modulus)
@@ -241,12 +242,12 @@ class Maker(Protocol):
     """Function that makes a plan for some number of ranks, with default options."""
 
     def __call__(self, operation: Operation, ranks: int, /) -> Plan:
-        """The plan."""
+        """Return the plan."""
         ...
 
 
 def hierarchical(operation: Operation, ranks: int, *, local: int, inner: Maker = ring, outer: Maker = ring) -> Plan:
-    """Servers of ``local`` ranks; server i has the ranks from i · local on (Goyal et al. 2017).
+    """Exchange inside servers and between them; server i has the ranks from i · local on (Goyal et al. 2017).
 
     All NICs of a server are used at once: the l-th ranks of all servers exchange the l-th shard, and all ``local``
     collectives run at the same time. Where both are bandwidth-optimal, so is the whole: 2(N − 1)/N · S a rank, of which
@@ -275,26 +276,26 @@ def hierarchical(operation: Operation, ranks: int, *, local: int, inner: Maker =
             raise ConfigError(field, stage.name, "leaves sums on helpers", "use one that leaves them on ranks: 'ring'")
     width, first = between.blocks, np.arange(servers)[:, None]
     helpers = ranks + first * inside.helpers + np.arange(inside.helpers)
-    shelf = ranks + servers * inside.helpers + np.arange(between.helpers)
+    outer_helpers = ranks + servers * inside.helpers + np.arange(between.helpers)
 
-    def everywhere(plan: Plan) -> Plan:
+    def in_each_server(plan: Plan) -> Plan:
         members = np.concatenate([first * local + np.arange(local), helpers], axis=1)
         return copies(plan, members, np.zeros(servers, np.int64), np.arange(plan.blocks + 1) * width)
 
     holders = inside.owner[:, None] + np.arange(servers) * local
     across = copies(
         between,
-        np.concatenate([holders, np.tile(shelf, (len(holders), 1))], axis=1),
+        np.concatenate([holders, np.tile(outer_helpers, (len(holders), 1))], axis=1),
         np.arange(inside.blocks) * width,
         np.arange(width + 1),
     )
-    stages = [everywhere(inside), across]
+    stages = [in_each_server(inside), across]
     if operation == "all_gather":
         stages = stages[::-1]
     elif operation == "all_reduce":
         back = inner("all_gather", local)
         assert np.array_equal(back.owner, inside.owner)
-        stages.append(everywhere(back))
+        stages.append(in_each_server(back))
     return in_turn(
         "hierarchical",
         operation,

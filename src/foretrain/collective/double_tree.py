@@ -11,7 +11,8 @@ from foretrain.collective.plan import Draft, Operation, Plan
 
 
 def double_tree(operation: Operation, ranks: int, *, chunks: int = 8, root: int = 0) -> Plan:
-    """Sanders, Speck and Träff, *Two-tree algorithms*, 2009, with the trees of NCCL (since 2.4).
+    """Exchange along two binary trees (Sanders, Speck and Träff, *Two-tree algorithms*, 2009), those of NCCL (since
+    2.4).
 
     A rank has at most two children in both trees together: inner nodes of one are leaves of the other, but for one rank
     with one child in each if N is odd. Each tree carries half, so a rank sends 2S at most and receives 2S at most,
@@ -51,7 +52,7 @@ def double_tree(operation: Operation, ranks: int, *, chunks: int = 8, root: int 
 
 
 def two_trees(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The parent of each node in both trees, -1 for the root.
+    """Return the parent of each node in both trees, -1 for the root.
 
     The first is a binary tree in order: nodes with k trailing zero bits are k levels above the leaves, and 0 is the
     root. The second is its mirror image if the size is even, else the first one shifted by one, so that inner nodes
@@ -72,7 +73,7 @@ def two_trees(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _leaves_first(parents: NDArray[np.int64]) -> list[int]:
-    """Nodes in an order in which children come before their parent."""
+    """Return the nodes in an order in which children come before their parent."""
     depth = np.zeros(len(parents), np.int64)
     above = parents.copy()
     while (above >= 0).any():

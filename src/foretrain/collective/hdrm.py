@@ -1,7 +1,5 @@
 """HDRM: halving-doubling with rank mapping, which puts one flow on each direct link of a BiGraph in every round.
 
-Where ranks sit on a BiGraph, and how many flows then share its links.
-
 A BiGraph (EFLOPS, HPCA'20) has ``switches`` N, half of them upper and half lower, H each; every upper switch has one
 cable to every lower one, and each switch has ``hosts`` M. Hosts are numbered by part, switch, port:
 
@@ -64,12 +62,12 @@ class Seats:
 
     @property
     def host(self) -> NDArray[np.int64]:
-        """The number of each rank's host, int64 (ranks,): what to place a plan's ranks on."""
+        """Return the number of each rank's host, int64 (ranks,): what to place a plan's ranks on."""
         return (self.part * (self.switches // 2) + self.switch) * self.hosts + self.port
 
 
 def flows_on_links(seats: Seats, source: NDArray[np.integer], target: NDArray[np.integer]) -> NDArray[np.int64]:
-    """How many of the flows from ``source`` to ``target`` ranks cross each link: int64 (part sent from, upper, lower).
+    """Count the flows from ``source`` to ``target`` ranks on each link: int64 (part sent from, upper, lower).
 
     Between parts there is one link. Between switches of one part there are H ways over a switch of the other part: the
     last one is taken, which `hdrm` leaves free for it. Inside a switch no link is crossed.
@@ -90,13 +88,13 @@ def flows_on_links(seats: Seats, source: NDArray[np.integer], target: NDArray[np
 
 
 def _tally(count: NDArray[np.int64], upper: NDArray[np.int64], lower: NDArray[np.int64]) -> None:
-    """Adds one to ``count``, of shape (upper, lower), for each pair."""
+    """Add one to ``count``, of shape (upper, lower), for each pair."""
     half = len(count)
     count += np.bincount(upper * half + lower, minlength=half * half).reshape(half, half)
 
 
 def contention(plan: Plan, seats: Seats) -> list[int]:
-    """The most flows on one direction of a link between switches, in each round of a plan in lock step.
+    """Return the most flows on one direction of a link between switches, in each round of a plan in lock step.
 
     Rounds are counted among the transfers that leave their switch; what happens inside switches uses no such link.
     """
@@ -110,7 +108,7 @@ def contention(plan: Plan, seats: Seats) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which switches are used and how many ranks each has.
+    """Switches in use and the number of ranks at each.
 
     Attributes:
         half: h, switches of each part that are used.
@@ -126,7 +124,7 @@ class _Layout:
 
     @property
     def flows(self) -> int:
-        """On one direction of a link in a round."""
+        """Return the flows on one direction of a link in a round."""
         return -(-self.shards // self.half)
 
     @property
@@ -135,13 +133,14 @@ class _Layout:
 
     @property
     def cost(self) -> float:
-        """Time of the reduce-scatter in units of S/B, if rounds are in lock step: in switches, then across links."""
+        """Return the time of the reduce-scatter in units of S/B, if rounds are in lock step: in switches, then across
+        links."""
         busiest = max(self.flows / self.shards, 1 / min(self.ranks))
         return (self.shards - 1) / self.shards + busiest * (1 - 1 / (2 * self.half))
 
 
 def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int, balanced: bool = True) -> Plan:
-    """All-reduce for a BiGraph (EFLOPS, HPCA'20); place its ranks on the hosts that `hdrm_mapping` names.
+    """Build an all-reduce for a BiGraph (EFLOPS, HPCA'20); place its ranks on the hosts that `hdrm_mapping` names.
 
     The paper's, halving-doubling with near partners first, where the ranks are 2h·m with powers of two and m ≤ h. The
     generalisation to every number of ranks is ours: see Note [HDRM for any number of hosts].
@@ -168,7 +167,7 @@ def hdrm(operation: Operation, ranks: int, *, switches: int, hosts: int, balance
 
 
 def hdrm_mapping(switches: int, hosts: int, ranks: int | None = None) -> Seats:
-    """Where `hdrm` wants each rank to sit; as many ranks as hosts unless said."""
+    """Return the seat of each rank for `hdrm`; by default there are as many ranks as hosts."""
     ranks = switches * hosts if ranks is None else ranks
     _check(ranks, switches, hosts)
     rank = np.arange(ranks)
@@ -198,14 +197,14 @@ def _check(ranks: int, switches: int, hosts: int) -> None:
 
 
 def _published(ranks: int, switches: int, hosts: int) -> int:
-    """h of the paper's mapping on 2h of the switches; 0 where it does not apply."""
+    """Return h of the paper's mapping on 2h of the switches; 0 where it does not apply."""
     half = min(1 << ((switches // 2).bit_length() - 1), ranks // 2)
     fits = ranks & (ranks - 1) == 0 and ranks <= 2 * half * min(hosts, half)
     return half if fits else 0
 
 
 def _layout(ranks: int, switches: int, hosts: int) -> _Layout:
-    """The switches on which fewest flows share a link, and among these the busiest link has least to move."""
+    """Return the layout with the fewest flows on a link, and of these the one whose busiest link moves least."""
     fitting = []
     for half in range(1, switches // 2 + 1):
         each, more = divmod(ranks, 2 * half)
@@ -223,7 +222,7 @@ def _starts(layout: _Layout) -> NDArray[np.int64]:
 
 
 def _crossing(half: int) -> list[Circle]:
-    """Circles of 2 · half switches in which every round goes from one part to the other."""
+    """Return circles of 2 · half switches in which every round goes from one part to the other."""
     twos = (half & -half).bit_length() - 1
     return [circle(2)] * twos + [circle(2 * (half >> twos), odd=True)]
 
@@ -267,7 +266,7 @@ def _two_levels(operation: Operation, ranks: int, layout: _Layout, balanced: boo
 
 
 def _parity(circles: Sequence[Circle]) -> NDArray[np.int64]:
-    """Sum of the digits of each node, mod 2; digits as in `exchange` with near partners first."""
+    """Return the sum of the digits of each node, mod 2; digits as in `exchange` with near partners first."""
     nodes, total, apart = np.arange(math.prod(one.size for one in circles)), 0, 1
     for one in circles:
         total, apart = total + nodes // apart % one.size, apart * one.size

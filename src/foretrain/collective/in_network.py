@@ -8,7 +8,7 @@ from foretrain.collective.plan import Draft, Operation, Plan
 
 
 def in_network(operation: Operation, ranks: int, *, radix: int | None = None, chunks: int = 8) -> Plan:
-    """One reducing switch (NVLS, SwitchML), or a tree of two levels (SHARP; Graham et al. 2016).
+    """Reduce in one switch (NVLS, SwitchML), or in a tree of two levels (SHARP; Graham et al. 2016).
 
     A rank sends S and receives S, half of what a ring needs; the depth is two steps, or four, and the pipeline's.
     Switches are helpers and are taken to have memory for all data; SwitchML's window of slots is not modelled. A
@@ -40,7 +40,7 @@ def in_network(operation: Operation, ranks: int, *, radix: int | None = None, ch
 
 
 def _scatter(draft: Draft, above: list[int], leaves: list[int], chunks: int) -> None:
-    """Everything goes up, and only each rank's own part comes down."""
+    """Send everything up, and only each rank's own part down."""
     ranks = draft.ranks
     up = partial(draft.transfer, block=0, steps=draft.blocks, stride=1, adds=draft.blocks)
     ups = [up(rank, above[rank]) for rank in range(ranks)]
@@ -56,7 +56,7 @@ def _scatter(draft: Draft, above: list[int], leaves: list[int], chunks: int) -> 
 
 
 def _gather(draft: Draft, above: list[int], leaves: list[int], chunks: int) -> None:
-    """Each rank's own part goes up, and everyone else's comes down."""
+    """Send each rank's own part up, and all others' down."""
     for rank in range(draft.ranks):
         part = partial(draft.transfer, block=0, steps=chunks, stride=1, base=rank * chunks, modulus=chunks)
         came = {above[rank]: [(part(rank, above[rank]), 1)]}

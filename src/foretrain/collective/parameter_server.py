@@ -10,7 +10,7 @@ from foretrain.collective.plan import Operation, Plan, assembled
 def parameter_server(
     operation: Operation, ranks: int, *, servers: int = 1, colocated: bool = False, chunks: int = 1
 ) -> Plan:
-    """Each of k servers holds a k-th of the data (Li et al., OSDI'14); N·k transfers there and as many back.
+    """Exchange over k servers, each with a k-th of the data (Li et al., OSDI'14): N·k transfers there and as many back.
 
     Args:
         operation: all_reduce (push and pull), reduce_scatter (push; the sums end on the servers) or all_gather (pull;

@@ -10,12 +10,10 @@ its first ``adds`` steps, and overwrites afterwards.
 Dependencies are between transfers, with one rule: step s (from 0) of a transfer starts when its own step s − 1 has
 ended, and each transfer p in ``after`` has ended ``min(steps[p], s + lag)`` of its steps. So lag 0 is a ring's
 lock step (my step s needs what my predecessor's step s − 1 brought), lag 1 a pipeline (my step s passes on its step s),
-and `WHOLE` waits for all of it.
+and `WHOLE` waits for all of it. `PlanProgress` executes this rule.
 
 Besides the ranks there may be *helpers* (parameter servers, reducing switches), numbered from ``ranks`` on. Their
 memory is zero in the beginning, so that a server can add what arrives first.
-
-How far the transfers of a plan have come, and which may go on: the rule of dependencies, executed.
 """
 
 from __future__ import annotations
@@ -86,21 +84,21 @@ class Plan:
 
     @property
     def transfers(self) -> int:
-        """How many transfers there are."""
+        """Return the number of transfers."""
         return len(self.source)
 
     @property
     def waiter(self) -> NDArray[np.int32]:
-        """The transfer that waits, for each dependency: int32 (dependencies,)."""
+        """Return the transfer that waits, for each dependency: int32 (dependencies,)."""
         return np.repeat(np.arange(self.transfers, dtype=np.int32), np.diff(self.first))
 
     def moved(self, transfer: int, step: int) -> NDArray[np.int64]:
-        """The blocks that one step of a transfer moves, int64 (count,)."""
+        """Return the blocks that one step of a transfer moves, int64 (count,)."""
         start = int(self.head[transfer]) + int(self.stride[transfer]) * step
         return self.base[transfer] + (start + np.arange(self.count[transfer])) % self.modulus[transfer]
 
     def size(self, data: float) -> NDArray[np.float64]:
-        """Bytes that each step of each transfer moves, where the collective is of ``data`` bytes.
+        """Return the bytes that each step of each transfer moves, where the collective is of ``data`` bytes.
 
         ``data`` is what NCCL's tests call size: the gradient for all_reduce and broadcast, all ranks' shards together
         for all_gather and reduce_scatter, what one rank sends, its own part included, for all_to_all.
@@ -109,7 +107,7 @@ class Plan:
         return self.count.astype(np.float64) * (whole / self.blocks)
 
     def sent(self, data: float) -> NDArray[np.float64]:
-        """Bytes that leave each endpoint in all, float64 of shape (ranks + helpers,)."""
+        """Return the bytes that leave each endpoint in all, float64 of shape (ranks + helpers,)."""
         return np.bincount(self.source, self.size(data) * self.steps, self.ranks + self.helpers).astype(np.float64)
 
 
@@ -136,7 +134,7 @@ def assembled(
     modulus: ArrayLike | None = None,
     adds: ArrayLike = 0,
 ) -> Plan:
-    """A plan from whole columns; scalars stand for columns. Dependencies are (waiter, after, lag), in any order."""
+    """Build a plan from columns; scalars stand for columns. Dependencies are (waiter, after, lag), in any order."""
     modulus = blocks - np.asarray(base) if modulus is None else modulus
     given = (source, target, channel, steps, count, base, head, stride, modulus, adds)
     columns = [np.ascontiguousarray(column, np.int32) for column in np.broadcast_arrays(*given)]
@@ -161,7 +159,7 @@ def assembled(
 
 @dataclass(slots=True)
 class Draft:
-    """Collects the transfers of a plan; for algorithms that are easiest to say transfer by transfer.
+    """Builder of a plan, transfer by transfer.
 
     `transfer` takes dependencies as (transfer, lag) pairs or plain transfers, which mean `WHOLE`.
     """
@@ -192,7 +190,7 @@ class Draft:
         modulus: int | None = None,
         channel: int = 0,
     ) -> int:
-        """Adds a transfer that begins with ``block`` (counted from ``base``), and returns its index."""
+        """Add a transfer that begins with ``block`` (counted from ``base``), and return its index."""
         modulus = self.blocks - base if modulus is None else modulus
         self._rows.append((source, target, channel, steps, count, base, block, stride, modulus, adds))
         self._after += [(one, WHOLE) if isinstance(one, int) else one for one in after]
@@ -219,7 +217,7 @@ class Draft:
 
 
 class PlanProgress:
-    """Counts ended steps. ``ended``, int64 (transfers,), is advanced by who owns the progress.
+    """Count of ended steps. ``ended``, int64 (transfers,), is advanced by who owns the progress.
 
     Attributes:
         ended: steps of each transfer that have ended.
@@ -238,11 +236,11 @@ class PlanProgress:
         return bool((self.ended == self.plan.steps).all())
 
     def _lacking(self) -> NDArray[np.bool_]:
-        """For each dependency, whether its waiter's next step has to wait for it."""
+        """Return for each dependency whether its waiter's next step has to wait for it."""
         return self.ended[self.plan.after] < np.minimum(self._most, self.ended[self._waiter] + self._lag)
 
     def ready(self) -> NDArray[np.int64]:
-        """The transfers whose next step may start, or has started.
+        """Return the transfers whose next step may start, or has started.
 
         Raises:
             StallError: there is none, and not all have finished.
@@ -269,7 +267,7 @@ class PlanProgress:
 
 
 def rounds(plan: Plan) -> Iterator[NDArray[np.int64]]:
-    """The transfers that make a step in each round of a world in which every step takes 1 and starts at once.
+    """Yield the transfers that make a step in each round of a world in which every step takes 1 and starts at once.
 
     Complexity: one sweep over the dependencies a round.
     """
@@ -281,5 +279,5 @@ def rounds(plan: Plan) -> Iterator[NDArray[np.int64]]:
 
 
 def steps_on_critical_path(plan: Plan) -> int:
-    """The longest chain of steps that wait for each other: the α that an algorithm costs."""
+    """Return the length of the longest chain of dependent steps: the α that an algorithm costs."""
     return sum(1 for _ in rounds(plan))

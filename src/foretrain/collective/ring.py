@@ -21,7 +21,7 @@ def ring(
     root: int = 0,
     chunks: int = 8,
 ) -> Plan:
-    """Each channel is a ring with an equal share of the data; N transfers a channel (Patarasuk and Yuan, 2009).
+    """Exchange along rings, each channel with an equal share of the data and N transfers (Patarasuk and Yuan, 2009).
 
     Args:
         operation: all_reduce (2(N − 1) steps), reduce_scatter or all_gather (N − 1), or broadcast, a pipeline along the
@@ -69,7 +69,7 @@ def ring(
 
 
 def _pipeline(order: NDArray[np.integer], root: int, chunks: int) -> Plan:
-    """A chain from ``root`` along each order; a rank passes on a chunk once it has it."""
+    """Build a chain from ``root`` along each order; a rank passes on a chunk once it has it."""
     lanes, ranks = order.shape
     chain = np.stack([np.roll(one, -int(np.flatnonzero(one == root)[0])) for one in order])
     edges = np.arange(lanes * (ranks - 1)).reshape(lanes, -1)

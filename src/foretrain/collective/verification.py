@@ -1,10 +1,8 @@
-"""Prove a plan on data: every rank ends with what the operation promises, in every order and timing.
+"""Proof of a plan on data: every rank ends with what the operation promises, in every order and timing.
 
 Two parts check each other. `check_hazards` shows that any two steps that touch the same block, unless both only read or
 both only add, happen in an order that the dependencies enforce; hence all orders and timings that they allow leave the
 same data. `play` shows for one of them, drawn at random, that this data is right.
-
-Which steps are ordered by dependencies, and whether two that are not touch the same block.
 
 A step happens before another if a chain of dependencies enforces that it has ended when the other one starts. Transfers
 run their steps one after another, so what happened before a step is one number per transfer: a vector clock
@@ -36,7 +34,7 @@ class _Clocks:
         self.known = np.zeros((self.start[-1], plan.transfers), np.int16)
 
     def begin(self, transfer: int, step: int) -> None:
-        """Notes what a step waits for; steps begin in an order that the dependencies allow."""
+        """Note what a step waits for; steps begin in an order that the dependencies allow."""
         plan, row = self.plan, self.start[transfer] + step
         waits = slice(plan.first[transfer], plan.first[transfer + 1])
         after = plan.after[waits]
@@ -50,7 +48,7 @@ class _Clocks:
             self.known[row, after] = np.maximum(self.known[row, after], until)
 
     def unordered(self, earlier: Iterable[_Step], later: _Step) -> _Step | None:
-        """The first of ``earlier`` that need not have ended when ``later`` starts."""
+        """Return the first of ``earlier`` that need not have ended when ``later`` starts."""
         known = self.known[self.start[later[0]] + later[1]]
         return next((one for one in earlier if known[one[0]] <= one[1]), None)
 
@@ -70,27 +68,27 @@ class _Block:
     reads: list[_Step] = field(default_factory=list)
 
     def read(self, step: _Step) -> list[_Step]:
-        """Notes a read and returns what it must come after."""
+        """Note a read and return what it must come after."""
         # Reads that nothing wrote to are in ``reads``; ``before`` are then only writes.
         self.reads.append(step)
         return self.adds or self.before
 
     def add(self, step: _Step) -> list[_Step]:
-        """Notes an addition and returns what it must come after."""
+        """Note an addition and return what it must come after."""
         if self.reads:
             self.before, self.adds, self.reads = self.reads, [], []
         self.adds.append(step)
         return self.before
 
     def overwrite(self, step: _Step) -> list[_Step]:
-        """Notes that it was overwritten and returns what that must come after."""
+        """Note an overwriting step and return what it must come after."""
         past = self.reads + self.adds or self.before
         self.before, self.adds, self.reads = [step], [], []
         return past
 
 
 def check_hazards(plan: Plan) -> str | None:
-    """The first two steps found that race for a block, in words; None where there are none.
+    """Describe the first two steps found that race for a block; None where there are none.
 
     Two steps that touch the same block at the same endpoint race if one of them writes, not both add, and neither
     must have ended when the other one starts.
@@ -106,19 +104,19 @@ def check_hazards(plan: Plan) -> str | None:
                 place = memory.setdefault((int(plan.source[one]), block), _Block())
                 other = clocks.unordered(place.read((one, step)), (one, step))
                 if other is not None:
-                    return _told(plan, (one, step), other, int(plan.source[one]), block, "reads")
+                    return _race(plan, (one, step), other, int(plan.source[one]), block, "reads")
                 place = memory.setdefault((int(plan.target[one]), block), _Block())
                 adds = step < plan.adds[one]
                 past = place.add((one, step)) if adds else place.overwrite((one, step))
                 other = clocks.unordered(past, (one, step))
                 if other is not None:
                     verb = "adds to" if adds else "overwrites"
-                    return _told(plan, (one, step), other, int(plan.target[one]), block, verb)
+                    return _race(plan, (one, step), other, int(plan.target[one]), block, verb)
         progress.ended[ready] += 1
     return None
 
 
-def _told(plan: Plan, one: _Step, other: _Step, endpoint: int, block: int, verb: str) -> str:
+def _race(plan: Plan, one: _Step, other: _Step, endpoint: int, block: int, verb: str) -> str:
     def named(step: _Step) -> str:
         return f"step {step[1]} of transfer {step[0]} ({plan.source[step[0]]} -> {plan.target[step[0]]})"
 
@@ -126,11 +124,11 @@ def _told(plan: Plan, one: _Step, other: _Step, endpoint: int, block: int, verb:
 
 
 class PlanError(ForetrainError):
-    """A plan does not do what its operation promises. Says which rank lacks or repeats whose part of which block."""
+    """A plan does not do what its operation promises; says which rank lacks or repeats which part of which block."""
 
 
 def verify(plan: Plan, *, seed: int = 0) -> None:
-    """Returns if ``plan`` keeps its promise whatever the order and timing.
+    """Raise unless ``plan`` keeps its promise whatever the order and timing.
 
     Takes time and memory in proportion to steps × transfers; up to 64 ranks, and 128 in rings, take seconds.
 
@@ -149,7 +147,7 @@ def verify(plan: Plan, *, seed: int = 0) -> None:
 
 
 def initial(plan: Plan) -> NDArray[np.int16]:
-    """How often each contributor is in each block before anything moved: (endpoints, blocks, contributors + 1).
+    """Return how often each contributor is in each block at the start: (endpoints, blocks, contributors + 1).
 
     The last column marks what was never defined: what a rank holds of blocks that others bring.
     """
@@ -174,13 +172,13 @@ def play(plan: Plan, *, seed: int = 0) -> NDArray[np.int16]:
     holds = initial(plan)
     under_way: dict[int, tuple[NDArray[np.int64], NDArray[np.int16]]] = {}
     while not progress.finished:
-        eager, keen = draw.choice((0.1, 0.5, 1.0)), draw.choice((0.1, 0.5, 1.0))
+        starting, ending = draw.choice((0.1, 0.5, 1.0)), draw.choice((0.1, 0.5, 1.0))
         for one in progress.ready().tolist():
-            if one not in under_way and draw.random() <= eager:
+            if one not in under_way and draw.random() <= starting:
                 blocks = plan.moved(one, int(progress.ended[one]))
                 under_way[one] = blocks, holds[plan.source[one], blocks]
         for one in draw.sample(sorted(under_way), len(under_way)):
-            if draw.random() <= keen:
+            if draw.random() <= ending:
                 blocks, data = under_way.pop(one)
                 if progress.ended[one] < plan.adds[one]:
                     holds[plan.target[one], blocks] += data
@@ -191,7 +189,7 @@ def play(plan: Plan, *, seed: int = 0) -> NDArray[np.int16]:
 
 
 def expect(plan: Plan, holds: NDArray[np.int16]) -> None:
-    """PlanError unless ``holds``, shaped as `initial`, is what the operation promises."""
+    """Raise PlanError unless ``holds``, shaped as `initial`, is what the operation promises."""
     blocks, everyone = np.arange(plan.blocks), np.arange(plan.ranks)
     right = np.zeros((plan.blocks, holds.shape[2]), np.int16)
     if plan.operation in ("all_reduce", "reduce_scatter"):
@@ -207,14 +205,14 @@ def expect(plan: Plan, holds: NDArray[np.int16]) -> None:
     wrong = np.flatnonzero((holds[where, what] != right[what]).any(axis=1))
     if len(wrong):
         rank, block = int(where[wrong[0]]), int(what[wrong[0]])
-        story = _story(holds[rank, block], right[block])
+        parts = _difference(holds[rank, block], right[block])
         more = f"; {len(wrong)} of {len(where)} blocks are wrong" if len(wrong) > 1 else ""
         raise PlanError(
-            f"{plan.name} {plan.operation} of {plan.ranks} ranks: rank {rank} ends with block {block} {story}{more}"
+            f"{plan.name} {plan.operation} of {plan.ranks} ranks: rank {rank} ends with block {block} {parts}{more}"
         )
 
 
-def _story(has: NDArray[np.int16], right: NDArray[np.int16]) -> str:
+def _difference(has: NDArray[np.int16], right: NDArray[np.int16]) -> str:
     def named(which: NDArray[np.bool_]) -> str:
         ranks = np.flatnonzero(which).tolist()
         return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")

@@ -1,4 +1,4 @@
-"""What NCCL would do with a collective, and how long it would take: algorithm, protocol, channels, time.
+"""NCCL's choice for a collective: algorithm, protocol, channels, and its time.
 
 choice = nccl.choose("all_reduce", 2**28, ranks=8, gpu="H100")
 choice.algorithm, choice.protocol, choice.time      # nvls, Simple, 1_126_148_558 ps: 417 GB/s on the bus

@@ -1,8 +1,8 @@
-"""Chooses algorithm, protocol and channels as NCCL does, and says how long the collective takes.
+"""Choice of algorithm, protocol and channels as NCCL makes it, and the time of the collective.
 
     time = launch + steps · step latency + bytes / (link rate · efficiency)
 
-Inside a server the protocols are those that NCCL still uses at that size (`estimate`), the times are fitted
+Inside a server the protocols are those that NCCL still uses at that size (`offered`), the times are fitted
 (`generation`), and the fastest wins. Over several servers there is no fit: the same curves, with the latency of a
 network hop by NCCL's constants and each server's NICs as a second limit of the rate.
 
@@ -137,7 +137,7 @@ def _place(
 def _considered(
     operation: Operation, size: int, ranks: int, place: Place, algorithm: Algorithm | None, protocol: Protocol | None
 ) -> list[Way]:
-    """The ways asked for, or else those that NCCL still uses at that size."""
+    """Return the ways asked for, or else those that NCCL still uses at that size."""
     known = list(ways(operation, size, ranks, place))
     if algorithm is not None or protocol is not None:
         return [way for way in known if algorithm in (None, way.algorithm) and protocol in (None, way.protocol)]
@@ -152,7 +152,7 @@ def _considered(
 
 
 def _channels(operation: Operation, size: int, way: Way, place: Place) -> int:
-    """More channels for more bytes; LL counts fourfold in NCCL, which keeps it latency-bound."""
+    """Return the number of channels; LL counts fourfold in NCCL, which keeps it latency-bound."""
     weight = 4 if way.protocol == "LL" or way.algorithm == "direct" else 1
     traffic = size * weight * ROUNDS.get(operation, 1)
     return min(max(-(-traffic // CHANNEL_TRAFFIC), 1), place.generation.channels)

@@ -36,7 +36,7 @@ class ProtocolCurve:
     spread: Time = 0
 
     def transfer(self, blocks: float, block: float, rate: float = math.inf) -> float:
-        """Picoseconds that ``blocks`` blocks of ``block`` bytes add, where the network allows ``rate``."""
+        """Return the ps that ``blocks`` blocks of ``block`` bytes add, where the network allows ``rate``."""
         return (blocks + self.tail) * (block / min(self.rate, rate) * SECOND + self.ramp * math.sqrt(block))
 
 
@@ -75,7 +75,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class GpuProduct:
-    """A product.
+    """GPU product of a generation.
 
     Attributes:
         generation: what it shares.
@@ -149,7 +149,8 @@ BLACKWELL = Generation(
 def _default(
     name: str, *, link: float, bus: float, channels: int, ll: float, has_ll128: bool = False, slower: float = 1.0
 ) -> Generation:
-    """Ampere's latencies and NCCL's own estimate of the rates; its constants for PCIe are ``slower`` per hop."""
+    """Return a generation with Ampere's latencies and NCCL's own estimate of the rates; over PCIe a hop takes
+    ``slower`` times."""
     part = bus / AMPERE.simple.rate
 
     def like(curve: ProtocolCurve) -> ProtocolCurve:
@@ -204,7 +205,7 @@ GPUS: dict[str, GpuProduct] = {
 
 
 def gpu_named(name: str) -> GpuProduct:
-    """The GPU of that name, in any case; of a variant that is not listed (``"H100-HBM2e"``), what it is a variant of.
+    """Return the GPU of that name, in any case; for an unlisted variant (``"H100-HBM2e"``) the GPU it is a variant of.
 
     Raises:
         ConfigError: no such GPU; lists the near names.

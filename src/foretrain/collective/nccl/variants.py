@@ -1,17 +1,11 @@
-"""The ways NCCL knows to run a collective, and the time of each: one server fitted, several by the same formulas.
+"""Algorithms and protocols of NCCL, and their times: inside one server fitted, between servers by the same formulas.
 
-Between servers nothing is fitted. A hop has NCCL's constant for its latency, and a server's NICs are a second limit of
-the rate, next to the curve's.
-
-Bus bandwidth, as nccl-tests defines it (PERFORMANCE.md there): the rate of the links, whatever the rank count.
-
-NCCL's own estimate of its protocols: where it leaves LL and LL128, fitted or not.
+Between servers a hop has NCCL's constant for its latency, and a server's NICs are a second limit of the rate.
 
 NCCL picks the protocol with the least ``latency + size / bandwidth`` by constants that are compiled in
 (``ncclTopoTuneModel`` in its src/graph/tuning.cc, here as of 2.27, on NVLink). The constants are not measurements:
 on an A100, two ranks gather 1 MiB in 20 µs by LL, and 2 MiB in 38 µs by Simple, because NCCL believes that LL were
-slower from 1.3 MB on. A forecast must leave where NCCL leaves, or it misses the step.
-
+slower from 1.3 MB on. A forecast must leave LL and LL128 where NCCL leaves them (`offered`), or it misses the step.
 Only facts are taken from there, and only for one server. What is left out: trees, which this estimate never prefers
 inside a server, its correction of trees by size, and user settings.
 
@@ -40,12 +34,12 @@ ROUNDS: dict[Operation, int] = {
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
-    """Bytes that must leave a rank, per byte of size: 2(N−1)/N, (N−1)/N, or 1 for a broadcast."""
+    """Return the bytes that must leave a rank, per byte of size: 2(N−1)/N, (N−1)/N, or 1 for a broadcast."""
     return ROUNDS[operation] * (ranks - 1) / ranks if operation in ROUNDS else 1.0
 
 
 def bus_bandwidth(operation: Operation, size: int, ranks: int, time: Time) -> float:
-    """Bytes/s on the links of a collective of ``size`` bytes (as in `Plan.size`) that took ``time``."""
+    """Return the bus bandwidth, bytes/s, as nccl-tests defines it: the rate of the links, whatever the rank count."""
     return bus_factor(operation, ranks) * size * SECOND / time
 
 
@@ -76,7 +70,7 @@ LL_PAYLOAD = 0.5
 def offered(
     operation: Operation, size: int, ranks: int, generation: Generation, *, nvls: bool = False, part: float = 1.0
 ) -> tuple[Protocol, ...]:
-    """Protocols that NCCL would still use at ``size`` in one server, from the lightest on; with NVLS it has no third.
+    """Return the protocols that NCCL would still use at ``size`` in one server, the lightest first.
 
     A light protocol is out once a heavier one is estimated faster, and stays out, as the heavier has more bandwidth.
     Where the switch can reduce (``nvls``) its estimate is always ahead of LL128 and of the ring's Simple; what is left
@@ -124,7 +118,7 @@ NETWORK_HOP: dict[tuple[Algorithm, Protocol], float] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the ranks are.
+    """Servers and links that the ranks have.
 
     Attributes:
         generation: of the GPUs.
@@ -144,7 +138,7 @@ class Place:
 
     @property
     def inter(self) -> float:
-        """Bytes/s that a server has to the others."""
+        """Return the bytes/s that a server has to the others."""
         return self.inter_rate * self.local if self.servers > 1 else math.inf
 
     @property
@@ -154,7 +148,7 @@ class Place:
 
     @property
     def depth(self) -> int:
-        """Hops from the root of a tree over the servers to its leaves."""
+        """Return the hops from the root of a tree over the servers to its leaves."""
         return math.ceil(math.log2(self.servers))
 
     @property
@@ -163,14 +157,14 @@ class Place:
         return self.link / self.generation.link
 
     def hop(self, algorithm: Algorithm, protocol: Protocol) -> Time:
-        """Picoseconds between servers. Simple waits for the network twice: its flag follows its data."""
+        """Return the ps between servers. Simple waits for the network twice: its flag follows its data."""
         waits = 2 if protocol == "Simple" else 1
         return round(NETWORK_HOP[algorithm, protocol] * MICROSECOND) + waits * self.network_latency
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One algorithm with one protocol.
+    """An algorithm with a protocol, and its cost.
 
     Attributes:
         algorithm, protocol, curve: what and by which curve.
@@ -224,7 +218,7 @@ def _way(
     block: float,
     outside: float,
 ) -> Way:
-    """A way that sends ``blocks`` blocks over each GPU's link and ``outside`` bytes over each server's NICs."""
+    """Return a way that sends ``blocks`` blocks over each GPU's link and ``outside`` bytes over each server's NICs."""
     near = curve.rate * place.part
     far = place.inter * PAYLOAD[protocol] * blocks * block / outside if place.servers > 1 else math.inf
     transfer = curve.transfer(blocks, block, min(near, far))
@@ -249,7 +243,7 @@ def _ring(operation: Operation, size: int, ranks: int, place: Place, protocol: P
 
 
 def _outside(size: int, place: Place) -> float:
-    """Bytes that a tree makes the busiest server send.
+    """Return the bytes that a tree makes the busiest server send.
 
     With two servers one sends up and one down. With more, half of the data has a tree in which the server has two
     children and a parent, and the other half one in which it is a leaf: (3 + 1) / 2.
@@ -258,7 +252,7 @@ def _outside(size: int, place: Place) -> float:
 
 
 def _tree(size: int, place: Place, protocol: Protocol, curve: ProtocolCurve) -> Way:
-    """Up and down again: a chain of GPUs in each server, double binary trees between the servers."""
+    """Return the way up and down a chain of GPUs in each server and double binary trees between the servers."""
     steps = 2 * (place.local - 1 + place.depth)
     waiting = 2 * ((place.local - 1) * curve.hop + place.depth * place.hop("tree", protocol))
     outside = _outside(size, place)
@@ -266,7 +260,7 @@ def _tree(size: int, place: Place, protocol: Protocol, curve: ProtocolCurve) -> 
 
 
 def _nvls(size: int, place: Place, curve: ProtocolCurve) -> Way:
-    """To the switch and back, and between servers by a tree in between."""
+    """Return the way through the reducing switch, and a tree between servers."""
     algorithm: Algorithm = "nvls" if place.servers == 1 else "nvls_tree"
     steps, waiting = 2 + 2 * place.depth, 2 * curve.hop
     if place.servers > 1:
@@ -276,7 +270,7 @@ def _nvls(size: int, place: Place, curve: ProtocolCurve) -> Way:
 
 
 def _direct(size: int, ranks: int, place: Place) -> Way:
-    """A block to every other rank; those for other servers share the GPU's part of the NICs."""
+    """Return the way of a block to every other rank; those for other servers share the GPU's part of the NICs."""
     curve, block = place.generation.direct, size / ranks
     waiting = (ranks - 1) * curve.hop + (place.hop("direct", "Simple") if place.servers > 1 else 0)
     outside = (ranks - place.local) * block * place.local
