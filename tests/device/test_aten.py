@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.device import matmul, memory_ops
-from foretrain.device.aten import Meta, contiguous, work
+from foretrain.device import OperatorModel, matmul, memory_ops, preset
+from foretrain.device.aten import _FACTORIZATIONS as RULES
+from foretrain.device.aten import BLOCKED, TWO_SIDED, Meta, contiguous, work
+from foretrain.device.calls import moved
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown
 
 
@@ -133,17 +135,9 @@ def test_elementwise_reads_and_writes_and_broadcasts_once():
 
 def test_views_and_allocations_do_nothing():
     big = tensor(64, 128)
-    for name in (
-        "view",
-        "t",
-        "transpose.int",
-        "expand",
-        "detach",
-        "slice.Tensor",
-        "empty.memory_format",
-        "_unsafe_view",
-    ):
+    for name in ("view", "t", "transpose.int", "expand", "detach", "slice.Tensor", "empty.memory_format"):
         assert work(f"aten::{name}", (big,), (big,)) == Nothing()
+    assert work("aten::_unsafe_view", (big,), (big,)) == Nothing()
     assert work("aten::reshape", (big, (128, 64)), (tensor(128, 64),)) == Nothing()
     turned = Meta((128, 64), (1, 128), "bfloat16")
     assert work("aten::reshape", (turned, (8192,)), (tensor(8192),)) == MemoryWork(2 * 8192 * 2)
@@ -292,3 +286,41 @@ def test_arguments_are_where_pytorch_has_them():
 
 def test_every_rule_is_for_an_operator_of_pytorch():
     assert not (matmul.RULES.keys() | memory_ops.RULES.keys()) - schemas().keys()
+
+
+def test_multiplications_and_additions_of_a_batch() -> None:
+    matrix, sides = contiguous((5, 60, 60), "float32"), contiguous((5, 60, 7), "float32")
+    third = 60**3 // 3
+    for operator, arguments, expected in (
+        ("aten::linalg_cholesky_ex", (matrix,), third),
+        ("aten::linalg_lu_factor_ex", (matrix,), 2 * third),
+        ("aten::linalg_inv_ex", (matrix,), 6 * third),
+        ("aten::linalg_qr", (matrix,), 8 * third),
+        ("aten::_linalg_eigh", (matrix, "L", False), 4 * third),
+        ("aten::_linalg_eigh", (matrix, "L", True), 27 * third),
+        ("aten::_linalg_svd", (matrix,), 78 * third),
+        ("aten::_linalg_solve_ex", (matrix, sides), 2 * third + 2 * 60**2 * 7),
+        ("aten::linalg_solve_triangular", (matrix, sides), 60**2 * 7),
+        ("aten::triangular_solve", (sides, matrix), 60**2 * 7),
+    ):
+        found = work(operator, arguments, ())
+        tensors = [argument for argument in arguments if not isinstance(argument, str | bool)]
+        efficiency = TWO_SIDED if operator.endswith(("eigh", "svd")) else BLOCKED
+        assert found == Unknown(moved(*tensors), 5 * expected, "fp32", efficiency), operator
+
+
+@pytest.mark.parametrize("operator", ["linalg_qr", "_linalg_svd", "linalg_lu_factor_ex"])
+def test_lying_and_standing_matrices_take_the_same(operator: str) -> None:
+    lying, standing = (RULES[operator]((contiguous(shape, "float64"),), ()) for shape in ((30, 90), (90, 30)))
+    assert lying == standing
+    assert lying.dtype == "fp64"
+
+
+def test_arithmetic_bounds_their_time() -> None:
+    model = OperatorModel(preset("H100"))
+    single, double = (model.estimate(Unknown(8, 10**12, dtype)) for dtype in ("fp32", "fp64"))
+    assert single.time >= 10**12 / model.device.fp32.peak * 10**12
+    assert double.time >= single.time > model.estimate(Unknown(8)).time
+    assert single.provenance == "unknown"
+    slow = model.estimate(Unknown(8, 10**12, "fp32", TWO_SIDED))
+    assert slow.time == pytest.approx(single.time / TWO_SIDED)

@@ -25,29 +25,22 @@ formats = st.sampled_from(("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_b
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_measured_product_takes_what_was_measured(name):
-    gemms = table.gemms(name, "half")
+def test_a_measured_product_or_attention_takes_what_was_measured(name):
+    gemms, attention = table.gemms(name, "half"), table.attention(name)
     assert gemms is not None
     for row in np.random.default_rng(0).integers(0, len(gemms.shapes), 50):
         m, n, k = map(int, gemms.shapes[row])
         found = MODELS[name].estimate(Gemm(m, n, k))
-        assert found.time == pytest.approx(gemms.seconds[row] * SECOND)
-        assert found.provenance == "measured"
+        assert (found.time, found.provenance) == (pytest.approx(gemms.seconds[row] * SECOND), "measured")
         # The neighbours' average agrees with it: at no distance from a point there is nothing to average.
         near = gemms.near(m, n, k, 1e15, 1e12)
         roof = table.roofline(gemms.shapes[[row]], 2, 1e15, 1e12)[0]
         assert roof * np.exp(near.ratio) == pytest.approx(gemms.seconds[row])
         assert (near.distance, near.spread) == (0, 0)
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_measured_attention_takes_what_was_measured(name):
-    attention = table.attention(name)
     for row in np.random.default_rng(0).integers(0, len(attention.shapes), 50):
         batch, length, heads, kv = map(int, attention.shapes[row])
         found = MODELS[name].estimate(Attention(batch, heads, kv, length, length, 128, algorithm="best"))
-        assert found.time == pytest.approx(attention.seconds[row] * SECOND)
-        assert found.provenance == "measured"
+        assert (found.time, found.provenance) == (pytest.approx(attention.seconds[row] * SECOND), "measured")
 
 
 def test_large_products_reach_the_rates_that_are_published():
@@ -126,17 +119,6 @@ def test_no_product_is_free_or_faster_than_the_peak(name, m, n, k, batch, dtype)
     assert found.time > MICROSECOND
     assert 0 < found.sigma < 2
     assert work.flops / (found.time / SECOND) < rate(model.device, dtype).arithmetic.peak * 1.05
-
-
-@pytest.mark.parametrize("name", ["V100", *MEASURED])
-@given(m=sizes, n=sizes, k=sizes, which=st.integers(0, 2))
-@settings(max_examples=40, deadline=None)
-def test_twice_the_product_takes_hardly_less(name, m, n, k, which):
-    shape = [m, n, k]
-    less = MODELS[name].estimate(Gemm(*shape)).time
-    shape[which] *= 2
-    # Measurements themselves are not monotone: a longer product may find a better kernel.
-    assert MODELS[name].estimate(Gemm(*shape)).time > 0.6 * less
 
 
 @pytest.mark.parametrize("name", ["V100", *MEASURED])

@@ -29,13 +29,7 @@ from foretrain.units import MICROSECOND, SECOND, Time
 
 if TYPE_CHECKING:
     from foretrain.device.gpu import Device
-    from foretrain.device.work import Algorithm, Attention
-if TYPE_CHECKING:
-    from foretrain.device.gpu import Device
-
-if TYPE_CHECKING:
-    from foretrain.device.gpu import Device
-    from foretrain.device.work import Format
+    from foretrain.device.work import Algorithm, Attention, Format
 
 _EIGHT_BITS = {"fp8": (8, 9), "fp8_block": (8, 9), "int8": (7, 5)}
 """The first compute capability with tensor cores for a format of 8 bits; they are twice as fast as for 16."""
@@ -62,7 +56,8 @@ class Rate(NamedTuple):
 
 
 def rate(device: Device, wanted: Format) -> Rate:
-    """The arithmetic for ``wanted``: BF16 without tensor cores for it is computed in FP32, FP8 in FP16, and so on."""
+    """Return the arithmetic for ``wanted``: BF16 without tensor cores for it is computed in FP32, FP8 in FP16, and so
+    on."""
     if wanted == "fp64":
         share = _DOUBLE.get(device.capability, _DOUBLE_ELSEWHERE)
         return Rate(wanted, _scaled(device.fp32, share))
@@ -94,7 +89,7 @@ PAGEABLE_RATE = 6e9
 
 
 def copy_time(device: Device, size: int, pinned: bool) -> Time:
-    """Picoseconds of a copy of ``size`` bytes in either direction."""
+    """Return the ps of a copy of ``size`` bytes in either direction."""
     rate = device.host_rate if pinned else min(PAGEABLE_RATE, device.host_rate)
     return COPY_LATENCY + math.ceil(size / rate * SECOND)
 
@@ -117,7 +112,7 @@ _FAR = 1.5
 def attention_seconds(
     device: Device, work: Attention
 ) -> tuple[float, float, Literal["measured", "interpolated", "modelled"]]:
-    """Seconds, relative uncertainty and provenance of ``work``."""
+    """Return seconds, relative uncertainty and provenance of ``work``."""
     computed, arithmetic = rate(device, work.dtype)
     if device.measured_as is None or computed not in ("fp16", "bf16", "fp8") or not work.flops:
         compute = work.flops / (arithmetic.achieved("gemm") * WITHOUT_TABLE * kernel_share(device, work))
@@ -143,18 +138,19 @@ def attention_seconds(
 
 
 def backward_share(length: int) -> float:
-    """FLOP/s of the backward pass by those of the forward pass over ``length`` keys; a fit of the values above."""
+    """Return the FLOP/s of the backward pass by those of the forward pass over ``length`` keys; a fit of the values
+    above."""
     return 0.87 * length / (length + 170)
 
 
 def kernel_share(device: Device, work: Attention) -> float:
-    """FLOP/s of this algorithm's kernel by those of the best one on this GPU."""
+    """Return the FLOP/s of this algorithm's kernel by those of the best one on this GPU."""
     major = device.capability[0]
     return (_OLDER if major < 9 else _HOPPER if major < 10 else _BLACKWELL)[work.algorithm]
 
 
 def head_share(device: Device, work: Attention) -> float:
-    """FLOP/s with heads of this size by those with heads of 128: padded to 64, 128 or 256, smaller ones slower."""
+    """Return the FLOP/s with heads of this size by those with 128: padded to 64, 128 or 256, smaller ones slower."""
     old = device.capability[0] < 9 or work.algorithm in ("flash", "efficient")
     size = max(work.head_dim, 1)
     padded = next((bound for bound in (32, 64, 128, 192, 256) if size <= bound), size)

@@ -1,11 +1,10 @@
-"""From an ATen operator and the metadata of its tensors to the work a GPU does for it.
+"""Work of ATen operators, from an operator and the metadata of its tensors.
 
     work("aten::mm", (contiguous((8192, 4096)), contiguous((4096, 4096))), (contiguous((8192, 4096)),))
 
 Knows PyTorch 2.13's operators. What computes is in `foretrain.device.matmul`, what moves bytes in an unusual way in
 `foretrain.device.memory_ops`; other ATen operators read their arguments and write their results. Decompositions of
-linear algebra and operators of other libraries are `Unknown`: the bytes they touch
-are the least they cost.
+linear algebra and operators of other libraries are `Unknown`: the bytes they touch are the least they cost.
 
 # Note [Factorizations]
 The multiplications and additions that a factorization takes at least: counts are those of LAPACK's algorithms to the
@@ -53,7 +52,8 @@ def _factorization(count: Count, efficiency: float = BLOCKED) -> Rule:
 
 
 def _solution(per_column: Count, factor: int, right: int, count: Count = lambda m, n: 0) -> Rule:
-    """With as many right-hand sides as the argument at position ``right`` has columns, after a factorization."""
+    """Return the rule for solving as many right-hand sides as the argument at ``right`` has columns, after a
+    factorization."""
 
     def rule(arguments: Values, results: Values) -> Unknown:
         matrix, sides = arguments[factor], arguments[right]
@@ -66,7 +66,7 @@ def _solution(per_column: Count, factor: int, right: int, count: Count = lambda 
 
 
 def _eigenvalues(bare: Count, vectors: Count, flag: int) -> Rule:
-    """With vectors if the argument at position ``flag`` says so."""
+    """Return the rule for eigenvalues, with vectors if the argument at position ``flag`` says so."""
 
     def rule(arguments: Values, results: Values) -> Work:
         wanted = len(arguments) <= flag or bool(arguments[flag])
@@ -201,7 +201,7 @@ def _rule(name: str) -> matmul.Rule | None:
 
 
 def _without_output(arguments: Values, results: Values) -> tuple[Values, Values]:
-    """Outputs are the last tensors given; they are written, not read."""
+    """Split the outputs, the last tensors given, from the arguments; they are written, not read."""
     count = max(1, len(tuple(tensors_in(results))))
     places = [place for place, argument in enumerate(arguments) if isinstance(argument, Meta)][-count:]
     outputs = tuple(arguments[place] for place in places)

@@ -22,11 +22,10 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, get_args
 
 from foretrain import errors
-from foretrain.device.calls import OperatorCall
+from foretrain.device.calls import OperatorCall, read_json
 from foretrain.device.gpu import Arithmetic, Device
 from foretrain.device.presets import preset_of_product
 from foretrain.device.work import (
@@ -97,7 +96,7 @@ class Calibration:
     launch: Time | None = None
 
     def described(self) -> Device:
-        """The device that was measured: its description, or the preset of that product.
+        """Return the device that was measured: its description, or the preset of that product.
 
         Raises ConfigError when there is neither.
         """
@@ -108,14 +107,14 @@ class Calibration:
         return found
 
     def check(self, device: Device) -> None:
-        """Raises ConfigError unless it was measured on such a GPU; one without a product name accepts all."""
+        """Raise ConfigError unless it was measured on such a GPU; one without a product name accepts all."""
         if device.product and device.product != self.device:
             remedy = f"{device.name} is '{device.product}': measure there, or forecast for the GPU that was measured"
             raise ConfigError("device", self.device, f"was measured, not {device.name}", remedy)
 
 
 def merged(calibrations: Iterable[Calibration]) -> Calibration:
-    """All measurements of ``calibrations``; of an operator measured in several the last one counts.
+    """Merge the measurements of ``calibrations``; of an operator measured in several the last one counts.
 
     Raises ConfigError when there is none, or when device or stack differ.
     """
@@ -136,25 +135,16 @@ def merged(calibrations: Iterable[Calibration]) -> Calibration:
 
 
 def load(path: str | os.PathLike[str]) -> Calibration:
-    """The calibration in a file; ConfigError names the file, the entry and the field that is wrong."""
-    name = os.fspath(path)
-    try:
-        content = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})"
-        raise ConfigError("calibration", name, problem, "write one with 'foretrain calibrate'") from error
-    except ValueError as error:
-        raise ConfigError(
-            "calibration", name, f"is not JSON ({error})", "write one with 'foretrain calibrate'"
-        ) from error
+    """Load the calibration in a file; ConfigError names the file, the entry and the field that is wrong."""
+    content = read_json(path, "calibration", "write one with 'foretrain calibrate'")
     try:
         return _calibration(content)
     except ConfigError as error:
-        raise error.at(name) from error
+        raise error.at(os.fspath(path)) from error
 
 
 def dump(calibration: Calibration, path: str | os.PathLike[str]) -> None:
-    """Writes what `load` reads, one measurement a line."""
+    """Write what `load` reads, one measurement a line."""
     entries = [*map(_entry, calibration.measured), *map(_call_entry, calibration.calls)]
     lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
     head: dict[str, Any] = {"version": VERSION, "device": calibration.device, "stack": calibration.stack}
@@ -182,7 +172,7 @@ _ARITHMETIC = ("fp32", "tf32", "fp16", "bf16")
 
 
 def _description_text(device: Device) -> dict[str, Any]:
-    """Attributes that have their default are left out; peaks in FLOP/s."""
+    """Return the attributes that differ from their defaults, as text; peaks in FLOP/s."""
     texts: dict[str, Any] = {}
     for one in dataclasses.fields(Device):
         value = getattr(device, one.name)
@@ -291,7 +281,7 @@ def _measurement(entry: object) -> OperatorTime | MeasuredCall:
 
 
 def _time(fields: dict[str, Any]) -> tuple[Time, float]:
-    """Takes the time and its spread from an entry."""
+    """Remove the time and its spread from an entry and return them."""
     time = parse_time(fields.pop("time", None))
     if time < 1:
         raise ConfigError("time", exact_time(time), "is not above 0", "write what was measured, e.g. '412.5us'")

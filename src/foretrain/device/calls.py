@@ -2,12 +2,11 @@
 
     {"call": "aten::addmm", "arguments": ["float32[512]", "float32[64, 256]", "float32[256, 512]:1,256", 1, 1]}
 
-A tensor is written as its type and shape, with its strides behind a colon unless it lies row by row, and with ``host``
-before it if it is in the host's memory while the operator runs on a GPU. Lists are lists, an absent argument is null.
-Numbers that are not whole tell how an operator computes, not how long it takes: two calls that differ only in them are
-one (`OperatorCall.key`), since a learning rate or Adam's corrections change with every step.
-
-Tensors are their metadata, from which a kernel's memory traffic is counted without torch.
+A tensor is its metadata, from which a kernel's memory traffic is counted without torch. It is written as its type and
+shape, with its strides behind a colon unless it lies row by row, and with ``host`` before it if it is in the host's
+memory while the operator runs on a GPU. Lists are lists, an absent argument is null. Numbers that are not whole tell
+how an operator computes, not how long it takes: two calls that differ only in them are one (`OperatorCall.key`), since
+a learning rate or Adam's corrections change with every step.
 """
 
 from __future__ import annotations
@@ -80,17 +79,17 @@ def stored(tensor: Meta) -> int:
 
 
 def element_bytes(tensor: Meta) -> int:
-    """Bytes of one element; two numbers of 4 bits are one element."""
+    """Return the bytes of one element; two numbers of 4 bits are one element."""
     return _SIZES.get(tensor.dtype, 1)
 
 
 def moved(*tensors: Meta | None) -> int:
-    """Bytes that reading or writing each tensor once moves."""
+    """Return the bytes that reading or writing each tensor once moves."""
     return sum(stored(tensor) * element_bytes(tensor) for tensor in tensors if tensor is not None)
 
 
 def tensors_in(values: object) -> Iterator[Meta]:
-    """Every tensor among arguments or results, also inside lists."""
+    """Yield every tensor among arguments or results, also inside lists."""
     if isinstance(values, Meta):
         yield values
     elif isinstance(values, tuple):
@@ -127,12 +126,12 @@ class OperatorCall:
         return self.operator, _comparable(self.arguments)
 
     def to_json(self) -> dict[str, Any]:
-        """For `from_json`."""
+        """Return the entry that `from_json` reads."""
         return {"call": self.operator, "arguments": [_written(argument) for argument in self.arguments]}
 
     @staticmethod
     def from_json(operator: object, arguments: object) -> OperatorCall:
-        """The call of an entry; ConfigError names what is wrong in it."""
+        """Return the call of an entry; ConfigError names what is wrong in it."""
         if not isinstance(operator, str) or not operator:
             raise ConfigError("call", operator, "is not an operator", "write e.g. 'aten::mm'")
         if not isinstance(arguments, list):
@@ -144,20 +143,24 @@ class OperatorCall:
 
 
 def dump(calls: Iterable[OperatorCall], path: str | os.PathLike[str]) -> None:
-    """Writes what `load` reads, one call a line."""
+    """Write what `load` reads, one call a line."""
     lines = ",\n".join(f"  {json.dumps(call.to_json())}" for call in calls)
     write_atomically(path, f'{{"version": {VERSION}, "operators": [\n{lines}\n]}}\n')
 
 
-def load(path: str | os.PathLike[str]) -> tuple[OperatorCall, ...]:
-    """The calls in a file, none twice; ConfigError says what is wrong with the file."""
-    name = os.fspath(path)
+def read_json(path: str | os.PathLike[str], field: str, remedy: str) -> Any:
+    """Return the content of a JSON file; ConfigError on ``field`` where it cannot be read or is not JSON."""
     try:
-        content = json.loads(Path(path).read_text("utf-8"))
+        return json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise ConfigError("operators", name, f"cannot be read ({error.strerror or error})", _RECORD) from error
+        raise ConfigError(field, os.fspath(path), f"cannot be read ({error.strerror or error})", remedy) from error
     except ValueError as error:
-        raise ConfigError("operators", name, f"is not JSON ({error})", _RECORD) from error
+        raise ConfigError(field, os.fspath(path), f"is not JSON ({error})", remedy) from error
+
+
+def load(path: str | os.PathLike[str]) -> tuple[OperatorCall, ...]:
+    """Load the calls in a file, none twice; ConfigError says what is wrong with the file."""
+    name, content = os.fspath(path), read_json(path, "operators", _RECORD)
     entries = content.get("operators") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise ConfigError("operators", name, "has no list 'operators'", _RECORD)

@@ -1,9 +1,8 @@
 """Calibrated roofline of a GPU and of its software stack: arithmetic or memory traffic, plus a launch.
 
-With one achieved fraction per kind of arithmetic this is within 5 to 8 % of measured GEMM times on data-centre GPUs.
-It ignores tile and wave quantisation, clock throttling and what communication costs computation.
-
-The stack adds a factor on kernels, the host's launches, and the slowdown by communication beside them.
+With one achieved fraction per kind of arithmetic this is within 5 to 8 % of measured GEMM times on data-centre GPUs. It
+ignores tile and wave quantisation, clock throttling and what communication costs computation. The stack adds a factor
+on kernels, the host's launches, and the slowdown by communication beside them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from foretrain import errors
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, SECOND, Time
-
-if TYPE_CHECKING:
-    from foretrain.device.gpu import Device
 
 Precision: TypeAlias = Literal["fp32", "tf32", "fp16", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -38,7 +34,7 @@ models that know no queue: it includes the host's part."""
 
 
 def element_size(precision: Precision) -> int:
-    """Bytes of one number: TF32 is a way to multiply, its numbers are stored as fp32."""
+    """Return the bytes of one number: TF32 is a way to multiply, its numbers are stored as fp32."""
     return 4 if precision in ("fp32", "tf32") else 2
 
 
@@ -60,14 +56,14 @@ class Arithmetic:
     gemm: float
 
     def achieved(self, kind: Literal["conv", "winograd", "gemm"]) -> float:
-        """FLOP/s that this kind of operator really gets."""
+        """Return the FLOP/s that this kind of operator achieves."""
         fraction = self.conv if kind == "conv" else self.winograd if kind == "winograd" else self.gemm
         return self.peak * fraction
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU and its place in a server.
+    """A GPU and its place in a server.
 
     Attributes:
         name: as people call it, e.g. ``"V100"``.
@@ -108,11 +104,11 @@ class Device:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions this GPU can train in."""
+        """Return the precisions this GPU can train in."""
         return tuple(name for name in PRECISIONS if getattr(self, name) is not None)
 
     def arithmetic(self, precision: Precision) -> Arithmetic:
-        """The arithmetic of ``precision``; ConfigError when unknown or not built into this GPU."""
+        """Return the arithmetic of ``precision``; ConfigError when unknown or not built into this GPU."""
         if precision not in PRECISIONS:
             raise errors.unknown("precision", precision, PRECISIONS)
         found = getattr(self, precision)
@@ -122,7 +118,7 @@ class Device:
         return found
 
     def time(self, kind: Kind, precision: Precision, *, flops: float = 0, moved: float = 0) -> Time:
-        """Picoseconds of one operator that computes ``flops`` and reads and writes ``moved`` bytes, rounded up."""
+        """Return the ps of one operator that computes ``flops`` and reads and writes ``moved`` bytes, rounded up."""
         work = moved / (ACHIEVED_BANDWIDTH * self.bandwidth)
         if kind != "memory":
             work = max(work, flops / self.arithmetic(precision).achieved(kind))
@@ -153,7 +149,7 @@ def overlap_slowdown(device: Device) -> float:
 
 
 def stack_factor(device: Device, stack: str | float) -> float:
-    """By what operator times of ``stack`` differ from the table's on this GPU; 1 where nothing was fitted.
+    """Return the factor of ``stack``'s operator times over the table's on this GPU; 1 where nothing was fitted.
 
     ``stack`` may be the number itself. Raises ConfigError for a stack that ``stacks.toml`` does not have.
     """
@@ -166,7 +162,7 @@ def stack_factor(device: Device, stack: str | float) -> float:
 
 
 def host_launch(device: Device, stack: str | float) -> Time:
-    """Host time of one operator of ``stack`` with a small kernel, on the servers that have this GPU.
+    """Return the host time of one operator of ``stack`` with a small kernel, on the servers that have this GPU.
 
     `HOST_LAUNCH` where nothing was fitted: a framework that does more in Python around each kernel (hooks of
     parameters, states of random numbers kept for recomputation, checks) has a ``host`` factor in ``stacks.toml``.
@@ -178,7 +174,7 @@ def host_launch(device: Device, stack: str | float) -> Time:
 
 
 def _number(stack: str | float) -> float | None:
-    """None of a name."""
+    """Return ``stack`` as a number; None if it is a name."""
     try:
         return float(stack)
     except ValueError:
@@ -186,7 +182,7 @@ def _number(stack: str | float) -> float | None:
 
 
 def stacks() -> tuple[str, ...]:
-    """The stacks `stack_factor` knows."""
+    """Return the stacks `stack_factor` knows."""
     return tuple(_factors())
 
 

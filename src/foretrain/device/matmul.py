@@ -18,18 +18,18 @@ Rule: TypeAlias = Callable[[Values, Values], Work]
 
 
 def _product(left: Meta, right: Meta) -> Gemm:
-    """``(..., m, k) @ (..., k, n)``, dimensions before the last two being a batch."""
+    """Return ``(..., m, k) @ (..., k, n)``, dimensions before the last two being a batch."""
     *batch, m, k = left.shape
     return Gemm(m, right.shape[-1], k, math.prod(batch), number_format(left))
 
 
 def _matrices(first: int) -> Rule:
-    """The product of two arguments, the first of them at this position; more arguments are added to it for free."""
+    """Return the rule for the product of two arguments from ``first`` on; more arguments are added for free."""
     return lambda arguments, _: _product(arguments[first], arguments[first + 1])
 
 
 def _scaled_product(arguments: Values, _: Values) -> Gemm:
-    """With scales: those of blocks are more than one a row of the left factor, those of rows are just one."""
+    """Return a product with scales: of blocks if there are more than one a row of the left factor, else of rows."""
     left, right, scale = arguments[:3]
     work = _product(left, right)
     scales = sum(elements(tensor) for tensor in tensors_in(scale))
@@ -39,7 +39,7 @@ def _scaled_product(arguments: Values, _: Values) -> Gemm:
 
 
 def _linear(arguments: Values, _: Values) -> Gemm:
-    """``input (..., k)`` by ``weight (n, k)``."""
+    """Return ``input (..., k)`` by ``weight (n, k)``."""
     source, weight = arguments[:2]
     k = source.shape[-1]
     n = weight.shape[0] if len(weight.shape) == 2 else 1
@@ -47,7 +47,7 @@ def _linear(arguments: Values, _: Values) -> Gemm:
 
 
 def _grouped(offsets: int) -> Rule:
-    """One product per expert, whose rows end at the offsets; all as long as the mean, since offsets are values."""
+    """Return the rule for one product per expert, whose rows end at the offsets; all as long as the mean."""
 
     def rule(arguments: Values, _: Values) -> Gemm:
         left, right = arguments[:2]
@@ -126,7 +126,7 @@ def _winograd(weight: Meta, stride: Values, dilation: Values, groups: int) -> bo
 
 
 def _tap_flops(weight: Meta, dense: Meta) -> int:
-    """Multiplications and additions: each position of ``dense`` meets the weights of one of its channels.
+    """Return multiplications and additions: each position of ``dense`` meets the weights of one of its channels.
 
     ``dense`` is the result of a convolution, the source of a transposed one: the first dimension of the weights
     counts its channels either way.
@@ -146,7 +146,7 @@ def _convolved(weight: Meta, flops: int, size: int, winograd: bool, groups: int)
 
 
 def _convolution(stride: int, dilation: int, transposed: int | bool, groups: int | None) -> Rule:
-    """Positions of these arguments; source and weight come first. A bool says what ``transposed`` is."""
+    """Return the rule for a convolution with such argument positions; a bool says what ``transposed`` is."""
 
     def rule(arguments: Values, results: Values) -> Work:
         source, weight = arguments[:2]
@@ -161,7 +161,7 @@ def _convolution(stride: int, dilation: int, transposed: int | bool, groups: int
 
 
 def _convolution_backward(first: int) -> Rule:
-    """``first`` is the position of the stride."""
+    """Return the rule for gradients of a convolution; ``first`` is the position of the stride."""
 
     def rule(arguments: Values, _: Values) -> Work:
         gradient, source, weight = arguments[:3]
@@ -181,7 +181,8 @@ def _convolution_backward(first: int) -> Rule:
 
 
 def _recurrent(arguments: Values, _: Values) -> Gemm:
-    """All steps as one product with all weights: right in its arithmetic, but blind to the wait for the last step."""
+    """Return all steps as one product with all weights: right in its arithmetic, but blind to the wait for the last
+    step."""
     source, weights = arguments[:2]
     hidden = max(1, arguments[7])
     steps = elements(source) // max(source.shape[-1], 1)

@@ -1,4 +1,4 @@
-"""ATen operators that only move bytes: what their kernels really read and write, where that is not just all of it.
+"""ATen operators that only move bytes: the traffic of their kernels, where that is not all arguments and results.
 
 A rule takes arguments in the order of the operator's schema (PyTorch 2.13) and its results, and returns the `Work`.
 What has no rule reads its arguments once and writes its results once.
@@ -24,30 +24,30 @@ _SORT_KERNELS = 8
 
 
 def reads_and_writes(arguments: Values, results: Values) -> MemoryWork:
-    """All arguments read, all results written."""
+    """Return the traffic of all arguments read and all results written."""
     return MemoryWork(moved(*tensors_in(arguments), *tensors_in(results)))
 
 
 def _writes(arguments: Values, results: Values) -> MemoryWork:
-    """Results only, that of an operator in place being its first argument."""
+    """Return the traffic of results alone, that of an operator in place being its first argument."""
     return MemoryWork(moved(*(tuple(tensors_in(results)) or (arguments[0],))))
 
 
 def _rows(arguments: Values, results: Values) -> MemoryWork:
-    """Indices read, and of the source only what they pick; results written."""
+    """Return the traffic of indices, of the rows that they pick, and of results."""
     indices = [tensor for tensor in tensors_in(arguments[1:]) if tensor.dtype in ("int64", "int32", "bool", "uint8")]
     return MemoryWork(moved(*indices) + 2 * moved(*tensors_in(results[:1])))
 
 
 def _summed_rows(arguments: Values, results: Values) -> MemoryWork:
-    """``_embedding_bag``: every row that an index names is read, sums are written."""
+    """Return the traffic of ``_embedding_bag``: every row that an index names is read, sums are written."""
     weight, indices = arguments[:2]
     width = weight.shape[-1] * element_bytes(weight)
     return MemoryWork(moved(indices, *tensors_in(results)) + elements(indices) * width)
 
 
 def _rows_put(in_place: bool) -> Rule:
-    """Values to the places that indices name; where it adds, indices are sorted and the places read as well."""
+    """Return the rule for values put to indexed places; where it adds, indices are sorted and places read as well."""
 
     def rule(arguments: Values, results: Values) -> MemoryWork:
         target, indices, values = arguments[:3]
@@ -61,7 +61,8 @@ def _rows_put(in_place: bool) -> Rule:
 
 
 def _scattered(in_place: bool) -> Rule:
-    """``scatter`` and ``index_add`` (self, dim, index, source): source read; places read too, in case it adds."""
+    """Return the rule for ``scatter`` and ``index_add`` (self, dim, index, source); places are read too, in case it
+    adds."""
 
     def rule(arguments: Values, results: Values) -> MemoryWork:
         target, _, index, source = arguments[:4]
@@ -76,7 +77,7 @@ def _scattered(in_place: bool) -> Rule:
 
 
 def _embedding_gradient(arguments: Values, results: Values) -> MemoryWork:
-    """Gradient read, table of gradients zeroed, its rows read and written; indices sorted first."""
+    """Return the traffic: gradient read, table of gradients zeroed, its rows read and written; indices sorted first."""
     gradient, indices = arguments[:2]
     (table,) = tensors_in(results[:1])
     wide = elements(gradient) * element_bytes(table)
@@ -84,7 +85,7 @@ def _embedding_gradient(arguments: Values, results: Values) -> MemoryWork:
 
 
 def _softmax(arguments: Values, results: Values) -> MemoryWork:
-    """Read once, or thrice where a row is too long for shared memory: greatest, sum, quotient."""
+    """Return the traffic of one read, or three where a row is too long for shared memory: greatest, sum, quotient."""
     source, axis = arguments[:2]
     long = bool(source.shape) and source.shape[axis] * element_bytes(source) > _SHARED_ROW
     return MemoryWork((3 if long else 1) * moved(source) + moved(*tensors_in(results)))
@@ -97,20 +98,20 @@ def _softmax_gradient(arguments: Values, results: Values) -> MemoryWork:
 
 
 def _picked_loss(arguments: Values, results: Values) -> MemoryWork:
-    """One logarithm per target."""
+    """Return the traffic of one logarithm per target."""
     source, target = arguments[:2]
     return MemoryWork(moved(target, *tensors_in(results)) + elements(target) * element_bytes(source))
 
 
 def _picked_loss_gradient(arguments: Values, results: Values) -> MemoryWork:
-    """Zeros everywhere and a number per target; the logarithms themselves are not read."""
+    """Return the traffic of zeros and a number per target; the logarithms themselves are not read."""
     target = arguments[2]
     (gradient,) = tensors_in(results[:1])
     return MemoryWork(moved(gradient, target) + elements(target) * element_bytes(gradient), 2)
 
 
 def _again(positions: tuple[int, ...], kernels: int) -> Rule:
-    """All arguments and results, and once more the arguments at ``positions``, which a second kernel reads."""
+    """Return the rule for all arguments and results, and the arguments at ``positions`` twice, for a second kernel."""
 
     def rule(arguments: Values, results: Values) -> MemoryWork:
         again = moved(*tensors_in(tuple(arguments[at] for at in positions)))
@@ -127,19 +128,19 @@ def _sorted(arguments: Values, results: Values) -> MemoryWork:
 
 
 def _selected(arguments: Values, results: Values) -> MemoryWork:
-    """``topk``: a pass for every 8 bits of the key finds the threshold, one more collects."""
+    """Return the traffic of ``topk``: a pass for every 8 bits of the key finds the threshold, one more collects."""
     source = next(tensors_in(arguments))
     return MemoryWork((element_bytes(source) + 1) * moved(source) + moved(*tensors_in(results)), 2)
 
 
 def _copied(arguments: Values, _: Values) -> Work:
-    """``copy_``(target, source)."""
+    """Return the work of ``copy_``(target, source)."""
     target, source = arguments[:2]
     return _between(source, target) if isinstance(source, Meta) else MemoryWork(moved(target))
 
 
 def _converted(arguments: Values, results: Values) -> Work:
-    """``_to_copy`` and ``clone``: of one tensor into a new one, perhaps elsewhere."""
+    """Return the work of ``_to_copy`` and ``clone``: of one tensor into a new one, perhaps elsewhere."""
     (target,) = tensors_in(results[:1])
     return _between(arguments[0], target)
 
@@ -156,7 +157,7 @@ def _between(source: Meta, target: Meta) -> Work:
 
 
 def _read_out(arguments: Values, _: Values) -> HostCopy:
-    """``item()``: the driver copies one number to pinned memory of its own."""
+    """Return the work of ``item()``: the driver copies one number to pinned memory of its own."""
     return HostCopy(element_bytes(arguments[0]), True)
 
 
@@ -174,7 +175,7 @@ def lists(name: str, arguments: Values, results: Values) -> MemoryWork:
 
 
 def launches(members: list[tuple[Meta, ...]]) -> int:
-    """Kernels that a multi-tensor operator over these lists starts."""
+    """Return the kernels that a multi-tensor operator over these lists starts."""
     if not members:
         return 1
     limit = _LIST_LIMITS[min(len(members), max(_LIST_LIMITS))]

@@ -107,18 +107,18 @@ class OperatorModel:
             )
 
     def estimate(self, work: Work) -> OperatorEstimate:
-        """The time of ``work`` on an otherwise idle GPU, without what the host needs to launch it. Remembered."""
+        """Return the time of ``work`` on an otherwise idle GPU, without the host's launch. Remembered."""
         known = self._times.get(work)
         if known is None:
             known = self._times[work] = self._estimate(work)
         return known
 
     def measured_call(self, call: OperatorCall) -> OperatorEstimate | None:
-        """The time of ``call`` if just that was measured."""
+        """Return the time of ``call`` if just that was measured."""
         return self._calls.get(call.key) if self._calls else None
 
     def _launched(self, found: OperatorEstimate) -> OperatorEstimate:
-        """With what the host needs to come to it, where host and device are one."""
+        """Add the host's launch, where host and device are one."""
         return found._replace(time=found.time + self.device.launch) if self.device.serial else found
 
     def _estimate(self, work: Work) -> OperatorEstimate:
@@ -150,7 +150,7 @@ class OperatorModel:
         return OperatorEstimate(max(1, math.ceil(found.seconds * self.factor * SECOND)), found.sigma, found.provenance)
 
     def _streaming(self, moved: float, kernels: int = 1) -> float:
-        """Seconds of kernels that only move bytes."""
+        """Return the seconds of kernels that only move bytes."""
         return moved / (ACHIEVED_BANDWIDTH * self.device.bandwidth) + kernels * KERNEL_OVERHEAD
 
     def _convolution(self, work: Convolution) -> float:
@@ -181,7 +181,7 @@ class OperatorModel:
         return Seconds(seconds, math.hypot(GEMM_SIGMA, near.spread), "modelled")
 
     def _table(self, computed: Format) -> tuple[Literal["own", "borrowed"], Gemms] | None:
-        """Measured GEMMs in this format, or in the nearest of tensor cores, whose efficiency is then borrowed."""
+        """Return measured GEMMs in this format, or in the nearest of tensor cores, to borrow their efficiency."""
         if self.device.measured_as is None or computed in ("fp32", "fp64"):
             return None
         from foretrain.device import table
@@ -196,5 +196,5 @@ class OperatorModel:
 
 
 def interpolation_sigma(near: Prediction) -> float:
-    """Relative uncertainty of a time between measured ones: no less than they scatter among themselves."""
+    """Return the relative uncertainty between measured shapes: at least their scatter."""
     return math.hypot(NEAR_SIGMA, near.spread)

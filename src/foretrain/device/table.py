@@ -1,4 +1,4 @@
-"""Measured operator times, and what they say about shapes nobody measured.
+"""Table of measured operator times, and prediction for shapes between and beyond them.
 
 ``operators.npz`` is distilled from the package aiconfigurator 0.8.0 (© 2025-2026 NVIDIA Corporation & affiliates,
 Apache License 2.0) by ``tools/distil_operators.py``; ``operators.txt`` beside it is the notice. Per GPU: GEMMs in bf16
@@ -58,12 +58,12 @@ class Prediction(NamedTuple):
 
 
 def encoded(seconds: float) -> int:
-    """The 16 bits that stand for a time, 1 at least."""
+    """Return the 16 bits that stand for a time, 1 at least."""
     return max(1, round(math.log(seconds / SHORTEST) / _STEP))
 
 
 def decoded(codes: npt.NDArray[np.uint16]) -> Vector:
-    """Seconds of `encoded` times."""
+    """Return the seconds of `encoded` times."""
     return SHORTEST * np.exp(_STEP * codes.astype(np.float64))
 
 
@@ -92,14 +92,14 @@ class Gemms:
         return cls(shapes, seconds, size, index, _gemm_places(shapes), (high[0], high[1], high[2]))
 
     def measured(self, m: int, n: int, k: int) -> float | None:
-        """Seconds of exactly this product, or of its transpose, where one was measured."""
+        """Return the seconds of exactly this product, or of its transpose, where one was measured."""
         row = self._index.get((m, n, k))
         if row is None and m > self._limits[0]:
             row = self._index.get((n, m, k))
         return None if row is None else float(self.seconds[row])
 
     def near(self, m: int, n: int, k: int, peak: float, bandwidth: float) -> Prediction:
-        """Time over `roofline` of the nearest shapes; ``peak`` FLOP/s and ``bandwidth`` make the roofline.
+        """Return time over `roofline` of the nearest shapes; ``peak`` FLOP/s and ``bandwidth`` make the roofline.
 
         Beyond the measured rows the transposed product is asked if it is less far out: it computes the same.
         """
@@ -116,7 +116,7 @@ class Gemms:
 
 
 def roofline(shapes: npt.NDArray[np.int64], size: int, peak: float, bandwidth: float) -> Vector:
-    """Seconds of GEMMs ``(points, 3)`` at the datasheet's rates, which no GPU reaches."""
+    """Return the seconds of GEMMs ``(points, 3)`` at the datasheet's rates, which no GPU reaches."""
     m, n, k = shapes.T.astype(np.float64)
     moved = size * (m + n) * k + max(size, 2) * m * n
     return np.maximum(2 * m * n * k / peak, moved / bandwidth) + KERNEL_OVERHEAD
@@ -150,12 +150,12 @@ class CausalAttention:
         return cls(shapes, seconds, index, _attention_places(shapes))
 
     def measured(self, batch: int, length: int, heads: int, kv_heads: int) -> float | None:
-        """Seconds of exactly this shape, where it was measured."""
+        """Return the seconds of exactly this shape, where it was measured."""
         row = self._index.get((batch, length, heads, kv_heads))
         return None if row is None else float(self.seconds[row])
 
     def near(self, shape: tuple[int, int, int, int], peak: float, bandwidth: float) -> Prediction:
-        """Time over `attention_roofline` of the shapes nearest to batch, length, heads, heads of keys."""
+        """Return time over `attention_roofline` of the shapes nearest to batch, length, heads, heads of keys."""
         distances = np.linalg.norm(self._places - _attention_places(np.array([shape], np.int64)), axis=1)
         chosen = np.argpartition(distances, NEIGHBOURS - 1)[:NEIGHBOURS]
         roof = attention_roofline(self.shapes[chosen], peak, bandwidth)
@@ -163,7 +163,7 @@ class CausalAttention:
 
 
 def attention_roofline(shapes: npt.NDArray[np.int64], peak: float, bandwidth: float) -> Vector:
-    """Seconds of shapes ``(points, 4)`` at the datasheet's rates."""
+    """Return the seconds of shapes ``(points, 4)`` at the datasheet's rates."""
     batch, length, heads, kv = shapes.T.astype(np.float64)
     flops = 2 * batch * heads * length * (length + 1) * 128
     moved = 2 * 128 * batch * length * (2 * heads + 2 * kv)
@@ -188,14 +188,14 @@ def _averaged(ratios: Vector, distances: Vector) -> Prediction:
 
 @cache
 def names() -> tuple[str, ...]:
-    """The GPUs of the table."""
+    """Return the GPUs of the table."""
     with np.load(PATH) as arrays:
         return tuple(dict.fromkeys(name.split(".")[0] for name in arrays.files))
 
 
 @cache
 def gemms(gpu: str, name: str) -> Gemms | None:
-    """GEMMs of a GPU of `names` in one of `GEMM_FORMATS`; None if it cannot compute in that."""
+    """Return the GEMMs of a GPU of `names` in one of `GEMM_FORMATS`; None if it cannot compute in that."""
     with np.load(PATH) as arrays:
         key = f"{gpu}.gemm.{name}"
         if f"{key}.time" not in arrays.files:
@@ -209,7 +209,7 @@ def gemms(gpu: str, name: str) -> Gemms | None:
 
 @cache
 def attention(gpu: str) -> CausalAttention:
-    """Attention of a GPU of `names`."""
+    """Return the attention of a GPU of `names`."""
     with np.load(PATH) as arrays:
         shapes, codes = arrays[f"{gpu}.attention.shapes"], arrays[f"{gpu}.attention.time"]
     return CausalAttention.of(shapes.astype(np.int64), decoded(codes))

@@ -19,7 +19,7 @@ _SIZES: dict[Format, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16":
 
 
 def format_size(name: Format) -> int:
-    """Bytes of one number."""
+    """Return the bytes of one number."""
     return _SIZES[name]
 
 
@@ -40,12 +40,12 @@ class Gemm:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Return multiplications and additions."""
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
     def moved(self) -> int:
-        """Bytes read and written when each matrix crosses the memory bus once; results have two bytes or more."""
+        """Return the bytes of each matrix crossing the memory bus once; results have two bytes or more."""
         size = format_size(self.dtype)
         return self.batch * (size * (self.m + self.n) * self.k + max(size, 2) * self.m * self.n)
 
@@ -81,7 +81,8 @@ class Attention:
 
     @property
     def moved(self) -> int:
-        """Bytes: queries, keys, values and result; backward these, their gradients and the sums of the softmax."""
+        """Return the bytes of queries, keys, values and result; backward these, their gradients and the sums of the
+        softmax."""
         rows = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys
         once = self.batch * rows * self.head_dim * format_size(self.dtype)
         return 2 * once + 4 * self.batch * self.heads * self.queries if self.backward else once
@@ -118,7 +119,7 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An operator nobody taught us: it costs at least the ``moved`` bytes of its arguments and results.
+    """An operator without a rule: it costs at least the ``moved`` bytes of its arguments and results.
 
     Attributes:
         flops: multiplications and additions, as far as they are known.

@@ -1,4 +1,4 @@
-"""Measures operators on the GPU, or the CPU, at hand: a grid of the usual ones, or those that a script launched.
+"""Measurement of operators on the GPU, or the CPU, at hand: a grid of the usual ones, or those that a script launched.
 
 calibration = measure(torch.device("cuda"), calls, rounds=25)
 

@@ -1,4 +1,4 @@
-"""Calibrate a device: measure operators, beside a given number of busy processes, and merge with earlier measurements.
+"""Calibration of a device: measures operators, beside busy processes if wanted; merges with earlier measurements.
 
 A device without a preset, such as a core of a CPU, is first described by its measured rates.
 """
@@ -59,7 +59,7 @@ def cores() -> int:
 def described(
     device: torch.device, measured: Sequence[OperatorTime], calls: Sequence[MeasuredCall], launch: float
 ) -> Device:
-    """The device by a grid of measurements.
+    """Describe the device by a grid of measurements.
 
     Peaks are the most that any product reached, and bandwidth is such that what was reached is the usual part of it.
 
@@ -105,7 +105,7 @@ def _arithmetic(products: Sequence[tuple[Gemm, float]], calls: Sequence[Measured
 
 
 def _convolved(calls: Sequence[MeasuredCall], winograd: bool) -> float:
-    """FLOP/s of convolutions forward; 0 where there are none."""
+    """Return the FLOP/s of convolutions forward; 0 where there are none."""
     found = []
     for one in calls:
         if one.call.operator == "aten::convolution":
@@ -133,7 +133,7 @@ class CalibrationResult(NamedTuple):
 
 
 def check_mergeable(before: Calibration | None, device: torch.device, processes: int) -> None:
-    """ConfigError, before anything is measured, if ``before`` is of another device or stack."""
+    """Raise ConfigError, before anything is measured, if ``before`` is of another device or stack."""
     if before is not None:
         merged([Calibration(product(device), stack(device, processes)), before])
 
@@ -148,7 +148,7 @@ def calibrated(
     file: Path | None = None,
     told: Told = lambda what, done, every: None,
 ) -> CalibrationResult:
-    """Measures ``calls``, or a grid of the usual operators where they are None.
+    """Measure ``calls``, or a grid of the usual operators where they are None.
 
     The grid is measured as well where neither a preset nor ``before`` says what the device is.
 
@@ -176,7 +176,7 @@ def calibrated(
         if calls is None or known is None:
             found = _grid(session, processes, quick or calls is not None, told)
         if calls is not None:
-            measured, failed = _told(session, "operators", told).calls(calls)
+            measured, failed = _reporting(session, "operators", told).calls(calls)
             found = CalibrationResult(
                 merged([found.calibration, _of(session, processes, calls=MeasuredOperators(measured, ()))]), failed
             )
@@ -185,17 +185,17 @@ def calibrated(
 
 def _grid(session: MeasuringSession, processes: int, quick: bool, told: Told) -> CalibrationResult:
     device = session.device
-    measured = _told(session, "grid", told).probes(grid.probes(device, quick))
-    calls = _told(session, "convolutions and optimizer", told).calls(grid.calls(device, quick))
+    measured = _reporting(session, "grid", told).probes(grid.probes(device, quick))
+    calls = _reporting(session, "convolutions and optimizer", told).calls(grid.calls(device, quick))
     launch = dispatch(session)
     found = _of(session, processes, measured, calls)
     if preset_of_product(found.device):
-        return CalibrationResult(_with(found, launch), calls.failed)
+        return CalibrationResult(_with_launch(found, launch), calls.failed)
     whole = described(device, measured, calls.calls, launch)
     return CalibrationResult(Calibration(found.device, found.stack, found.measured, found.calls, whole), calls.failed)
 
 
-def _with(found: Calibration, launch: float) -> Calibration:
+def _with_launch(found: Calibration, launch: float) -> Calibration:
     return Calibration(found.device, found.stack, found.measured, found.calls, None, round(launch * SECOND))
 
 
@@ -208,10 +208,10 @@ def _of(
     return Calibration(product(session.device), stack(session.device, processes), measured, calls.calls)
 
 
-def _told(session: MeasuringSession, what: str, told: Told) -> MeasuringSession:
+def _reporting(session: MeasuringSession, what: str, told: Told) -> MeasuringSession:
     return MeasuringSession(session.device, session.rounds, session.budget, session.shared, partial(told, what))
 
 
 def _budget(device: torch.device) -> int:
-    """Half of what memory is free on a GPU; 2 GiB of the host's, as other processes may need as much."""
+    """Return half of the free memory of a GPU; 2 GiB of the host's, as other processes may need as much."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2 << 30

@@ -1,4 +1,4 @@
-"""The usual operators: products, attention, convolutions, what only moves bytes, the optimizer, and copies."""
+"""Grid of usual operators: products, attention, convolutions, streaming, the optimizer, and copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGEST_COPY: Final = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class OperatorProbe:
-    """An operator by what it does.
+    """An operator to measure, by its work.
 
     Attributes:
         work: what it does.
@@ -97,7 +97,7 @@ def calls(device: torch.device, quick: bool) -> list[OperatorCall]:
 
 
 def convolutions(batch: int, channels: int, edge: int, filters: int, kernel: int, dtype: str) -> Iterator[OperatorCall]:
-    """Forward and backward, with stride 1 and as many results as inputs."""
+    """Yield a convolution forward and backward, with stride 1 and as many results as inputs."""
     image, weight = (
         contiguous((batch, channels, edge, edge), dtype),
         contiguous((filters, channels, kernel, kernel), dtype),
@@ -149,7 +149,7 @@ def _attention(device: torch.device, shape: tuple[int, int, int, int], dtype: Fo
 
 
 def _streaming(device: torch.device, moved: int) -> OperatorProbe:
-    """Adds a tensor to another: two are read, one is written."""
+    """Return a probe that adds a tensor to another: two are read, one is written."""
     count = max(1, moved // 12)
 
     def make() -> Run:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretrain.device import calls
 from foretrain.device.aten import work
 from foretrain.device.calls import Meta, OperatorCall
 from foretrain.device.work import Nothing
@@ -33,7 +34,7 @@ _STEPS = 4
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every call that is more than another view of a tensor. A context manager.
+    """Recorder of every call that is more than another view of a tensor. A context manager.
 
     Attributes:
         calls: in their order.
@@ -44,7 +45,7 @@ class Recorder(TorchDispatchMode):
         self.calls: list[OperatorCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As PyTorch calls it."""
+        """Record and run a call."""
         given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | (kwargs or {})
         all_of_them = [given.get(one.name, one.default_value) for one in func._schema.arguments]
         result = func(*args, **(kwargs or {}))
@@ -56,7 +57,7 @@ class Recorder(TorchDispatchMode):
 
 
 def dispatch(session: MeasuringSession) -> float:
-    """Seconds that the host spends on one operator of a training step, beyond the operator itself on a CPU.
+    """Return the host seconds of one operator of a training step, beyond the operator itself on a CPU.
 
     A step of a network whose kernels take next to nothing is timed. On a GPU the host's time is what passes until all
     is queued; on a CPU it is what remains when the operators' own times are subtracted. There it is the processor's
@@ -79,7 +80,7 @@ def dispatch(session: MeasuringSession) -> float:
 
 
 def usual(device: torch.device) -> list[OperatorCall]:
-    """The different operators of that step: something for a processor to do."""
+    """Return the different operators of that step: a load for a processor."""
     step = _training(device)
     with Recorder() as recorder:
         step()
@@ -133,7 +134,7 @@ def _described(value: Any) -> Any:
 
 @contextmanager
 def others(count: int, operators: Path | None) -> Iterator[None]:
-    """``count`` processes that compute ``operators`` for as long as the block runs."""
+    """Run ``count`` processes that compute ``operators`` for as long as the block runs."""
     command = [sys.executable, "-m", "foretrain.operator_benchmark.host", *([str(operators)] if operators else [])]
     with ExitStack() as stack:
         started = []
@@ -155,13 +156,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(path: str | None) -> None:
-    """Computes until standard input is closed."""
-    import torch
-
-    from foretrain.device import calls
-    from foretrain.operator_benchmark.host import usual
-    from foretrain.operator_benchmark.replay import Unrepeatable, replay
-
+    """Compute until standard input is closed."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     device = torch.device("cpu")

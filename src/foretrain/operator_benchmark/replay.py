@@ -14,13 +14,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from foretrain.device.calls import Meta, OperatorCall, tensors_in
+from foretrain.device.calls import Meta, OperatorCall, contiguous, tensors_in
 
 _CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
 def substitute(call: OperatorCall) -> OperatorCall:
-    """The call that a CPU makes instead; ``call`` itself where it makes the same."""
+    """Return the call that a CPU makes instead; ``call`` itself where it makes the same."""
     name, given = call.operator.removeprefix("aten::"), call.arguments
     if name == "_scaled_dot_product_efficient_attention":
         query, key, value, mask, _, dropout, causal, scale = given
@@ -42,26 +42,12 @@ def _forward(query: Any, key: Any, value: Any, dropout: float, causal: bool, mas
 
 
 def _backward(
-    gradient: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    sums: Any,
-    dropout: float,
-    causal: bool,
-    mask: Any,
-    scale: Any,
-) -> OperatorCall:
+    gradient: Any, query: Any, key: Any, value: Any, out: Any, sums: Any,
+    dropout: float, causal: bool, mask: Any, scale: Any,
+) -> OperatorCall:  # fmt: skip
     # Efficient attention pads its sums to a multiple of 32 queries; the CPU's has one for each.
-    fitting = sums._replace(shape=(*query.shape[:-1],), stride=_rows(query.shape[:-1]))
+    fitting = sums._replace(shape=(*query.shape[:-1],), stride=contiguous(query.shape[:-1]).stride)
     return OperatorCall(f"{_CPU}_backward", (gradient, query, key, value, out, fitting, dropout, causal, mask, scale))
-
-
-def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    from foretrain.device.calls import contiguous
-
-    return contiguous(shape).stride
 
 
 _BOUNDS: Final[dict[str, Callable[[Any], int]]] = {
@@ -118,7 +104,7 @@ class OperatorReplay:
 
 
 def replay(call: OperatorCall, device: torch.device, *, beyond: int = 0, most: int = 1 << 30) -> OperatorReplay:
-    """``call`` on ``device``, tried once.
+    """Make a replay of ``call`` on ``device``, tried once.
 
     Args:
         call: of an operator, or a copy between host and GPU.
@@ -146,7 +132,7 @@ def _bytes(tensor: Meta) -> int:
 
 
 def _calls(call: OperatorCall, device: torch.device, sets: int) -> list[Callable[[], object]]:
-    """One for each set of arguments."""
+    """Return one call for each set of arguments."""
     if device.type == "cpu":
         call = substitute(call)
     first: list[Any] | None = None
@@ -225,7 +211,7 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _bound(overload: Any, values: list[Any], device: torch.device) -> Callable[[], object]:
-    """The call with these values, by name where the schema asks for that."""
+    """Bind these values, by name where the schema asks for that."""
     plain, named = [], {}
     for taken, value in zip(overload._schema.arguments, values, strict=True):
         kind = str(taken.type)
@@ -270,7 +256,7 @@ def _tensor(meta: Meta, device: torch.device | None, bound: int) -> Tensor:
 
 
 def _extent(meta: Meta) -> int:
-    """Elements from the first to the last."""
+    """Return the elements from the first to the last."""
     if 0 in meta.shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(meta.shape, meta.stride, strict=True))

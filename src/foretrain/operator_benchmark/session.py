@@ -1,10 +1,9 @@
-"""Measure many operators in turns, each once in every round, so that disturbances of the machine affect all alike.
+"""Measurement of operators in turns, each once in every round, so that disturbances of the machine affect all alike.
 
 Turns have another reason on a CPU. There an operator that repeats finds its arguments in the nearest cache; in turns it
 finds them where those of a training step are, in what other operators have left of the caches. On a GPU, where a step's
-tensors are far larger than its cache, calls go round in copies of their arguments that the cache does not hold.
-
-The stopwatch leaves out what the measurement itself takes.
+tensors are far larger than its cache, calls go round in copies of their arguments that the cache does not hold. Timers
+leave out what the measurement itself takes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MOST = 20
 
 
 class OperatorTimer(Protocol):
-    """Times calls on one kind of device."""
+    """Timer of calls on one kind of device."""
 
     def seconds(self, run: Callable[[], object], count: int) -> float:
         """Return the seconds that each of ``count`` consecutive calls takes."""
@@ -47,29 +46,29 @@ class OperatorTimer(Protocol):
 
 
 class CpuStopwatch:
-    """Operators on the CPU: single calls by the performance counter, which costs 0.1 us."""
+    """Timer on the CPU: single calls by the performance counter, which costs 0.1 us."""
 
     def seconds(self, run: Callable[[], object], count: int) -> float:
-        """As `OperatorTimer`."""
+        """Return the seconds of each of ``count`` consecutive calls."""
         began = time.perf_counter()
         for _ in range(count):
             run()
         return (time.perf_counter() - began) / count
 
     def repeats(self, run: Callable[[], object]) -> int:
-        """One, so that a call finds its arguments where a program would: out of the nearest cache."""
+        """Return 1, so that a call finds its arguments where a program would: out of the nearest cache."""
         return 1
 
 
 class CudaOperatorTimer:
-    """Operators on a GPU: between two events, queued behind a kernel that spins, so that no launch is waited for."""
+    """Timer on a GPU: between two events, queued behind a kernel that spins, so that no launch is waited for."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def seconds(self, run: Callable[[], object], count: int) -> float:
-        """As `OperatorTimer`."""
+        """Return the seconds of each of ``count`` consecutive calls."""
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
             torch.cuda._sleep(_SPIN)
@@ -81,7 +80,7 @@ class CudaOperatorTimer:
         return self._begin.elapsed_time(self._end) / 1e3 / count
 
     def repeats(self, run: Callable[[], object]) -> int:
-        """As many as the host queues while the GPU spins; what takes long or synchronizes by itself is timed alone."""
+        """Return as many calls as the host queues while the GPU spins; 1 for those that are long or synchronize."""
         torch.cuda.synchronize(self._device)
         began = time.perf_counter()
         run()
@@ -112,7 +111,7 @@ class Timing(NamedTuple):
 
     @property
     def time(self) -> Time:
-        """Picoseconds, at least one."""
+        """Return picoseconds, at least one."""
         return max(1, round(self.seconds * SECOND))
 
 
@@ -143,7 +142,7 @@ class MeasuringSession:
     progress: Progress = field(default=lambda done, every: None)
 
     def calls(self, calls: Sequence[OperatorCall]) -> MeasuredOperators:
-        """Measures ``calls``."""
+        """Measure ``calls``."""
         found: list[MeasuredCall] = []
         failed: list[tuple[OperatorCall, str]] = []
         for chunk in self._chunks(calls, failed):
@@ -155,7 +154,7 @@ class MeasuringSession:
         return MeasuredOperators(tuple(found), tuple(failed))
 
     def probes(self, probes: Sequence[OperatorProbe]) -> tuple[OperatorTime, ...]:
-        """Measures ``probes``; those whose tensors do not fit are left out."""
+        """Measure ``probes``; those whose tensors do not fit are left out."""
         found: list[OperatorTime] = []
         for number, probe in enumerate(probes):
             if probe.size <= self.budget:
@@ -180,7 +179,7 @@ class MeasuringSession:
     def _chunks(
         self, calls: Sequence[OperatorCall], failed: list[tuple[OperatorCall, str]]
     ) -> Iterator[list[OperatorReplay]]:
-        """Replays of as many calls as fit into the budget at once; appends the others to ``failed``."""
+        """Yield replays of as many calls as fit into the budget at once; append the others to ``failed``."""
         chunk: list[OperatorReplay] = []
         size, beyond = 0, self._beyond()
         for call in calls:
@@ -206,12 +205,12 @@ class MeasuringSession:
 
 
 def measure(device: torch.device, calls: Sequence[OperatorCall], rounds: int = 25) -> MeasuredOperators:
-    """Measures ``calls`` on an otherwise idle ``device``."""
+    """Measure ``calls`` on an otherwise idle ``device``."""
     return MeasuringSession(device, rounds).calls(calls)
 
 
 def settled(taken: Sequence[Sequence[float]], shared: bool) -> tuple[float, list[Timing]]:
-    """Reduce measured seconds to medians; where cores are ``shared``, scaled as `MeasuringSession`
+    """Return the factor on medians and the medians themselves; where cores are ``shared``, scaled as `MeasuringSession`
     says.
 
     The factor comes first.
@@ -232,7 +231,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 class _undisturbed:  # noqa: N801
-    """No garbage is collected, and numbers too small to be normal are zeros: adding them is slow on a CPU."""
+    """Context without garbage collection and denormal numbers, whose addition is slow on a CPU."""
 
     def __enter__(self) -> None:
         gc.collect()
