@@ -25,16 +25,6 @@ RATE = 1.25e9
 SMALL = PCIeTree(
     sockets=1, switches=2, ports=1, gpus_per_port=1, nics_per_port=1, lanes=4e9, port=RATE, peer=1e9
 )  # fmt: skip
-ALL = [
-    star(5, RATE),
-    fat_tree(4, RATE),
-    fat_tree(4, RATE, oversubscription=3),
-    leaf_spine(3, 4, RATE, oversubscription=2),
-    bigraph(6, 3, RATE),
-    rail(5, server=SMALL, unit=2),
-    torus((2, 3, 4), RATE),
-    dragonfly(4, 2, 2, RATE),
-]
 WITH_SERVERS = [
     star(3, server=SMALL),
     fat_tree(4, server=SMALL),
@@ -59,9 +49,6 @@ def crossing(topology: Topology, group: set[int]) -> float:
 
 def count(topology: Topology, kind: str = "switch", tier: int | None = None) -> int:
     return sum(node.kind == kind and tier in (None, node.tier) for node in topology.nodes)
-
-
-# Counts.
 
 
 @given(hosts=st.integers(1, 40))
@@ -93,11 +80,8 @@ def test_leaf_spine(leaves: int, hosts: int, spines: int, over: float):
     above = [i for i, node in enumerate(made.nodes) if node.tier == 2]
     assert made.rate[np.isin(made.target, above)].sum() * over == pytest.approx(leaves * hosts * RATE)
     assert {made.nodes[i].bundle for i in above} == {"spine"}
-
-
-def test_a_leaf_has_spines_enough_for_links_as_fast_as_its_hosts():
-    assert leaf_spine(4, 8, RATE, oversubscription=2).counts()["switch"] == 4 + 4
-    assert set(leaf_spine(4, 8, RATE, oversubscription=2).rate.tolist()) == {RATE}
+    # By default a leaf has spines enough for links as fast as its hosts.
+    assert set(leaf_spine(leaves, 2 * hosts, RATE, oversubscription=2).rate.tolist()) == {RATE}
 
 
 @given(half=st.integers(1, 6), hosts=st.integers(1, 6))
@@ -152,16 +136,6 @@ def test_dragonfly(a: int, p: int, h: int):
     assert sum(len(pair) == 2 for pair in joined) == across
 
 
-# Promises.
-
-
-@pytest.mark.parametrize("topology", ALL + WITH_SERVERS, ids=lambda made: made.name)
-def test_links_go_both_ways_alike(topology: Topology):
-    columns = (topology.rate, topology.latency, topology.metric)
-    there = sorted(zip(topology.source.tolist(), topology.target.tolist(), *(c.tolist() for c in columns), strict=True))
-    assert there == sorted((b, a, *rest) for a, b, *rest in there)
-
-
 @pytest.mark.parametrize("topology", WITH_SERVERS, ids=lambda made: made.name)
 def test_a_place_holds_a_server(topology: Topology):
     assert topology.servers * SMALL.gpus == len(topology.ranks)
@@ -177,30 +151,19 @@ def test_full_bisection_whatever_the_halves(topology: Topology):
         assert crossing(topology, half) == pytest.approx(RATE * len(half))
 
 
-@pytest.mark.parametrize("over", [2, 3])
-def test_what_is_oversubscribed_carries_that_much_less(over: int):
-    for topology in (fat_tree(4, RATE, oversubscription=over), leaf_spine(4, 6, RATE, oversubscription=over)):
-        half = set(range(len(topology.ranks) // 2))
-        assert crossing(topology, half) == pytest.approx(RATE * len(half) / over)
-
-
-def test_bigraph_does_not_block_between_its_parts():
-    assert crossing(bigraph(8, 4, RATE), set(range(16))) == pytest.approx(16 * RATE)
-
-
-def test_servers_keep_full_bisection():
-    for topology in (fat_tree(4, server=SMALL), leaf_spine(4, 2, server=SMALL), rail(8, server=SMALL, unit=2)):
-        half = set(range(len(topology.ranks) // 2))
-        assert crossing(topology, half) == pytest.approx(RATE * len(half))
-
-
-@pytest.mark.parametrize(("shape", "cut"), [((4, 4), 2 * 4), ((8,), 2), ((4, 4, 4), 2 * 16), ((2, 2, 2), 4)])
-def test_a_torus_is_cut_across_its_rings(shape: tuple[int, ...], cut: int):
-    made = torus(shape, RATE)
-    assert crossing(made, set(range(prod(shape) // 2))) == pytest.approx(cut * RATE)
-
-
-# Ways.
+@pytest.mark.parametrize(
+    ("topology", "over"),
+    [
+        (fat_tree(4, RATE, oversubscription=2), 2),
+        (leaf_spine(4, 6, RATE, oversubscription=3), 3),
+        (fat_tree(4, server=SMALL), 1),
+        (leaf_spine(4, 2, server=SMALL), 1),
+        (rail(8, server=SMALL, unit=2), 1),
+    ],
+)
+def test_servers_keep_full_bisection_and_what_is_oversubscribed_carries_that_much_less(topology: Topology, over: int):
+    half = set(range(len(topology.ranks) // 2))
+    assert crossing(topology, half) == pytest.approx(RATE * len(half) / over)
 
 
 def test_hosts_in_different_parts_of_a_bigraph_have_one_direct_way():
@@ -253,9 +216,6 @@ def test_rails_without_spines_meet_inside_the_servers():
     assert isinstance(preset("dgx-a100"), NVSwitch)
 
 
-# Errors.
-
-
 @pytest.mark.parametrize(
     ("build", "field"),
     [
@@ -276,10 +236,3 @@ def test_impossible_numbers_are_refused_by_name(build, field: str):
     with pytest.raises(ConfigError) as caught:
         build()
     assert caught.value.field == field
-
-
-def test_a_topology_that_is_too_small_is_refused():
-    made = star(4, RATE)
-    assert made.hold(4) is made
-    with pytest.raises(ConfigError, match="has 4 ranks and cannot hold 5"):
-        made.hold(5)

@@ -40,14 +40,10 @@ def test_notation(text, expected):
     assert cluster(text) == expected
 
 
-def test_a_cluster_is_its_own_notation():
-    place = Cluster(4)
-    assert cluster(place) is place
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name):
     place = cluster(f"{name}:4")
+    assert cluster(place) is place
     assert place == preset(name, 4) == preset(name.upper(), 4)
     assert (place.workers, place.gpus) == (4, 8)
     assert preset(name, 4, latency="1us", up="1Gbps").up == 1.25e8
@@ -60,15 +56,11 @@ def test_presets(name):
         ("4@10Gbps,latency=1us,latency=1us", "latency: 'latency=1us' contradicts an option before it"),
         ("4@10Gbps,rate=1Gbps", "rate: '1Gbps' contradicts the rate after '@'"),
         ("4@10Gbps,all_reduce=2", "all_reduce: '2' is no setting of a ring"),
-        ("4@10Gbps,server=1Gbps", "contradicts exchange 'all_reduce'"),
-        ("0@10Gbps", "workers: 0 is not a whole number of at least 1"),
         ("1@10Gbps", "workers: 1 with 1 GPU has nobody to exchange gradients with"),
-        ("4x0@10Gbps", "gpus: 0 is not a whole number"),
         ("4@0Gbps", "up: '0Gbps' is not a rate above 0"),
         ("4@10Gb", "up: '10Gb' is not a rate; write e.g. '100Gbps'"),
         ("4@10", "is not a cluster; write e.g. '4x8xV100@100Gbps'"),
         ("4@10Gbps,latency=5", "latency: '5' is not a time"),
-        ("4@10Gbps,ps=0", "servers: 0 leaves the parameter server without a host"),
         ("4@10Gbps,ps=-1", "ps: '-1' is not a number of servers"),
         ("4@10Gbps,ps=²", "ps: '²' is not a number of servers"),
         ("4@10Gbps,latncy=5us", "option: 'latncy' is unknown; did you mean 'latency'?"),
@@ -100,19 +92,9 @@ def test_only_text_is_a_text(wrong):
 
 NUMBERS = ["4", "0", "8", "-1", "2", "²", "nan", ".", "e9", "10Gbps", "1GB/s"]
 SIGNS = ["x", "×", "@", "/", ",", "=", ":", " "]
-WORDS = [
-    "V100",
-    "workers",
-    "dgx-h100",
-    "ps",
-    "colocated",
-    "all_reduce",
-    "latency=5us",
-    "rate",
-    "server=1Gbps",
-    "local=",
-]
-FRAGMENTS = st.sampled_from([*NUMBERS, *SIGNS, *WORDS])
+NAMES = ["V100", "workers", "dgx-h100", "ps", "colocated", "all_reduce"]
+OPTIONS = ["latency=5us", "rate", "server=1Gbps", "local="]
+FRAGMENTS = st.sampled_from([*NUMBERS, *SIGNS, *NAMES, *OPTIONS])
 
 
 @given(st.one_of(st.text(), st.lists(FRAGMENTS, max_size=12).map("".join)))
@@ -128,14 +110,9 @@ def test_a_file_says_the_same(tmp_path):
         'exchange = "ps"\nservers = 2\nserver_rate = "40Gbps"\n'
     )
     assert load(path) == cluster(str(path)) == cluster("4@10Gbps,latency=5us,overhead=0s,ps=2,server=40Gbps")
-
-
-@pytest.mark.parametrize("lines", [["rate", "down"], ["down", "rate"]])
-def test_the_order_of_keys_does_not_matter(tmp_path, lines):
-    values = {"rate": '"10Gbps"', "down": '"1Gbps"'}
-    path = tmp_path / "cluster.toml"
-    path.write_text("workers = 4\n" + "".join(f"{key} = {values[key]}\n" for key in lines))
-    assert load(path) == cluster("4@10Gbps/1Gbps")
+    for lines in ('rate = "10Gbps"\ndown = "1Gbps"', 'down = "1Gbps"\nrate = "10Gbps"'):
+        path.write_text(f"workers = 4\n{lines}\n")
+        assert load(path) == cluster("4@10Gbps/1Gbps")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +123,6 @@ def test_the_order_of_keys_does_not_matter(tmp_path, lines):
         ('workers = 4\nrte = "1Gbps"', "key: 'rte' is unknown; did you mean 'rate'"),
         ("workers = 4\nrate = 5", "rate: 5 is not a rate"),
         ('workers = "4"\nrate = "1Gbps"', "workers: '4' is not a whole number"),
-        ('workers = 4\ngpus = "8"\nrate = "1Gbps"', "gpus: '8' is not a whole number"),
         ("workers = 4\ngpus = [8]\nrate = '1Gbps'", "gpus: [8] is not a whole number"),
         ("workers = 4\ndevice = 5\nrate = '1Gbps'", "device: 5 is unknown"),
         ("workers = 4\n[links]\nrate = 1", "key: 'links' is unknown"),

@@ -20,15 +20,10 @@ def close(place, exact):
     return 0 <= kappa(place) - exact <= QUANTA
 
 
+@pytest.mark.parametrize("exchange", ["all_reduce", "ps_colocated"])
 @pytest.mark.parametrize("workers", [2, 3, 4, 7, 64])
-def test_a_ring_moves_each_byte_almost_twice(workers):
-    place = Cluster(workers, up=10 * GBPS, down=10 * GBPS)
-    assert close(place, Fraction(2 * (workers - 1), workers) / Fraction(10 * GBPS))
-
-
-@pytest.mark.parametrize("workers", [2, 3, 4, 7, 64])
-def test_a_server_on_every_worker_costs_what_a_ring_costs(workers):
-    place = Cluster(workers, up=10 * GBPS, down=10 * GBPS, exchange="ps_colocated")
+def test_a_ring_or_a_server_on_every_worker_moves_each_byte_almost_twice(workers, exchange):
+    place = Cluster(workers, up=10 * GBPS, down=10 * GBPS, exchange=exchange)
     assert close(place, Fraction(2 * (workers - 1), workers) / Fraction(10 * GBPS))
 
 
@@ -85,13 +80,17 @@ def test_one_worker_with_one_gpu_has_nobody_to_talk_to():
     assert Cluster(1, exchange="ps", servers=1).cost.per_byte > 0  # but a server may still hold its parameters
 
 
-def test_halves_cost_what_the_whole_costs():
+def test_halves_cost_what_the_whole_costs_and_one_exchange_alone_its_time_and_its_delay():
     rng = random.Random(3)
     for _ in range(500):
-        routes = random_cluster(rng).routes()
-        halves = routes["reduce_scatter"] + routes["all_gather"]
-        assert sum(hop.cost for hop in halves) == sum(hop.cost for hop in routes["all_reduce"])
-        assert sum(hop.latency for hop in halves) == sum(hop.latency for hop in routes["all_reduce"])
+        place, size = random_cluster(rng), rng.randint(1, 10**6)
+        routes = place.routes()
+        whole, halves = routes["all_reduce"], routes["reduce_scatter"] + routes["all_gather"]
+        assert sum(hop.cost for hop in halves) == sum(hop.cost for hop in whole)
+        assert sum(hop.latency for hop in halves) == sum(hop.latency for hop in whole)
+        if place.exchange == "all_reduce":
+            alone = sum(hop.occupancy(size) + hop.latency for hop in whole)
+            assert abs(alone - place.cost.time(size) - place.cost.delay(size)) <= len(whole)  # each rounds up
 
 
 def test_latency_counts_the_hops_of_a_ring():
@@ -111,17 +110,6 @@ def test_over_servers_the_dearer_direction_costs_and_the_acknowledgement_delays(
     route = (Hop("local", 2), Hop("up", 3, 1, 7), Hop("down", 5, 4, 8))
     assert served_cost(route) == CostModel(overhead=4, per_byte=5, latency=15, elsewhere=2)
     assert served_cost((Hop("wire", 3, 1, 7), Hop("wire", 3, 1, 7))) == CostModel(overhead=2, per_byte=6, latency=14)
-
-
-def test_one_exchange_alone_takes_its_time_and_its_delay():
-    rng = random.Random(4)
-    for _ in range(200):
-        place, size = random_cluster(rng), rng.randint(1, 10**6)
-        if place.exchange == "all_reduce":
-            hops = place.routes()["all_reduce"]
-            alone = sum(hop.occupancy(size) + hop.latency for hop in hops)
-            predicted = place.cost.time(size) + place.cost.delay(size)
-            assert abs(alone - predicted) <= len(hops)  # each rounds up
 
 
 @pytest.mark.parametrize(

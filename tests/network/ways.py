@@ -1,9 +1,15 @@
-"""Ways through a topology, found by networkx."""
+"""Paths through a topology, found by networkx; and what plain Python prints in place of compiled kernels."""
+
+import os
+import subprocess
+import sys
 
 import networkx as nx
 import numpy as np
 
 from foretrain.network.topology.graph import Topology
+
+COLUMNS = ("ranks", "first", "source", "target", "rate", "latency", "metric", "up", "background")
 
 
 def graph(topology: Topology) -> nx.DiGraph:
@@ -29,6 +35,15 @@ def names(topology: Topology, path: list[int]) -> list[str]:
 
 def equal(a: Topology, b: Topology) -> bool:
     """Whether both are the same to the last bit."""
-    columns = ("ranks", "first", "source", "target", "rate", "latency", "metric", "up", "background")
-    same = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in columns)
+    same = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in COLUMNS)
     return same and a.name == b.name and a.nodes == b.nodes
+
+
+def interpreted(code: str) -> str:
+    """What ``code`` prints where numba does not compile, without the white space around it."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    made = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()

@@ -1,4 +1,4 @@
-"""Where gradients travel: simple clusters, jobs deployed on topologies, and the routes a chunk takes.
+"""Networks on which gradients travel: simple clusters, jobs deployed on topologies, and routes of chunks.
 
 Only the simple cluster is imported here. What simulates flows (`deployment`, `fluid`, `packet`, `routing`,
 `topology.notation`) needs numba and is imported where it is used, so that commands that do without it start at once.

@@ -1,4 +1,4 @@
-"""One collective alone on a network: how long, how fast as nccl-tests count, and which links it fills."""
+"""Benchmark of one collective alone on a network: time, bus bandwidth as nccl-tests define it, and link use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def exchange(
     collective: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectiveBenchmark:
-    """Simulates one collective of ``size`` bytes on ``place``, by its own collective or another.
+    """Simulate one collective of ``size`` bytes on ``place``, by its own collective or another.
 
     Args:
         place: where; its fidelity must not be ``"auto"``.

@@ -1,11 +1,8 @@
 """Choice of the collective for a topology, and of the node for each endpoint of its plan.
 
 A plan knows ranks and helpers only. What it needs to know of the network is read off the topology here: how many ranks
-a server has, which switch can reduce, that the fabric is a BiGraph.
-
-Orders of ranks for rings that use all there is: every NVLink of a mesh, every NIC of a server.
-
-NCCL's choice for ranks of a topology: which collective of ours stands for its algorithm, and at which cost.
+a server has, which switch can reduce, that the fabric is a BiGraph, orders of ranks for rings that use every NVLink of
+a mesh and every NIC of a server, and NCCL's choice for ranks of a topology.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ MOST_CHANNELS = 8
 
 
 def ring_orders(topology: Topology, ranks: NDArray[np.int64], local: int) -> NDArray[np.int64]:
-    """Orders of the job's ranks (by their number in the job), int64 (channels, ranks).
+    """Return orders of the job's ranks (by their number in the job), int64 (channels, ranks).
 
     In one server whose GPUs are linked to each other, edge-disjoint Hamiltonian cycles over these links, found
     greedily. Over servers of ``local`` ranks with several NICs, one channel per NIC: channel c goes through server s
@@ -61,7 +58,7 @@ def ring_orders(topology: Topology, ranks: NDArray[np.int64], local: int) -> NDA
 
 
 def _links(topology: Topology, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of the slowest direct links' rate there are between each two ranks; all 0 without any."""
+    """Return the rate between each two ranks, in multiples of the slowest direct link's; 0 where there is none."""
     nodes = topology.ranks[ranks]
     number = np.full(len(topology.nodes), -1)
     number[nodes] = np.arange(len(nodes))
@@ -74,7 +71,7 @@ def _links(topology: Topology, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _cycles(links: NDArray[np.int64]) -> list[list[int]]:
-    """Directed Hamiltonian cycles, no link used more often than there are of it."""
+    """Return directed Hamiltonian cycles that use no link more often than it exists."""
     left, found = links.copy(), []
     while len(found) < MOST_CHANNELS and (cycle := _cycle(left)):
         for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True):
@@ -84,7 +81,7 @@ def _cycles(links: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _cycle(links: NDArray[np.int64]) -> list[int]:
-    """One Hamiltonian cycle from 0 on, over links of which most are left first; empty if there is none."""
+    """Return one Hamiltonian cycle from 0 on, over the most plentiful links first; empty if there is none."""
     count = len(links)
     if count > 16:  # No mesh is that large, and the search is exponential.
         return []
@@ -107,7 +104,7 @@ def _cycle(links: NDArray[np.int64]) -> list[int]:
 
 
 def _nics(topology: Topology, ranks: NDArray[np.int64]) -> int:
-    """NICs of the job's first server."""
+    """Return the number of NICs of the job's first server."""
     server = topology.nodes[topology.ranks[ranks[0]]].server
     return sum(node.kind == "nic" and node.server == server for node in topology.nodes) if server >= 0 else 0
 
@@ -120,7 +117,7 @@ _MOST_CHUNKS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A plan and where it goes.
+    """A plan and the places of its endpoints.
 
     Attributes:
         plan: the transfers.
@@ -134,14 +131,14 @@ class Arrangement:
 
 
 def chunks(size: int) -> int:
-    """How many pieces pipelines cut ``size`` bytes into: a power of two, so that few plans serve all sizes."""
+    """Return the pieces of ``size`` bytes in a pipeline: a power of two, so that few plans serve all sizes."""
     return 1 << (min(max(size // _CHUNK, 1), _MOST_CHUNKS).bit_length() - 1)
 
 
 def arrange(
     name: str, operation: Operation, topology: Topology, ranks: Sequence[int], pieces: int = _MOST_CHUNKS
 ) -> Arrangement:
-    """The collective called ``name`` among ``ranks`` of ``topology``, its pipelines in ``pieces``; see `chunks`.
+    """Arrange the collective called ``name`` among ``ranks``, its pipelines in ``pieces``; see `chunks`.
 
     Raises:
         ConfigError: the name is unknown, or the topology lacks what the collective needs; says what.
@@ -173,7 +170,7 @@ def arrange(
 def suited(
     operation: Operation, topology: Topology, ranks: Sequence[int], pieces: int = _MOST_CHUNKS
 ) -> dict[str, Arrangement]:
-    """Every collective, but for the parameter server, that can do ``operation`` among ``ranks``."""
+    """Return every collective, but for the parameter server, that can do ``operation`` among ``ranks``."""
     found = {}
     for name, offer in ALGORITHMS.items():
         if operation not in offer.operations or name == "parameter_server":
@@ -186,7 +183,7 @@ def suited(
 
 
 def ranks_per_server(topology: Topology, ranks: NDArray[np.int64]) -> int:
-    """How many of ``ranks`` each server has, if equally many that stand together; else 1."""
+    """Return the number of ``ranks`` in each server, if it is equal and they stand together; else 1."""
     servers = np.array([topology.nodes[node].server for node in topology.ranks[ranks]])
     if (servers < 0).any():
         return 1
@@ -196,7 +193,7 @@ def ranks_per_server(topology: Topology, ranks: NDArray[np.int64]) -> int:
 
 
 def _reducing(topology: Topology, ranks: NDArray[np.int64]) -> int:
-    """The switch that all ``ranks`` hang on and that can reduce."""
+    """Return the switch that all ``ranks`` are linked to and that can reduce."""
     common: set[int] | None = None
     for node in topology.ranks[ranks].tolist():
         near = set(topology.target[topology.first[node] : topology.first[node + 1]].tolist())
@@ -210,7 +207,7 @@ def _reducing(topology: Topology, ranks: NDArray[np.int64]) -> int:
 
 
 def _hdrm(operation: Operation, topology: Topology, ranks: NDArray[np.int64]) -> Arrangement:
-    """HDRM among the places of a BiGraph; where a place is a server of several ranks, per shard between servers."""
+    """Arrange HDRM among the places of a BiGraph; between servers of several ranks, per shard."""
     shape = as_bigraph(topology)
     if shape is None:
         raise ConfigError("collective", "hdrm", f"needs a BiGraph and not {topology.name}", "use 'halving_doubling'")
@@ -230,7 +227,7 @@ def _hdrm(operation: Operation, topology: Topology, ranks: NDArray[np.int64]) ->
 
 
 def _seats(shape: BiGraph, places: NDArray[np.int64]) -> tuple[int, int, NDArray[np.int64]]:
-    """The BiGraph that a job on ``places`` has for itself: switches, hosts of each, and the place of each of its seats.
+    """Return the BiGraph that a job on ``places`` has for itself: switches, hosts of each, the place of each seat.
 
     Either equally many places at equally many switches of both parts, or the hosts that `hdrm_mapping` would choose.
     """

@@ -1,9 +1,9 @@
-"""A job on a topology: which ranks, which collective, which routing. What `Cluster` is for the simple case.
+"""A job on a topology: its ranks, collective and routing.
 
 Where `Cluster` has a formula, a deployment asks a simulation how long a collective takes when nothing else is sent: the
-fluid one unless its fidelity says otherwise.
-Collectives of one job run one after the other, as on one stream of NCCL, so that is all a job alone needs; jobs
-that share a network are simulated flow by flow (`foretrain.simulation.shared_network`).
+fluid one unless its fidelity says otherwise. Collectives of one job run one after the other, as on one stream of NCCL,
+so that is all a job alone needs; jobs that share a network are simulated flow by flow
+(`foretrain.simulation.shared_network`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from foretrain.collective import Operation
 from foretrain.errors import ConfigError
-from foretrain.network.collective_placement import Arrangement, arrange, chunks, suited
+from foretrain.network.collective_placement import Arrangement, arrange, choice_on, chunks, suited
 from foretrain.network.fidelity import FLUID, Fidelity, decided, packet_hops, parts
+from foretrain.network.fluid import run
 from foretrain.network.program import NetworkSimulator, Program, place
 from foretrain.network.switch_cluster import DEFAULT_OVERHEAD
 from foretrain.network.topology.graph import Topology
@@ -42,7 +43,7 @@ _LARGE = 1 << 36
 
 
 class _Way(NamedTuple):
-    """How data of one size is exchanged: by NCCL's own launch, latency of a step, and share of links, or ours."""
+    """Exchange of data of one size: collective, latency of a step, launch and share of links, ours or NCCL's."""
 
     name: str
     arrangement: Arrangement
@@ -124,7 +125,7 @@ class Deployment:
 
     @property
     def cost(self) -> CostModel:
-        """κ and θ as policies want them: what a byte costs in large collectives, and what one costs besides.
+        """Return κ and θ for policies: the cost of a byte in large collectives, and that of an operation.
 
         κ is the least that any size costs per byte, whole or in two halves, so that no schedule beats the optimum.
         """
@@ -139,7 +140,7 @@ class Deployment:
         return self._memo["cost"]
 
     def duration(self, operation: Operation, size: int) -> Time:
-        """How long a collective of ``size`` bytes takes alone, ps, without θ.
+        """Return the time of a collective of ``size`` bytes alone, ps, without θ.
 
         Simulated at powers of two and linear in between: exact where the collective's time is linear, as it is where
         latency or rate decides. ``size`` is that of the gradient, for the halves of an all-reduce as well.
@@ -154,12 +155,12 @@ class Deployment:
         return self._way(operation, size).name
 
     def program(self, operation: Operation, size: int, release: Time = 0, *, collective: str | None = None) -> Program:
-        """The flows of a collective of ``size`` bytes, by the job's own collective or by another."""
+        """Return the flows of a collective of ``size`` bytes, by the job's own collective or by another."""
         way = self._way(operation, size) if collective is None else self._plain(operation, collective, size)
         return self._program(way, size, release)
 
     def carrier(self) -> NetworkSimulator:
-        """The network, empty, as its fidelity has it: programs come while time passes."""
+        """Return the network, empty, as a simulator of its fidelity."""
         return self.fidelity.carrier(self.network)
 
     def simulated(self, fidelity: Fidelity) -> Deployment:
@@ -174,7 +175,7 @@ class Deployment:
         return self._with(fidelity=made.fidelity), made.why
 
     def measure(self, largest: int, progress: Callable[[int, int], None]) -> None:
-        """Simulates now what `duration` would simulate when asked for collectives of up to ``largest`` bytes.
+        """Simulate now what `duration` would simulate for collectives of up to ``largest`` bytes.
 
         Args:
             largest: bytes.
@@ -250,7 +251,8 @@ class Deployment:
         return self._with(overhead=int(value))
 
     def _ports(self) -> NDArray[np.float64]:
-        """The different rates of the cables that leave the job's hosts or servers, ascending; of one server, inside."""
+        """Return the different rates of the cables that leave the job's hosts or servers, ascending; of one server,
+        inside."""
         topology = self.topology
         ranks = topology.ranks[list(self.members)]
         server = np.array([node.server for node in topology.nodes])
@@ -259,7 +261,7 @@ class Deployment:
         return np.unique(topology.rate[leaving if leaving.any() else np.isin(topology.source, ranks)])
 
     def _per_byte(self, operation: Operation) -> float:
-        """ps that one byte more takes in large collectives."""
+        """Return the ps that one byte more takes in large collectives."""
         return (self._exact(operation, 2 * _LARGE) - self._exact(operation, _LARGE)) / _LARGE
 
     def _with(self, **changes: Any) -> Deployment:
@@ -267,7 +269,7 @@ class Deployment:
         return dataclasses.replace(self, **changes, _memo={})
 
     def _exact(self, operation: Operation, size: int) -> float:
-        """ps of a collective of ``size`` bytes alone."""
+        """Return the ps of a collective of ``size`` bytes alone."""
         key = operation, size
         if key not in self._memo:
             self._memo[key] = self._at_level(operation, size)
@@ -282,12 +284,10 @@ class Deployment:
         return float(self.fidelity.finish(self._alone(operation, size), self.network).max())
 
     def _time(self, way: _Way, size: int) -> float:
-        from foretrain.network.fluid import run
-
         return float(run(self._program(way, size, 0), self.capacity, name=self.network.link_name).finish.max())
 
     def _way(self, operation: Operation, size: int) -> _Way:
-        """How ``size`` bytes are exchanged; ``"auto"`` decides once per power of two."""
+        """Return how ``size`` bytes are exchanged; ``"auto"`` decides once per power of two."""
         if self.fidelity.level in ("packet", "auto") and self.collective in ("auto", "nccl"):
             return self.fluid._way(operation, size)
         if self.collective == "nccl":
@@ -323,9 +323,7 @@ class Deployment:
         return self._memo[key]
 
     def _nccl(self, operation: Operation, size: int) -> _Way:
-        """NCCL's choice; latency of a step and share of links are such that it takes its time on an idle network."""
-        from foretrain.network.collective_placement import choice_on
-
+        """Return NCCL's choice, with the step latency and share of links that take its time on an idle network."""
         choice, name = choice_on(self.topology, self.members, self.device, operation, size)
         key = "nccl", operation, name
         if key not in self._memo:

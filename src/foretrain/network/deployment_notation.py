@@ -33,7 +33,7 @@ _GPU = re.compile(r"(?:dgx-|server=dgx-)([a-z]+[0-9]+)|(p3\.16xlarge)", re.IGNOR
 
 
 def deployment(text: str, *, alone: bool = False) -> Deployment:
-    """The job on a topology that ``text`` describes; ``alone`` if a single rank will do.
+    """Return the job on a topology that ``text`` describes; ``alone`` if a single rank will do.
 
     Raises:
         ConfigError: what is wrong, and what to write instead.
@@ -75,7 +75,7 @@ def _fields(own: dict[str, str], topology_text: str) -> dict[str, Any]:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """``"0-7"``, ``"0-3+8-11"`` or ``"5"``."""
+    """Parse ``"0-7"``, ``"0-3+8-11"`` or ``"5"``."""
     found: list[int] = []
     for part in text.split("+"):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
@@ -110,7 +110,7 @@ def deployment_of(cluster: Cluster) -> Deployment:
 
 
 def single(gpu: str) -> Deployment:
-    """One GPU, a preset of `foretrain.device`."""
+    """Return the deployment of one GPU, a preset of `foretrain.device`, which exchanges nothing."""
     return Deployment(star(1, 1e9), device=device.preset(gpu).name, alone=True)
 
 

@@ -1,4 +1,4 @@
-"""How closely a network is simulated: ideal, as a fluid, or packet by packet.
+"""Fidelity of a network simulation: ideal, as a fluid, or packet by packet.
 
 | level  | what it knows |
 |---|---|
@@ -7,19 +7,11 @@
 | packet | besides, packets, queues, marks, losses and the transport that reacts to them |
 | auto   | packet where that takes no longer than a budget on this machine, else fluid |
 
-Each costs more than the one before, and finds more time. ``"auto"`` is decided for known work by
-`foretrain.network.fidelity.decided`; where the work is not known before, whoever simulates says how it decides.
-
-How long the packet level will take, before it starts.
-
-Packets that cross links are counted from the program; how many this machine does in a second is measured, in a tenth of
-a second, on the first flows of the same program in the same network, so that the size of the network counts, too. What
-is sent again, and hosts that do nothing but wait, are not foreseen: expect the half, or the double.
-
-A network in which nothing is in anybody's way: each flow has its path to itself, at the rate of its slowest link.
-
-What depends on what is kept, and so are latency, steps and releases: the least that a program can take, whatever else
-is sent. Where the other fidelities take longer, that is contention.
+Each costs more than the one before, and finds more time; where fluid and packet take longer than ideal, that is
+contention. ``"auto"`` is decided for known work by `decided`, from the packets that cross links in the program and the
+speed of this machine: measured, in a tenth of a second, on the first flows of the same program in the same network, so
+that the size of the network counts, too. Repeated packets, and hosts that do nothing but wait, are not foreseen: expect
+the half, or the double.
 """
 
 from __future__ import annotations
@@ -36,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError
+from foretrain.network.fluid import Fluid
 from foretrain.network.fluid import run as run_fluid
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet.port_config import holding, usual
@@ -66,8 +59,7 @@ def run_ideal(program: Program, capacity: NDArray[np.float64]) -> NDArray[np.flo
 
 
 class Ideal:
-    """Network without contention (`foretrain.network.program.NetworkSimulator`): programs do not meet, so each end
-    is known at once.
+    """Network without contention, a `foretrain.network.program.NetworkSimulator`: each end is known at once.
 
     Args:
         capacity: bytes/s of each link, float64 (links,).
@@ -82,16 +74,16 @@ class Ideal:
 
     @property
     def now(self) -> Time:
-        """The present, ps."""
+        """Return the present, ps."""
         return self._now
 
     @property
     def running(self) -> tuple[ProgramHandle, ...]:
-        """The programs that have not completed, in the order in which they came."""
+        """Return the programs that have not completed, in the order of their addition."""
         return tuple(self._running.values())
 
     def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
-        """Starts ``program`` now, or at ``at``, up to which time then passes first.
+        """Start ``program`` now, or at ``at``, up to which time then passes first.
 
         Raises:
             StallError: it can never complete.
@@ -110,7 +102,7 @@ class Ideal:
         return handle
 
     def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[ProgramHandle, ...]:
-        """Lets time pass to ``until``, or until everything is done; returns what completed, in order."""
+        """Let time pass to ``until``, or until everything is done; return what completed, in order."""
         if until is not None and until < self._now:
             raise ConfigError("until", until, "is past", f"it is {self._now} ps now")
         if stop and (first := self.next_completion()) is not None and (until is None or first < until):
@@ -126,19 +118,19 @@ class Ideal:
         return tuple(done)
 
     def predict(self, handle: ProgramHandle) -> Time:
-        """When ``handle`` completes, ps."""
+        """Return when ``handle`` completes, ps."""
         if handle.end is None:
             self._check(handle)
         return math.ceil(handle.finish.max()) if handle.end is None else handle.end
 
     def next_completion(self) -> Time | None:
-        """When the next program completes, ps; None if none runs."""
+        """Return when the next program completes, ps; None if none runs."""
         while self._ends and self._ends[0][1] not in self._running:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
     def cancel(self, handle: ProgramHandle) -> None:
-        """Takes ``handle`` out of the network, now."""
+        """Remove ``handle`` from the network, now."""
         self._check(handle)
         handle.cancelled = True
         del self._running[handle._index]
@@ -156,7 +148,7 @@ USUAL: Final = Dctcp(least_timeout=MILLISECOND)
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """A level, and what the packet level needs.
+    """A level, and the settings of the packet level.
 
     Attributes:
         level: see this module.
@@ -183,7 +175,7 @@ class Fidelity:
         return f"packets ({type(self.transport).__name__.lower()})" if self.level == "packet" else self.level
 
     def packets(self, topology: Topology) -> Packets:
-        """``topology`` as a network of packets."""
+        """Return ``topology`` as a network of packets."""
         switches = self.switches or usual(topology, self.transport)
         hosts = holding(topology, self.transport)
         return Packets(
@@ -196,7 +188,7 @@ class Fidelity:
         )
 
     def _lossy(self, topology: Topology) -> dict[int, LinkLosses]:
-        """By link. ConfigError where there is no such link."""
+        """Return the losses by link; ConfigError where there is no such link."""
         found: dict[int, LinkLosses] = {}
         for where, what in self.losses:
             links = np.flatnonzero(topology.up) if where == "*" else topology.between(*where.split(":", 1))
@@ -204,7 +196,7 @@ class Fidelity:
         return found
 
     def carrier(self, topology: Topology) -> NetworkSimulator:
-        """``topology`` as a network that programs come to while time passes.
+        """Return ``topology`` as a network to which programs are added while time passes.
 
         Raises:
             ConfigError: the level is ``"auto"``, which somebody must have decided.
@@ -212,18 +204,14 @@ class Fidelity:
         if self.level == "packet":
             return self.packets(topology).online()
         if self.level == "ideal":
-            pass
-
             return Ideal(topology.capacity)
         self._check_decided()
-        from foretrain.network.fluid import Fluid
-
         return Fluid(topology.capacity, name=topology.link_name)
 
     def finish(
         self, program: Program, topology: Topology, progress: Callable[[int, int], None] | None = None
     ) -> NDArray[np.float64]:
-        """When each flow of ``program`` ends if it is alone on ``topology``, ps, float64 (flows,).
+        """Return when each flow of ``program`` ends if it is alone on ``topology``, ps, float64 (flows,).
 
         Args:
             program: what is sent.
@@ -237,13 +225,9 @@ class Fidelity:
         if self.level == "packet":
             return self.packets(topology).run(program, progress=progress).finish.astype(np.float64)
         if self.level == "ideal":
-            pass
-
             return run_ideal(program, topology.capacity)
         self._check_decided()
-        from foretrain.network.fluid import run
-
-        return run(program, topology.capacity, name=topology.link_name).finish
+        return run_fluid(program, topology.capacity, name=topology.link_name).finish
 
     def _check_decided(self) -> None:
         if self.level == "auto":
@@ -274,7 +258,7 @@ class PacketEstimate:
 
     @property
     def seconds(self) -> float:
-        """How long that takes."""
+        """Return the estimated run time."""
         return self.hops / self.speed if self.hops else 0.0
 
     def __str__(self) -> str:
@@ -295,13 +279,13 @@ class Decided:
 
 
 def packet_hops(program: Program, payload: int) -> int:
-    """Links that data packets of ``payload`` bytes cross to carry ``program``, if none is lost."""
+    """Return the links that data packets of ``payload`` bytes cross to carry ``program``, if none is lost."""
     packets = np.ceil(np.maximum(program.size, 1.0) / payload) * program.steps
     return int(packets @ np.diff(program.paths.first))
 
 
 def speed(fidelity: Fidelity, topology: Topology, program: Program) -> float:
-    """Packet hops in a second on this machine, of ``fidelity``'s packets in ``topology`` over paths of ``program``."""
+    """Measure packet hops in a second on this machine, of ``fidelity``'s packets over paths of ``program``."""
     crossing = np.flatnonzero(np.diff(program.paths.first) > 0)[:_FLOWS]
     if not len(crossing):
         return 1e6
@@ -339,7 +323,7 @@ def decided(fidelity: Fidelity, topology: Topology, programs: Iterable[Program],
 
 
 def parts(sizes: Sequence[int], told: Callable[[int, int], None]) -> Iterator[Callable[[int, int], None]]:
-    """For each of several works of such ``sizes`` whom to tell how far it is; ``told`` hears it of the whole."""
+    """Yield a progress callback for each of several works of such ``sizes``; ``told`` is called with the whole."""
     whole = sum(sizes)
     for k, size in enumerate(sizes):
         before = sum(sizes[:k])

@@ -1,4 +1,4 @@
-"""How numba compiles the kernels of the fluid and of the packet simulator.
+"""Compilation of the kernels of the fluid and of the packet simulator by numba.
 
 No fastmath: ties of equal flows must stay ties. No reference counts: a kernel keeps nothing, allocates nothing, and
 counting every array that it takes out of the state was three quarters of its time. Only what Python calls gets a

@@ -117,7 +117,7 @@ def _simple(text: str) -> Cluster:
 
 
 def preset(name: str, servers: int, *, parameter_servers: int = 0, **changes: Any) -> Cluster:
-    """A named kind of server, ``servers`` of them.
+    """Return ``servers`` servers of a named kind.
 
     Args:
         name: one of `PRESETS`.
@@ -132,7 +132,7 @@ def preset(name: str, servers: int, *, parameter_servers: int = 0, **changes: An
 
 
 def load(path: str | Path) -> Cluster:
-    """A cluster from a TOML file with the keys of `Cluster` (``rate`` sets both ``up`` and ``down``)."""
+    """Return the cluster in a TOML file with the keys of `Cluster` (``rate`` sets both ``up`` and ``down``)."""
     try:
         fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         return _build(fields)
@@ -181,7 +181,7 @@ def _exchange(key: str, value: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(fields: dict[str, Any]) -> Cluster:
-    """A cluster from border types: texts with units become numbers, and unknown keys are refused."""
+    """Build a cluster from border types: texts with units become numbers, and unknown keys are refused."""
     known = {field.name for field in dataclasses.fields(Cluster)}
     inside: dict[str, Any] = {}
     if "rate" in fields:  # first, so that up and down refine it wherever they stand

@@ -1,13 +1,8 @@
-"""Flows that a network is to carry, with dependencies, in columns for the kernels; and how collectives become flows.
+"""Flows with dependencies, in columns for the kernels; simulators that carry them; collectives placed on topologies.
 
 A flow is a persistent channel over one path that sends ``size`` bytes in each of its ``steps``; see
-`foretrain.collective.plan` for the rule of dependencies, which is the same here.
-
-A network that programs come to while time passes: what carries them, and the handle of one that runs.
-
-`foretrain.network.fidelity`, `foretrain.network.fluid` and `foretrain.network.packet.online_simulator` are carriers.
-
-A collective on a topology: the plan's endpoints become nodes, its channels paths, its blocks bytes.
+`foretrain.collective.plan` for the rule of dependencies, which is the same here. Simulators of networks are in
+`foretrain.network.fidelity`, `foretrain.network.fluid` and `foretrain.network.packet.online_simulator`.
 """
 
 from __future__ import annotations
@@ -41,11 +36,11 @@ class Paths:
         return len(self.first) - 1
 
     def of(self, flow: int) -> NDArray[np.int32]:
-        """The links of one flow."""
+        """Return the links of one flow."""
         return self.links[self.first[flow] : self.first[flow + 1]]
 
     def gather(self, flows: NDArray[np.integer]) -> Paths:
-        """The paths of ``flows``, which may repeat."""
+        """Return the paths of ``flows``, which may repeat."""
         lengths = np.diff(self.first)[flows]
         first = np.zeros(len(flows) + 1, np.int32)
         np.cumsum(lengths, out=first[1:])
@@ -54,7 +49,7 @@ class Paths:
 
     @classmethod
     def stacked(cls, several: Sequence[Paths]) -> Paths:
-        """All of them, those of the first before those of the second; there is at least one."""
+        """Join at least one, in order."""
         hops = np.cumsum([0, *(len(paths.links) for paths in several)])
         first = np.concatenate([[0], *(paths.first[1:] + hops[i] for i, paths in enumerate(several))])
         return cls(first.astype(np.int32), np.concatenate([paths.links for paths in several]))
@@ -109,7 +104,7 @@ class Program:
         lag: NDArray[np.int32] | None = None,
         others: tuple[Paths, ...] = (),
     ) -> Program:
-        """A program with defaults: one step each, no latency, no dependencies, all alike. Checked."""
+        """Return a checked program; by default one step each, no latency, no dependencies, all alike."""
         count = len(paths)
         none = np.zeros(0, np.int32)
         made = cls(
@@ -129,7 +124,7 @@ class Program:
         return made
 
     def check(self) -> None:
-        """ConfigError, naming the column and the flow, where a value is impossible."""
+        """Raise ConfigError, naming the column and the flow, where a value is impossible."""
         count = len(self)
         for paths in self.others:
             if len(paths) != count:
@@ -154,7 +149,7 @@ class Program:
 
 
 def joined(programs: list[Program]) -> Program:
-    """Programs that run at the same time, independent of each other."""
+    """Join programs that run at the same time, independent of each other."""
     starts = np.cumsum([0, *map(len, programs)])
     waits = np.cumsum([0, *(len(p.after) for p in programs)])
 
@@ -176,7 +171,7 @@ def joined(programs: list[Program]) -> Program:
 
 @dataclass(eq=False, slots=True)
 class ProgramHandle:
-    """A program in the network; the handle that `NetworkSimulator.add` returns.
+    """Handle of a program in a network, which `NetworkSimulator.add` returns.
 
     Attributes:
         program: what was added.
@@ -204,23 +199,23 @@ class NetworkSimulator(Protocol):
 
     @property
     def now(self) -> Time:
-        """The present, ps."""
+        """Return the present, ps."""
         ...
 
     @property
     def running(self) -> tuple[ProgramHandle, ...]:
-        """The programs that have not completed, in the order in which they came."""
+        """Return the programs that have not completed, in the order of their addition."""
         ...
 
     def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
-        """Starts ``program`` now, or at ``at``, up to which time then passes first.
+        """Start ``program`` now, or at ``at``, up to which time then passes first.
 
         Releases in the program count from the network's time 0.
         """
         ...
 
     def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[ProgramHandle, ...]:
-        """Lets time pass to ``until``, or until everything is done; returns what completed, in order.
+        """Let time pass to ``until``, or until everything is done; return what completed, in order.
 
         Args:
             until: ps; None for as long as anything can happen.
@@ -232,20 +227,20 @@ class NetworkSimulator(Protocol):
         ...
 
     def predict(self, handle: ProgramHandle) -> Time:
-        """When ``handle`` would complete if nothing else came or changed, ps."""
+        """Return when ``handle`` would complete if nothing else were added or changed, ps."""
         ...
 
     def next_completion(self) -> Time | None:
-        """When the next program would complete if nothing else came or changed, ps; None if none runs."""
+        """Return when the next program would complete if nothing were added or changed, ps; None if none runs."""
         ...
 
     def cancel(self, handle: ProgramHandle) -> None:
-        """Takes ``handle`` out of the network, now. What it has sent stays sent."""
+        """Remove ``handle`` from the network, now. What it has sent stays sent."""
         ...
 
 
 class Router(Protocol):
-    """Chooses paths; see `foretrain.network.routing`."""
+    """Choice of paths; see `foretrain.network.routing`."""
 
     @property
     def topology(self) -> Topology:
@@ -253,18 +248,18 @@ class Router(Protocol):
         ...
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:
-        """A path for each of the node pairs; the same pair and connection always get the same one."""
+        """Return a path for each of the node pairs; the same pair and connection always get the same one."""
         ...
 
 
 @runtime_checkable
 class Scattering(Router, Protocol):
-    """A router of packets, each of which may take another way."""
+    """A router of packets, each of which may take another path."""
 
     def others(
         self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]
     ) -> tuple[Paths, ...]:
-        """More paths for each of the node pairs, besides that of `paths`."""
+        """Return more paths for each of the node pairs, besides that of `paths`."""
         ...
 
 
@@ -281,7 +276,7 @@ def place(
     priority: int = 0,
     release: Time = 0,
 ) -> Program:
-    """The flows of ``plan`` for ``data`` bytes.
+    """Return the flows of ``plan`` for ``data`` bytes.
 
     Args:
         plan: what to move.
@@ -328,7 +323,7 @@ def endpoints(
     ranks: Sequence[int] | NDArray[np.integer] | None = None,
     helpers: Sequence[int] = (),
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Source node, target node and connection of each transfer of ``plan``: what a router is asked for.
+    """Return source node, target node and connection of each transfer of ``plan``, the arguments of a router.
 
     ``ranks`` and ``helpers`` are those of `place`, as are the errors.
     """

@@ -1,10 +1,7 @@
 """Cluster in its simple form: equal workers around one switch that is never the bottleneck.
 
-What has a topology is a `foretrain.network.deployment.Deployment`, whose collectives the fluid simulation times.
-
-How a parameter server and its workers send, in both worlds: what they must agree on for a forecast to be one.
-
-The path of a chunk as a pipeline of hops: what a world needs to know of a network to carry one chunk.
+Also the path of a chunk as a pipeline of hops, and the constants that simulated and real parameter servers share. A job
+with a topology is a `foretrain.network.deployment.Deployment`, whose collectives the fluid simulation times.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ class Hop:
     floor: Time = 0
 
     def occupancy(self, size: int) -> Time:
-        """How long ``size`` bytes keep the pipe busy."""
+        """Return how long ``size`` bytes keep the pipe busy."""
         return max(self.floor, self.overhead + moving(size, self.cost))
 
 
@@ -167,12 +164,12 @@ class Cluster:
 
     @property
     def total_gpus(self) -> int:
-        """GPUs in the whole job."""
+        """Return the GPUs of the whole job."""
         return self.workers * self.gpus
 
     @property
     def slowdown(self) -> float:
-        """Equal workers: none is slower than its kind."""
+        """Return 1: no worker is slower than its kind."""
         return 1.0
 
     @property
@@ -191,7 +188,7 @@ class Cluster:
         return replace(self, up=self.up * factor, down=self.down * factor, server_rate=server_rate)
 
     def routes(self) -> dict[Op, Route]:
-        """The hops of every operation.
+        """Return the hops of every operation.
 
         A ring all-reduce moves 2(N−1)/N of every byte through each host in both directions at once; dedicated servers
         are reached by 1/k of every byte from each of N workers; beside the workers, k = N and both directions carry
@@ -252,7 +249,7 @@ class Cluster:
 
 
 def _halves(pipe: str, half: int, overhead: Time, latency: Time, floor: Time = 0) -> dict[Op, Route]:
-    """Routes of a collective whose two halves, reduce-scatter and all-gather, cost the same."""
+    """Return the routes of a collective whose halves, reduce-scatter and all-gather, cost the same."""
     one = (Hop(pipe, half, overhead, latency, floor),)
     both = (Hop(pipe, 2 * half, overhead, 2 * latency, floor),)
     return {"all_reduce": both, "reduce_scatter": one, "all_gather": one}

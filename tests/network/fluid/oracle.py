@@ -1,13 +1,11 @@
-"""Programs to simulate, and three independent answers: an iterated linear program, the certificate, closed forms."""
+"""Programs to simulate, and the certificate that their rates are max-min fair."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import linprog
 
-from foretrain.network.fluid import Fluid
 from foretrain.network.program import Paths, Program
 
 RATE = 50e9
@@ -31,20 +29,10 @@ def program(
 def waiting(base: Program, waits: Sequence[tuple[int, int, int]]) -> Program:
     """``base`` with dependencies (waiter, waited for, lag)."""
     ordered = sorted(waits)
-    first = np.zeros(len(base) + 1, np.int32)
-    np.cumsum(np.bincount([w for w, _, _ in ordered], minlength=len(base)), out=first[1:])
-    return Program.of(
-        base.paths,
-        base.size,
-        steps=base.steps,
-        latency=base.latency,
-        release=base.release,
-        weight=base.weight,
-        priority=base.priority,
-        first=first,
-        after=np.array([p for _, p, _ in ordered], np.int32),
-        lag=np.array([lag for _, _, lag in ordered], np.int32),
-    )
+    first = np.searchsorted([flow for flow, *_ in ordered], np.arange(len(base) + 1)).astype(np.int32)
+    after, lag = (np.array([wait[k] for wait in ordered], np.int32) for k in (1, 2))
+    columns = {name: getattr(base, name) for name in ("steps", "latency", "release", "weight", "priority")}
+    return Program.of(base.paths, base.size, first=first, after=after, lag=lag, **columns)
 
 
 def ring(n: int, data: float, latency: float = 0.0, offset: int = 0) -> Program:
@@ -57,36 +45,6 @@ def ring(n: int, data: float, latency: float = 0.0, offset: int = 0) -> Program:
 def star(n: int, rate: float = RATE) -> np.ndarray:
     """Capacities of ``n`` hosts at a switch: links 0 to n − 1 up, n to 2n − 1 down."""
     return np.full(2 * n, rate)
-
-
-def max_min(capacity: np.ndarray, lists: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:
-    """Max-min fair rates by linear programs: raise the least level, freeze who is stuck there, repeat (HiGHS)."""
-    n = len(lists)
-    use = np.zeros((len(capacity), n))
-    for flow, links in enumerate(lists):
-        use[list(links), flow] = 1
-    used = use.any(axis=1)
-    use, room = use[used], capacity[used] / RATE
-    rates = np.full(n, np.nan)
-    while np.isnan(rates).any():
-        free = np.isnan(rates)
-        # Variables: every flow's rate, and the level t that all free flows have at least. Maximise t.
-        least = np.hstack([-np.eye(n), weights[:, None]])[free]
-        bounds = [(0, None) if one else (rate, rate) for one, rate in zip(free, rates, strict=True)]
-        found = linprog(
-            [0.0] * n + [-1.0],
-            A_ub=np.vstack([np.hstack([use, np.zeros((len(use), 1))]), least]),
-            b_ub=np.concatenate([room, np.zeros(len(least))]),
-            bounds=[*bounds, (0, None)],
-            method="highs",
-        )
-        level = found.x[-1]
-        # Stuck is who crosses a link that is full when all free flows have just that level.
-        load = use @ np.where(free, level * weights, rates)
-        stuck = (room - load <= 1e-9 * room) & (use[:, free].sum(axis=1) > 0)
-        frozen = free & use[stuck].any(axis=0)
-        rates[frozen] = level * weights[frozen]
-    return rates * RATE
 
 
 def check_certificate(
@@ -109,12 +67,6 @@ def check_certificate(
                 break
         else:
             raise AssertionError(f"flow {flow} has no bottleneck: {links}, {rates}")
-
-
-def step(network: Fluid) -> None:
-    """To the next instant at which something happens."""
-    when = network.next_event()
-    network.advance(int(np.ceil(when)))
 
 
 def fat_tree_paths(rng: np.random.Generator, hosts: int, flows: int) -> tuple[list[tuple[int, ...]], int]:

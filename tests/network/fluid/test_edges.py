@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import RATE, fat_tree_paths, paths, program, ring, star, waiting
-from test_programs import random_program
 
 from foretrain.collective import WHOLE
 from foretrain.errors import ConfigError, StallError
@@ -20,6 +13,9 @@ from foretrain.network.fluid import Fluid, run
 from foretrain.network.fluid import state as c
 from foretrain.network.program import Program, joined
 from foretrain.units import MILLISECOND, SECOND
+from tests.network.fluid.oracle import RATE, fat_tree_paths, paths, program, ring, star, waiting
+from tests.network.fluid.test_programs import random_program
+from tests.network.ways import interpreted
 
 
 def test_a_path_that_crosses_a_link_twice_loads_it_twice() -> None:
@@ -84,46 +80,20 @@ def phases() -> tuple[Program, np.ndarray]:
     return waiting(base, [(3, 1, WHOLE)]), np.full(7, 1e9)
 
 
-@pytest.mark.parametrize(("flow", "end"), [(0, 1.0), (1, 3.0), (2, 3.5), (3, 4.5), (4, 9.5)])
-def test_a_flow_is_rerouted_in_every_phase(flow: int, end: float) -> None:
-    """At 2 ms, to links twice as fast."""
+@pytest.mark.parametrize(
+    ("flow", "faster", "at_once"), [(0, 1.0, 1.0), (1, 3.0, 2.0), (2, 3.5, 3.0), (3, 4.5, 4.0), (4, 9.5, 9.0)]
+)
+def test_a_flow_is_rerouted_in_every_phase(flow: int, faster: float, at_once: float) -> None:
+    """At 2 ms, to links twice as fast, or to none, after which its step ends at once."""
     whole, capacity = phases()
     capacity[5:] *= 2
-    network = Fluid(capacity, bins=16)
-    handle = network.add(whole)
-    network.pass_to(2 * MILLISECOND)
-    network.reroute(handle, np.array([flow]), paths([(5, 6)]))
-    network.advance()
-    assert handle.finish[flow] == pytest.approx(end * MILLISECOND)
-
-
-@pytest.mark.parametrize(("flow", "end"), [(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0), (4, 9.0)])
-def test_a_flow_that_needs_no_link_any_more_ends_at_once(flow: int, end: float) -> None:
-    whole, capacity = phases()
-    network = Fluid(capacity)
-    handle = network.add(whole)
-    network.pass_to(2 * MILLISECOND)
-    network.reroute(handle, np.array([flow]), paths([()]))
-    network.advance()
-    assert handle.finish[flow] == pytest.approx(end * MILLISECOND)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.0, 1.1))
-def test_a_collapsed_ring_is_rerouted_where_it_is(seed: int, share: float) -> None:
-    rng = np.random.default_rng(seed)
-    n = int(rng.integers(2, 8))
-    capacity = np.concatenate([star(n) * rng.uniform(0.2, 1.0, 2 * n), star(1) / 3])
-    one, member = ring(n, 1e8, 1e6), int(rng.integers(n))
-    ends = []
-    for full in (False, True):
-        network = Fluid(capacity, full=full)
-        handle = network.add(joined([one, program([(2 * n,)], RATE)]))
-        network.pass_to(int(share * run(one, capacity).finish.max()))
-        network.reroute(handle, np.array([member]), paths([(member, 2 * n)]))
+    for path, end in (((5, 6), faster), ((), at_once)):
+        network = Fluid(capacity, bins=16)
+        handle = network.add(whole)
+        network.pass_to(2 * MILLISECOND)
+        network.reroute(handle, np.array([flow]), paths([path]))
         network.advance()
-        ends.append(handle.finish)
-    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+        assert handle.finish[flow] == pytest.approx(end * MILLISECOND)
 
 
 def test_reroutes_give_back_the_seats_they_leave() -> None:
@@ -136,25 +106,19 @@ def test_reroutes_give_back_the_seats_they_leave() -> None:
     assert not network._state.link[:, c.RESERVED].any()
 
 
-@pytest.mark.parametrize("flow", [-1, 2])
-def test_a_flow_that_is_not_there_is_not_rerouted(flow: int) -> None:
+@pytest.mark.parametrize(
+    ("flows", "message"),
+    [
+        ([-1], "flows: -1 is no flow; they are 0 to 1"),
+        ([2], "flows: 2 is no flow; they are 0 to 1"),
+        ([0, 0], r"flows: \[0, 0\] name one twice"),
+    ],
+)
+def test_wrong_reroutes_are_refused(flows: list[int], message: str) -> None:
     network = Fluid(np.array([1e9]))
     handle = network.add(program([(0,), (0,)]))
-    with pytest.raises(ConfigError, match=f"flows: {flow} is no flow; they are 0 to 1"):
-        network.reroute(handle, np.array([flow]), paths([(0,)]))
-
-
-def test_a_flow_is_rerouted_once_at_a_time() -> None:
-    network = Fluid(np.array([1e9]))
-    handle = network.add(program([(0,)]))
-    with pytest.raises(ConfigError, match=r"flows: \[0, 0\] name one twice"):
-        network.reroute(handle, np.array([0, 0]), paths([(0,), ()]))
-
-
-@pytest.mark.parametrize("rate", [-1.0, np.nan, np.inf])
-def test_a_capacity_that_is_no_rate_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match=r"capacity\[1\]: .* is not a rate"):
-        Fluid(np.array([1.0, rate]))
+    with pytest.raises(ConfigError, match=message):
+        network.reroute(handle, np.array(flows), paths([(0,)] * len(flows)))
 
 
 def busy(network: Fluid, seed: int, rounds: int) -> list[float]:
@@ -236,10 +200,7 @@ def test_what_a_busy_link_carries_does_not_drift() -> None:
     """Two long flows keep it busy while 200,000 short ones of odd weights come and go."""
     rng = np.random.default_rng(0)
     short = program(
-        [(0,)] * 200 + [(0, 1)] * 200,
-        rng.uniform(1e5, 3e5, 400),
-        steps=[500] * 400,
-        weight=rng.uniform(0.1, 7.0, 400),
+        [(0,)] * 200 + [(0, 1)] * 200, rng.uniform(1e5, 3e5, 400), steps=[500] * 400, weight=rng.uniform(0.1, 7.0, 400)
     )
     network = Fluid(np.array([RATE, RATE / 3]))
     network.add(program([(0,), (0, 1)], 1e15))
@@ -256,39 +217,31 @@ def test_what_a_busy_link_carries_does_not_drift() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
-def test_predictions_leave_no_trace(seed: int) -> None:
+def test_predictions_come_true_and_leave_no_trace(seed: int) -> None:
     whole, capacity, _ = random_program(seed)
-    ends = []
+    outcomes = []
     for asking in (False, True):
         network = Fluid(capacity, bins=16)
         handles = [network.add(whole, at=turn * 10**6) for turn in range(3)]
-        if asking:
-            assert [network.predict(one) for one in reversed(handles)] == [network.predict(one) for one in handles][
-                ::-1
-            ]
+        asked = [network.predict(one) for one in (*reversed(handles), *handles)] if asking else []
         network.advance()
-        ends.append((tuple(one.end for one in handles), network.utilisation()[0].tobytes()))
-    assert ends[0] == ends[1]
+        ends = [one.end for one in handles]
+        assert asked in ([], ends[::-1] + ends)
+        outcomes.append((ends, network.utilisation()[0].tobytes()))
+    assert outcomes[0] == outcomes[1]
 
 
-INTERPRETED = """
-from numba import config
-from oracle import star
-from test_edges import busy
-from foretrain.network.fluid import Fluid
-assert config.DISABLE_JIT
-for seed in range(8):
-    print(busy(Fluid(star(6), bins=4), seed, 12))
-"""
+def outcomes() -> str:
+    """Ends of random programs, of a ring and of random histories, to the last bit."""
+    ends = [run(*random_program(seed, 20)[:2]).finish for seed in range(6)]
+    ends.append(run(ring(6, 1e8, 1e6), star(6) * np.linspace(0.5, 1.0, 12)).finish)
+    ends += [np.array(busy(Fluid(star(6), bins=4), seed, 12)) for seed in range(8)]
+    return " ".join(float(end).hex() for end in np.concatenate(ends))
 
 
-def test_interpreted_histories_are_the_same_and_stay_within_their_arrays() -> None:
+def test_interpreted_kernels_find_the_same_bits_and_stay_within_their_arrays() -> None:
     """Compiled kernels do not look whether an index is inside; numpy does."""
-    here = str(Path(__file__).parent)
-    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": here}
-    made = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    assert made.stdout.splitlines() == [str(busy(Fluid(star(6), bins=4), seed, 12)) for seed in range(8)]
+    assert interpreted("from tests.network.fluid.test_edges import outcomes; print(outcomes())") == outcomes()
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -13,6 +13,7 @@ RATE = 12.5e9
 BYTE = 80
 LATENCY = 500_000
 PAYLOAD, HEADER, REPLY = 1000, 24, 64
+SIZES = {"payload": PAYLOAD, "header": HEADER, "reply": REPLY}
 WIRE = PAYLOAD + HEADER
 SENDING = WIRE * BYTE
 
@@ -32,19 +33,11 @@ def flows(topology, pairs, size, seed=0, **columns):
     return Program.of(paths, np.broadcast_to(np.asarray(size, np.float64), len(pairs)).copy(), **columns)
 
 
-def waiting(program, gates):
-    """``program`` with dependencies: (flow, flow waited for, lag)."""
-    gates = sorted(gates)
-    first = np.searchsorted([flow for flow, *_ in gates], np.arange(len(program) + 1)).astype(np.int32)
-    columns = {name: getattr(program, name) for name in ("steps", "latency", "release", "weight", "priority")}
-    after, lag = (np.array([gate[k] for gate in gates], np.int32) for k in (1, 2))
-    return Program.of(program.paths, program.size, first=first, after=after, lag=lag, **columns)
-
-
-def both(topology, program, others=(), **options):
+def both(topology, program, others=(), important=None, **options):
     """What windows find; what events find is the same, to the ps."""
     kernels = ("windows", "events")
-    found = [Packets(topology, kernel=kernel, **options).run(program, others=others) for kernel in kernels]
+    found = [Packets(topology, kernel=kernel, **options) for kernel in kernels]
+    found = [one.run(program, others=others, important=important) for one in found]
     for name in ("begun", "finish", "sent", "repeated", "timeouts", "counts"):
         np.testing.assert_array_equal(getattr(found[0], name), getattr(found[1], name), name)
     for name in ("hops", "data_hops", "made", "arrived", "drops", "cuts", "losses", "pauses", "end", "under_way"):

@@ -5,19 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretrain.collective import build
 from foretrain.errors import ConfigError, StallError
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet import loading as module
 from foretrain.network.packet.notation import TRANSPORTS
 from foretrain.network.packet.port_config import usual
 from foretrain.network.packet.transports.transport import Dctcp, NewReno
-from foretrain.network.program import Paths, Program, joined, place
-from foretrain.network.routing import Ecmp
-from tests.network.packet.flows import HEADER, LATENCY, PAYLOAD, REPLY, SENDING, WIRE, fabric, flows, hosts, waiting
+from foretrain.network.program import Paths, Program, joined
+from tests.network.fluid.oracle import waiting
+from tests.network.packet.flows import LATENCY, PAYLOAD, SENDING, SIZES, WIRE, fabric, flows, hosts
 
 KERNELS = ("windows", "events")
-TRANSPORT = Dctcp(PAYLOAD, HEADER, REPLY, first_window=4, most=200)
+TRANSPORT = Dctcp(**SIZES, first_window=4, most=200)
 SWITCHES = Queues(limit=30 * WIRE, mark_from=8 * WIRE, mark_to=8 * WIRE)
 
 
@@ -50,42 +49,28 @@ def known(topology, programs, kernel, **options):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("seed", range(4))
-def test_what_comes_later_ends_as_if_it_had_been_known(kernel, seed):
-    topology = fabric(2, 3, 2)
-    programs = crowd(topology, seed)
-    losses = {3: LinkLosses(0.02)} if seed % 2 else {}
-    online = network(topology, kernel, losses=losses).online()
-    handles = []
-    for k, (program, when) in enumerate(programs):
-        handles.append(online.add(program, when))
-        if k % 3 == 0:
-            online.predict(handles[-1])
-        if k % 4 == 1:
-            online.next_completion()
-    online.advance()
-    for handle, finish in zip(handles, known(topology, programs, kernel, losses=losses), strict=True):
-        np.testing.assert_array_equal(handle.finish, finish)
-        assert handle.end == finish.max()
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_of_every_transport(kernel, name, monkeypatch):
+def test_what_comes_later_ends_as_if_it_had_been_known(kernel, name, monkeypatch):
     monkeypatch.setattr(module, "_DEAD", 1 << 10)
-    topology, settings = fabric(2, 3, 2), {"payload": PAYLOAD, "header": HEADER, "reply": REPLY}
-    transport = TRANSPORTS[name](**settings, **({"important": 0.5} if name == "bounded" else {}))
+    topology = fabric(2, 3, 2)
+    transport = TRANSPORTS[name](**SIZES, **({"important": 0.5} if name == "bounded" else {}))
     switches = usual(topology, transport)
     if name in ("dcqcn", "timely"):
         switches = Queues(xoff=6 * WIRE, xon=3 * WIRE, mark_from=WIRE, mark_to=4 * WIRE)
-    options = {"transport": transport, "switches": switches, "losses": {1: LinkLosses(0.01)}}
-    programs = crowd(topology, 5, 40)
-    online = network(topology, kernel, **options).online()
-    handles = [online.add(program, when) for program, when in programs]
-    online.predict(handles[-1])
-    online.advance()
-    for handle, finish in zip(handles, known(topology, programs, kernel, **options), strict=True):
-        np.testing.assert_array_equal(handle.finish, finish)
+    lossy = {"transport": transport, "switches": switches, "losses": {1: LinkLosses(0.01)}}
+    for options, seed, count in ((lossy, 5, 40), ({}, 0, 12)):
+        programs, handles = crowd(topology, seed, count), []
+        online = network(topology, kernel, **options).online()
+        for k, (program, when) in enumerate(programs):
+            handles.append(online.add(program, when))
+            if k % 3 == 0:
+                online.predict(handles[-1])
+            if k % 4 == 1:
+                online.next_completion()
+        online.advance()
+        for handle, finish in zip(handles, known(topology, programs, kernel, **options), strict=True):
+            np.testing.assert_array_equal(handle.finish, finish)
+            assert handle.end == finish.max()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -125,28 +110,10 @@ def test_rows_of_what_is_over_are_used_again(kernel, monkeypatch):
         np.testing.assert_array_equal(handle.finish, finish)
 
 
-def test_looking_ahead_changes_nothing():
-    topology = fabric(2, 3, 2)
-    program = place(build("ring", "all_reduce", 6), 6 * 40 * PAYLOAD, Ecmp(topology))
-    online = network(topology).online()
-    first = online.add(program)
-    assert first.end is None
-    expected = network(topology).run(program).finish
-    assert online.predict(first) == expected.max()
-    later = online.add(program, 5 * LATENCY)
-    assert online.predict(first) > expected.max()
-    assert online.running == (first, later)
-    online.cancel(later)
-    assert later.cancelled
-    assert online.predict(first) < 1.5 * expected.max()
-    online.advance()
-    assert online.running == ()
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_what_is_cancelled_leaves_its_links(kernel, name):
-    topology, transport = hosts(3), TRANSPORTS[name](PAYLOAD, HEADER, REPLY, first_window=40, most=1000)
+    topology, transport = hosts(3), TRANSPORTS[name](**SIZES, first_window=40, most=1000)
     online = network(topology, kernel, transport=transport, switches=usual(topology, transport)).online()
     long = online.add(flows(topology, [(0, 2)], 10_000 * PAYLOAD))
     other = online.add(flows(topology, [(1, 2)], 400 * PAYLOAD))
@@ -187,7 +154,7 @@ def test_what_makes_no_sense_is_refused():
 
 def test_new_connections_begin_anew():
     topology = hosts(2)
-    online = network(topology, transport=NewReno(PAYLOAD, HEADER, REPLY, first_window=1), switches=Queues()).online()
+    online = network(topology, transport=NewReno(**SIZES, first_window=1), switches=Queues()).online()
     program = flows(topology, [(0, 1)], 3 * PAYLOAD)
     first = online.add(program)
     online.advance()

@@ -9,26 +9,13 @@ from foretrain.errors import ConfigError, StallError
 from foretrain.network.fabrics.cabling import attach
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet import state as c
-from foretrain.network.packet.transports.transport import Bounded, Dcqcn, Ndp, NewReno, Pfabric, Timely
+from foretrain.network.packet.transports.transport import Bounded, Dcqcn, Dctcp, Ndp, NewReno, Pfabric, Pias, Timely
 from foretrain.network.program import Paths, Program
 from foretrain.network.routing import Ecmp
 from foretrain.network.servers import Host
 from foretrain.network.topology.graph import Builder
-from tests.network.packet.flows import (
-    HEADER,
-    LATENCY,
-    PAYLOAD,
-    RATE,
-    REPLY,
-    SENDING,
-    WIRE,
-    both,
-    fabric,
-    flows,
-    hosts,
-)
+from tests.network.packet.flows import LATENCY, PAYLOAD, RATE, REPLY, SENDING, SIZES, WIRE, both, fabric, flows, hosts
 
-SIZES = {"payload": PAYLOAD, "header": HEADER, "reply": REPLY}
 TRIP = 2 * (SENDING + 2 * LATENCY)
 WIDE = NewReno(**SIZES, first_window=1000, most=1000)
 FIXED = Bounded(**SIZES, law="fixed", tolerance=0.0)
@@ -130,7 +117,7 @@ def test_a_shared_buffer_is_dynamic():
     assert outcome.drops > 0
 
 
-def test_the_shortest_goes_first():
+def test_the_shortest_goes_first_and_what_is_furthest_from_its_end_is_dropped():
     network, packets = hosts(4), np.array([60, 5, 20])
     program = flows(network, [(0, 3), (1, 3), (2, 3)], packets * PAYLOAD)
     transport = Pfabric(**SIZES, first_window=60, most=60)
@@ -141,10 +128,6 @@ def test_the_shortest_goes_first():
         ahead = packets[packets <= packets[flow]].sum()
         assert outcome.finish[flow] <= first + (ahead + 2) * SENDING + LATENCY + ahead * REPLY * 80
     assert outcome.drops == 0
-
-
-def test_what_is_furthest_from_its_end_is_dropped():
-    network, program = incast(3, 30)
     program = flows(network, [(0, 3), (1, 3), (2, 3)], np.array([80, 8, 8]) * PAYLOAD)
     transport = Pfabric(**SIZES, first_window=20, most=20)
     outcome = both(network, program, transport=transport, switches=Queues(nearest=True, room=10 * WIRE))
@@ -208,18 +191,12 @@ def test_important_packets_are_marked_and_others_dropped():
     important = [rng.random((1, 200)) < 0.5 for _ in range(4)]
     transport = Bounded(**SIZES, tolerance=0.4, law="aimd")
     queues = Queues(spare=5 * WIRE, mark_from=5 * WIRE, mark_to=5 * WIRE)
-    outcomes = [
-        Packets(network, transport=transport, switches=queues, kernel=kernel).run(program, important=important)
-        for kernel in ("windows", "events")
-    ]
-    assert (outcomes[0].finish == outcomes[1].finish).all()
-    outcome = outcomes[0]
+    outcome = both(network, program, important=important, transport=transport, switches=queues)
     assert outcome.drops > 0
     missing = [~came for came in outcome.came]
-    sent_twice = outcome.repeated.sum()
     # Of what is missing though it was sent, nothing was important: those were all kept.
     dropped = sum(int((gone & vital).sum()) for gone, vital in zip(missing, important, strict=True))
-    assert sent_twice > 0 or dropped <= sum(int(gone.sum()) for gone in missing) / 2
+    assert outcome.repeated.sum() > 0 or dropped <= sum(int(gone.sum()) for gone in missing) / 2
 
 
 @pytest.mark.parametrize("packets", [9, 10])
@@ -327,10 +304,17 @@ def test_queues_are_traced():
         (lambda: Packets(hosts(2)).run(flows(hosts(2), [(0, 1)], 10), watch=[99]), "is no link"),
         (lambda: Packets(hosts(2)).run(flows(hosts(2), [(0, 1)], 10), every=-1), "is negative"),
         (lambda: Packets(hosts(2)).run(flows(hosts(2), [(0, 1)], 10), important=[]), "one array per flow"),
-        (
-            lambda: Packets(hosts(2)).run(flows(hosts(2), [(0, 1)], 10), important=[np.zeros(2, bool)]),
-            "one per packet",
-        ),
+        (lambda: Packets(hosts(2)).run(flows(hosts(2), [(0, 1)], 10), important=[np.zeros(2, bool)]), "one per packet"),
+        (lambda: Packets(hosts(2), seed=-1), "seed"),
+        (lambda: Packets(hosts(2), losses={10**6: LinkLosses(0.1)}), "is no link"),
+        (lambda: LinkLosses(1.5), "is no probability"),
+        (lambda: Queues(limit=(1, 2)), "is not one per class"),
+        (lambda: Queues(mark_from=2, mark_to=1), "is above mark_to"),
+        (lambda: NewReno(payload=70_000), "makes packets too large"),
+        (lambda: NewReno(first_window=2000), "is more than ever may go"),
+        (lambda: Dctcp(g=0), "is no weight"),
+        (lambda: Pias(demotions=(5, 5)), "do not ascend"),
+        (lambda: Packets(hosts(2)).run(flows(hosts(2), [(0, 1)], 1, priority=np.array([8], np.int32))), "is no class"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, match):

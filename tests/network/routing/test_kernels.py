@@ -6,10 +6,55 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foretrain.network.routing import kernels, router
 from foretrain.network.routing.route_search import Ways
-from tests.network.routing.networks import all_pairs, fat_tree, random_network, server
+from tests.network.routing.networks import all_pairs, fat_tree, leaf_spine, random_network, server
+from tests.network.ways import interpreted
+
+
+def same(one, other):
+    return np.array_equal(one.paths.first, other.paths.first) and np.array_equal(one.paths.links, other.paths.links)
+
+
+@given(
+    st.builds(random_network, st.integers(0, 10**6), metrics=st.sampled_from([1, 3]))
+    | st.sampled_from([fat_tree(), server(), leaf_spine(cables=2)]),
+    st.sampled_from([1, 2, 3, 4, 6, 8, 12, 25, 1000]),
+)
+def test_a_search_from_both_ends_finds_what_a_whole_one_finds(topology, ball):
+    flows = all_pairs(topology, connections=2)
+    whole = dataclasses.replace(Ways.of(topology), pairs=0)
+    bounded = dataclasses.replace(whole, ball=ball, pairs=len(flows[0]))
+    assert same(whole.by_hop(*flows, spread=True), bounded.by_hop(*flows, spread=True))
+    sizes = np.ones(len(flows[0]))
+    load = np.zeros((2, topology.links))
+    assert same(whole.by_load(*flows[:2], sizes, load[0]), bounded.by_load(*flows[:2], sizes, load[1]))
+    assert np.array_equal(load[0], load[1])
+
+
+def test_either_search_says_who_cannot_be_reached():
+    topology = leaf_spine(leaves=2, spines=2, hosts=2)
+    up = topology.up.copy()
+    up[topology.target == topology.node("h3")] = False
+    ways = Ways.of(dataclasses.replace(topology, up=up))
+    flows = all_pairs(topology)
+    for pairs in (0, 99):
+        found = dataclasses.replace(ways, pairs=pairs).by_hop(*flows, spread=True)
+        assert found.lost.tolist() == np.flatnonzero(flows[1] == topology.node("h3")).tolist()
+
+
+def test_hosts_of_a_switch_share_a_search_and_gpus_with_two_links_do_not():
+    topology = leaf_spine(leaves=2, hosts=3)
+    anchors = [topology.nodes[node].name for node in Ways.of(topology).anchor[topology.ranks]]
+    assert anchors == ["leaf0"] * 3 + ["leaf1"] * 3
+    gpus = server()
+    assert np.array_equal(Ways.of(gpus).anchor[gpus.ranks], gpus.ranks)
+    one_left = gpus.changed(gpus.between("s0.nvswitch", "s0.gpu0"), up=False)
+    assert one_left.nodes[Ways.of(one_left).anchor[one_left.ranks[0]]].name == "s0.pcie0"
+
 
 LARGEST = 2**32 - 1
 
@@ -33,15 +78,7 @@ def digest() -> str:
 
 @pytest.mark.smoke
 def test_plain_python_chooses_as_the_compiled_kernels_do():
-    code = "from tests.network.routing.test_kernels import digest; print(digest())"
-    plain = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert plain.stdout.strip() == digest(), plain.stderr
+    assert interpreted("from tests.network.routing.test_kernels import digest; print(digest())") == digest()
 
 
 def mixed(x: int) -> int:

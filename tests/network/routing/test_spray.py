@@ -1,30 +1,31 @@
+import dataclasses
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from foretrain.collective.plan import Draft
 from foretrain.errors import ConfigError
-from foretrain.network.program import place
-from foretrain.network.routing import Ecmp, Spray, link_load
+from foretrain.network.routing import Spray, bundled, groups, link_load
 from foretrain.network.topology.graph import Builder
-from tests.network.routing.networks import all_pairs, check_paths, fat_tree, leaf_spine, server
+from tests.network.routing.networks import (
+    LATENCY,
+    RATE,
+    all_pairs,
+    check_paths,
+    fat_tree,
+    leaf_spine,
+    random_network,
+    server,
+)
 
 
-def test_a_bundle_carries_what_its_links_carry_on_average_under_ecmp():
-    topology = leaf_spine(leaves=4, spines=4, hosts=4)
-    flows = all_pairs(topology)
-    spray = Spray(topology)
+def test_a_bundle_carries_what_its_links_carry_together():
+    spray = Spray(leaf_spine(leaves=4, spines=4, hosts=4))
     bundle = link_load(spray.paths(*all_pairs(spray.topology)), spray.topology)
-    expected = 4 * 12
     for leaf in range(4):
-        assert bundle[spray.topology.between(f"leaf{leaf}", "spine")] == expected
-        assert bundle[spray.topology.between("spine", f"leaf{leaf}")] == expected
-    seeds = 400
-    ecmp = sum(link_load(Ecmp(topology, seed=seed).paths(*flows), topology) for seed in range(seeds)) / seeds
-    for leaf in range(4):
-        each = [ecmp[topology.between(f"leaf{leaf}", f"spine{spine}")][0] for spine in range(4)]
-        assert sum(each) == pytest.approx(expected)
-        # A link has 48 flows with chance 1/4 each: 3 on either side of the mean for one seed, a twentieth for all.
-        assert np.abs(np.array(each) - expected / 4).max() < 5 * 3 / seeds**0.5
+        assert bundle[spray.topology.between(f"leaf{leaf}", "spine")] == 4 * 12
+        assert bundle[spray.topology.between("spine", f"leaf{leaf}")] == 4 * 12
 
 
 def test_all_bundles_of_a_tier_carry_the_same():
@@ -54,8 +55,8 @@ def test_where_nothing_can_be_bundled_the_remedy_is_named():
         Spray(uneven).paths(*all_pairs(uneven))
     single = leaf_spine(spines=1)
     assert len(Spray(single).paths(*all_pairs(single)))
-    with pytest.raises(ConfigError, match="nothing to bundle"):
-        Spray(server()).paths(*all_pairs(server()))
+    with pytest.raises(ConfigError, match="is not the one that is sprayed over"):
+        Spray(fat_tree(4)).on(fat_tree(8))
 
 
 def test_ways_that_cannot_be_bundled_are_chosen_by_connection():
@@ -80,16 +81,113 @@ def test_ways_that_cannot_be_bundled_are_chosen_by_connection():
     assert min(used) > count / 8
 
 
-def test_a_plan_is_placed_on_the_bundles():
-    topology = leaf_spine(leaves=2, spines=4, hosts=2)
-    draft = Draft("shift", "all_to_all", 4, 4)
-    for rank in range(4):
-        draft.transfer(rank, (rank + 2) % 4, rank)
-    program = place(draft.plan(), 1e6, Spray(topology))
-    assert len(program) == 4
-    assert {len(program.paths.of(i)) for i in range(4)} == {4}
+def test_the_spines_of_a_leaf_spine_become_one():
+    topology = bundled(leaf_spine(leaves=4, spines=8, hosts=2, cables=2))
+    assert topology.counts() == {"host": 8, "switch": 5, "ranks": 8, "links": 2 * (8 + 4)}
+    assert topology.rate[topology.between("leaf0", "spine")] == 16 * RATE
+    assert topology.rate[topology.between("spine", "leaf3")] == 16 * RATE
+    assert topology.rate[topology.between("h0", "leaf0")] == RATE
+    assert np.unique(topology.latency) == LATENCY
 
 
-def test_other_nodes_are_another_fabric():
-    with pytest.raises(ConfigError, match="is not the one that is sprayed over"):
-        Spray(fat_tree(4)).on(fat_tree(8))
+def test_each_pod_of_a_fat_tree_has_one_aggregation_and_all_one_core():
+    topology = bundled(fat_tree(8))
+    assert topology.counts()["switch"] == 8 * 4 + 8 + 1
+    assert topology.rate[topology.between("edge0", "pod0")] == 4 * RATE
+    assert topology.rate[topology.between("pod0", "core")] == 16 * RATE
+
+
+@pytest.mark.parametrize("make", [leaf_spine, fat_tree, lambda bundle: fat_tree(8, bundle=bundle)])
+def test_what_is_found_is_what_a_generator_would_say(make):
+    said, found = groups(make(bundle=True)), groups(make(bundle=False))
+    assert np.array_equal(said, found)
+    assert bundled(make(bundle=False)).nodes[-1].name.endswith(" like it")
+
+
+def test_what_differs_is_not_put_together():
+    topology = leaf_spine(spines=4, bundle=False)
+    slow = topology.changed(topology.between("leaf0", "spine1"), rate=RATE / 2)
+    assert bundled(slow).counts()["switch"] == 4 + 2
+    far = topology.changed(topology.between("leaf0", "spine1"), latency=2 * LATENCY)
+    assert bundled(far).counts()["switch"] == 4 + 2
+
+
+def test_a_failure_does_not_change_the_groups_or_the_numbers_of_links():
+    for bundle in (True, False):
+        topology = leaf_spine(spines=4, bundle=bundle)
+        down = topology.changed(topology.between("leaf0", "spine1"), up=False)
+        whole, cut = bundled(topology), bundled(down)
+        assert np.array_equal(whole.source, cut.source)
+        assert np.array_equal(whole.target, cut.target)
+        name = cut.nodes[-1].name
+        assert cut.rate[cut.between("leaf0", name)] == 3 * RATE
+        assert cut.rate[cut.between(name, "leaf0")] == 4 * RATE
+
+
+def test_where_all_links_are_down_so_is_the_bundle():
+    topology = leaf_spine(leaves=3, spines=2, hosts=1)
+    disk = [i for i in range(2) for i in topology.between("leaf0", f"spine{i}")]
+    cut = dataclasses.replace(topology, up=~np.isin(np.arange(topology.links), disk), ranks=topology.ranks[1:])
+    found = bundled(cut)
+    assert found.links == bundled(topology).links
+    assert not found.up[found.between("leaf0", "spine")]
+    assert found.up.sum() == found.links - 1
+
+
+def test_background_adds_up_and_the_longest_latency_counts():
+    topology = leaf_spine(spines=4)
+    changed = topology.changed(topology.between("leaf0", "spine1"), background=RATE / 4, latency=3 * LATENCY)
+    found = bundled(changed)
+    link = found.between("leaf0", "spine")
+    assert found.capacity[link] == 3.75 * RATE
+    assert found.latency[link] == 3 * LATENCY
+
+
+def test_links_of_a_greater_metric_are_left_out():
+    build = Builder("metrics")
+    a, b = build.node("a", "host"), build.node("b", "host")
+    build.cable(a, b, rate=1e9, latency=1)
+    build.cable(a, b, rate=4e9, latency=9, metric=2)
+    build.cable(a, b, rate=2e9, latency=2)
+    found = bundled(build.topology([a, b]))
+    assert found.rate.tolist() == [3e9, 3e9]
+    assert found.latency.tolist() == [2, 2]
+    assert found.metric.tolist() == [1, 1]
+
+
+def test_switches_linked_to_their_like_stay_apart():
+    build = Builder("ring of switches")
+    hosts = [build.node(name, "host") for name in "ab"]
+    switches = [build.node(f"s{i}", "switch") for i in range(4)]
+    for i, switch in enumerate(switches):
+        build.cable(switch, switches[(i + 1) % 4], rate=1e9, latency=1)
+        for host in hosts:
+            build.cable(host, switch, rate=1e9, latency=1)
+    topology = build.topology(hosts)
+    assert len(np.unique(groups(topology))) == 6
+
+
+@given(st.integers(0, 10**6))
+def test_each_link_between_groups_is_one_that_every_member_of_a_group_has(seed):
+    topology = random_network(seed)
+    group = groups(topology)
+    for a, b in {*zip(group[topology.source].tolist(), group[topology.target].tolist(), strict=True)}:
+        between = (group[topology.source] == a) & (group[topology.target] == b)
+        counts = np.bincount(topology.source[between], minlength=len(group))[group == a]
+        assert (counts == counts[0]).all()
+    assert bundled(server()).counts() == server().counts()
+
+
+def test_a_bundled_rank_and_a_name_that_is_taken_are_refused():
+    build = Builder("wrong")
+    nodes = [build.node(name, "host", bundle="x") for name in "ab"]
+    build.cable(*nodes, rate=1e9, latency=1)
+    with pytest.raises(ConfigError, match=r"nodes.a.bundle: 'x' bundles a rank"):
+        bundled(build.topology(nodes))
+    build = Builder("names")
+    hosts = [build.node(name, "host") for name in "ab"]
+    for switch in (build.node(name, "switch", bundle="" if name == "x" else "x") for name in "xyz"):
+        for host in hosts:
+            build.cable(host, switch, rate=1e9, latency=1)
+    with pytest.raises(ConfigError, match="'x' is the name of two nodes"):
+        bundled(build.topology(hosts))

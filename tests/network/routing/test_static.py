@@ -1,11 +1,9 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.network.routing import Ecmp, Static, router
-from tests.network.routing.networks import all_pairs, check_paths, leaf_spine, server
+from foretrain.network.routing import Ecmp, Static, reroute, router
+from tests.network.routing.networks import all_pairs, check_paths, leaf_spine
 
 
 def names(topology, links):
@@ -48,12 +46,6 @@ def test_a_path_by_links_tells_parallel_ones_apart_and_may_be_a_detour():
     assert len(Static(topology, {("h0", "h4"): detour}).paths(*flow(topology, "h0", "h4")).links) == 6
 
 
-def test_without_a_fallback_what_is_not_listed_is_refused():
-    topology = leaf_spine()
-    with pytest.raises(ConfigError, match="'h1 -> h2' is not listed"):
-        router(topology, "static", table={}, fallback=None).paths(*flow(topology, "h1", "h2"))
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -71,34 +63,25 @@ def test_what_is_no_path_is_refused(given, message):
         Static(leaf_spine(), {("h0", "h4"): given})
 
 
-def test_what_is_no_pair_is_refused():
-    with pytest.raises(ConfigError, match="'h99' is unknown"):
-        Static(leaf_spine(), {("h0", "h99"): ["h0", "leaf0"]})
-    with pytest.raises(ConfigError, match="is not a pair of names"):
-        Static(leaf_spine(), {("h0",): ["h0"]})  # pyright: ignore
-
-
 def test_a_path_over_a_link_that_is_down_is_refused_or_dropped_after_the_failure():
     topology = leaf_spine()
     table = {("h0", "h4"): ["h0", "leaf0", "spine3", "leaf1", "h4"]}
     down = topology.changed(topology.between("leaf0", "spine3"), up=False)
     with pytest.raises(ConfigError, match="'leaf0 -> spine3' is down"):
         Static(down, table)
-    after = Static(topology, table, fallback=Ecmp(topology)).on(down)
-    flows = flow(down, "h0", "h4")
-    check_paths(down, after.paths(*flows), *flows[:2])
+    static, flows = Static(topology, table, fallback=Ecmp(topology)), flow(down, "h0", "h4")
+    moved, after = reroute(static, static.paths(*flows), *flows, down)
+    assert moved.tolist() == [0]
+    check_paths(down, after, *flows[:2])
 
 
-def test_a_fallback_has_the_same_links():
+def test_a_wrong_pair_or_fallback_and_a_flow_that_is_not_listed_are_refused():
     topology = leaf_spine()
+    with pytest.raises(ConfigError, match="'h99' is unknown"):
+        Static(topology, {("h0", "h99"): ["h0", "leaf0"]})
+    with pytest.raises(ConfigError, match="is not a pair of names"):
+        Static(topology, {("h0",): ["h0"]})  # pyright: ignore
     with pytest.raises(ConfigError, match="is not the topology of the table"):
         Static(topology, {}, fallback=router(topology, "spray"))
-
-
-def test_a_server_may_be_told_to_use_its_root_complex():
-    topology = server()
-    between = [*topology.nodes]
-    assert dataclasses.asdict(between[topology.node("s0.root")])["forwards"]
-    given = ["s0.gpu0", "s0.pcie0", "s0.root", "s0.pcie1", "s0.gpu1"]
-    static = Static(topology, {("s0.gpu0", "s0.gpu1"): given})
-    assert names(topology, static.paths(*flow(topology, "s0.gpu0", "s0.gpu1")).of(0)) == given
+    with pytest.raises(ConfigError, match="'h1 -> h2' is not listed"):
+        router(topology, "static", table={}, fallback=None).paths(*flow(topology, "h1", "h2"))

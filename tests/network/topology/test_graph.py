@@ -1,5 +1,7 @@
 """A topology as arrays: what the builder makes, what it refuses, and what can be changed."""
 
+from itertools import pairwise
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -45,6 +47,8 @@ def test_links_are_sorted_by_where_they_leave(pairs: list[tuple[int, int]]):
 def test_counts_and_words(made: Topology):
     assert made.counts() == {"host": 2, "switch": 1, "ranks": 2, "links": 4}
     assert str(made) == "pair: 2 host, 1 switch, 2 ranks, 4 links"
+    assert made.ranks_of_servers() == ((0,), (1,))
+    assert topology("rail:2,server=eflops").ranks_of_servers() == (tuple(range(8)), tuple(range(8, 16)))
     assert made.symmetric
 
 
@@ -55,6 +59,9 @@ def test_links_are_found_by_the_names_of_their_ends(made: Topology):
         made.between("a", "b")
     with pytest.raises(ConfigError, match="known: a, b, s"):
         made.node("c")
+    assert made.hold(2) is made
+    with pytest.raises(ConfigError, match="has 2 ranks and cannot hold 3"):
+        made.hold(3)
 
 
 def test_a_change_makes_another_topology(made: Topology):
@@ -75,13 +82,10 @@ def test_what_is_down_carries_nothing_and_may_not_cut_ranks_off():
         less.changed(made.between("leaf0", "spine1"), up=False)
     with pytest.raises(ConfigError, match=r"no way from rank 1 \(host1\) to rank 0 \(host0\)"):
         less.changed(made.between("spine1", "leaf0"), up=False).changed(made.between("spine0", "leaf0"), up=False)
-
-
-def test_hosts_do_not_pass_on_what_is_for_others():
-    build = Builder("line")
+    build = Builder("line")  # a host does not pass on what is for others
     ends = [build.node(name, "host") for name in "abc"]
-    build.cable(ends[0], ends[1], rate=RATE, latency=0)
-    build.cable(ends[1], ends[2], rate=RATE, latency=0)
+    for pair in pairwise(ends):
+        build.cable(*pair, rate=RATE, latency=0)
     with pytest.raises(ConfigError, match="no way from rank 0"):
         build.topology(ends)
     assert len(build.topology(ends[:2]).ranks) == 2
@@ -92,11 +96,6 @@ def test_stragglers(made: Topology):
     assert made.straggling({"b": 1.5, "s": 3.0}).slowdown == 1.5
     with pytest.raises(ConfigError, match=r"nodes\.b\.slowdown"):
         made.straggling({"b": 0.9})
-
-
-def test_ranks_by_server():
-    assert topology("rail:2,server=eflops").ranks_of_servers() == (tuple(range(8)), tuple(range(8, 16)))
-    assert topology("star:3@1Gbps").ranks_of_servers() == ((0,), (1,), (2,))
 
 
 @pytest.mark.parametrize("text", ["fat_tree:4@1Gbps", "dgx-v100:2", "torus:2x3@1Gbps"])

@@ -29,7 +29,7 @@ from foretrain.units import SECOND, parse_rate, parse_time
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """How a fabric is written.
+    """Entry of `FABRICS`: a fabric's function and notation.
 
     Attributes:
         build: what makes it.
@@ -78,7 +78,7 @@ COUNTS = ("hosts", "k", "leaves", "switches", "servers", "a", "p", "h", "spines"
 
 
 def build(kind: str, values: Mapping[str, Any]) -> Topology:
-    """The fabric called ``kind`` from the texts and numbers of its parameters, as a file or a text holds them."""
+    """Build the fabric called ``kind`` from the texts and numbers of its parameters, as a file or a text holds them."""
     name = fabric_name(kind)
     fabric = FABRICS[name]
     known = (*fabric.shape, "rate", "latency", "server", *fabric.options)
@@ -119,7 +119,7 @@ def _value(key: str, value: Any) -> Any:
 
 
 def latency(value: Any, field: str) -> int:
-    """Picoseconds of a text such as ``"500ns"``, an hour at most."""
+    """Parse a latency such as ``"500ns"``, an hour at most; return ps."""
     time = parse_time(value, field)
     if time > LONGEST:
         raise ConfigError(field, value, "is longer than an hour", "write e.g. '500ns'")

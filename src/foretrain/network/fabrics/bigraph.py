@@ -16,7 +16,7 @@ from foretrain.units import Time
 def bigraph(
     switches: int, hosts: int, rate: float | None = None, *, latency: Time = LATENCY, server: Server = HOST
 ) -> Topology:
-    """A BiGraph. Place ``(part·N/2 + i)·M + j`` is port j of switch i of the upper (part 0) or lower part (part 1).
+    """Build a BiGraph. Place ``(part·N/2 + i)·M + j`` is port j of switch i of the upper (0) or lower (1) part.
 
     Args:
         switches: N, even.

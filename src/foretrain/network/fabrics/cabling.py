@@ -1,4 +1,4 @@
-"""What all fabrics do: check their numbers, and plug hosts or servers in."""
+"""Helpers of all fabrics: checks of their numbers, and cables of hosts or servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST = Host()
 
 
 def whole(field: str, value: object, least: int = 1, *, even: bool = False) -> int:
-    """``value``, a number of things; ConfigError where it is not."""
+    """Return ``value``, a number of things; ConfigError where it is not."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (even and value % 2):
         kind = "an even number" if even else "a whole number"
         raise ConfigError(field, value, f"is not {kind} of at least {least}", f"write e.g. {max(least, 4)}")
@@ -27,7 +27,7 @@ def whole(field: str, value: object, least: int = 1, *, even: bool = False) -> i
 
 
 def factor(field: str, value: object) -> float:
-    """``value``, how many times less goes up than comes in; ConfigError where it is not a positive number."""
+    """Return ``value``, an oversubscription; ConfigError where it is not a positive number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ConfigError(field, value, "is not a positive number", "write e.g. 2 for 2:1")
     return float(value)
@@ -44,7 +44,7 @@ def port_rate(server: Server, rate: float | None) -> float:
 def attach(
     build: Builder, server: Server, index: int, switches: Sequence[int], *, rate: float, latency: Time
 ) -> tuple[int, ...]:
-    """Adds server number ``index``, its NICs plugged into ``switches`` in turn, and returns its ranks."""
+    """Add server number ``index``, its NICs plugged into ``switches`` in turn, and return its ranks."""
     ports = server.add(build, index)
     for number, nic in enumerate(ports.nics):
         # Dear, so that nobody leaves a server who can stay inside: Note [Metrics inside and outside].

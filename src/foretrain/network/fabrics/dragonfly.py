@@ -19,7 +19,7 @@ routing, which takes at most one."""
 def dragonfly(
     a: int, p: int, h: int, rate: float | None = None, *, latency: Time = LATENCY, server: Server = HOST
 ) -> Topology:
-    """The largest dragonfly of its routers.
+    """Build the largest dragonfly of such routers.
 
     Args:
         a: routers in a group.

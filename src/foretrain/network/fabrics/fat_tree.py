@@ -20,7 +20,7 @@ def fat_tree(
     latency: Time = LATENCY,
     server: Server = HOST,
 ) -> Topology:
-    """A k-ary fat tree; places are numbered edge switch by edge switch, pod by pod.
+    """Build a k-ary fat tree; places are numbered edge switch by edge switch, pod by pod.
 
     Args:
         k: ports of a switch, even.

@@ -20,7 +20,7 @@ def leaf_spine(
     latency: Time = LATENCY,
     server: Server = HOST,
 ) -> Topology:
-    """``leaves`` switches of ``hosts`` places each, under ``spines`` switches.
+    """Build ``leaves`` switches of ``hosts`` places each, under ``spines`` switches.
 
     Args:
         leaves: switches that places are at.

@@ -29,7 +29,7 @@ def rail(
     oversubscription: float = 1,
     latency: Time = LATENCY,
 ) -> Topology:
-    """``servers`` of one kind, in units of ``unit``; the last unit may be smaller.
+    """Build a fabric of ``servers``, in units of ``unit``; the last unit may be smaller.
 
     Args:
         servers: how many.

@@ -9,7 +9,7 @@ from foretrain.units import Time
 
 
 def star(hosts: int, rate: float | None = None, *, latency: Time = LATENCY, server: Server = HOST) -> Topology:
-    """``hosts`` places on one switch.
+    """Build ``hosts`` places on one switch.
 
     Args:
         hosts: places.

@@ -15,7 +15,7 @@ from foretrain.units import Time
 def torus(
     shape: Sequence[int], rate: float | None = None, *, latency: Time = LATENCY, server: Server = HOST
 ) -> Topology:
-    """A torus; places are numbered row by row, the last dimension fastest.
+    """Build a torus; places are numbered row by row, the last dimension fastest.
 
     A dimension of 2 has one cable between its two places and not two. With a server, each place has a router beside it
     that the server's NICs are plugged into, since servers do not pass on what is not for them.
@@ -45,7 +45,7 @@ def torus(
 
 
 def _cables(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each place and its next one in each dimension."""
+    """Yield each place with its next one in each dimension."""
     for place in range(math.prod(sizes)):
         stride = 1
         for size in reversed(sizes):

@@ -10,7 +10,7 @@ from foretrain.network.jit import inside
 
 @inside
 def rise(keys, order, place, at):
-    """Moves the item at position ``at`` towards the top."""
+    """Move the item at position ``at`` towards the top."""
     item = order[at]
     key = keys[item]
     while at > 0:
@@ -26,7 +26,7 @@ def rise(keys, order, place, at):
 
 @inside
 def sink(keys, order, place, n, at):
-    """Moves the item at position ``at`` away from the top."""
+    """Move the item at position ``at`` away from the top."""
     item = order[at]
     key = keys[item]
     while True:
@@ -48,7 +48,7 @@ def sink(keys, order, place, n, at):
 
 @inside
 def put(keys, order, place, n, item, key):
-    """Inserts ``item``, or moves it if it is inside. Returns the new length."""
+    """Insert ``item``, or move it if it is inside; return the new length."""
     if place[item] < 0:
         keys[item] = key
         order[n] = item
@@ -66,7 +66,7 @@ def put(keys, order, place, n, item, key):
 
 @inside
 def take(keys, order, place, n, item):
-    """Removes ``item`` if it is inside. Returns the new length."""
+    """Remove ``item`` if it is inside; return the new length."""
     at = place[item]
     if at < 0:
         return n
@@ -85,7 +85,7 @@ def take(keys, order, place, n, item):
 
 @inside
 def settle(keys, items, n, at, item, key):
-    """In a heap of pairs, puts ``item`` of ``key`` at position ``at`` or below, where what is there may be lost.
+    """Put the pair of ``item`` and ``key`` at position ``at`` or below, overwriting the pair there.
 
     For heaps whose members are only asked for the least: nobody needs to know where the others are.
     """
@@ -106,7 +106,7 @@ def settle(keys, items, n, at, item, key):
 
 @inside
 def lift(keys, items, n, item, key):
-    """Adds ``item`` of ``key`` to a heap of ``n`` pairs."""
+    """Add ``item`` of ``key`` to a heap of ``n`` pairs."""
     at = n
     while at > 0:
         above = (at - 1) >> 2

@@ -57,7 +57,7 @@ SIMULTANEOUS = 1e-14
 
 @inlined
 def mark(s, link):
-    """Notes that the flows of ``link`` need a look at the next refill."""
+    """Note that the flows of ``link`` need a look at the next refill."""
     n = s.counter[c.DIRTY]
     if s.link[link, c.DIRTY_TICK] != s.counter[c.REFILLS]:
         s.link[link, c.DIRTY_TICK] = s.counter[c.REFILLS]
@@ -67,7 +67,7 @@ def mark(s, link):
 
 @inside
 def carry(s, link, time):
-    """Adds what ``link`` has carried since it was last asked to the bins of its utilisation."""
+    """Add what ``link`` has carried since the last call to the bins of its utilisation."""
     bins = s.carried.shape[1]
     while time > s.time[c.BIN] * bins:
         # Time has outgrown the bins: join them in pairs.
@@ -86,14 +86,14 @@ def carry(s, link, time):
 
 @entry
 def carry_all(s):
-    """Brings the utilisation of all links up to now."""
+    """Bring the utilisation of all links up to now."""
     for link in range(len(s.link)):
         carry(s, link, s.time[c.CLOCK])
 
 
 @inside
 def spread(s, link, begin, end, rate):
-    """Adds ``rate`` · (``end`` − ``begin``) bytes to the bins they fall into."""
+    """Add ``rate`` · (``end`` − ``begin``) bytes to the bins they fall into."""
     if rate <= 0.0 or end <= begin:
         return
     width = s.time[c.BIN]
@@ -108,7 +108,7 @@ def spread(s, link, begin, end, rate):
 
 @inlined
 def set_rate(s, f, rate, time):
-    """Settles what flow ``f`` has sent, gives it ``rate``, and moves its end in the queue."""
+    """Account for what flow ``f`` has sent, give it ``rate``, and move its end in the queue."""
     p = s.flow[f, c.PRIORITY]
     s.fluid[f, c.LEFT] -= s.fluid[f, c.RATE] * (time - s.fluid[f, c.SINCE])
     s.fluid[f, c.SINCE] = time
@@ -129,7 +129,7 @@ def set_rate(s, f, rate, time):
 
 @inside
 def seat(s, f, time):
-    """Makes flow ``f`` active, with a seat on each of its links. Collapsed rings there wait to be expanded."""
+    """Make flow ``f`` active, with a seat on each of its links. Collapsed rings there wait to be expanded."""
     s.flow[f, c.PHASE] = c.ACTIVE
     s.fluid[f, c.RATE] = 0.0
     s.fluid[f, c.SINCE] = time
@@ -153,7 +153,7 @@ def seat(s, f, time):
 
 @inlined
 def leave(s, f, time):
-    """Takes flow ``f`` off its links."""
+    """Remove flow ``f`` from its links."""
     p = s.flow[f, c.PRIORITY]
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
         link = s.hop[h, c.LINK]
@@ -184,9 +184,9 @@ def may_start(s, f):
     if s.flow[f, c.MISSING] > 0:
         return False
     step = s.flow[f, c.DONE]
-    for d in range(s.flow[f, c.GATE_FIRST], s.flow[f, c.GATE_LAST]):
-        other = s.gate[d, c.FLOW]
-        if s.flow[other, c.DONE] < min(s.flow[other, c.STEPS], step + s.gate[d, c.LAG]):
+    for d in range(s.flow[f, c.DEPENDENCY_FIRST], s.flow[f, c.DEPENDENCY_LAST]):
+        other = s.dependency[d, c.FLOW]
+        if s.flow[other, c.DONE] < min(s.flow[other, c.STEPS], step + s.dependency[d, c.LAG]):
             return False
     return True
 
@@ -199,7 +199,7 @@ def sends(s, f):
 
 @inside
 def begin(s, f, time):
-    """Begins the next step of flow ``f``: its latency runs."""
+    """Begin the next step of flow ``f``: its latency runs."""
     s.flow[f, c.PHASE] = c.LATENT
     s.fluid[f, c.LEFT] = s.fluid[f, c.SIZE]
     when = max(time, s.fluid[f, c.RELEASE]) + s.fluid[f, c.LATENCY]
@@ -215,7 +215,7 @@ def begin(s, f, time):
 
 @inlined
 def end_step(s, f, time):
-    """Ends a step of flow ``f`` and begins what waited for it."""
+    """End a step of flow ``f`` and begin its dependents."""
     s.flow[f, c.DONE] += 1
     s.flow[f, c.PHASE] = c.IDLE
     whole = s.flow[f, c.DONE] == s.flow[f, c.STEPS]
@@ -230,15 +230,15 @@ def end_step(s, f, time):
             s.counter[c.COMPLETED] += 1
     elif may_start(s, f):
         begin(s, f, time)
-    for d in range(s.flow[f, c.HEIR_FIRST], s.flow[f, c.HEIR_LAST]):
-        heir = s.heir[d]
-        if heir < 0:
-            heir = -1 - heir
+    for d in range(s.flow[f, c.DEPENDENT_FIRST], s.flow[f, c.DEPENDENT_LAST]):
+        dependent = s.dependent[d]
+        if dependent < 0:
+            dependent = -1 - dependent
             if not whole:
                 continue
-            s.flow[heir, c.MISSING] -= 1
-        if s.flow[heir, c.PHASE] == c.IDLE and may_start(s, heir):
-            begin(s, heir, time)
+            s.flow[dependent, c.MISSING] -= 1
+        if s.flow[dependent, c.PHASE] == c.IDLE and may_start(s, dependent):
+            begin(s, dependent, time)
 
 
 @inside
@@ -252,7 +252,7 @@ def step_time(s, f):
 
 @entry
 def collapse(s):
-    """Lets each ring that waits for it run as one entity if all its links are free. See Note [Collapsed rings]."""
+    """Let each ring that waits for it run as one entity if all its links are free. See Note [Collapsed rings]."""
     for a in range(s.counter[c.TO_COLLAPSE]):
         collapse_one(s, s.ring[a, c.COLLAPSE])
     s.counter[c.TO_COLLAPSE] = 0
@@ -260,7 +260,7 @@ def collapse(s):
 
 @inlined
 def collapse_one(s, ring):
-    """Lets ``ring`` run as one entity if all its links are free."""
+    """Let ``ring`` run as one entity if all its links are free."""
     time = s.ring_begin[ring]
     first, last = s.ring[ring, c.FIRST], s.ring[ring + 1, c.FIRST]
     n = last - first
@@ -295,7 +295,7 @@ def collapse_one(s, ring):
 
 @inlined
 def recurrence(s, ring, until):
-    """Runs a collapsed ring alone for at most ``until`` ps.
+    """Run a collapsed ring alone for at most ``until`` ps.
 
     Leaves in `State.scratch`, per member: when its last step that ended by then did so, how many steps those are, and
     when the next one begins by the recurrence, which may be later than ``until``.
@@ -340,7 +340,7 @@ def recurrence(s, ring, until):
 
 @entry
 def expand(s):
-    """Hands the members of each ring that waits for it back to the event loop as they stand now."""
+    """Return the members of each ring that waits for it to the event loop, in their present state."""
     for a in range(s.counter[c.TO_EXPAND]):
         expand_one(s, s.ring[a, c.EXPAND], s.time[c.CLOCK])
     s.counter[c.TO_EXPAND] = 0
@@ -348,7 +348,7 @@ def expand(s):
 
 @inlined
 def expand_one(s, ring, time):
-    """Hands the members of ``ring`` back to the event loop as they stand at ``time``."""
+    """Return the members of ``ring`` to the event loop, in their state at ``time``."""
     s.ring[ring, c.DISTURBED] = 0
     first, last = s.ring[ring, c.FIRST], s.ring[ring + 1, c.FIRST]
     begun = s.ring_begin[ring]
@@ -359,7 +359,7 @@ def expand_one(s, ring, time):
         for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
             if s.link[s.hop[h, c.LINK], c.TAKEN_BY] == ring:
                 s.link[s.hop[h, c.LINK], c.TAKEN_BY] = -1
-    # First who is how far, then who may start: a member's gate is its predecessor's count.
+    # First who is how far, then who may start: a member's dependency is its predecessor's count.
     for m in range(first, last):
         f = s.member[m]
         if s.flow[f, c.PHASE] == c.COLLAPSED:
@@ -390,7 +390,7 @@ def expand_one(s, ring, time):
 
 @inside
 def account(s, f, begin_, end, bytes_):
-    """Utilisation of a collapsed flow: ``bytes_``, spread evenly over the time that it needed for them."""
+    """Spread ``bytes_`` of a collapsed flow evenly over the time from ``begin_`` to ``end``."""
     if end <= begin_:
         return
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
@@ -401,7 +401,7 @@ def account(s, f, begin_, end, bytes_):
 
 @inside
 def level_on(s, link):
-    """The level at which what ``link`` has left is shared by its flows that are not frozen.
+    """Return the level at which the flows of ``link`` that are not frozen share what is left.
 
     What is left by rounding alone is nothing: flows that classes before theirs starve, or a link that is down, would
     creep along on it for ever, and nobody would be told.
@@ -412,7 +412,7 @@ def level_on(s, link):
 
 @inside
 def waterfill(s, n, p, tick):
-    """Max-min fair levels of the ``n`` chosen flows of class ``p`` in the room that all others leave.
+    """Find max-min fair levels of the ``n`` chosen flows of class ``p`` in the room that all others leave.
 
     Fills ``NEW_RATE`` and ``BOTTLENECK``; returns how many are chosen then. See Notes [Lazy levels] and [Enlisting].
     """
@@ -446,7 +446,7 @@ def waterfill(s, n, p, tick):
 
 @inside
 def touch(s, f, p, tick):
-    """Lets chosen flow ``f`` take part: its links have its rate as room, and its weight."""
+    """Let chosen flow ``f`` take part: its links have its rate as room, and its weight."""
     s.fluid[f, c.NEW_RATE] = -1.0
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
         link = s.hop[h, c.LINK]
@@ -473,7 +473,7 @@ def touch(s, f, p, tick):
 
 @inside
 def queue_links(s, n, p, tick):
-    """Makes the heap of the links that may bind: those that chosen flows share, and of each flow the tightest other."""
+    """Make the heap of the links that may bind: those that chosen flows share, and of each flow the tightest other."""
     s.counter[c.TOUCHED] = 0
     for a in range(n):
         touch(s, s.chosen[a], p, tick)
@@ -529,7 +529,7 @@ def enlist(s, n, link, p, tick, above):
 
 @inside
 def queue_path(s, f):
-    """Queues the links of chosen flow ``f`` that are not, or later than they should be."""
+    """Queue the links of chosen flow ``f`` that are not, or later than they should be."""
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
         link = s.hop[h, c.LINK]
         if s.link[link, c.UNFROZEN] > 0:
@@ -542,7 +542,7 @@ def queue_path(s, f):
 
 @inlined
 def fill(s, n, link, p, tick, level):
-    """Freezes the chosen flows on ``link``, which is full at ``level``; counts them in ``FILLED``.
+    """Freeze the chosen flows on ``link``, which is full at ``level``; count them in ``FILLED``.
 
     Where one gets less than it had, those held by its other links may get more: they are enlisted. Returns how many are
     chosen then.
@@ -571,7 +571,7 @@ def fill(s, n, link, p, tick, level):
 
 @inlined
 def freeze(s, f, link, level):
-    """Gives chosen flow ``f`` its rate at ``level``, because ``link`` is full."""
+    """Give chosen flow ``f`` its rate at ``level``, because ``link`` is full."""
     rate = level * s.fluid[f, c.WEIGHT]
     s.fluid[f, c.NEW_RATE] = rate
     before = s.flow[f, c.BOTTLENECK]
@@ -590,7 +590,7 @@ def freeze(s, f, link, level):
 
 @inside
 def recruit(s, n, p, tick):
-    """Adds the flows of class ``p`` that stayed and whose certificate broke to the chosen ones. Returns how many."""
+    """Choose the flows of class ``p`` that stayed and whose certificate broke; return how many are chosen."""
     for a in range(s.counter[c.TOUCHED]):
         link = s.touched[a]
         if s.link[link, c.CHOSEN] == s.link[link, c.DEGREE]:
@@ -617,7 +617,7 @@ def recruit(s, n, p, tick):
 
 @inside
 def choose(s, p, tick):
-    """Collects the flows of class ``p`` to start from: new ones, and those bottlenecked where something changed."""
+    """Collect the flows of class ``p`` to start from: new ones, and those bottlenecked where something changed."""
     n = 0
     if s.counter[c.FULL]:
         for f in range(s.counter[c.FLOWS]):
@@ -654,7 +654,7 @@ def choose(s, p, tick):
 
 @inside
 def refill(s, time):
-    """Makes all rates max-min fair again after a batch of changes. See Note [Local refill]."""
+    """Make all rates max-min fair again after a batch of changes. See Note [Local refill]."""
     classes = s.share.shape[1] - c.USED
     for p in range(classes):
         s.counter[c.TICK] += 1
@@ -690,7 +690,7 @@ def refill(s, time):
 
 @entry
 def advance(s, until, budget, stop):
-    """Lets everything happen up to and including ``until``, at most ``budget`` batches of events.
+    """Process everything up to and including ``until``, at most ``budget`` batches of events.
 
     Flows that were loaded since the last time begin first, where they wait for nobody; then rates are found after what
     was changed. It ends after the batch that completes what ``stop`` says: a program by its index, ``ANYTHING``, or
@@ -721,7 +721,7 @@ def advance(s, until, budget, stop):
 
 @inlined
 def batch(s, time):
-    """One instant: everything that happens at ``time``, or until a ring can be collapsed."""
+    """Process one instant: everything that happens at ``time``, or until a ring can be collapsed."""
     s.time[c.CLOCK] = max(s.time[c.CLOCK], time)
     s.counter[c.BATCHES] += 1
     horizon = time * (1.0 + SIMULTANEOUS)
@@ -741,7 +741,7 @@ def batch(s, time):
 
 @inlined
 def finish_member(s, f, time):
-    """A member of a collapsed ring has made all its steps."""
+    """Note that a member of a collapsed ring has made all its steps."""
     for h in range(s.flow[f, c.HOP_FIRST], s.flow[f, c.HOP_LAST]):
         s.link[s.hop[h, c.LINK], c.TAKEN_BY] = -1
     s.flow[f, c.DONE] = s.flow[f, c.STEPS] - 1
@@ -751,7 +751,7 @@ def finish_member(s, f, time):
 
 @entry
 def withdraw(s, first, last):
-    """Cancels the flows ``first`` to ``last``, none of which is collapsed, now; `advance` then finds the new rates."""
+    """Cancel the flows ``first`` to ``last``, none of which is collapsed, now; `advance` then finds the new rates."""
     time = s.time[c.CLOCK]
     for f in range(first, last):
         if s.flow[f, c.PHASE] == c.ACTIVE:
@@ -765,7 +765,7 @@ def withdraw(s, first, last):
 
 @entry
 def rewire(s, links, capacities):
-    """Gives ``links``, which no collapsed ring has, new capacities, now; `advance` then finds the new rates."""
+    """Give ``links``, which no collapsed ring has, new capacities, now; `advance` then finds the new rates."""
     for a in range(len(links)):
         link = links[a]
         s.share[link, c.CAPACITY] = capacities[a]
@@ -774,7 +774,7 @@ def rewire(s, links, capacities):
 
 @entry
 def reseat(link, seat, hop, links, seats, rooms):
-    """Moves the lists of active flows of ``links`` to ``rooms`` seats each, from ``seats`` on."""
+    """Move the lists of active flows of ``links`` to ``rooms`` seats each, from ``seats`` on."""
     for a in range(len(links)):
         one, to = links[a], seats[a]
         for n in range(link[one, c.DEGREE]):
@@ -788,9 +788,9 @@ def reseat(link, seat, hop, links, seats, rooms):
 
 @entry
 def find_rings(s, first, last, rings):
-    """Finds rings in lock step among the flows ``first`` to ``last``: who waits for whom comes back to where it began.
+    """Find the circles of flows in lock step among the flows ``first`` to ``last``.
 
-    A member has one gate, of lag 0, and is the gate of one flow; all members have equal steps, release and whole
+    A member has one dependency, of lag 0, and one dependent; all members have equal steps, release and whole
     dependencies. Writes `State.member` and `State.ring` from ring ``rings`` on; returns how many rings there are then.
     """
     flow, member, ring = s.flow, s.member, s.ring
@@ -805,7 +805,7 @@ def find_rings(s, first, last, rings):
                 break
             member[base + n] = f
             n += 1
-            f = s.gate[flow[f, c.GATE_FIRST], c.FLOW]
+            f = s.dependency[flow[f, c.DEPENDENCY_FIRST], c.FLOW]
             if flow[f, c.RING] != -1:
                 break
         closed = n > 1 and f == start and same_waits(flow, member, base, n)
@@ -828,13 +828,13 @@ def find_rings(s, first, last, rings):
 @inside
 def in_lock_step(s, f, start):
     """Return whether flow ``f`` may be in one ring with flow ``start``."""
-    gate = s.flow[f, c.GATE_FIRST]
-    if s.flow[f, c.GATE_LAST] - gate != 1 or s.gate[gate, c.LAG] != 0:
+    dependency = s.flow[f, c.DEPENDENCY_FIRST]
+    if s.flow[f, c.DEPENDENCY_LAST] - dependency != 1 or s.dependency[dependency, c.LAG] != 0:
         return False
     # Nobody else may follow its steps: while the ring is collapsed they are not made one by one.
     followers = 0
-    for d in range(s.flow[f, c.HEIR_FIRST], s.flow[f, c.HEIR_LAST]):
-        followers += s.heir[d] >= 0
+    for d in range(s.flow[f, c.DEPENDENT_FIRST], s.flow[f, c.DEPENDENT_LAST]):
+        followers += s.dependent[d] >= 0
     same = s.flow[f, c.STEPS] == s.flow[start, c.STEPS] and s.fluid[f, c.RELEASE] == s.fluid[start, c.RELEASE]
     return followers == 1 and same
 
@@ -853,7 +853,7 @@ def same_waits(flow, member, base, n):
 
 @entry
 def move(s, flow, first, last):
-    """Puts ``flow``, which is not collapsed, on hops ``first`` to ``last``, now; what it has sent stays sent.
+    """Put ``flow``, which is not collapsed, on hops ``first`` to ``last``, now; what it has sent stays sent.
 
     `advance` then finds the new rates.
     """

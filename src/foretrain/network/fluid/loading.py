@@ -1,4 +1,4 @@
-"""Programs into the simulator's state and out of it: flows are appended, seats reserved, dependencies wired."""
+"""Loading and unloading of programs in the simulator's state: flows, seats and dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretrain.network.program import Program
 
 
 def load(state: FluidState, program: Program, owner: int) -> tuple[FluidState, int]:
-    """Appends ``program`` as that of ``owner``; returns the state and the program's first flow."""
+    """Append ``program`` as that of ``owner``; return the state and the program's first flow."""
     n, first = len(program), int(state.counter[c.FLOWS])
     last = first + n
     state = state._replace(
@@ -38,7 +38,7 @@ def load(state: FluidState, program: Program, owner: int) -> tuple[FluidState, i
 
 
 def reserve(state: FluidState, links: NDArray[np.int32]) -> FluidState:
-    """Appends hops over ``links``, and makes room on each link for all of them to be active at once."""
+    """Append hops over ``links``, and make room on each link for all of them to be active at once."""
     link = state.link
     link[:, c.RESERVED] += np.bincount(links, minlength=len(link))
     short = np.flatnonzero(link[:, c.RESERVED] > link[:, c.ROOM])
@@ -60,18 +60,18 @@ def reserve(state: FluidState, links: NDArray[np.int32]) -> FluidState:
 
 
 def unload(state: FluidState, first: int, last: int) -> None:
-    """Gives back what the flows ``first`` to ``last``, which are over, had reserved."""
+    """Return what the flows ``first`` to ``last``, which are over, had reserved."""
     flow = state.flow[first:last]
     release(state, ranges(flow[:, c.HOP_FIRST], flow[:, c.HOP_LAST]))
 
 
 def release(state: FluidState, hops: NDArray[np.integer]) -> None:
-    """Gives back the seats that were reserved for ``hops``."""
+    """Return the seats that were reserved for ``hops``."""
     state.link[:, c.RESERVED] -= np.bincount(state.hop[hops, c.LINK], minlength=len(state.link))
 
 
 def compacted(state: FluidState, kept: Sequence[tuple[int, int]]) -> FluidState:
-    """The state without the flows outside ``kept``, ascending (first, last) ranges that close ranks.
+    """Return the state without the flows outside ``kept``, ascending (first, last) ranges that close ranks.
 
     Dependencies, rings and seats are renumbered; what is kept runs on as if nothing had happened.
     """
@@ -80,10 +80,10 @@ def compacted(state: FluidState, kept: Sequence[tuple[int, int]]) -> FluidState:
     new[old] = np.arange(len(old))
     flow = state.flow[old]
     hops = _regrouped(flow, c.HOP_FIRST, c.HOP_LAST)
-    gates = _regrouped(flow, c.GATE_FIRST, c.GATE_LAST)
-    heirs = _regrouped(flow, c.HEIR_FIRST, c.HEIR_LAST)
-    heir, gate, hop = state.heir[heirs], state.gate[gates], state.hop[hops]
-    gate[:, c.FLOW] = new[gate[:, c.FLOW]]
+    dependencies = _regrouped(flow, c.DEPENDENCY_FIRST, c.DEPENDENCY_LAST)
+    dependents = _regrouped(flow, c.DEPENDENT_FIRST, c.DEPENDENT_LAST)
+    dependent, dependency, hop = state.dependent[dependents], state.dependency[dependencies], state.hop[hops]
+    dependency[:, c.FLOW] = new[dependency[:, c.FLOW]]
     # Each link's list of active flows moves to the front of the pool, with room for what is reserved.
     new_hop = np.full(len(state.hop), -1)
     new_hop[hops] = np.arange(len(hops))
@@ -101,28 +101,33 @@ def compacted(state: FluidState, kept: Sequence[tuple[int, int]]) -> FluidState:
     order = whole(len(old))
     order[:queued] = new[state.order[:queued]]
     state.counter[c.FLOWS] = state.counter[c.ADMITTED] = len(old)
-    state.counter[[c.HOPS, c.SEATED, c.GATES, c.HEIRS]] = len(hop), len(seat), len(gate), len(heir)
+    state.counter[[c.HOPS, c.SEATED, c.DEPENDENCIES, c.DEPENDENTS]] = (
+        len(hop),
+        len(seat),
+        len(dependency),
+        len(dependent),
+    )
     return _with_kept_rings(
         state._replace(
             **{name: getattr(state, name)[old] for name in FLOW_ARRAYS} | {"flow": flow, "order": order},
             hop=hop,
             seat=seat,
-            gate=gate,
-            heir=np.where(heir < 0, -1 - new[-1 - heir], new[heir]),
+            dependency=dependency,
+            dependent=np.where(dependent < 0, -1 - new[-1 - dependent], new[dependent]),
         ),
         new,
     )
 
 
 def ranges(first: NDArray[np.integer], last: NDArray[np.integer]) -> NDArray[np.int64]:
-    """All of ``first[0]:last[0]``, then of ``first[1]:last[1]``, and so on."""
+    """Return the integers of ``first[0]:last[0]``, then of ``first[1]:last[1]``, and so on."""
     lengths = (last - first).astype(np.int64)
     starts = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(first - starts, lengths)
 
 
 def _regrouped(flow: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
-    """The entries in the flows' ranges between two columns; the ranges become those in which they then stand."""
+    """Return the entries in the flows' ranges between two columns, and renumber the ranges to match."""
     before = flow[:, first].copy(), flow[:, last].copy()
     lengths = before[1] - before[0]
     flow[:, last] = np.cumsum(lengths)
@@ -131,7 +136,7 @@ def _regrouped(flow: NDArray[np.int64], first: int, last: int) -> NDArray[np.int
 
 
 def _with_kept_rings(state: FluidState, new: NDArray[np.int64]) -> FluidState:
-    """The state without the rings whose members are not kept; ``new`` renumbers flows, -1 for those not kept."""
+    """Return the state without the rings whose members are not kept; ``new`` renumbers flows, -1 for those not kept."""
     first = state.ring[:, c.FIRST]
     kept = np.flatnonzero(new[state.member[first[:-1]]] >= 0)
     which = np.full(len(first), -1)  # The last entry serves -1: no ring.
@@ -151,32 +156,34 @@ def _with_kept_rings(state: FluidState, new: NDArray[np.int64]) -> FluidState:
 
 
 def _wired(state: FluidState, program: Program, first: int) -> FluidState:
-    """Enters dependencies: whole ones are counted, those with a lag are looked at one by one."""
+    """Enter dependencies: whole ones are counted, those with a lag are looked at one by one."""
     n = len(program)
     flow = state.flow[first : first + n]
     waiter = np.repeat(np.arange(n), np.diff(program.first))
     whole_ = program.lag >= WHOLE
     flow[:, c.MISSING] = np.bincount(waiter[whole_], minlength=n)
-    gates = np.bincount(waiter[~whole_], minlength=n)
-    first_gate, first_heir = state.counter[[c.GATES, c.HEIRS]].tolist()
-    flow[:, c.GATE_LAST] = first_gate + np.cumsum(gates)
-    flow[:, c.GATE_FIRST] = flow[:, c.GATE_LAST] - gates
-    heirs = np.bincount(program.after, minlength=n)
-    flow[:, c.HEIR_LAST] = first_heir + np.cumsum(heirs)
-    flow[:, c.HEIR_FIRST] = flow[:, c.HEIR_LAST] - heirs
-    last_gate, last_heir = int(flow[-1, c.GATE_LAST]), int(flow[-1, c.HEIR_LAST])
-    state.counter[c.GATES], state.counter[c.HEIRS] = last_gate, last_heir
-    state = state._replace(gate=grown(state.gate, last_gate), heir=grown(state.heir, last_heir))
-    state.gate[first_gate:last_gate, c.FLOW] = program.after[~whole_] + first
-    state.gate[first_gate:last_gate, c.LAG] = program.lag[~whole_]
+    dependencies = np.bincount(waiter[~whole_], minlength=n)
+    first_dependency, first_dependent = state.counter[[c.DEPENDENCIES, c.DEPENDENTS]].tolist()
+    flow[:, c.DEPENDENCY_LAST] = first_dependency + np.cumsum(dependencies)
+    flow[:, c.DEPENDENCY_FIRST] = flow[:, c.DEPENDENCY_LAST] - dependencies
+    dependents = np.bincount(program.after, minlength=n)
+    flow[:, c.DEPENDENT_LAST] = first_dependent + np.cumsum(dependents)
+    flow[:, c.DEPENDENT_FIRST] = flow[:, c.DEPENDENT_LAST] - dependents
+    last_dependency, last_dependent = int(flow[-1, c.DEPENDENCY_LAST]), int(flow[-1, c.DEPENDENT_LAST])
+    state.counter[c.DEPENDENCIES], state.counter[c.DEPENDENTS] = last_dependency, last_dependent
+    state = state._replace(
+        dependency=grown(state.dependency, last_dependency), dependent=grown(state.dependent, last_dependent)
+    )
+    state.dependency[first_dependency:last_dependency, c.FLOW] = program.after[~whole_] + first
+    state.dependency[first_dependency:last_dependency, c.LAG] = program.lag[~whole_]
     order = np.argsort(program.after, kind="stable")
-    state.heir[first_heir:last_heir] = np.where(whole_, -1 - (waiter + first), waiter + first)[order]
+    state.dependent[first_dependent:last_dependent] = np.where(whole_, -1 - (waiter + first), waiter + first)[order]
     return state
 
 
 def _with_rings(state: FluidState, first: int, last: int) -> FluidState:
-    """Finds the rings in lock step among the flows ``first`` to ``last``."""
-    if state.counter[c.FULL] or state.flow[last - 1, c.GATE_LAST] == state.flow[first, c.GATE_FIRST]:
+    """Find the rings in lock step among the flows ``first`` to ``last``."""
+    if state.counter[c.FULL] or state.flow[last - 1, c.DEPENDENCY_LAST] == state.flow[first, c.DEPENDENCY_FIRST]:
         return state
     rings, possible = len(state.ring) - 1, (last - first) // 2
     state = state._replace(

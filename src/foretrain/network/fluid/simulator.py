@@ -1,14 +1,12 @@
-"""The fluid simulator: programs come, time passes, programs complete.
+"""The fluid simulator: programs are added while time passes.
 
     network = Fluid(topology.capacity)
     first = network.add(program)                 # now
-    network.predict(first)                       # when it would complete if nothing else came
+    network.predict(first)                       # when it would complete if nothing else were added
     for done in network.advance(until=2 * MILLISECOND):
         ...
 
 Times at the border are int ps; inside they are float64, exact for integers up to 2^53 ps (2.5 hours).
-
-Who waits for what, when a simulation can go no further.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _SHOWN = 12
 def stalled(
     state: FluidState, ranges: Sequence[tuple[int, int]], name: Callable[[int], str] = "link {}".format
 ) -> StallError:
-    """The error for flows in ``ranges`` that can never go on: starved of rate, or waiting for each other.
+    """Return the error for flows in ``ranges`` that can never go on: starved of rate, or waiting for each other.
 
     Args:
         state: the network's.
@@ -62,16 +60,16 @@ def _starved(state: FluidState, flows: NDArray[np.int64], name: Callable[[int], 
 def _waiting(state: FluidState, flows: NDArray[np.int64]) -> Iterator[str]:
     for f in flows.tolist():
         step = int(state.flow[f, c.DONE])
-        for d in range(*state.flow[f, [c.GATE_FIRST, c.GATE_LAST]]):
-            other, lag = state.gate[d].tolist()
+        for d in range(*state.flow[f, [c.DEPENDENCY_FIRST, c.DEPENDENCY_LAST]]):
+            other, lag = state.dependency[d].tolist()
             made, steps = state.flow[other, [c.DONE, c.STEPS]].tolist()
             if made < (need := min(steps, step + lag)):
                 yield f"flow {f}: its step {step} waits for {need} steps of flow {other}, which has made {made}"
         if not state.flow[f, c.MISSING]:
             continue
-        # Whoever has the heir in their range is waited for.
-        for heir in np.flatnonzero(state.heir == -1 - f).tolist():
-            mine = (state.flow[:, c.HEIR_FIRST] <= heir) & (heir < state.flow[:, c.HEIR_LAST])
+        # Whoever has the dependent in their range is waited for.
+        for dependent in np.flatnonzero(state.dependent == -1 - f).tolist():
+            mine = (state.flow[:, c.DEPENDENT_FIRST] <= dependent) & (dependent < state.flow[:, c.DEPENDENT_LAST])
             other = int(np.flatnonzero(mine)[0])
             made, steps = state.flow[other, [c.DONE, c.STEPS]].tolist()
             if made < steps:
@@ -124,12 +122,12 @@ class Fluid:
 
     @property
     def now(self) -> Time:
-        """The present, ps."""
+        """Return the present, ps."""
         return math.ceil(float(self._state.time[c.CLOCK]))
 
     @property
     def running(self) -> tuple[ProgramHandle, ...]:
-        """The programs that have not completed, in the order in which they came."""
+        """Return the programs that have not completed, in the order of their addition."""
         return tuple(self._running.values())
 
     @property
@@ -138,13 +136,14 @@ class Fluid:
         return {name: int(self._state.counter[place]) for name, place in EFFORT.items()}
 
     def rates(self, handle: ProgramHandle) -> NDArray[np.float64]:
-        """Bytes/s of every flow of ``handle`` now; of a collapsed ring's members, which share no link, 0."""
+        """Return the bytes/s of every flow of ``handle`` now; of a collapsed ring's members, which share no link, 0."""
         self._check_running(handle)
         first, last = handle._range
         return self._state.fluid[first:last, c.RATE] * SECOND
 
     def progress(self, handle: ProgramHandle) -> NDArray[np.float64]:
-        """How much of each flow of ``handle`` is done, 0 to 1; of a collapsed ring's members, 0 until they end."""
+        """Return the part of each flow of ``handle`` that is done, 0 to 1; of a collapsed ring's members, 0 until they
+        end."""
         if handle.end is not None:
             return np.ones(len(handle.program))
         self._check_running(handle)
@@ -157,7 +156,7 @@ class Fluid:
         return (flow[:, c.DONE] + inside) / flow[:, c.STEPS]
 
     def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
-        """Starts ``program`` now, or at ``at``, up to which time then passes first.
+        """Start ``program`` now, or at ``at``, up to which time then passes first.
 
         Releases in the program count from the network's time 0.
         """
@@ -179,7 +178,7 @@ class Fluid:
         return handle
 
     def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[ProgramHandle, ...]:
-        """Lets time pass to ``until``, or until everything is done; returns what completed, in order.
+        """Let time pass to ``until``, or until everything is done; return what completed, in order.
 
         Args:
             until: ps; None for as long as anything can happen.
@@ -198,16 +197,16 @@ class Fluid:
         return done
 
     def pass_to(self, time: Time) -> None:
-        """Lets time pass to ``time``; that a program completed on the way is seen in its handle."""
+        """Let time pass to ``time``; handles tell which programs completed on the way."""
         self.advance(time)
 
     def next_event(self) -> float:
-        """When something happens next if nothing comes, float ps; infinity if nothing does."""
+        """Return the time of the next event, float ps; infinity if there is none."""
         state = self._state
         return float(state.key[state.order[0]]) if state.counter[c.QUEUED] else math.inf
 
     def predict(self, handle: ProgramHandle) -> Time:
-        """When ``handle`` would complete if nothing else came or changed, ps.
+        """Return when ``handle`` would complete if nothing else were added or changed, ps.
 
         Runs a copy ahead, once for all questions until something comes or changes.
 
@@ -228,7 +227,7 @@ class Fluid:
         return self._ends[handle._index]
 
     def next_completion(self) -> Time | None:
-        """When the next program would complete if nothing else came or changed, ps; None if none runs.
+        """Return when the next program would complete if nothing were added or changed, ps; None if none runs.
 
         Raises:
             StallError: what runs can never complete.
@@ -243,7 +242,7 @@ class Fluid:
         return min(self._ends[index] for index in self._running if index in self._ends)
 
     def cancel(self, handle: ProgramHandle) -> None:
-        """Takes ``handle`` out of the network, now. What it has sent stays sent."""
+        """Remove ``handle`` from the network, now. What it has sent stays sent."""
         self._check_running(handle)
         self._changed()
         self._expand_flows(np.arange(*handle._range))
@@ -253,7 +252,7 @@ class Fluid:
         self._forget(handle)
 
     def set_capacity(self, links: Sequence[int] | NDArray[np.integer], capacity: float | NDArray[np.float64]) -> None:
-        """Gives ``links`` a new capacity in bytes/s, now; 0 takes them down, and what crosses them waits."""
+        """Give ``links`` a new capacity in bytes/s, now; 0 takes them down, and what crosses them waits."""
         chosen = np.asarray(links, np.int32).reshape(-1)
         values = np.broadcast_to(np.asarray(capacity, np.float64) / SECOND, chosen.shape).copy()
         self._check_links(chosen)
@@ -265,7 +264,7 @@ class Fluid:
         self._settle()
 
     def reroute(self, handle: ProgramHandle, flows: NDArray[np.integer], paths: Paths) -> None:
-        """Puts ``flows`` of ``handle`` on new ``paths``, now: what they have sent stays sent, the rest goes there."""
+        """Put ``flows`` of ``handle`` on new ``paths``, now: what they have sent stays sent, the rest goes there."""
         if len(flows) != len(paths):
             raise ConfigError("paths", len(paths), "are not one per flow", f"give {len(flows)}")
         self._check_running(handle)
@@ -299,7 +298,7 @@ class Fluid:
         return self._state.carried.copy(), int(self._state.time[c.BIN])
 
     def _run(self, until: float, stop: int) -> None:
-        """Lets time pass to ``until``, or to what ``stop`` says; see `foretrain.network.fluid.kernel.advance`."""
+        """Let time pass to ``until``, or to what ``stop`` says; see `foretrain.network.fluid.kernel.advance`."""
         state = self._state
         while (came := kernel.advance(state, until, _SLICE, stop)) != c.THERE:
             if came == c.RINGS:
@@ -308,31 +307,31 @@ class Fluid:
                 break
 
     def _settle(self) -> None:
-        """Lets begin what may, and finds the rates after a change; no time passes."""
+        """Begin what may begin, and find the rates after a change; no time passes."""
         while kernel.advance(self._state, self._state.time[c.CLOCK], 0, c.NOTHING) == c.RINGS:
             self._rearrange()
 
     def _rearrange(self) -> None:
-        """Expands and collapses the rings that wait for it."""
+        """Expand and collapse the rings that wait for it."""
         if self._state.counter[c.TO_EXPAND]:
             kernel.expand(self._state)
         if self._state.counter[c.TO_COLLAPSE]:
             kernel.collapse(self._state)
 
     def _expand(self, rings: NDArray[np.int64]) -> None:
-        """Expands ``rings``, which may repeat, and be -1 for none."""
+        """Expand ``rings``, which may repeat, and be -1 for none."""
         disturbed = np.unique(rings[rings >= 0])
         self._state.ring[: len(disturbed), c.EXPAND] = disturbed
         self._state.counter[c.TO_EXPAND] = len(disturbed)
         self._rearrange()
 
     def _expand_flows(self, flows: NDArray[np.integer]) -> None:
-        """Expands the rings of those of ``flows`` that are collapsed."""
+        """Expand the rings of those of ``flows`` that are collapsed."""
         flow = self._state.flow[flows]
         self._expand(flow[flow[:, c.PHASE] == c.COLLAPSED, c.RING])
 
     def _compact(self) -> None:
-        """Forgets the flows that are over."""
+        """Remove the flows that are over."""
         self._state = compacted(self._state, [handle._range for handle in self._running.values()])
         place = 0
         for handle in self._running.values():
@@ -340,7 +339,7 @@ class Fluid:
             place += len(handle.program)
 
     def _changed(self) -> None:
-        """Forgets what was predicted."""
+        """Forget predictions."""
         self._ahead = None
         self._ends.clear()
 
@@ -395,7 +394,7 @@ def run(
     full: bool = False,
     name: Callable[[int], str] = "link {}".format,
 ) -> ProgramHandle:
-    """Runs one program alone to its end; arguments as of `Fluid`.
+    """Run one program alone to its end; arguments as of `Fluid`.
 
     Raises:
         StallError: it can never complete.

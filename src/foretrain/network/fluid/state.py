@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 IDLE, LATENT, ACTIVE, COLLAPSED, OVER, CANCELLED = range(6)
 
 # Columns of tables stand in such an order that what a refill needs is in one cache line.
-# Columns of ``flow``: its hops, the gates it waits for and the heirs that wait for it, as ranges; the refill that chose
-# it last; ``MISSING`` flows that it waits for wholly.
+# Columns of ``flow``: its hops, dependencies and dependents, as ranges; the refill that chose it last; ``MISSING``
+# flows that it waits for wholly.
 HOP_FIRST, HOP_LAST, PRIORITY, CHOSEN_TICK, BOTTLENECK, PHASE, DONE, STEPS = range(8)
-GATE_FIRST, GATE_LAST, HEIR_FIRST, HEIR_LAST, MISSING, RING, OWNER = range(8, 15)
+DEPENDENCY_FIRST, DEPENDENCY_LAST, DEPENDENT_FIRST, DEPENDENT_LAST, MISSING, RING, OWNER = range(8, 15)
 FLOW_COLUMNS = 16
 # Columns of ``fluid``. ``LEFT`` bytes of the step were left at time ``SINCE``, and flow at ``RATE`` since then. Of a
 # flow that is over, ``SINCE`` is when it ended.
@@ -35,7 +35,7 @@ LINK_COLUMNS = 12
 # it is queued at, was full at, and the highest on it; up to when its utilisation is accounted for; from
 # ``USED`` on what each priority class takes.
 CAPACITY, ROOM_LEFT, WEIGHTS, QUEUED_AT, LEVEL, HIGHEST, USED_SINCE, USED = range(8)
-# Columns of ``hop``, ``seat``, ``gate``, ``ring`` and ``program``.
+# Columns of ``hop``, ``seat``, ``dependency``, ``ring`` and ``program``.
 LINK, SEAT = range(2)
 FLOW, HOP = range(2)
 LAG = 1
@@ -49,7 +49,7 @@ EVENTS, BATCHES, REFILLED, ROUNDS, FROZEN = range(9, 14)
 # Places for what a refill has touched, queued, and frozen at once; lengths of arrays that have room for more;
 # refills, from 1 on; rings to expand and to collapse.
 TOUCHED, WAITING, FILLED = range(14, 17)
-HOPS, SEATED, GATES, HEIRS = range(17, 21)
+HOPS, SEATED, DEPENDENCIES, DEPENDENTS = range(17, 21)
 REFILLS, TO_EXPAND, TO_COLLAPSE = range(21, 24)
 COUNTS = 24
 # What `foretrain.network.fluid.kernel.advance` may stop at, besides the end of the program of a given index.
@@ -62,15 +62,15 @@ CLOCK, BIN = range(2)
 
 
 class FluidState(NamedTuple):
-    """One simulation. Rates are bytes/ps and times float64 ps, so that the integers outside come through exactly.
+    """State of a simulation. Rates are bytes/ps and times float64 ps, so that integers outside come through exactly.
 
     Attributes:
         flow, fluid: integers and reals of each flow.
         link, share: integers and reals of each link.
         hop: of each hop its link, and its place in that link's list of active flows while it is active.
         seat: the pool of these lists: flow and hop.
-        gate: a flow waited for, and how far it must be ahead.
-        heir: who waits for a flow; -1 - f for a flow f that waits for it wholly.
+        dependency: a flow waited for, and how far it must be ahead.
+        dependent: who waits for a flow; -1 - f for a flow f that waits for it wholly.
         ring: its first place in ``member`` (the last row closes the last ring), how many members wait to begin, whether
             something has come to its links; and the lists of rings to expand and to collapse.
         ring_begin: when it did.
@@ -91,8 +91,8 @@ class FluidState(NamedTuple):
     share: NDArray[np.float64]
     hop: NDArray[np.int64]
     seat: NDArray[np.int64]
-    gate: NDArray[np.int64]
-    heir: NDArray[np.int64]
+    dependency: NDArray[np.int64]
+    dependent: NDArray[np.int64]
     ring: NDArray[np.int64]
     ring_begin: NDArray[np.float64]
     member: NDArray[np.int64]
@@ -118,7 +118,7 @@ FLOW_ARRAYS = ("flow", "fluid", "key", "order", "place", "chosen", "new")
 
 
 def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> FluidState:
-    """No flows yet on links of ``capacity`` bytes/ps, ``classes`` priority classes, ``bins`` bins of time (0: none)."""
+    """Return the state without flows, on links of ``capacity`` bytes/ps; ``bins`` of time are 0 for none."""
     links = len(capacity)
     link, share = whole(links, LINK_COLUMNS), np.zeros((links, USED + classes))
     link[:, TAKEN_BY] = -1
@@ -132,8 +132,8 @@ def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> FluidState:
         share=share,
         hop=whole(0, 2),
         seat=whole(0, 2),
-        gate=whole(0, 2),
-        heir=whole(0),
+        dependency=whole(0, 2),
+        dependent=whole(0),
         ring=whole(1, RING_COLUMNS),
         ring_begin=np.zeros(1),
         member=whole(0),
@@ -156,12 +156,12 @@ def empty(capacity: NDArray[np.float64], classes: int, bins: int) -> FluidState:
 
 
 def whole(*shape: int) -> NDArray[np.int64]:
-    """Zeros."""
+    """Return zeros of int64."""
     return np.zeros(shape, np.int64)
 
 
 def grown(array: NDArray[Any], length: int) -> NDArray[Any]:
-    """``array`` with room for ``length`` rows, at least twice what it had if that was not enough."""
+    """Return ``array`` with room for ``length`` rows, at least twice what it had if that was not enough."""
     if length <= len(array):
         return array
     larger = np.zeros((max(length, 2 * len(array)), *array.shape[1:]), array.dtype)

@@ -1,5 +1,8 @@
-"""The same one event after the other: the twin that the windows are held against, and what is simulated with it where
-links are too short for windows. Ports and hosts are the same functions; only who acts when is found another way."""
+"""The packet kernel event by event: slower than windows, with the same results.
+
+It is the reference for `foretrain.network.packet.window_kernel`, and runs networks whose links are too short for
+windows. Ports and hosts are the same functions; only the order of events is found another way.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from foretrain.network.packet import state as c
 from foretrain.network.packet.host_rx import handle
 from foretrain.network.packet.host_tx import release
 from foretrain.network.packet.packets import give_back
-from foretrain.network.packet.queues import admit, at_once, is_pause, look, obey, pick, ready, send
+from foretrain.network.packet.queues import admit, apply_pause, at_once, is_pause, pick, ready, sample, send
 
 DEPARTURE = -(1 << 60)
 """The tie of a departure from link 0: before all that arrives, and in the order of links."""
@@ -24,13 +27,13 @@ def earlier(event, one, other):
 
 @inside
 def move(event, source, target):
-    """Copies a row."""
+    """Copy a row."""
     event[target, 0], event[target, 1], event[target, 2] = event[source, 0], event[source, 1], event[source, 2]
 
 
 @inside
 def push(m, event, time, tie, what):
-    """Packet ``what`` arrives at ``time``; or, as a departure, port ``what`` has sent what it was sending."""
+    """Queue the arrival of packet ``what`` at ``time``, or the departure that frees port ``what``."""
     at = m[c.QUEUED_EVENTS]
     m[c.QUEUED_EVENTS] = at + 1
     while at > 0:
@@ -44,7 +47,7 @@ def push(m, event, time, tie, what):
 
 @inside
 def pop(m, event):
-    """Removes the first event, which is row 0."""
+    """Remove the first event, which is row 0."""
     n = m[c.QUEUED_EVENTS] - 1
     m[c.QUEUED_EVENTS] = n
     at = 0
@@ -63,21 +66,21 @@ def pop(m, event):
 
 @inside
 def arrives(m, event, p):
-    """Packet ``p`` will arrive when it says."""
+    """Queue the arrival of packet ``p``."""
     push(m, event, m[p + c.TIME], m[p + c.TIE], p)
 
 
 @inside
 def depart(m, event, p, link, start):
-    """``link`` sends packet ``p``."""
+    """Send packet ``p`` over ``link`` from ``start`` on."""
     if send(m, p, link, start):
         arrives(m, event, p)
     push(m, event, m[link + c.BUSY], DEPARTURE + m[link + c.NUMBER], link)
 
 
 @inside
-def asked(m, event):
-    """A frame that pauses somebody goes, if one was made."""
+def send_pause_frame(m, event):
+    """Send the pause frame that a port has made, if there is one."""
     if m[c.ASKING] >= 0:
         arrives(m, event, m[c.ASKING])
         m[c.ASKING] = -1
@@ -85,9 +88,9 @@ def asked(m, event):
 
 @inside
 def depart_first(m, event, link, time):
-    """``link`` sends what is next in its queues."""
+    """Send the next packet in the queues of ``link``."""
     p = pick(m, link, time)
-    asked(m, event)
+    send_pause_frame(m, event)
     depart(m, event, p, link, time)
 
 
@@ -104,11 +107,11 @@ def take_over(m, event):
 
 @inside
 def happen(m, x, event, p, time):
-    """Packet ``p`` arrives at a port or a host."""
+    """Let packet ``p`` arrive at a port or a host."""
     kind = m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK
     if is_pause(m, p):
         link = m[p + c.SEQUENCE]
-        obey(m, p, link)
+        apply_pause(m, p, link)
         give_back(m, p)
         if ready(m, link) and m[link + c.BUSY] <= time:
             depart_first(m, event, link, time)
@@ -121,7 +124,7 @@ def happen(m, x, event, p, time):
         depart(m, event, p, link, time)
     else:
         admit(m, p, link)
-        asked(m, event)
+        send_pause_frame(m, event)
         if ready(m, link) and m[link + c.BUSY] <= time:
             depart_first(m, event, link, time)
 
@@ -135,7 +138,7 @@ def load(m, event):
 
 @packet_entry
 def run(m, x, event, trace, events):
-    """Goes on for so many ``events`` at most; the reason why it returns is one of `state`'s."""
+    """Run at most ``events`` events; return the reason to stop, one of those in `state`."""
     for _ in range(events):
         if m[c.QUEUED_EVENTS] == 0:
             return c.STUCK if m[c.UNFINISHED] > 0 else c.DONE_ALL
@@ -146,7 +149,7 @@ def run(m, x, event, trace, events):
         if m[c.FREES] < m[c.MARGIN]:
             return c.GROW
         time, tie, what = event[0, 0], event[0, 1], event[0, 2]
-        if m[c.TRACE_EVERY] > 0 and not look(m, trace, time >> m[c.SHIFT]):
+        if m[c.TRACE_EVERY] > 0 and not sample(m, trace, time >> m[c.SHIFT]):
             return c.BREATH
         pop(m, event)
         if tie >= 0:

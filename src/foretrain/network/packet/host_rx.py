@@ -1,34 +1,32 @@
 """Hosts that receive: data goes to a flow's receiver, replies to its sender, and finished steps release others.
 
-    DATA, PROBE ── `came` ──▶ steps have `ended` ──▶ `permit`: who waits for them, here at once, elsewhere with NEWS
+    DATA, PROBE ── `on_data` ──▶ a step has `ended` ──▶ `permit`: steps that depend on it, elsewhere by NEWS
     replies, ALARM, PACE ──▶ the flow's sender ──▶ more DATA
 
-Both kernels call `handle` for everything that comes to a host, and take over what it leaves in the outbox.
-
-Who may go when: steps of flows that have come set others free.
+Both kernels call `handle` for everything that arrives at a host, and take over what it leaves in the outbox.
 """
 
 from __future__ import annotations
 
 from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
-from foretrain.network.packet.host_tx import post, remind
+from foretrain.network.packet.host_tx import post, post_event
 from foretrain.network.packet.packets import give_back, take_free
-from foretrain.network.packet.transports.dispatch import answered, begin, came, drawn, more, paced, woken
+from foretrain.network.packet.transports.dispatch import begin, more, on_data, on_pace, on_pull, on_reply, on_timer
 
 
 @inside
 def allow(m, x, f, steps, time):
-    """Flow ``f`` may send ``steps`` of its steps from ``time`` on."""
+    """Allow flow ``f`` to send ``steps`` of its steps from ``time`` on."""
     steps = min(steps, m[f + c.STEPS])
     if steps <= m[f + c.ALLOWED]:
         return
     first = m[f + c.ALLOWED]
     m[f + c.ALLOWED] = steps
-    if m[m[m[f + c.FORTH]]] < 0:
+    if m[m[m[f + c.PATHS]]] < 0:
         # It crosses nothing: steps end as they begin, one by one.
         if first == m[f + c.DONE]:
-            remind(m, f, c.LOCAL, first + 1, time)
+            post_event(m, f, c.LOCAL, first + 1, time)
     else:
         if first == 0:
             begin(m, x, f)
@@ -37,23 +35,23 @@ def allow(m, x, f, steps, time):
 
 @inside
 def permit(m, x, f, time):
-    """As many steps of flow ``f`` as what it waits for permits, after its overhead."""
+    """Allow as many steps of flow ``f`` as its dependencies permit, after its overhead."""
     steps = m[f + c.STEPS]
-    for d in range(m[f + c.FIRST_GATE], m[f + c.LAST_GATE], c.GATE_COLUMNS):
+    for d in range(m[f + c.FIRST_DEPENDENCY], m[f + c.LAST_DEPENDENCY], c.DEPENDENCY_COLUMNS):
         known = m[d + c.SEEN_STEPS]
         if known < m[m[d + c.WAITED] + c.STEPS]:
             steps = min(steps, known - m[d + c.LAG] + 1)
     if steps <= m[f + c.ALLOWED] or m[f + c.ALLOWED] < 0:
         return  # below 0 it is not released
     if m[f + c.OVERHEAD] > 0:
-        remind(m, f, c.START, steps, time + m[f + c.OVERHEAD])
+        post_event(m, f, c.START, steps, time + m[f + c.OVERHEAD])
     else:
         allow(m, x, f, steps, time)
 
 
 @inside
 def ended(m, x, f, steps, time):
-    """``steps`` of flow ``f`` have come; whoever waits for that is told."""
+    """Note that ``steps`` of flow ``f`` have arrived, and release the steps that depend on them."""
     m[f + c.DONE] = steps
     if steps == m[f + c.STEPS]:
         m[f + c.END] = time
@@ -63,7 +61,7 @@ def ended(m, x, f, steps, time):
         if m[program + c.OPEN_FLOWS] == 0:
             m[c.COMPLETED] += 1
     here = m[f + c.TARGET]
-    for i in range(m[f + c.FIRST_HEIR], m[f + c.LAST_HEIR]):
+    for i in range(m[f + c.FIRST_DEPENDENT], m[f + c.LAST_DEPENDENT]):
         d = m[i]
         other = m[d + c.WAITER]
         if m[other + c.SOURCE] == here:
@@ -77,13 +75,13 @@ def ended(m, x, f, steps, time):
             m[p + c.WAY] = other << 32
             m[p + c.SEQUENCE] = d
             m[p + c.INFO] = steps
-            m[p + c.TIE] = c.TOLD + (m[other + c.FLOW_NUMBER] << 27) + (d - m[other + c.FIRST_GATE])
+            m[p + c.TIE] = c.TOLD + (m[other + c.FLOW_NUMBER] << 27) + (d - m[other + c.FIRST_DEPENDENCY])
             post(m, p)
 
 
 @inside
 def host_of(m, p):
-    """Where event or packet ``p``, which has no hop left, comes to."""
+    """Return the host at which event or packet ``p``, which has no hop left, arrives."""
     f = m[p + c.WAY] >> 32
     kind = m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK
     there = kind == c.DATA or kind == c.PROBE or kind == c.LOCAL or kind == c.DRAW
@@ -91,18 +89,18 @@ def host_of(m, p):
 
 
 @inside
-def own(m, x, p, f, kind, time):
-    """An event of the host's own, which packet ``p`` stands for."""
+def on_host_event(m, x, p, f, kind, time):
+    """Handle an event of the host's own, which packet ``p`` stands for."""
     info = m[p + c.INFO]
     if kind == c.ALARM:
         if m[f + c.ALARM_AT] == time:
             m[f + c.ALARM_AT] = -1
             if m[f + c.DUE] >= 0:
-                woken(m, x, f, time)
+                on_timer(m, x, f, time)
     elif kind == c.PACE:
-        paced(m, x, f, time)
+        on_pace(m, x, f, time)
     elif kind == c.DRAW:
-        drawn(m, x, m[f + c.TARGET], time)
+        on_pull(m, x, m[f + c.TARGET], time)
     elif kind == c.START:
         if info > 0:
             allow(m, x, f, info, time)
@@ -117,18 +115,18 @@ def own(m, x, p, f, kind, time):
     else:
         ended(m, x, f, info, time)
         if info < m[f + c.ALLOWED]:
-            remind(m, f, c.LOCAL, info + 1, time)
+            post_event(m, f, c.LOCAL, info + 1, time)
 
 
 @inside
 def handle(m, x, p):
-    """Packet or event ``p`` comes to its host."""
+    """Handle packet or event ``p`` at its host."""
     time, f = m[p + c.TIME], m[p + c.WAY] >> 32
     kind = m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK
     if kind > c.LAST_CROSSING:
         if kind != c.ALARM and time > m[c.LAST_TIME]:
             m[c.LAST_TIME] = time
-        own(m, x, p, f, kind, time)
+        on_host_event(m, x, p, f, kind, time)
         give_back(m, p)
         return
     if time > m[c.LAST_TIME]:
@@ -136,9 +134,9 @@ def handle(m, x, p):
     if kind == c.DATA or kind == c.PROBE:
         if kind == c.DATA:
             m[c.ARRIVED] += 1
-        steps = came(m, x, p, f, kind, time)
+        steps = on_data(m, x, p, f, kind, time)
         while m[f + c.DONE] < steps:
             ended(m, x, f, m[f + c.DONE] + 1, time)
     else:
-        answered(m, x, p, f, kind, time)
+        on_reply(m, x, p, f, kind, time)
         give_back(m, p)

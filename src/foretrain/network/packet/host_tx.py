@@ -1,10 +1,7 @@
 """Hosts that send: packets and events of their own, which wait in the outbox for the kernel.
 
-How long a sender waits (RFC 6298).
-
-PIAS (Bai et al., NSDI 2015): the more of a message has gone, the lower the class of its packets.
-
-So short messages overtake long ones though nobody knows their sizes. Windows and marks are DCTCP's, in the file beside.
+Also the retransmission timeout (RFC 6298), and PIAS (Bai et al., NSDI 2015): the more of a message has gone, the lower
+the class of its packets, so that short messages overtake long ones though nobody knows their sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from foretrain.network.packet.queues import chance
 
 @inside
 def demoted(x, transport, of, place):
-    """The class of the packet at ``place`` of a step that begins in class ``of``."""
+    """Return the class of the packet at ``place`` of a step that begins in class ``of`` (PIAS)."""
     for k in range(int(x[transport + c.DEMOTIONS])):
         if place >= x[transport + c.DEMOTED_FROM + k] and of + 1 < c.CLASSES:
             of += 1
@@ -26,7 +23,7 @@ def demoted(x, transport, of, place):
 
 @inside
 def post(m, p):
-    """Hands packet ``p`` over."""
+    """Put packet ``p`` into the outbox."""
     m[p + c.NEXT] = -1
     if m[c.OUT] < 0:
         m[c.OUT] = p
@@ -37,8 +34,7 @@ def post(m, p):
 
 @inside
 def stamp(m):
-    """The place of the next packet among all that hosts send. Only packets of one host are ever compared, and a host
-    acts in the same order in both kernels."""
+    """Return the order of the next packet among those of its host, in which both kernels agree."""
     n = m[c.STAMPS]
     m[c.STAMPS] = n + 1
     return c.SENT + n
@@ -46,8 +42,8 @@ def stamp(m):
 
 @inside
 def next_way(m, f):
-    """Which of its ways the next packet of flow ``f`` takes: in turn, or the next that last met no congestion."""
-    ways, way = m[f + c.FORTHS], 0
+    """Return the path of the next packet of flow ``f``: in turn, skipping those that last met congestion."""
+    ways, way = m[f + c.PATH_COUNT], 0
     if ways == 1:
         return way
     for _ in range(ways):
@@ -73,7 +69,7 @@ def protected(m, x, f, sequence, again):
 
 @inside
 def class_of(m, x, f, place):
-    """The class of the packet at ``place`` of a step."""
+    """Return the class of the packet at ``place`` of a step."""
     transport = m[f + c.TRANSPORT]
     of = max(m[f + c.OWN_CLASS], int(x[transport + c.LEAST_CLASS]))
     return demoted(x, transport, of, place)
@@ -81,7 +77,7 @@ def class_of(m, x, f, place):
 
 @inside
 def send_data(m, x, f, sequence, info, time):
-    """Sends packet ``sequence`` of flow ``f``; the bytes that it takes on the wire."""
+    """Send packet ``sequence`` of flow ``f``; return its bytes on the wire."""
     place = sequence % m[f + c.PACKETS]
     size = m[f + c.FULL] if place + 1 < m[f + c.PACKETS] else m[f + c.LAST_SIZE]
     m[f + c.SENT_PACKETS] += 1
@@ -99,7 +95,7 @@ def send_data(m, x, f, sequence, info, time):
     if protected(m, x, f, sequence, again):
         word |= c.ECT
     m[p + c.WORD] = word
-    m[p + c.WAY] = f << 32 | m[m[f + c.FORTH] + way]
+    m[p + c.WAY] = f << 32 | m[m[f + c.PATHS] + way]
     m[p + c.SEQUENCE] = sequence
     m[p + c.INFO] = info
     m[p + c.STAMP] = time
@@ -110,12 +106,12 @@ def send_data(m, x, f, sequence, info, time):
 
 @inside
 def answer(m, x, p, f, kind, info, time):
-    """Sends data packet ``p`` back as a reply of ``kind``: it repeats when that went, its way, and its mark."""
+    """Turn data packet ``p`` into a reply of ``kind``, which keeps its time stamp, path and mark."""
     word = m[p + c.WORD] & (c.MARKED | c.ROUTE_MASK << c.ROUTE_SHIFT)
     size = int(x[m[f + c.TRANSPORT] + c.REPLY_SIZE])
     m[p + c.TIME] = time
     m[p + c.WORD] = word | size | kind << c.KIND_SHIFT
-    m[p + c.WAY] = f << 32 | m[f + c.BACK]
+    m[p + c.WAY] = f << 32 | m[f + c.ACK_PATH]
     m[p + c.INFO] = info
     m[p + c.TIE] = stamp(m)
     post(m, p)
@@ -123,7 +119,7 @@ def answer(m, x, p, f, kind, info, time):
 
 @inside
 def signal(m, f, kind, way, size, sequence, info, time):
-    """Sends a packet of ``kind`` over the path that begins at ``way``, in class 0."""
+    """Send a packet of ``kind`` over the path that begins at ``way``, in class 0."""
     p = take_free(m)
     m[p + c.TIME] = time
     m[p + c.WORD] = size | kind << c.KIND_SHIFT
@@ -136,8 +132,8 @@ def signal(m, f, kind, way, size, sequence, info, time):
 
 
 @inside
-def remind(m, f, kind, info, time):
-    """An event of ``kind`` for an end of flow ``f``."""
+def post_event(m, f, kind, info, time):
+    """Post an event of ``kind`` to an end of flow ``f``."""
     p = take_free(m)
     m[p + c.TIME] = time
     m[p + c.WORD] = kind << c.KIND_SHIFT
@@ -149,23 +145,23 @@ def remind(m, f, kind, info, time):
 
 @inside
 def release(m):
-    """Has every flow that came last learn when it may begin."""
+    """Post the release of every new flow."""
     for f in range(m[c.FIRST_FLOW], m[c.LAST_FLOW], c.FLOW_COLUMNS):
-        remind(m, f, c.START, 0, m[f + c.RELEASE])
+        post_event(m, f, c.START, 0, m[f + c.RELEASE])
 
 
 @inside
 def set_alarm(m, f, time):
-    """Flow ``f`` is to be woken at ``time`` unless it moves that. An alarm that comes early looks when it is due."""
+    """Set the timer of flow ``f`` to ``time``; an alarm that goes off early is set again."""
     m[f + c.DUE] = time
     if m[f + c.ALARM_AT] < 0 or time < m[f + c.ALARM_AT]:
         m[f + c.ALARM_AT] = time
-        remind(m, f, c.ALARM, 0, time)
+        post_event(m, f, c.ALARM, 0, time)
 
 
 @inside
 def timeout(m, x, f):
-    """The retransmission timeout, ps (RFC 6298, 2), doubled for every one in a row."""
+    """Return the retransmission timeout, ps (RFC 6298, 2), doubled for every one in a row."""
     way = m[f + c.TRANSPORT]
     least, most = x[way + c.LEAST_TIMEOUT], x[way + c.MOST_TIMEOUT]
     found = x[f + c.SMOOTHED] + 4.0 * x[f + c.VARIATION]
@@ -174,7 +170,7 @@ def timeout(m, x, f):
 
 @inside
 def measure(m, x, f, round_trip):
-    """RFC 6298, 2.2 and 2.3."""
+    """Update the smoothed round trip and its variation (RFC 6298, 2.2 and 2.3)."""
     if x[f + c.SMOOTHED] == 0.0:
         x[f + c.SMOOTHED] = round_trip
         x[f + c.VARIATION] = round_trip / 2

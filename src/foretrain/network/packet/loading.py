@@ -1,11 +1,9 @@
-"""State of a packet simulation before anything has happened, and the memory of programs that come and go.
-
-Where programs are in the memory of a packet network that goes on, and when their rows are used again.
+"""State of a packet simulation before anything has happened, and rows of programs that come and go.
 
 # Note [Places]
-Rows are known by where they begin, so nothing ever moves. A program that is over keeps its rows as long as something
+Rows are known by their addresses, so nothing ever moves. A program that is over keeps its rows as long as something
 names its flows: packets, late repetitions, acknowledgements and timers among them, and hosts that want to pull from it.
-What nothing names is free for programs that come later.
+Rows that nothing names are free for later programs.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _TRACE: Final = 1 << 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A state, and where in it things are.
+    """State of a simulation and the addresses in it.
 
     Attributes:
         state: it.
@@ -71,7 +69,7 @@ def prepared(
     important: Sequence[NDArray[np.bool_]] | None = None,
     watch: tuple[Sequence[int], int] = ((), 0),
 ) -> Prepared:
-    """Everything, checked; see `foretrain.network.packet.simulator.Packets` for the arguments."""
+    """Check and load everything; see `foretrain.network.packet.simulator.Packets` for the arguments."""
     watched, every = watch
     parts = Parts(c.WHEEL_AT + c.WHEEL)
     network = add_network(parts, topology, transport, queues, losses, watched)
@@ -91,7 +89,7 @@ def empty(
     losses: Mapping[int, LinkLosses],
     seed: int,
 ) -> Prepared:
-    """A network without flows; windows are no longer than the shortest link takes that is not down."""
+    """Return a network without flows; windows are no longer than the shortest link that is up takes."""
     shortest = int(topology.latency[topology.capacity > 0].min(initial=2**40))
     parts = Parts(c.WHEEL_AT + c.WHEEL)
     network = add_network(parts, topology, transport, queues, losses)
@@ -101,20 +99,19 @@ def empty(
 
 
 def begin(state: PacketState, block: ProgramRows) -> None:
-    """The flows of ``block`` are those that a kernel loads next."""
+    """Make the flows of ``block`` those that a kernel loads next."""
     m = state.memory
     m[c.FIRST_FLOW], m[c.LAST_FLOW] = block.first_flow, block.first_flow + block.flows * c.FLOW_COLUMNS
     m[c.UNFINISHED] += block.flows
 
 
 def margin(transport: Transport, block: ProgramRows) -> int:
-    """Return how many packets one event of a host may send: a window of its flow, and of each that waits for that."""
-    return 16 + (transport.most + 4) * (1 + block.heirs)
+    """Return how many packets one event of a host may send: a window of its flow, and of each dependent one."""
+    return 16 + (transport.most + 4) * (1 + block.dependents)
 
 
 def need(state: PacketState, margin: int, packets: int) -> None:
-    """Has one event of a host find ``margin`` free packets, and there be ``packets`` and as many as two such events
-    need free."""
+    """Make sure that ``packets`` are free, and as many as two events of a host need, ``margin`` each."""
     m = state.memory
     m[c.MARGIN] = max(m[c.MARGIN], margin)
     short = max(packets, 2 * int(m[c.MARGIN])) - int(m[c.FREES])
@@ -123,7 +120,7 @@ def need(state: PacketState, margin: int, packets: int) -> None:
 
 
 def grow(state: PacketState, packets: int = 0) -> None:
-    """Adds ``packets``, or as many as there are."""
+    """Add ``packets``, or as many as there are."""
     had = len(state.far)
     more = packets or had
     packet = np.zeros((more, c.PACKET_COLUMNS), np.int64)
@@ -166,8 +163,8 @@ _DEAD: Final = 1 << 17
 """Programs that are over may take so much of the memory, and twice what live ones do, before it is looked through."""
 
 
-class Occupancy:
-    """The blocks of programs, and what is free.
+class RowAllocator:
+    """Allocator of the rows of programs in the memory of a network.
 
     Args:
         ready: the network, without flows.
@@ -181,7 +178,7 @@ class Occupancy:
         self._bound = _DEAD
 
     def place(self, state: PacketState, program: Program, number: int) -> ProgramRows:
-        """Writes the rows of ``program`` into ``state``; its flows are numbered from ``number`` on.
+        """Write the rows of ``program`` into ``state``; its flows are numbered from ``number`` on.
 
         Raises:
             ConfigError: as `foretrain.network.packet.Packets.run`.
@@ -205,11 +202,11 @@ class Occupancy:
         return block
 
     def over(self, first_flow: int) -> None:
-        """The program whose flows begin at ``first_flow`` has nothing more to do."""
+        """Note that the program whose flows begin at ``first_flow`` has nothing more to do."""
         self._over.append(self._live.pop(first_flow))
 
     def _forget(self, state: PacketState) -> None:
-        """Frees the rows of programs that are over and that nothing names."""
+        """Free the rows of programs that are over and that nothing names."""
         named = _named(state, self._nodes(state))
         kept = []
         for block in self._over:
@@ -226,7 +223,7 @@ class Occupancy:
 
 
 def _named(state: PacketState, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The flows that packets name, and those that hosts want to pull from; sorted."""
+    """Return the flows that packets name, and those that hosts want to pull from; sorted."""
     pools = [state.rows(first, c.PACKET_COLUMNS, packets) for first, packets in state.pools]
     address = np.concatenate([first + c.PACKET_COLUMNS * np.arange(packets) for first, packets in state.pools])
     free, p = [], int(state.memory[c.FREE])

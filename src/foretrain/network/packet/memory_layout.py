@@ -1,10 +1,7 @@
-"""Layout of the memory of a packet simulation: parts with known addresses, the network, and programs.
+"""Layout of the memory of a packet simulation: rows of a network's ports and nodes, and of a program's flows.
 
-What is there before anything is sent: the rows of a network's ports and nodes, and of what is set of them.
-
-What a program brings along: rows of flows, paths, bits, steps and gates, for `foretrain.network.packet.state`.
-
-They are one part of the memory, which names nothing outside of it but ports, nodes and the transport's parameters.
+A program's rows (flows, paths, bits, steps and dependencies, for `foretrain.network.packet.state`) are one part of the
+memory, which names nothing outside of it but ports, nodes and the transport's parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ LINE = 8
 
 
 class Parts:
-    """Takes parts, and says where each will begin.
+    """Arrays that are laid out one behind the other.
 
     Args:
         first: where the first one does.
@@ -40,14 +37,14 @@ class Parts:
         self._parts: list[NDArray[np.int64]] = []
 
     def add(self, part: NDArray[np.int64]) -> int:
-        """Where ``part`` begins, whose rows are aligned. It can be changed until `whole`."""
+        """Append ``part``, aligned, and return its address. It can be changed until `whole`."""
         at = self.end
         self._parts.append(part)
         self.end += -(-part.size // LINE) * LINE
         return at
 
     def whole(self) -> NDArray[np.int64]:
-        """All of it, (end − first,)."""
+        """Return all parts as one array, (end − first,)."""
         made, at = np.zeros(self.end - self._first, np.int64), 0
         for part in self._parts:
             made[at : at + part.size] = part.ravel()
@@ -56,13 +53,13 @@ class Parts:
 
 
 class Extents:
-    """Parts of a memory that nothing is in, sorted: (first, size)."""
+    """Free parts of a memory, sorted: (first, size)."""
 
     def __init__(self) -> None:
         self._free: list[tuple[int, int]] = []
 
     def take(self, size: int) -> int | None:
-        """Where ``size`` numbers fit first, which are then no longer free; None if nowhere."""
+        """Return the address of the first free ``size`` numbers and allocate them; None if there are none."""
         for k, (first, has) in enumerate(self._free):
             if has >= size:
                 self._free[k : k + 1] = [(first + size, has - size)] if has > size else []
@@ -70,7 +67,7 @@ class Extents:
         return None
 
     def give(self, first: int, size: int) -> None:
-        """``size`` numbers from ``first`` on are free; what is free beside them becomes one with them."""
+        """Free ``size`` numbers from ``first`` on, and join them with free neighbours."""
         merged: list[tuple[int, int]] = []
         for at, has in sorted([*self._free, (first, size)]):
             if merged and sum(merged[-1]) == at:
@@ -86,7 +83,7 @@ FINE: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkRows:
-    """Where its rows begin.
+    """Addresses of a network's rows.
 
     Attributes:
         topology, transport: what it is made of, and what all its flows have.
@@ -115,7 +112,7 @@ def add_network(
     losses: Mapping[int, LinkLosses],
     watched: Sequence[int] = (),
 ) -> NetworkRows:
-    """Adds all rows of a network; see `foretrain.network.packet.simulator.Packets` for the arguments."""
+    """Add all rows of a network; see `foretrain.network.packet.simulator.Packets` for the arguments."""
     links, nodes = topology.links, len(topology.nodes)
     settings = parts.add(np.stack([each.row() for each in queues]))
     parameters = parts.add(transport.row().view(np.int64))
@@ -133,7 +130,7 @@ def add_network(
 
 
 def _nodes(topology: Topology) -> NDArray[np.int64]:
-    """Columns of nodes; FIRST_PORT and LAST_PORT from where ports are listed on."""
+    """Return the rows of nodes; FIRST_PORT and LAST_PORT count from the list of ports on."""
     node = np.zeros((len(topology.nodes), c.NODE_COLUMNS), np.int64)
     node[:, c.COMING] = node[:, c.PULL_FIRST] = node[:, c.PULL_LAST] = -1
     node[:, c.LAST_PORT] = np.cumsum(np.bincount(topology.source, minlength=len(node)))
@@ -182,14 +179,14 @@ def _rank_among_equals(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRows:
-    """Where the rows of a program are.
+    """Addresses of a program's rows.
 
     Attributes:
         first, last: where they begin, and end.
         program: its own row.
         first_flow: where the rows of its flows begin.
         flows: how many.
-        heirs: of a flow, at the most.
+        dependents: of a flow, at the most.
     """
 
     first: int
@@ -197,7 +194,7 @@ class ProgramRows:
     program: int
     first_flow: int
     flows: int
-    heirs: int
+    dependents: int
 
 
 def add_program(
@@ -208,15 +205,15 @@ def add_program(
     important: Sequence[NDArray[np.bool_]] | None = None,
     number: int = 0,
 ) -> ProgramRows:
-    """Adds all rows of ``program``, whose flows are numbered from ``number`` on.
+    """Add all rows of ``program``, whose flows are numbered from ``number`` on.
 
     Raises:
         ConfigError: as `foretrain.network.packet.simulator.Packets.run`.
     """
     topology, transport, flows = network.topology, network.transport, len(program)
     _check(program, others)
-    forth = [program.paths, *program.others, *others]
-    used = np.unique(np.concatenate([paths.links for paths in forth]))
+    forward = [program.paths, *program.others, *others]
+    used = np.unique(np.concatenate([paths.links for paths in forward]))
     for link in used[topology.capacity[used] <= 0]:
         raise ConfigError("program.paths", topology.link_name(int(link)), "is down or full", "route around it")
     first = parts.end
@@ -224,13 +221,13 @@ def add_program(
     flow = _flows(network, program)
     flow[:, c.PROGRAM], flow[:, c.FLOW_NUMBER] = row, number + np.arange(flows)
     first_flow = parts.add(flow)
-    _add_paths(parts, network, forth, flow)
+    _add_paths(parts, network, forward, flow)
     _add_bits(parts, transport, flow, important)
     flow[:, c.FIRST_STEP] = parts.end + c.STEP_COLUMNS * (np.cumsum(program.steps) - program.steps)
     parts.add(np.zeros((int(flow[:, c.STEPS].sum()) if transport.tolerates else 0, c.STEP_COLUMNS), np.int64))
-    _add_gates(parts, program, flow, first_flow)
-    heirs = int((flow[:, c.LAST_HEIR] - flow[:, c.FIRST_HEIR]).max(initial=0))
-    return ProgramRows(first, parts.end, row, first_flow, flows, heirs)
+    _add_dependencies(parts, program, flow, first_flow)
+    dependents = int((flow[:, c.LAST_DEPENDENT] - flow[:, c.FIRST_DEPENDENT]).max(initial=0))
+    return ProgramRows(first, parts.end, row, first_flow, flows, dependents)
 
 
 def _check(program: Program, others: Sequence[Paths]) -> None:
@@ -258,7 +255,7 @@ def _flows(network: NetworkRows, program: Program) -> NDArray[np.int64]:
     flow[crossing, c.LAST_RATE] = np.rint(SECOND * FINE / topology.capacity[ends])
     sizes = np.maximum(np.ceil(program.size).astype(np.int64), 1)
     packets = -(-sizes // transport.payload)
-    flow[:, c.TRANSPORT], flow[:, c.FLAVOUR] = network.parameters, transport.flavour
+    flow[:, c.TRANSPORT], flow[:, c.PROTOCOL] = network.parameters, transport.protocol
     flow[:, c.PACKETS], flow[:, c.FULL] = packets, transport.payload + transport.header
     flow[:, c.LAST_SIZE] = sizes - (packets - 1) * transport.payload + transport.header
     flow[:, c.NEED] = np.ceil(sizes * (1 - transport.tolerated) - 1e-9)
@@ -273,7 +270,7 @@ def _flows(network: NetworkRows, program: Program) -> NDArray[np.int64]:
 
 
 def _slowest(topology: Topology, paths: Paths) -> NDArray[np.float64]:
-    """Bytes/s of each flow's slowest link; 1 where it crosses none, which needs no rate."""
+    """Return the bytes/s of each flow's slowest link; 1 where it crosses none, which needs no rate."""
     capacity = np.append(topology.capacity[paths.links], np.inf)
     first = paths.first.astype(np.int64)
     found = np.minimum.reduceat(capacity, first[:-1]) if len(paths) else np.zeros(0)
@@ -288,30 +285,30 @@ def _overheads(topology: Topology, program: Program) -> NDArray[np.int64]:
     return np.maximum(np.rint(program.latency).astype(np.int64) - wires, 0)
 
 
-def _add_paths(parts: Parts, network: NetworkRows, forth: Sequence[Paths], flow: NDArray[np.int64]) -> None:
-    """All hops, each path ended by -1, and where each path of a flow begins; that of replies is its first backwards."""
-    flows, ways = len(flow), len(forth)
+def _add_paths(parts: Parts, network: NetworkRows, forward: Sequence[Paths], flow: NDArray[np.int64]) -> None:
+    """Add the hops of all paths, each ended by -1; the path of replies is the first one backwards."""
+    flows, ways = len(flow), len(forward)
     back, first_port = network.back, network.first_port
-    links = forth[0].links
-    first = forth[0].first.astype(np.int64)
+    links = forward[0].links
+    first = forward[0].first.astype(np.int64)
     lengths = np.diff(first)
     # The hops of each flow the other way round.
     place = np.arange(len(links)) - np.repeat(first[:-1], lengths)
     replies = back[links[np.repeat(first[1:], lengths) - 1 - place]]
     for f in np.repeat(np.arange(flows), lengths)[replies < 0][:1]:
-        link = int(next(each for each in forth[0].of(f)[::-1] if back[each] < 0))
+        link = int(next(each for each in forward[0].of(f)[::-1] if back[each] < 0))
         what = f"leads from {network.topology.link_name(link)} and nothing leads back"
         raise ConfigError("program.paths", int(f), what, "acknowledgements need a link in the other direction")
     starts = np.zeros((flows, ways), np.int64)
-    for k, paths in enumerate(forth):
+    for k, paths in enumerate(forward):
         starts[:, k] = _add_hops(parts, paths.links, paths.first.astype(np.int64), first_port)
-    flow[:, c.BACK] = _add_hops(parts, replies, first, first_port)
-    flow[:, c.FORTH], flow[:, c.FORTHS] = parts.end + ways * np.arange(flows), ways
+    flow[:, c.ACK_PATH] = _add_hops(parts, replies, first, first_port)
+    flow[:, c.PATHS], flow[:, c.PATH_COUNT] = parts.end + ways * np.arange(flows), ways
     parts.add(starts)
 
 
 def _add_hops(parts: Parts, links: NDArray[np.integer], first: NDArray[np.int64], first_port: int) -> NDArray[np.int64]:
-    """Where each path begins."""
+    """Add the hops of one path of each flow; return their addresses."""
     flows = len(first) - 1
     hops = np.full(len(links) + flows, -1, np.int64)
     hops[np.arange(len(links)) + np.repeat(np.arange(flows), np.diff(first))] = (
@@ -326,7 +323,7 @@ def _add_bits(
     flow: NDArray[np.int64],
     important: Sequence[NDArray[np.bool_]] | None,
 ) -> None:
-    """Bits of packets: what has come, what senders know, what is protected."""
+    """Add one bit for each packet: whether it arrived, what its sender knows, and whether it is protected."""
     packets = flow[:, c.PACKETS] * flow[:, c.STEPS]
     words = -(-packets // 32)
     first, total = 32 * (np.cumsum(words) - words), int(words.sum())
@@ -348,18 +345,18 @@ def _add_bits(
     flow[:, c.VITAL] = 32 * parts.add(vital) + first
 
 
-def _add_gates(parts: Parts, program: Program, flow: NDArray[np.int64], first_flow: int) -> None:
+def _add_dependencies(parts: Parts, program: Program, flow: NDArray[np.int64], first_flow: int) -> None:
     """Add the dependencies between flows, from both ends."""
     flows, count = len(program), len(program.after)
-    gate = np.zeros((count, c.GATE_COLUMNS), np.int64)
-    gate[:, c.WAITED] = first_flow + c.FLOW_COLUMNS * program.after.astype(np.int64)
-    gate[:, c.LAG] = program.lag
+    dependency = np.zeros((count, c.DEPENDENCY_COLUMNS), np.int64)
+    dependency[:, c.WAITED] = first_flow + c.FLOW_COLUMNS * program.after.astype(np.int64)
+    dependency[:, c.LAG] = program.lag
     waiters = np.repeat(np.arange(flows, dtype=np.int64), np.diff(program.first))
-    gate[:, c.WAITER] = first_flow + c.FLOW_COLUMNS * waiters
-    first = parts.add(gate)
-    ends = first + c.GATE_COLUMNS * program.first.astype(np.int64)
-    flow[:, c.FIRST_GATE], flow[:, c.LAST_GATE] = ends[:-1], ends[1:]
-    heirs = parts.add(first + c.GATE_COLUMNS * np.argsort(program.after, kind="stable").astype(np.int64))
-    last = heirs + np.cumsum(np.bincount(program.after, minlength=flows))
-    flow[:, c.LAST_HEIR] = last
-    flow[:, c.FIRST_HEIR] = np.concatenate([[heirs], last[:-1]]) if flows else last
+    dependency[:, c.WAITER] = first_flow + c.FLOW_COLUMNS * waiters
+    first = parts.add(dependency)
+    ends = first + c.DEPENDENCY_COLUMNS * program.first.astype(np.int64)
+    flow[:, c.FIRST_DEPENDENCY], flow[:, c.LAST_DEPENDENCY] = ends[:-1], ends[1:]
+    dependents = parts.add(first + c.DEPENDENCY_COLUMNS * np.argsort(program.after, kind="stable").astype(np.int64))
+    last = dependents + np.cumsum(np.bincount(program.after, minlength=flows))
+    flow[:, c.LAST_DEPENDENT] = last
+    flow[:, c.FIRST_DEPENDENT] = np.concatenate([[dependents], last[:-1]]) if flows else last

@@ -1,18 +1,18 @@
-"""A packet network that goes on: programs come, time passes, programs complete, as in `foretrain.network.fluid`.
+"""A packet network to which programs are added while time passes, as in `foretrain.network.fluid`.
 
     network = Packets(topology, transport=Dctcp()).online()
     first = network.add(program)                 # now
-    network.predict(first)                       # when it would complete if nothing else came
+    network.predict(first)                       # when it would complete if nothing else were added
     for done in network.advance(until=2 * MILLISECOND):
         ...
 
 Times are int ps, as are those in a handle's ``finish``, in float64.
 
 # Note [Ahead]
-A kernel goes from window to window, and what completes in one is known at its end. Programs may come in the middle of
-it. So the network itself stands at the last end of a window, and a copy of it runs ahead: what the copy finds to have
-completed by now has, and it is found again later. What comes begins in the network, at its time to the ps. The copy
-answers what would be if nothing came; when its window is past and nothing has come, it is the network.
+A kernel goes from window to window, and completions in one are known at its end. A program may be added in the middle
+of it. So the network itself stands at the last end of a window, and a copy of it runs ahead: a completion in the copy
+up to the present is one, and is found again later. A new program begins in the network, at its time to the ps. The copy
+also answers predictions; when its window is past and nothing was added, it becomes the network.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from foretrain.errors import ConfigError, StallError
 from foretrain.network.packet import state as c
 from foretrain.network.packet.kernels import Slices
-from foretrain.network.packet.loading import Occupancy, Prepared, begin, grow, margin, need
-from foretrain.network.packet.stalls import Patience, stalled
+from foretrain.network.packet.loading import Prepared, RowAllocator, begin, grow, margin, need
+from foretrain.network.packet.stalls import StallDetector, stalled
 from foretrain.network.program import Program, ProgramHandle
 from foretrain.units import Time
 
 
 class Online:
-    """A network of packets that programs come to while time passes. Not thread-safe.
+    """A network of packets to which programs are added while time passes. Not thread-safe.
 
     A flow is a new connection: it begins with its transport's first window. Where no window reaches beyond ``until`` of
     `advance`, what follows from a completion begins at its time exactly; after `advance` without ``until``, where
@@ -46,7 +46,7 @@ class Online:
 
     def __init__(self, ready: Prepared, kernel: Slices) -> None:
         self._ready, self._kernel = ready, kernel
-        self._occupancy = Occupancy(ready)
+        self._allocator = RowAllocator(ready)
         self._width = 1 << int(ready.state.memory[c.SHIFT])
         self._now: Time = 0
         self._running: dict[int, ProgramHandle] = {}
@@ -56,21 +56,21 @@ class Online:
 
     @property
     def now(self) -> Time:
-        """The present, ps."""
+        """Return the present, ps."""
         return self._now
 
     @property
     def running(self) -> tuple[ProgramHandle, ...]:
-        """The programs that have not completed, in the order in which they came."""
+        """Return the programs that have not completed, in the order of their addition."""
         return tuple(self._running.values())
 
     @property
     def memory(self) -> int:
-        """Bytes that its rows take: bounded by what is under way at a time, not by all that ever came."""
+        """Return the bytes of its rows: bounded by what is in flight at a time, not by all that was ever added."""
         return self._ready.state.memory.nbytes
 
     def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
-        """Starts ``program`` now, or at ``at``, up to which time then passes first.
+        """Start ``program`` now, or at ``at``, up to which time then passes first.
 
         Releases in the program count from the network's time 0; a priority is the class of a flow's packets, 0 to 7.
         """
@@ -82,7 +82,7 @@ class Online:
             return handle
         self._changed()
         state = self._ready.state
-        block = self._occupancy.place(state, program, self._flows)
+        block = self._allocator.place(state, program, self._flows)
         handle._first, handle._index = block.first_flow, self._next
         self._running[self._next] = handle
         self._next += 1
@@ -98,7 +98,7 @@ class Online:
         return handle
 
     def advance(self, until: Time | None = None, *, stop: bool = False) -> tuple[ProgramHandle, ...]:
-        """Lets time pass to ``until``, or until everything is done; returns what completed, in order.
+        """Let time pass to ``until``, or until everything is done; return what completed, in order.
 
         Args:
             until: ps; None for as long as anything can happen.
@@ -125,7 +125,7 @@ class Online:
         return self._collect()
 
     def predict(self, handle: ProgramHandle) -> Time:
-        """When ``handle`` would complete if nothing else came or changed, ps.
+        """Return when ``handle`` would complete if nothing else were added or changed, ps.
 
         Runs a copy ahead, once for all questions until something comes or changes.
 
@@ -141,7 +141,7 @@ class Online:
         return self._end(handle._index)
 
     def next_completion(self) -> Time | None:
-        """When the next program would complete if nothing else came or changed, ps; None if none runs.
+        """Return when the next program would complete if nothing were added or changed, ps; None if none runs.
 
         Raises:
             StallError: what runs can never complete.
@@ -154,21 +154,21 @@ class Online:
         return min(map(self._end, self._ends))
 
     def cancel(self, handle: ProgramHandle) -> None:
-        """Has ``handle`` send nothing more, from the window on in which it is now. What it has sent goes on its way."""
+        """Stop ``handle`` from the present window on; packets in flight go on their way."""
         self._check(handle)
         self._changed()
         state = self._ready.state
         flow = state.rows(handle._first, c.FLOW_COLUMNS, len(handle.program))
         ended = flow[:, c.END] >= 0
         # Without steps nothing may go; what is silent does not answer, and does not send again.
-        flow[:, c.FLAVOUR], flow[:, c.DUE], flow[:, c.STEPS] = c.SILENT, -1, 0
+        flow[:, c.PROTOCOL], flow[:, c.DUE], flow[:, c.STEPS] = c.SILENT, -1, 0
         flow[~ended, c.END] = self._now
         state.memory[c.UNFINISHED] -= int((~ended).sum())
         handle.cancelled = True
         self._remove(handle)
 
     def _rest(self) -> tuple[ProgramHandle, ...]:
-        """All that runs completes; time stands where the last does."""
+        """Run until every program has completed; time stops at the last completion."""
         if self._ahead is not None:
             self._ready, self._ahead = self._ahead, None
         self._pass(None)
@@ -178,7 +178,7 @@ class Online:
         return self._collect()
 
     def _pass(self, until: Time | None) -> None:
-        """The network does what is wholly before ``until``, or None for until all has completed."""
+        """Run the network up to ``until``, or None for until all has completed."""
         while until is not None or not self._known(all):
             why = self._run(self._ready, c.FOREVER if until is None else until)
             self._note(self._ready)
@@ -186,7 +186,7 @@ class Online:
                 return
 
     def _look(self, until: Time | None, enough: Callable[[list[bool]], bool]) -> None:
-        """The copy runs until what is known by ``until`` is known, or `_known` says that it is enough."""
+        """Run the copy until all completions by ``until`` are known, or `_known` says that it is enough."""
         limit = c.FOREVER if until is None else until + self._width
         if self._ahead is None:
             self._ahead = dataclasses.replace(self._ready, state=self._ready.state.copy())
@@ -200,20 +200,20 @@ class Online:
         return enough([index in self._ends for index in self._running])
 
     def _run(self, ready: Prepared, until: int) -> int:
-        """Runs the kernel to ``until`` or until a program completes; `state.BREATH` where one did."""
+        """Run the kernel to ``until`` or until a program completes; return `state.BREATH` where one did."""
         state = ready.state
         state.memory[c.UNTIL] = until
-        patience = Patience(ready, self._addresses())
+        detector = StallDetector(ready, self._addresses())
         while True:
             why = self._kernel.run(state)
-            patience.check()
+            detector.check()
             if why == c.GROW:
                 grow(state)
             elif why != c.BREATH or state.memory[c.COMPLETED]:
                 return why
 
     def _note(self, ready: Prepared) -> None:
-        """Notes which programs have ended in ``ready``, and when their flows did."""
+        """Note which programs have ended in ``ready``, and when their flows did."""
         m = ready.state.memory
         m[c.COMPLETED] = 0
         for index, handle in self._running.items():
@@ -222,7 +222,7 @@ class Online:
                 self._ends[index] = flow[:, c.END].astype(np.float64)
 
     def _take_over(self, until: Time) -> bool:
-        """Makes the copy the network if nothing in it is later than ``until``; whether it did."""
+        """Make the copy the network if nothing in it is later than ``until``; return whether it did."""
         ahead = self._ahead
         assert ahead is not None
         m = ahead.state.memory
@@ -233,14 +233,14 @@ class Online:
         return True
 
     def _changed(self) -> None:
-        """Brings the network to the present, and forgets what was to come."""
+        """Bring the network to the present, and forget predictions."""
         if self._ahead is None or not self._take_over(self._now):
             self._ahead = None
         self._pass(self._now)
         self._ends.clear()
 
     def _collect(self) -> tuple[ProgramHandle, ...]:
-        """Hands out what has completed by now."""
+        """Return the programs that have completed by now."""
         ends = sorted((end, index) for index in self._ends if (end := self._end(index)) <= self._now)
         done = tuple(self._running[index] for _, index in ends)
         for end, index in ends:
@@ -254,7 +254,7 @@ class Online:
 
     def _remove(self, handle: ProgramHandle) -> None:
         del self._running[handle._index]
-        self._occupancy.over(handle._first)
+        self._allocator.over(handle._first)
 
     def _check(self, handle: ProgramHandle) -> None:
         if self._running.get(handle._index) is not handle:
@@ -262,7 +262,7 @@ class Online:
             raise ConfigError("handle", handle._index, state, "name a program that runs")
 
     def _addresses(self) -> NDArray[np.int64]:
-        """Where the flows are of all that runs."""
+        """Return the addresses of the flows of all running programs."""
         flows = [each._first + c.FLOW_COLUMNS * np.arange(len(each.program)) for each in self._running.values()]
         return np.concatenate([np.zeros(0, np.int64), *flows])
 

@@ -1,7 +1,4 @@
-"""Packets: a pool with a list of free ones, their order, and one bit per packet of a flow.
-
-One bit for each packet of a flow: what has come, and what its sender knows. A word of memory holds 32.
-"""
+"""Packets in the memory of a kernel: the list of free ones, their order, and one bit per packet of a flow."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from foretrain.network.packet import state as c
 
 @inside
 def take_free(m):
-    """A free packet; there is one, since kernels look at FREES before they let a host act."""
+    """Return a free packet; there is one, since kernels look at FREES before they let a host act."""
     p = m[c.FREE]
     m[c.FREE] = m[p + c.NEXT]
     m[c.FREES] -= 1
@@ -20,7 +17,7 @@ def take_free(m):
 
 @inside
 def give_back(m, p):
-    """Packet ``p`` is no more."""
+    """Free packet ``p``."""
     m[p + c.NEXT] = m[c.FREE]
     m[c.FREE] = p
     m[c.FREES] += 1
@@ -28,7 +25,7 @@ def give_back(m, p):
 
 @inside
 def drop(m, p, link, of):
-    """Packet ``p`` goes no further than ``link``; it counts as one of class ``of``."""
+    """Drop packet ``p`` at ``link``, counted as one of class ``of``."""
     m[link + c.TALLY + 8 * of + c.DROPPED] += 1
     m[link + c.TALLY + 8 * of + c.DROPPED_BYTES] += m[p + c.WORD] & c.SIZE_MASK
     m[c.DROPS] += 1
@@ -45,7 +42,7 @@ def before(m, one, other):
 
 @inside
 def in_order(m, first, buffer):
-    """Writes the list that begins with ``first`` into ``buffer`` as it arrives; how many they are.
+    """Write the list that begins with ``first`` into ``buffer`` in the order of arrival; return its length.
 
     Lists are stacks, of some senders whose packets come in order each: read from the end they are nearly sorted, and
     insertion is fast. Long ones are merged from sorted runs, in the other half of the buffer and back.
@@ -88,7 +85,7 @@ def in_order(m, first, buffer):
 
 @inside
 def push_far(m, far, p):
-    """Into the heap of what arrives beyond the wheel."""
+    """Add packet ``p`` to the heap of arrivals beyond the wheel."""
     at = m[c.FAR]
     m[c.FAR] = at + 1
     time = m[p + c.TIME]
@@ -103,7 +100,7 @@ def push_far(m, far, p):
 
 @inside
 def pop_far(m, far):
-    """The first of that heap."""
+    """Remove and return the first packet of that heap."""
     top = far[0]
     n = m[c.FAR] - 1
     m[c.FAR] = n
@@ -124,7 +121,7 @@ def pop_far(m, far):
 
 @inside
 def fly(m, far, p):
-    """Packet ``p`` is on its way to where it arrives."""
+    """Put packet ``p`` on its way to where it arrives."""
     window = m[p + c.TIME] >> m[c.SHIFT]
     if window - m[c.NOW] < c.WHEEL:
         slot = c.WHEEL_AT + (window & (c.WHEEL - 1))
@@ -146,19 +143,19 @@ def is_set(m, at):
 
 @inside
 def put(m, at):
-    """Sets bit ``at``."""
+    """Set bit ``at``."""
     m[at >> 5] |= 1 << (at & 31)
 
 
 @inside
 def take(m, at):
-    """Clears bit ``at``."""
+    """Clear bit ``at``."""
     m[at >> 5] &= ~(1 << (at & 31))
 
 
 @inside
 def first_unset(m, at, end):
-    """The first bit from ``at`` on that is not set, or ``end``."""
+    """Return the first bit from ``at`` on that is not set, or ``end``."""
     while at < end:
         if not at & 31 and m[at >> 5] == FULL_WORD:
             at += 32
@@ -171,7 +168,7 @@ def first_unset(m, at, end):
 
 @inside
 def first_set(m, at, end):
-    """The first bit from ``at`` on that is set, or ``end``."""
+    """Return the first bit from ``at`` on that is set, or ``end``."""
     while at < end:
         if not at & 31 and m[at >> 5] == 0:
             at += 32
@@ -184,7 +181,7 @@ def first_set(m, at, end):
 
 @inside
 def record(m, f, p):
-    """Packet ``p`` of flow ``f`` has come; whether it had not before. Without its data it has not."""
+    """Note the arrival of packet ``p`` of flow ``f``; return whether it is new. A trimmed packet does not count."""
     sequence = m[p + c.SEQUENCE]
     at = m[f + c.BITS] + sequence
     if m[p + c.WORD] & c.CUT or is_set(m, at):

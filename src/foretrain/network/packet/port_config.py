@@ -1,7 +1,4 @@
-"""Settings of a port: queues, marking, drops, service order and losses of its wire; and defaults for each transport.
-
-Queues that a transport is made for, where nobody says others.
-"""
+"""Settings of a port: queues, marking, drops, service order and losses of its wire; and defaults by transport."""
 
 from __future__ import annotations
 
@@ -94,14 +91,14 @@ class Queues:
         return self.shared < UNLIMITED or min(self.of("xoff")) < UNLIMITED
 
     def of(self, name: str) -> tuple[int, ...]:
-        """The numbers of all classes."""
+        """Return the numbers of all classes."""
         value = getattr(self, name)
         if value is None:
             return self.of("xoff")
         return (value,) * c.CLASSES if isinstance(value, int) else value
 
     def row(self) -> NDArray[np.int64]:
-        """For the kernels."""
+        """Return the settings as a row of the kernels' memory."""
         found = np.zeros(c.SETTING_COLUMNS, np.int64)
         found[c.STRICT], found[c.ROOM] = self.strict, self.room
         found[c.MARK_CHANCE] = round(self.mark_chance * CERTAIN)
@@ -143,14 +140,14 @@ class LinkLosses:
 
     @classmethod
     def bursts(cls, share: float, packets: float) -> LinkLosses:
-        """Everything is lost in bursts of so many ``packets`` on average, in the long run a ``share`` of all."""
+        """Return losses in bursts of so many ``packets`` on average, in the long run a ``share`` of all."""
         if not 0 <= share < 1 or packets < 1 or share > packets * (1 - share):
             what = f"{share:g} in bursts of {packets:g}"
             raise ConfigError("losses", what, "cannot be", "lower the share, or take longer bursts")
         return cls(0.0, begins=share / (packets * (1 - share)), ends=1 / packets, in_burst=1.0)
 
     def row(self) -> NDArray[np.int64]:
-        """Four columns of a port, from LOSES on."""
+        """Return four columns of a port, from LOSES on."""
         return np.array([round(each * CERTAIN) for each in (self.chance, self.begins, self.ends, self.in_burst)])
 
 
@@ -163,7 +160,7 @@ _CUT_AT: Final = 8
 
 
 def usual(topology: Topology, transport: Transport) -> Queues:
-    """Those of switches.
+    """Return the queues of switches that suit ``transport``.
 
     | transport | queues |
     |---|---|
@@ -174,12 +171,12 @@ def usual(topology: Topology, transport: Transport) -> Queues:
     | others | marks as `marking` does; nothing is dropped |
     """
     packet = transport.payload + transport.header
-    if transport.flavour == c.NEAREST_FIRST:
+    if transport.protocol == c.NEAREST_FIRST:
         return Queues(nearest=True, room=2 * max(round(_in_flight(topology)), transport.first_window * packet))
-    if transport.flavour == c.PULLED:
+    if transport.protocol == c.PULLED:
         limit = (UNLIMITED, *(_CUT_AT * packet for _ in range(1, c.CLASSES)))
         return Queues(limit=limit, cut_to=transport.reply)
-    if transport.flavour == c.BOUNDED:
+    if transport.protocol == c.BOUNDED:
         return Queues(limit=2 * _threshold(topology, transport))
     if isinstance(transport, Dcqcn):
         return Queues(mark_from=5_000, mark_to=200_000, mark_chance=0.01)
@@ -187,7 +184,7 @@ def usual(topology: Topology, transport: Transport) -> Queues:
 
 
 def marking(topology: Topology, transport: Transport) -> Queues:
-    """Queues that mark above DCTCP's K and drop nothing, as a fabric without losses.
+    """Return queues that mark above DCTCP's K and drop nothing, as a fabric without losses.
 
     K is a seventh of what the fastest link sends in the round trip of six hops (SIGCOMM 2010, 3.4, equation 13), and
     at least 65 packets. One K serves all ports: on slow links it lets queues grow longer than they need.
@@ -197,7 +194,7 @@ def marking(topology: Topology, transport: Transport) -> Queues:
 
 
 def holding(topology: Topology, transport: Transport) -> Queues:
-    """Queues of hosts, which mark what would wait for 50 µs, but a first window, and drop nothing.
+    """Return queues of hosts, which mark what would wait for 50 µs, but a first window, and drop nothing.
 
     A host's own data would else hold up the acknowledgements behind it until timers run out, which real hosts prevent
     by limits of what they hand to their network interfaces (TCP small queues in Linux).
@@ -211,12 +208,12 @@ def holding(topology: Topology, transport: Transport) -> Queues:
 
 
 def _threshold(topology: Topology, transport: Transport) -> int:
-    """DCTCP's K, bytes."""
+    """Return DCTCP's K, bytes."""
     return max(_MARK_AT * (transport.payload + transport.header), round(_in_flight(topology) / 7))
 
 
 def _in_flight(topology: Topology) -> float:
-    """Bytes that the fastest link sends in the longest round trip of six hops."""
+    """Return the bytes that the fastest link sends in the longest round trip of six hops."""
     used = topology.capacity > 0
     round_trip = 2 * _HOPS * float(topology.latency[used].max(initial=0)) / SECOND
     return float(topology.capacity[used].max(initial=0.0)) * round_trip

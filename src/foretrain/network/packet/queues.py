@@ -1,17 +1,12 @@
-"""Ports: queues, marking, drops, priority flow control, and losses on the wire. Both kernels use them alike.
+"""Ports: queues, marking, drops, priority flow control, and losses on the wire, for both kernels.
 
-How much waits in queues, looked at every so many windows. Both kernels look before anything of that time happens.
+pFabric's queue (Alizadeh et al., SIGCOMM 2013, 4.1): all classes share one short list, which is searched. Of the flow
+of the packet with the least to go, the oldest packet is sent, so that no flow's packets overtake each other; the packet
+with the most to go is dropped where there is no room. Replies go before all data.
 
-pFabric's queue (Alizadeh et al., SIGCOMM 2013, 4.1): what has the least to go of its flow goes first.
-
-All classes share one short list, which is searched: of the flow of the packet with the least to go, the one that came
-first is sent, so that no flow's packets overtake each other; what has the most to go is dropped where there is no room.
-Replies go before all data.
-
-Priority flow control (IEEE 802.1Qbb), and buffers that the ports of a switch share: what couples its ports.
-
-A packet that waits counts for the link that it came over. Where those of a class exceed XOFF the node before that link
-is asked to pause it, where they have fallen to XON it may go on. The frame takes what the link takes, before all else.
+Priority flow control (IEEE 802.1Qbb): a packet that waits counts for the link that it came over. Where those of a class
+exceed XOFF the node before that link is asked to pause it; where they have fallen to XON it may go on. The frame takes
+what the link takes, before all else. It and buffers that the ports of a switch share are what couples its ports.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ FRAME = 84
 
 
 @inside
-def ask(m, kind, came, of, time):
+def make_pause_frame(m, kind, came, of, time):
     """Make a frame of ``kind`` for the port of link ``came``, of class ``of``."""
     p = take_free(m)
     m[p + c.TIME] = time + m[came + c.DELAY] + (FRAME * m[came + c.RATE] >> 16)
@@ -37,8 +32,8 @@ def ask(m, kind, came, of, time):
 
 
 @inside
-def waits(m, p, link, of, size, time):
-    """Packet ``p`` has come into a queue of ``link``, whose node is coupled."""
+def on_enqueue(m, p, link, of, size, time):
+    """Count packet ``p``, which has entered a queue of ``link``, whose node is coupled."""
     at, row = m[link + c.NODE], m[link + c.SETTING]
     m[at + c.POOL] += size
     m[at + c.WAITING] += 1
@@ -48,12 +43,12 @@ def waits(m, p, link, of, size, time):
         if m[came + c.HELD + of] > m[row + c.XOFF + of] and not m[came + c.ASKED] >> of & 1:
             m[came + c.ASKED] |= 1 << of
             m[c.PAUSES] += 1
-            ask(m, c.PAUSE, came, of, time)
+            make_pause_frame(m, c.PAUSE, came, of, time)
 
 
 @inside
-def leaves(m, p, link, of, size, time):
-    """Packet ``p`` has left a queue of ``link``, whose node is coupled."""
+def on_dequeue(m, p, link, of, size, time):
+    """Count packet ``p``, which has left a queue of ``link``, whose node is coupled."""
     at, row = m[link + c.NODE], m[link + c.SETTING]
     m[at + c.POOL] -= size
     m[at + c.WAITING] -= 1
@@ -62,7 +57,7 @@ def leaves(m, p, link, of, size, time):
         m[came + c.HELD + of] -= size
         if m[came + c.ASKED] >> of & 1 and m[came + c.HELD + of] <= m[row + c.XON + of]:
             m[came + c.ASKED] &= ~(1 << of)
-            ask(m, c.RESUME, came, of, time)
+            make_pause_frame(m, c.RESUME, came, of, time)
 
 
 @inside
@@ -73,8 +68,8 @@ def is_pause(m, p):
 
 
 @inside
-def obey(m, p, link):
-    """The port of ``link`` pauses, or goes on, as frame ``p`` says."""
+def apply_pause(m, p, link):
+    """Pause the port of ``link``, or let it go on, as frame ``p`` says."""
     word = m[p + c.WORD]
     bit = 1 << (word >> c.CLASS_SHIFT & c.CLASS_MASK)
     if word >> c.KIND_SHIFT & c.KIND_MASK == c.PAUSE:
@@ -86,14 +81,14 @@ def obey(m, p, link):
 
 
 @inside
-def left(m, p):
-    """Packets that the flow of ``p`` had to send when it went; -1 for what is no data."""
+def remaining(m, p):
+    """Return the packets that the flow of ``p`` had to send when ``p`` was sent; -1 for a reply."""
     return m[p + c.INFO] if m[p + c.WORD] >> c.KIND_SHIFT & c.KIND_MASK == c.DATA else -1
 
 
 @inside
 def unlink(m, link, ahead, p):
-    """Takes ``p``, which is behind ``ahead`` (-1: it is the first), out of the list of ``link``."""
+    """Remove ``p``, which is behind ``ahead`` (-1: it is the first), from the list of ``link``."""
     if ahead < 0:
         m[link + c.HEAD] = m[p + c.NEXT]
     else:
@@ -109,16 +104,16 @@ def unlink(m, link, ahead, p):
 
 @inside
 def pick_nearest(m, link):
-    """Takes the packet that ``link`` sends next out of its list."""
+    """Remove and return the packet that ``link`` sends next."""
     p = m[link + c.HEAD]
-    best, least = p, left(m, p)
+    best, least = p, remaining(m, p)
     while p >= 0:
-        if left(m, p) < least:
-            best, least = p, left(m, p)
+        if remaining(m, p) < least:
+            best, least = p, remaining(m, p)
         p = m[p + c.NEXT]
     flow = m[best + c.WAY] >> 32
     ahead, p = -1, m[link + c.HEAD]
-    while m[p + c.WAY] >> 32 != flow or (left(m, p) < 0) != (least < 0):
+    while m[p + c.WAY] >> 32 != flow or (remaining(m, p) < 0) != (least < 0):
         ahead, p = p, m[p + c.NEXT]
     unlink(m, link, ahead, p)
     return p
@@ -126,15 +121,15 @@ def pick_nearest(m, link):
 
 @inside
 def admit_nearest(m, p, link):
-    """Puts ``p`` into the list of ``link``; what has the most to go makes room."""
+    """Add ``p`` to the list of ``link``; packets with more to go are dropped for it."""
     size = m[p + c.WORD] & c.SIZE_MASK
     m[link + c.SEEN] += 1
     while m[link + c.TOTAL] + size > m[m[link + c.SETTING] + c.ROOM]:
-        worst, before_worst, most = -1, -1, left(m, p)
+        worst, before_worst, most = -1, -1, remaining(m, p)
         ahead, q = -1, m[link + c.HEAD] if m[link + c.MASK] else -1
         while q >= 0:
-            if left(m, q) > most:
-                worst, before_worst, most = q, ahead, left(m, q)
+            if remaining(m, q) > most:
+                worst, before_worst, most = q, ahead, remaining(m, q)
             ahead, q = q, m[q + c.NEXT]
         if worst < 0:
             drop(m, p, link, 0)
@@ -154,7 +149,7 @@ def admit_nearest(m, p, link):
 
 @inside
 def chance(m, which, number, salt):
-    """A uint32 that depends on the seed, on ``which`` port or flow and on the ``number`` of its packet alone."""
+    """Return a uint32 that depends on the seed, on ``which`` port or flow and on the ``number`` of its packet."""
     return mix(mix(mix(m[c.SEED] ^ salt) ^ (which & 0xFFFFFFFF)) ^ (number & 0xFFFFFFFF))
 
 
@@ -185,7 +180,7 @@ def full(m, link, of, size):
 
 @inside
 def admit(m, p, link):
-    """Puts packet ``p`` into a queue of ``link``, which cannot send it now; or marks, cuts or drops it."""
+    """Add packet ``p`` to a queue of ``link``, which cannot send it now; or mark, trim or drop it."""
     row = m[link + c.SETTING]
     if m[row + c.NEAREST]:
         admit_nearest(m, p, link)
@@ -222,13 +217,12 @@ def admit(m, p, link):
     if held + size > m[link + c.TALLY + 8 * of + c.DEEPEST]:
         m[link + c.TALLY + 8 * of + c.DEEPEST] = held + size
     if m[link + c.COUPLED]:
-        waits(m, p, link, of, size, time)
+        on_enqueue(m, p, link, of, size, time)
 
 
 @inside
 def turn(m, link, row, mask):
-    """The class of ``mask`` that sends next among those that take turns: deficit round robin (Shreedhar and Varghese
-    1995)."""
+    """Return the class of ``mask`` that sends next by deficit round robin (Shreedhar and Varghese 1995)."""
     first = m[row + c.STRICT]
     of = m[link + c.TURN]
     while True:
@@ -246,13 +240,13 @@ def turn(m, link, row, mask):
 
 @inside
 def ready(m, link):
-    """The classes of which ``link`` has a packet that it may send."""
+    """Return the classes of which ``link`` has a packet that it may send."""
     return m[link + c.MASK] & ~m[link + c.PAUSED]
 
 
 @inside
 def pick(m, link, time):
-    """Takes the packet that ``link`` sends next, at ``time``, out of its queue; it has one that it may send."""
+    """Remove and return the packet that ``link`` sends next, at ``time``; there is one that it may send."""
     mask, row = ready(m, link), m[link + c.SETTING]
     if m[row + c.NEAREST]:
         return pick_nearest(m, link)
@@ -272,7 +266,7 @@ def pick(m, link, time):
     if m[p + c.NEXT] < 0:
         m[link + c.MASK] &= ~(1 << of)
     if m[link + c.COUPLED]:
-        leaves(m, p, link, of, size, time)
+        on_dequeue(m, p, link, of, size, time)
     return p
 
 
@@ -284,8 +278,10 @@ def at_once(m, p, link):
 
 @inside
 def wake(m, link, time):
-    """A packet came to ``link``, which may have been paused: what it sends next does not go before ``time``. (A packet
-    that is cut changes its class, and that may not be paused.)"""
+    """Note an arrival at ``link``, which may have been paused: it sends nothing before ``time``.
+
+    A packet that is trimmed changes its class, and the new one may not be paused.
+    """
     m[link + c.BUSY] = max(m[link + c.BUSY], time)
 
 
@@ -305,7 +301,7 @@ def lost(m, link):
 
 @inside
 def send(m, p, link, start):
-    """``link`` sends packet ``p`` from ``start`` on; whether it arrives."""
+    """Send packet ``p`` over ``link`` from ``start`` on; return whether it arrives."""
     word = m[p + c.WORD]
     size, of = word & c.SIZE_MASK, (word >> c.CLASS_SHIFT) & c.CLASS_MASK
     busy = start + ((size * m[link + c.RATE] + 0x8000) >> 16)
@@ -328,20 +324,20 @@ def send(m, p, link, start):
 
 
 @inside
-def look(m, trace, window):
-    """Notes what waits as ``window`` begins, if it is time; False where there is no room for that.
+def sample(m, trace, window):
+    """Note the bytes in watched queues as ``window`` begins, if it is time; return False where there is no room.
 
-    Where nothing happens nobody looks: what was not noted is as in the next row.
+    Samples of windows in which nothing happens are left out: they equal the next row.
     """
-    sample = window // m[c.TRACE_EVERY]
-    if sample <= m[c.LAST_TRACE]:
+    number = window // m[c.TRACE_EVERY]
+    if number <= m[c.LAST_TRACE]:
         return True
     row = m[c.TRACED]
     if row == len(trace):
         return False
-    trace[row, 0] = sample
+    trace[row, 0] = number
     for k in range(m[c.WATCHED], m[c.LAST_WATCHED]):
         trace[row, 1 + k - m[c.WATCHED]] = m[m[k] + c.TOTAL]
     m[c.TRACED] = row + 1
-    m[c.LAST_TRACE] = sample
+    m[c.LAST_TRACE] = number
     return True

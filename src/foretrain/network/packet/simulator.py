@@ -21,7 +21,7 @@ from foretrain.network.packet.kernels import Kernel, chosen
 from foretrain.network.packet.loading import Prepared, empty, grow, prepared
 from foretrain.network.packet.online_simulator import Online
 from foretrain.network.packet.port_config import LinkLosses, Queues
-from foretrain.network.packet.stalls import Patience, stalled
+from foretrain.network.packet.stalls import StallDetector, stalled
 from foretrain.network.packet.statistics import Distribution, PortCounters, QueueTrace, taken, trace_of
 from foretrain.network.packet.transports.transport import DEFAULT, Transport
 from foretrain.network.program import Paths, Program
@@ -169,13 +169,13 @@ class Packets:
         )
         samples: list[NDArray[np.int64]] = []
         flows = ready.first_flow + c.FLOW_COLUMNS * np.arange(ready.flows)
-        patience = Patience(ready, flows)
+        detector = StallDetector(ready, flows)
         kernel.load(ready.state)
         while True:
             why = kernel.run(ready.state)
             if len(watch):
                 samples.append(taken(ready.state))
-            patience.check()
+            detector.check()
             if why == c.GROW:
                 grow(ready.state)
             elif why == c.DONE_ALL:

@@ -1,4 +1,4 @@
-"""Who waits for whom, when a simulation can go no further: flows for each other, or ports that pause each other."""
+"""Stalls of a packet simulation: flows that wait for each other, ports that pause each other, dead links."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _HOPELESS: Final = 1000
 """Timeouts during which nothing at all comes anywhere."""
 
 
-class Patience:
-    """Notices flows that send again and again while nothing comes, since a link is dead: slice by slice of a run.
+class StallDetector:
+    """Detector of flows that send again and again while nothing arrives, because a link is dead.
 
     Args:
         ready: what is simulated.
@@ -28,7 +28,7 @@ class Patience:
         self._came, self._timeouts = self._counts()
 
     def check(self) -> None:
-        """Called after each slice. StallError if ports wait for each other, or all that is left is hopeless."""
+        """Raise StallError if ports wait for each other, or nothing has arrived for long; called after each slice."""
         came, timeouts = self._counts()
         if came != self._came:
             self._came, self._timeouts = came, timeouts
@@ -44,16 +44,18 @@ class Patience:
 
 
 def stalled(ready: Prepared, flows: NDArray[np.int64]) -> StallError:
-    """The error for ``flows``, by address, some of which can never end."""
+    """Return the error for ``flows``, by address, some of which can never end."""
     m, real = ready.state.memory, ready.state.real
     ends = m[flows + c.END]
     waiting = []
     for f in flows[ends < 0][:12].tolist():
         short = []
-        for gate in range(m[f + c.FIRST_GATE], m[f + c.LAST_GATE], c.GATE_COLUMNS):
-            waited = m[gate + c.WAITED]
-            if m[gate + c.SEEN_STEPS] < m[waited + c.STEPS]:
-                short.append(f"flow {m[waited + c.FLOW_NUMBER]}, of which {m[gate + c.SEEN_STEPS]} steps have ended")
+        for dependency in range(m[f + c.FIRST_DEPENDENCY], m[f + c.LAST_DEPENDENCY], c.DEPENDENCY_COLUMNS):
+            waited = m[dependency + c.WAITED]
+            if m[dependency + c.SEEN_STEPS] < m[waited + c.STEPS]:
+                short.append(
+                    f"flow {m[waited + c.FLOW_NUMBER]}, of which {m[dependency + c.SEEN_STEPS]} steps have ended"
+                )
         done = f"flow {m[f + c.FLOW_NUMBER]} has had {m[f + c.DONE]} of {m[f + c.STEPS]} steps"
         if real[f + c.PEAK] and m[f + c.TRIES] > 0:
             done += f", and gave up after {m[f + c.TRIES]} probes without an answer"
@@ -65,14 +67,14 @@ def stalled(ready: Prepared, flows: NDArray[np.int64]) -> StallError:
 
 
 def paused(ready: Prepared) -> list[str]:
-    """Ports that hold packets which they may not send, the first twelve."""
+    """Describe the ports that hold packets which they may not send, the first twelve."""
     port = ready.port
     held = np.flatnonzero((port[:, c.MASK] & port[:, c.PAUSED]) != 0)
     return [f"link {link} is paused and holds {port[link, c.TOTAL]} bytes" for link in held[:12]]
 
 
 def circle_of(ready: Prepared) -> list[str]:
-    """Ports in a circle, each of which waits for the next to send; none where there is no such circle.
+    """Describe a circle of ports, each of which waits for the next to send; empty where there is none.
 
     A paused class of a port waits until enough of what came over its link has left the node behind it: for the ports
     there that hold such packets. Where all of them are paused in turn it waits for ever.
@@ -104,7 +106,7 @@ def circle_of(ready: Prepared) -> list[str]:
 
 
 def _holders(ready: Prepared, m: NDArray[np.int64], link: int, of: int) -> set[tuple[int, int]]:
-    """Ports and classes behind ``link`` in which packets wait that came over it in class ``of``."""
+    """Return the ports and classes behind ``link`` in which packets wait that came over it in class ``of``."""
     port = ready.port
     address = ready.network.first_port + link * c.PORT_COLUMNS
     found = set()

@@ -1,7 +1,4 @@
-"""Counters of each port and class, flow completion times, and traces of queues.
-
-Traces of queues, from rows that kernels note to columns that people plot.
-"""
+"""Counters of each port and class, flow completion times, and traces of queues."""
 
 from __future__ import annotations
 
@@ -38,17 +35,8 @@ class PortCounters:
 
     @classmethod
     def of(cls, counts: NDArray[np.int64]) -> PortCounters:
-        """From the kernels' counts, (links, classes, columns)."""
-        columns = (
-            c.PACKETS_OUT,
-            c.BYTES_OUT,
-            c.DROPPED,
-            c.DROPPED_BYTES,
-            c.MARKS,
-            c.DEEPEST,
-            c.LOST,
-            c.CUT_DOWN,
-        )
+        """Return the columns of the kernels' counts, (links, classes, columns)."""
+        columns = (c.PACKETS_OUT, c.BYTES_OUT, c.DROPPED, c.DROPPED_BYTES, c.MARKS, c.DEEPEST, c.LOST, c.CUT_DOWN)
         return cls(*(counts[:, :, column] for column in columns))
 
 
@@ -91,14 +79,14 @@ class QueueTrace:
 
 
 def taken(state: c.PacketState) -> NDArray[np.int64]:
-    """The rows that the kernel has noted since the last time; it has room for new ones."""
+    """Return the trace rows that the kernel has written, and make room for new ones."""
     rows = state.trace[: state.memory[c.TRACED]].copy()
     state.memory[c.TRACED] = 0
     return rows
 
 
 def trace_of(samples: list[NDArray[np.int64]], ready: Prepared) -> QueueTrace:
-    """All samples; one that nobody took, since nothing happened, is as the next one."""
+    """Join all samples; one that is missing, since nothing happened, equals the next one."""
     if not samples:
         return QueueTrace(np.zeros(0, np.int64), np.zeros((0, 0), np.int64))
     rows = np.concatenate(samples)

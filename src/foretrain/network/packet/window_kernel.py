@@ -4,11 +4,10 @@ A window is no longer than the shortest link takes, so nothing that leaves a por
 before the next: within a window ports cannot influence each other. Packets on the wire lie in a wheel of lists, one for
 each window ahead. When a window comes its packets go to the ports and hosts that they arrive at; hosts act first, since
 what they send arrives at their ports in the same window; then every port merges its arrivals, in order, with its own
-departures. `foretrain.network.packet.event_kernel` does the same one event after the other, and finds the same to the
-ps.
+departures. `foretrain.network.packet.event_kernel` finds the same to the ps.
 
-Switches whose ports influence each other within a window, since they share a buffer or pause who sends to them: all
-that happens at one of them is merged, and its ports are searched for who departs first.
+Switches whose ports influence each other within a window, since they share a buffer or pause who sends to them, are run
+as one: all arrivals and departures are merged, and the ports are searched for who departs first.
 """
 
 # Note [Order]
@@ -24,7 +23,7 @@ from foretrain.network.packet import state as c
 from foretrain.network.packet.host_rx import handle, host_of
 from foretrain.network.packet.host_tx import release
 from foretrain.network.packet.packets import before, fly, give_back, in_order, pop_far
-from foretrain.network.packet.queues import admit, at_once, is_pause, look, obey, pick, ready, send, wake
+from foretrain.network.packet.queues import admit, apply_pause, at_once, is_pause, pick, ready, sample, send, wake
 
 
 @inside
@@ -40,8 +39,8 @@ def first_to_depart(m, first, last, end):
 
 
 @inside
-def asked(m, far):
-    """A frame that pauses somebody goes, if one was made."""
+def send_pause_frame(m, far):
+    """Send the pause frame that a port has made, if there is one."""
     if m[c.ASKING] >= 0:
         fly(m, far, m[c.ASKING])
         m[c.ASKING] = -1
@@ -61,14 +60,14 @@ def run_switch(m, far, buffer, at, end):
         if link >= 0 and (i == n or m[link + c.BUSY] <= m[buffer[i] + c.TIME]):
             busy = m[link + c.BUSY]
             p = pick(m, link, busy)
-            asked(m, far)
+            send_pause_frame(m, far)
             if send(m, p, link, busy):
                 fly(m, far, p)
         elif i < n:
             p = buffer[i]
             i += 1
             if is_pause(m, p):
-                obey(m, p, m[p + c.SEQUENCE])
+                apply_pause(m, p, m[p + c.SEQUENCE])
                 give_back(m, p)
                 continue
             link = m[m[p + c.WAY] & 0xFFFFFFFF]
@@ -78,7 +77,7 @@ def run_switch(m, far, buffer, at, end):
             else:
                 time = m[p + c.TIME]
                 admit(m, p, link)
-                asked(m, far)
+                send_pause_frame(m, far)
                 wake(m, link, time)
         else:
             break
@@ -90,7 +89,7 @@ def run_switch(m, far, buffer, at, end):
 
 @inside
 def arrivals(m, p):
-    """How many the list that begins with ``p`` has."""
+    """Return the length of the list that begins with ``p``."""
     n = 0
     while p >= 0:
         n += 1
@@ -100,8 +99,10 @@ def arrivals(m, p):
 
 @inside
 def run_switches(m, far, buffer, end):
-    """All coupled nodes to look at; False where packets may not suffice for the frames that one makes: at most one for
-    each packet that comes to wait or goes."""
+    """Run all coupled nodes of this window; return False where packets may not suffice for the frames of one.
+
+    A node makes at most one frame for each packet that enters or leaves a queue.
+    """
     first = m[c.SWITCH_LIST]
     while m[c.AT_SWITCH] < m[c.SWITCHES]:
         at = m[first + m[c.AT_SWITCH]]
@@ -123,7 +124,7 @@ OPEN, HANDED_OUT, SENT = range(3)
 
 @inside
 def arrive(m, p, link):
-    """Packet ``p`` comes to the port of ``link`` in this window."""
+    """Deliver packet ``p`` to the port of ``link`` in this window."""
     if m[link + c.COUPLED]:
         at = m[link + c.NODE]
         m[p + c.NEXT] = m[at + c.COMING]
@@ -143,7 +144,7 @@ def arrive(m, p, link):
 
 @inside
 def next_window(m, far):
-    """Goes to the next window in which something may happen; False where there is none."""
+    """Advance to the next window in which something may happen; return False where there is none."""
     if m[c.FLYING] == 0 and m[c.ACTIVES] == 0 and m[c.SWITCHES] == 0:
         if m[c.FAR] == 0:
             return False
@@ -155,7 +156,7 @@ def next_window(m, far):
 
 @inside
 def hand_out(m):
-    """Hand what arrives in this window to its ports and hosts."""
+    """Deliver the arrivals of this window to their ports and hosts."""
     slot = c.WHEEL_AT + (m[c.NOW] & (c.WHEEL - 1))
     p = m[slot]
     m[slot] = -1
@@ -204,7 +205,7 @@ def take_over(m, far, buffer, end):
 
 @inside
 def run_hosts(m, x, far, buffer, end):
-    """Everything that hosts do in this window; False where packets may not suffice for what one does next."""
+    """Run all hosts of this window; return False where packets may not suffice for what one does next."""
     while m[c.AT_HOST] < m[c.HOSTS]:
         node = m[m[c.HOST_LIST] + m[c.AT_HOST]]
         if m[node + c.COMING] >= 0:
@@ -241,7 +242,7 @@ def run_port(m, far, buffer, link, end):
             p = buffer[i]
             i += 1
             if is_pause(m, p):
-                obey(m, p, link)
+                apply_pause(m, p, link)
                 give_back(m, p)
             elif busy <= m[p + c.TIME] and at_once(m, p, link):
                 if send(m, p, link, m[p + c.TIME]):
@@ -257,7 +258,7 @@ def run_port(m, far, buffer, link, end):
 
 @inside
 def run_ports(m, far, buffer, end):
-    """Every port by itself; those that have more to send stay among those to look at."""
+    """Run every port by itself; those that have more to send stay active."""
     still, first = 0, m[c.ACTIVE_LIST]
     for i in range(m[c.ACTIVES]):
         link = m[first + i]
@@ -292,7 +293,7 @@ def load(m, far):
 
 @packet_entry
 def run(m, x, far, buffer, trace, windows):
-    """Goes on for so many ``windows`` at most; the reason why it returns is one of `state`'s."""
+    """Run at most ``windows`` windows; return the reason to stop, one of those in `state`."""
     for _ in range(windows):
         if m[c.PHASE_OF_WINDOW] == OPEN:
             if m[c.COMPLETED] > 0:
@@ -301,7 +302,7 @@ def run(m, x, far, buffer, trace, windows):
                 return c.THERE
             if not next_window(m, far):
                 return c.STUCK if m[c.UNFINISHED] > 0 else c.DONE_ALL
-            if m[c.TRACE_EVERY] > 0 and not look(m, trace, m[c.NOW]):
+            if m[c.TRACE_EVERY] > 0 and not sample(m, trace, m[c.NOW]):
                 return c.BREATH
             hand_out(m)
             m[c.PHASE_OF_WINDOW] = HANDED_OUT

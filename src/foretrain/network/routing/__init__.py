@@ -1,4 +1,4 @@
-"""Which links the bytes of a flow cross: one policy per file, and new paths when links fail.
+"""Routing of flows: one policy per file, and new paths when links fail.
 
     route = router(topology, "ecmp", seed=1)
     paths = route.paths(sources, targets, connections)
@@ -56,7 +56,7 @@ def router(
     fallback: Name | str | None = "ecmp",
     load: NDArray[np.float64] | None = None,
 ) -> PortableRouter:
-    """The policy of that name for ``topology``.
+    """Return the policy of that name for ``topology``.
 
     Args:
         topology: the network.

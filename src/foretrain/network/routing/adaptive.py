@@ -14,7 +14,8 @@ from foretrain.network.topology.graph import Topology
 
 
 class Adaptive:
-    """Each connection gets the shortest path whose most loaded link is the least loaded, then the least sum.
+    """Adaptive routing: each connection gets the shortest path whose most loaded link is the least loaded, then the
+    least sum.
 
     A model of adaptive routing with a view of the whole network, decided once, when a connection is set up: it does not
     move a flow later, and a flow counts whether or not it is still under way. Switches that see only their own queues
@@ -60,7 +61,7 @@ class Adaptive:
         connections: NDArray[np.int32],
         sizes: NDArray[np.float64] | None = None,
     ) -> Paths:
-        """A shortest path of each flow, ``sizes`` bytes each; without sizes flows are counted.
+        """Return a shortest path of each flow, ``sizes`` bytes each; without sizes flows are counted.
 
         Raises:
             ConfigError: a flow has no way.
@@ -75,13 +76,13 @@ class Adaptive:
 
 
 def link_load(paths: Paths, topology: Topology, sizes: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Bytes that flows of ``sizes`` bring on each link, or how many flows without; float64 (links,)."""
+    """Return the bytes of flows of ``sizes`` on each link, or the number of flows; float64 (links,)."""
     weights = None if sizes is None else np.repeat(np.asarray(sizes, np.float64), np.diff(paths.first))
     return np.bincount(paths.links, weights, topology.links).astype(np.float64)
 
 
 def _first_of_each(*keys: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each combination of keys comes first, in that order, and which of these each row is."""
+    """Return the first row of each combination of keys, in order, and the index of its combination for each row."""
     if not len(keys[0]):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     order = np.lexsort(keys)

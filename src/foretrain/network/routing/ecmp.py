@@ -42,13 +42,13 @@ class Ecmp:
         return Ecmp(topology, seed=self.seed, polarised=self.polarised)
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:
-        """A shortest path of each flow; ConfigError where there is none."""
+        """Return a shortest path of each flow; ConfigError where there is none."""
         found = self._ways.by_hop(sources, targets, connections, spread=True, polarised=self.polarised, seed=self.seed)
         return found.all(self.topology, sources, targets)
 
 
 def checked_seed(seed: int) -> int:
-    """``seed``; ConfigError where it is not one of 32 bits."""
+    """Return ``seed``; ConfigError where it is not one of 32 bits."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise ConfigError("seed", seed, "is not a whole number from 0 to 4294967295", "write e.g. seed=1")
     return int(seed)

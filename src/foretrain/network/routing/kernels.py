@@ -34,7 +34,7 @@ PATHS = "Tuple((int32[::1], int32[::1], int64))"
 # source. Both multipliers are below 2**31, so that no product leaves an int64 either.
 @njit("int64(int64)", **OPTIONS)
 def mix(x):
-    """A uint32 for a uint32, one to one, in which each bit depends on all (hash-prospector's two-round function)."""
+    """Map a uint32 to a uint32, one to one; each bit depends on all (hash-prospector's two-round function)."""
     x = (x ^ (x >> 16)) & MASK
     x = (x * 0x21F0AAAD) & MASK
     x ^= x >> 15
@@ -44,7 +44,7 @@ def mix(x):
 
 @njit("int64(int64, int64, int64, int64)", **OPTIONS)
 def flow_hash(source, target, connection, seed):
-    """The hash of a flow's 5-tuple; the source port is 14 bits of the connection, as a RoCEv2 flow label gives them."""
+    """Hash a flow's 5-tuple; the source port is 14 bits of the connection, as a RoCEv2 flow label gives them."""
     label = (connection ^ (connection >> 20)) & 0xFFFFF
     port = 0xC000 | ((label ^ (label >> 14)) & 0x3FFF)
     key = mix(seed ^ PROTOCOL)
@@ -55,7 +55,7 @@ def flow_hash(source, target, connection, seed):
 
 @njit("int64(int64, int64, int64, boolean, boolean)", **OPTIONS)
 def chosen(key, node, many, spread, polarised):
-    """Which of ``many`` links ``node`` sends a flow over: the first, or the one that its hash says."""
+    """Return which of ``many`` links ``node`` sends a flow over: the first, or the one that its hash says."""
     if many == 1 or not spread:
         return 0
     if polarised:
@@ -65,7 +65,8 @@ def chosen(key, node, many, spread, polarised):
 
 @njit(f"int64(int64, {GRAPH}, int64[::1], int32[::1])", **OPTIONS)
 def search(anchor, first, links, first_into, into, forwards, unit, distance, reached):
-    """Distances to ``anchor`` of the nodes that forward: breadth first where each metric is 1, else Dijkstra's.
+    """Find the distances to ``anchor`` of the nodes that forward: breadth first where each metric is 1, else
+    Dijkstra's.
 
     ``distance`` is -1 where nothing was reached, before and after. Returns how many nodes ``reached`` lists.
     """
@@ -117,7 +118,7 @@ def search(anchor, first, links, first_into, into, forwards, unit, distance, rea
     **OPTIONS,
 )
 def ball_around(source, anchor, first, links, forwards, size, ahead, inside):
-    """Distances ``ahead`` from ``source``, exact up to the radius at which ``size`` nodes are ``inside``.
+    """Find the distances ``ahead`` from ``source``, exact up to the radius at which ``size`` nodes are ``inside``.
 
     Returns how many ``inside`` lists, which may be farther than that, and the radius.
     """
@@ -150,7 +151,7 @@ def ball_around(source, anchor, first, links, forwards, size, ahead, inside):
 def search_between(
     source, anchor, size, first, links, first_into, into, forwards, unit, distance, reached, ahead, inside
 ):
-    """As `search`, but exact on the shortest paths from ``source`` only; see Note [From both ends].
+    """Search as `search`, but exactly on the shortest paths from ``source`` only; see Note [From both ends].
 
     ``ahead`` is -1 before and after; the ball has about ``size`` nodes.
     """
@@ -193,7 +194,7 @@ def few(flows, flow, pairs):
 
 @njit("int64(int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int64)", **OPTIONS)
 def options(node, first, links, distance, pool, start):
-    """Writes the links over which shortest paths leave ``node`` into ``pool`` from ``start``; returns their end."""
+    """Write the links over which shortest paths leave ``node`` into ``pool`` from ``start``; return their end."""
     best = np.int64(FAR)
     end = start
     for link in range(first[node], first[node + 1]):
@@ -212,7 +213,7 @@ def options(node, first, links, distance, pool, start):
 
 @njit("int64(int64, int32[:, ::1], int32[::1], int32[::1], int32[::1])", **OPTIONS)
 def last(target, links, first_into, into, pool):
-    """Writes the shortest links into a ``target`` that hangs at a single node; returns how many there are."""
+    """Write the shortest links into a ``target`` that hangs at a single node; return how many there are."""
     best = np.int64(FAR)
     end = 0
     for at in range(first_into[target], first_into[target + 1]):
@@ -228,7 +229,7 @@ def last(target, links, first_into, into, pool):
 
 @njit("int32[::1](int32[::1], int64, int64)", **OPTIONS)
 def put(hops, used, link):
-    """``hops`` with ``link`` in place ``used``, twice as long if that was full."""
+    """Return ``hops`` with ``link`` in place ``used``, twice as long if that was full."""
     if used == len(hops):
         hops = np.concatenate((hops, np.empty_like(hops)))
     hops[used] = link
@@ -237,7 +238,7 @@ def put(hops, used, link):
 
 @njit("int64(int64, int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int32[:, ::1], int64)", **OPTIONS)
 def look_up(node, turn, first, links, distance, pool, slots, filled):
-    """Makes sure that the pool has the options of ``node``, once per search; returns where it is filled up to."""
+    """Make sure that the pool has the options of ``node``, once per search; return where it is filled up to."""
     if slots[KNOWN, node] != turn:
         slots[KNOWN, node], slots[BEGIN, node] = turn, filled
         filled = options(node, first, links, distance, pool, filled)
@@ -248,7 +249,7 @@ def look_up(node, turn, first, links, distance, pool, slots, filled):
 
 @njit(f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, boolean, boolean, int64)", **OPTIONS)
 def hop_by_hop(flows, first, links, first_into, into, forwards, unit, ball, pairs, spread, polarised, seed):
-    """Paths on which each node chooses the next link by itself.
+    """Find paths on which each node chooses the next link by itself.
 
     Args:
         flows: (flows, 4): source, target, connection, and the anchor to search from; those of an anchor in succession.
@@ -317,7 +318,7 @@ def hop_by_hop(flows, first, links, first_into, into, forwards, unit, ball, pair
     **OPTIONS,
 )
 def descend(top, anchor, mark, turn, first, links, distance, pool, slots, filled, seen, stack, order, count):
-    """Appends the nodes on shortest paths from ``top`` to ``order``, each after those that follow it on a path.
+    """Append the nodes on shortest paths from ``top`` to ``order``, each after those that follow it on a path.
 
     Depth first; ``seen`` is ``mark`` where it has been. Returns what the pool and the order are filled up to.
     """
@@ -344,7 +345,7 @@ def descend(top, anchor, mark, turn, first, links, distance, pool, slots, filled
     **OPTIONS,
 )
 def lightest(order, links, pool, size, capacity, load, cost, slots, work):
-    """For each node of ``order``, the next link of its lightest path, in row NEXT; see Note [Least loaded].
+    """Find the next link of the lightest path from each node of ``order``, for row NEXT; see Note [Least loaded].
 
     Args:
         order: nodes from `descend`, the last of which is where the paths begin.
@@ -371,7 +372,7 @@ def lightest(order, links, pool, size, capacity, load, cost, slots, work):
 
 @njit(f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, float64[::1], float64[::1], float64[::1])", **OPTIONS)
 def least_loaded(flows, first, links, first_into, into, forwards, unit, ball, pairs, size, capacity, load):
-    """Paths chosen one after the other, each where links are the least loaded, and added to ``load``.
+    """Find paths one after the other, each over the least loaded links, and add them to ``load``.
 
     As `hop_by_hop`, with a ``size`` for each flow and ``capacity`` and ``load`` of each link; see Note [Least loaded].
     """

@@ -20,7 +20,7 @@ _DRAWS: Final = 16
 
 
 class Scatter:
-    """Every packet of a flow takes another of its shortest ways, in turn; queues, bad luck and reordering are real.
+    """Per-packet spraying: packets of a flow take its shortest paths in turn; queues, bad luck and reordering are real.
 
     Ways are drawn as ECMP draws them, by hashes, until as many again bring no new one. A flow has at most 64; its first
     is that of `Ecmp` with this seed. What answers it takes the first way back.
@@ -42,14 +42,14 @@ class Scatter:
         return Scatter(topology, seed=self.seed)
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:
-        """The first way of each flow; ConfigError where there is none."""
+        """Return the first path of each flow; ConfigError where there is none."""
         found = self._ways.by_hop(sources, targets, connections, spread=True, seed=self.seed)
         return found.all(self.topology, sources, targets)
 
     def others(
         self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]
     ) -> tuple[Paths, ...]:
-        """The second way of each flow, its third and so on; flows that have fewer begin anew."""
+        """Return the second path of each flow, its third and so on; flows that have fewer begin anew."""
         drawn = [self.paths(sources, targets, connections)]
         keys = [_keys(drawn[0])]
         while True:
@@ -64,7 +64,7 @@ class Scatter:
 
 
 def _keys(paths: Paths) -> NDArray[np.uint64]:
-    """A number of each path, uint64 (flows,), by which ways are told apart."""
+    """Return a number of each path, uint64 (flows,), that tells paths apart."""
     mixed = (paths.links.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed * np.uint64(0xBF58476D1CE4E5B9), dtype=np.uint64)])
@@ -72,13 +72,13 @@ def _keys(paths: Paths) -> NDArray[np.uint64]:
 
 
 def _most_distinct(keys: list[NDArray[np.uint64]]) -> int:
-    """How many different ways have been drawn, of all flows together."""
+    """Return the number of different paths drawn, of all flows together."""
     ordered = np.sort(np.stack(keys), axis=0)
     return int((ordered[1:] != ordered[:-1]).sum())
 
 
 def _distinct(drawn: list[Paths], keys: NDArray[np.uint64]) -> tuple[Paths, ...]:
-    """All ways but the first of each flow, once each, in the order in which they were drawn."""
+    """Return all paths but the first of each flow, once each, in the order in which they were drawn."""
     order = np.argsort(keys, axis=0, kind="stable")
     ordered = np.take_along_axis(keys, order, axis=0)
     fresh = np.ones(keys.shape, np.bool_)

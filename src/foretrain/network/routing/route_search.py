@@ -1,7 +1,4 @@
-"""Search of shortest routes over arrays that the kernels take, and new routes when links fail.
-
-Links fail under way: which flows need another path, and which one.
-"""
+"""Search of shortest routes over arrays that the kernels take, and new routes when links fail."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from foretrain.network.topology.graph import Topology
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ways:
-    """The graph that is searched, and where each search begins.
+    """Graph that is searched, and where each search begins.
 
     Attributes:
         topology: what it was made of.
@@ -48,7 +45,7 @@ class Ways:
 
     @classmethod
     def of(cls, topology: Topology) -> Ways:
-        """The ways of ``topology``, over links that are up."""
+        """Return the graph of ``topology``, over links that are up."""
         nodes, up = len(topology.nodes), np.flatnonzero(topology.up)
         source, target = topology.source[up], topology.target[up]
         forwards = np.array([node.forwards for node in topology.nodes], np.bool_)
@@ -83,7 +80,7 @@ class Ways:
         polarised: bool = False,
         seed: int = 0,
     ) -> Found:
-        """Paths on which each node chooses among the links of shortest paths: the first, or by hash to ``spread``."""
+        """Find paths on which each node chooses a link of the shortest paths: the first, or by hash to ``spread``."""
         from foretrain.network.routing.kernels import hop_by_hop
 
         order, flows = self._flows(sources, targets, connections)
@@ -97,7 +94,7 @@ class Ways:
         sizes: NDArray[np.float64],
         load: NDArray[np.float64],
     ) -> Found:
-        """Paths chosen in succession where ``load``, to which they are added, is least in relation to capacity."""
+        """Find paths one after the other where ``load``, to which they are added, is least in relation to capacity."""
         from foretrain.network.routing.kernels import least_loaded
 
         order, flows = self._flows(sources, targets, np.zeros(len(sources), np.int32))
@@ -111,7 +108,8 @@ class Ways:
         return *searched, self.ball, self.pairs
 
     def _flows(self, *columns: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The order in which flows are routed, those of an anchor in succession, and their columns for the kernels."""
+        """Return the order in which flows are routed, those of an anchor in succession, and their columns for the
+        kernels."""
         counts = tuple(map(len, columns))
         if len(set(counts)) > 1:
             raise ConfigError("sources, targets, connections", counts, "are not equally many", "give one per flow")
@@ -141,7 +139,7 @@ class Found:
     ties: int
 
     def all(self, topology: Topology, sources: NDArray[np.integer], targets: NDArray[np.integer]) -> Paths:
-        """The paths; ConfigError where a flow has none."""
+        """Return the paths; ConfigError where a flow has none."""
         if len(self.lost):
             raise ConfigError(
                 "paths",
@@ -164,7 +162,7 @@ def others(flows: NDArray[np.integer], sources: NDArray[np.integer], targets: ND
 
 
 class PortableRouter(Router, Protocol):
-    """A router that can be had for another topology too."""
+    """A router that can be moved to another topology."""
 
     def on(self, topology: Topology, staying: Paths | None = None) -> PortableRouter:
         """Return this policy on ``topology``, where flows on the paths ``staying`` remain."""
@@ -179,7 +177,7 @@ def reroute(
     connections: NDArray[np.int32],
     changed: Topology,
 ) -> tuple[NDArray[np.int32], Paths]:
-    """New paths for the flows whose path has a link that is down; all others stay where they are.
+    """Find new paths for the flows whose path has a link that is down; all others stay where they are.
 
     A link that comes up again attracts nobody: ask ``router.on(changed)`` for the paths of new flows.
 

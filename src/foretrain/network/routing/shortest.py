@@ -13,7 +13,7 @@ from foretrain.network.topology.graph import Topology
 
 
 class Shortest:
-    """Every node sends what is for a destination over the same link: a forwarding table with one entry each.
+    """Shortest-path routing: every node sends what is for a destination over the same link, as a forwarding table says.
 
     Among equal ways a node takes its link of the lowest index, that is, to the neighbour of the lowest index, and of
     parallel links the one that was built first. All nodes prefer the same neighbour then, and one spine of many carries
@@ -35,6 +35,6 @@ class Shortest:
         return Shortest(topology)
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:
-        """The shortest path of each pair, whatever the connection; ConfigError where there is none."""
+        """Return the shortest path of each pair, whatever the connection; ConfigError where there is none."""
         found = self._ways.by_hop(sources, targets, connections, spread=False)
         return found.all(self.topology, sources, targets)

@@ -1,7 +1,4 @@
-"""Per-packet spraying, modelled as bundled links.
-
-Interchangeable switches as one, and parallel links as one: what per-packet spraying sees of a network.
-"""
+"""Per-packet spraying for rates: interchangeable switches and parallel links are bundled into one."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from foretrain.network.topology.graph import Node, Topology
 
 
 def bundled(topology: Topology) -> Topology:
-    """``topology`` with interchangeable switches, then parallel links, put together; see `groups` and `contract`."""
+    """Return ``topology`` with interchangeable switches, then parallel links, joined; see `groups` and `contract`."""
     return contract(topology, groups(topology))
 
 
 def groups(topology: Topology) -> NDArray[np.int32]:
-    """Which nodes are interchangeable: the group of each node, int32 (nodes,), in the order of their first nodes.
+    """Return the group of each node, int32 (nodes,): interchangeable nodes, groups in the order of their first nodes.
 
     Where a node has a `Node.bundle`, the bundles are the groups. Otherwise they are found by colour refinement:
     switches fall apart until those of one colour have, for every colour, equally many links of equal rate, latency and
@@ -51,7 +48,7 @@ def groups(topology: Topology) -> NDArray[np.int32]:
 
 
 def contract(topology: Topology, group: NDArray[np.int32]) -> Topology:
-    """One node for each group and one link for all links between two groups, its rate and background their sum.
+    """Join each group to one node, and all links between two groups to one, its rate and background their sum.
 
     Of parallel links those that are up and of the least metric count; the latency is their greatest. Where all are
     down the one link is down, so that links have the same numbers whatever fails. Links within a group are left out.
@@ -96,7 +93,7 @@ def contract(topology: Topology, group: NDArray[np.int32]) -> Topology:
 
 
 def _refined(topology: Topology, alone: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The coarsest colouring that `groups` describes, given the nodes that are to have colours of their own."""
+    """Return the coarsest colouring that `groups` describes, given the nodes that are to have colours of their own."""
     attributes = np.stack([topology.rate, topology.latency, topology.metric], axis=1)
     kinds = np.unique(attributes, axis=0, return_inverse=True)[1].reshape(-1)
     node = np.concatenate([topology.source, topology.target])
@@ -132,7 +129,7 @@ def _numbered(group: NDArray[np.integer]) -> NDArray[np.int32]:
 
 
 def _merged(members: list[Node]) -> Node:
-    """One node that stands for ``members``."""
+    """Return one node that stands for ``members``."""
     if len(members) == 1:
         return members[0]
     first = members[0]
@@ -147,7 +144,7 @@ def _merged(members: list[Node]) -> Node:
 
 
 class Spray:
-    """Every packet takes another of the equal ways, so that a flow sees switches and links that are alike as one.
+    """Per-packet spraying as a fluid: a flow sees switches and links that are alike as one.
 
     Exact for rates where the bundled switches are interchangeable, that is, each has the same links to the same places:
     an even spread is then the best and the fairest there is. An idealisation in that packets spread perfectly (no
@@ -180,7 +177,7 @@ class Spray:
         return Spray(topology, seed=self.seed, group=self.group)
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:
-        """The bundled path of each flow between nodes of ``topology``.
+        """Return the bundled path of each flow between nodes of ``topology``.
 
         Raises:
             ConfigError: a flow has no way, or nothing is bundled in spite of several equal ways.

@@ -1,4 +1,4 @@
-"""Paths that somebody has laid down, and another policy for everything else."""
+"""Static routing: listed paths, and another policy for everything else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Given: TypeAlias = Sequence[str] | Sequence[int]
 
 
 class Static:
-    """Flows take the path in the table; the path of a connection goes before that of its pair.
+    """Routing by a table of paths; the path of a connection goes before that of its pair.
 
     A listed path need not be a shortest one. Between two nodes with parallel links a path by names takes the first that
     is up; one by links says which.
@@ -59,7 +59,7 @@ class Static:
         return other
 
     def paths(self, sources: NDArray[np.int32], targets: NDArray[np.int32], connections: NDArray[np.int32]) -> Paths:
-        """The path of each flow; ConfigError where it is not listed and there is no fallback, or no way."""
+        """Return the path of each flow; ConfigError where it is not listed and there is no fallback, or no way."""
         flows = zip(sources.tolist(), targets.tolist(), connections.tolist(), strict=True)
         rows = np.array([self._rows.get(f, self._rows.get(f[:2], -1)) for f in flows], np.int64)
         rest = np.flatnonzero(rows < 0)
@@ -95,7 +95,7 @@ def _by_names(topology: Topology, index: Mapping[str, int], given: Given) -> lis
 
 
 def _check(topology: Topology, ends: tuple[int, int], links: list[int]) -> None:
-    """ConfigError where ``links`` do not lead from one end to the other."""
+    """Raise ConfigError where ``links`` do not lead from one end to the other."""
     source, target = ends
     if source == target and not links:
         return

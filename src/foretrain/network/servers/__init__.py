@@ -1,4 +1,4 @@
-"""Servers: what stands between a GPU and the network. One kind per module; `preset` knows real ones by name.
+"""Servers, which stand between a GPU and the network. `preset` knows real ones by name.
 
 Rates are one direction. NVLink and network are the datasheets' nominal rates; PCIe is payload (see
 `foretrain.network.servers.pcie`); memory is channels times transfer rate of the CPU's datasheet; what GPUs get between
@@ -7,86 +7,75 @@ sockets is what NCCL reckons with (``src/graph/topo.h``: BDW_QPI_BW, AMD_ZEN12_B
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from foretrain.errors import unknown
 from foretrain.network.servers.eflops import eflops, eflops_baseline
-from foretrain.network.servers.nvlink_mesh import NVLinkMesh
-from foretrain.network.servers.nvswitch import NVSwitch
+from foretrain.network.servers.nvlink import NVLinkMesh, NVSwitch
 from foretrain.network.servers.pcie import PCIE3, PCIE4, PCIE5, Host, PCIeTree, Server, ServerPorts
 
 __all__ = ["SERVERS", "Host", "NVLinkMesh", "NVSwitch", "PCIeTree", "Server", "ServerPorts", "preset"]
 
 _GB = 1e9
 
-
-def _dgx_v100() -> NVLinkMesh:
-    # DGX-1 with Tesla V100: 6 links of NVLink 2 a GPU, 25 GB/s each; 4 PCIe 3.0 switches with two GPUs and one EDR
-    # adapter (100 Gb/s) each; 2 × Xeon E5-2698 v4, four channels of DDR4-2400.
-    tree = PCIeTree(
-        sockets=2, switches=4, ports=1, gpus_per_port=2, nics_per_port=1,
-        lanes=PCIE3, port=12.5 * _GB, peer=6 * _GB, memory=76.8 * _GB,
-    )  # fmt: skip
-    return NVLinkMesh(tree, 25 * _GB)
-
-
-def _p3_16xlarge() -> NVLinkMesh:
-    # Amazon EC2 p3.16xlarge: NVLinks as in a DGX-1, one network interface of 25 Gb/s at the host (EC2 user guide). How
-    # GPUs hang on PCIe is not published: taken over from the DGX-1.
-    tree = PCIeTree(
-        sockets=2, switches=4, ports=1, gpus_per_port=2, nics_per_port=0, shared=1,
-        lanes=PCIE3, port=3.125 * _GB, peer=6 * _GB, memory=76.8 * _GB,
-    )  # fmt: skip
-    return NVLinkMesh(tree, 25 * _GB)
-
-
-def _dgx_a100() -> NVSwitch:
-    # DGX A100: 12 links of NVLink 3, 300 GB/s; 4 PCIe 4.0 switches with two GPUs and two HDR adapters (200 Gb/s) each;
-    # 2 × EPYC 7742, eight channels of DDR4-3200.
-    tree = PCIeTree(
-        sockets=2, switches=4, ports=2, gpus_per_port=1, nics_per_port=1,
-        lanes=PCIE4, port=25 * _GB, peer=16 * _GB, memory=204.8 * _GB,
-    )  # fmt: skip
-    return NVSwitch(tree, 300 * _GB)
-
-
-def _dgx_h100() -> NVSwitch:
-    # DGX H100: 18 links of NVLink 4, 450 GB/s, NVSwitches that reduce; one ConnectX-7 (400 Gb/s NDR) beside each GPU on
-    # PCIe 5.0; 2 × Xeon Platinum 8480C, eight channels of DDR5-4800. DGX H200 differs in its GPUs' memory alone.
-    tree = PCIeTree(
+# DGX H100: 18 links of NVLink 4, 450 GB/s, NVSwitches that reduce; one ConnectX-7 (400 Gb/s NDR) beside each GPU on
+# PCIe 5.0; 2 × Xeon Platinum 8480C, eight channels of DDR5-4800. DGX H200 differs in its GPUs' memory alone.
+_DGX_H100 = NVSwitch(
+    PCIeTree(
         sockets=2, switches=8, ports=1, gpus_per_port=1, nics_per_port=1,
         lanes=PCIE5, port=50 * _GB, peer=22 * _GB, memory=307.2 * _GB,
-    )  # fmt: skip
-    return NVSwitch(tree, 450 * _GB, reduces=True)
-
-
-def _dgx_b200() -> NVSwitch:
+    ),
+    450 * _GB,
+    reduces=True,
+)  # fmt: skip
+_SERVERS: dict[str, Server] = {
+    "host": Host(),
+    # DGX-1 with Tesla V100: 6 links of NVLink 2 a GPU, 25 GB/s each; 4 PCIe 3.0 switches with two GPUs and one EDR
+    # adapter (100 Gb/s) each; 2 × Xeon E5-2698 v4, four channels of DDR4-2400.
+    "dgx-v100": NVLinkMesh(
+        PCIeTree(
+            sockets=2, switches=4, ports=1, gpus_per_port=2, nics_per_port=1,
+            lanes=PCIE3, port=12.5 * _GB, peer=6 * _GB, memory=76.8 * _GB,
+        ),
+        25 * _GB,
+    ),
+    # DGX A100: 12 links of NVLink 3, 300 GB/s; 4 PCIe 4.0 switches with two GPUs and two HDR adapters (200 Gb/s) each;
+    # 2 × EPYC 7742, eight channels of DDR4-3200.
+    "dgx-a100": NVSwitch(
+        PCIeTree(
+            sockets=2, switches=4, ports=2, gpus_per_port=1, nics_per_port=1,
+            lanes=PCIE4, port=25 * _GB, peer=16 * _GB, memory=204.8 * _GB,
+        ),
+        300 * _GB,
+    ),
+    "dgx-h100": _DGX_H100,
+    "dgx-h200": _DGX_H100,
     # DGX B200: NVLink 5, 900 GB/s a GPU; ConnectX-7 at 400 Gb/s beside each; 2 × Xeon Platinum 8570, eight channels of
     # DDR5-5600; between the sockets ERP_QPI_BW.
-    tree = PCIeTree(
-        sockets=2, switches=8, ports=1, gpus_per_port=1, nics_per_port=1,
-        lanes=PCIE5, port=50 * _GB, peer=40 * _GB, memory=358.4 * _GB,
-    )  # fmt: skip
-    return NVSwitch(tree, 900 * _GB, reduces=True)
-
-
-_SERVERS: dict[str, Callable[[], Server]] = {
-    "host": Host,
-    "dgx-v100": _dgx_v100,
-    "dgx-a100": _dgx_a100,
-    "dgx-h100": _dgx_h100,
-    "dgx-h200": _dgx_h100,
-    "dgx-b200": _dgx_b200,
-    "p3.16xlarge": _p3_16xlarge,
-    "eflops": eflops,
-    "eflops-baseline": eflops_baseline,
-}
+    "dgx-b200": NVSwitch(
+        PCIeTree(
+            sockets=2, switches=8, ports=1, gpus_per_port=1, nics_per_port=1,
+            lanes=PCIE5, port=50 * _GB, peer=40 * _GB, memory=358.4 * _GB,
+        ),
+        900 * _GB,
+        reduces=True,
+    ),
+    # Amazon EC2 p3.16xlarge: NVLinks as in a DGX-1, one network interface of 25 Gb/s at the host (EC2 user guide). How
+    # GPUs hang on PCIe is not published: taken over from the DGX-1.
+    "p3.16xlarge": NVLinkMesh(
+        PCIeTree(
+            sockets=2, switches=4, ports=1, gpus_per_port=2, nics_per_port=0, shared=1,
+            lanes=PCIE3, port=3.125 * _GB, peer=6 * _GB, memory=76.8 * _GB,
+        ),
+        25 * _GB,
+    ),
+    "eflops": eflops(),
+    "eflops-baseline": eflops_baseline(),
+}  # fmt: skip
 SERVERS = tuple(_SERVERS)
 """The names that `preset` knows."""
 
 
 def preset(name: str) -> Server:
-    """The server called ``name``; ConfigError lists near names."""
+    """Return the server called ``name``; ConfigError lists near names."""
     if (key := name.lower().replace("_", "-")) not in _SERVERS:
         raise unknown("server", name, SERVERS)
-    return _SERVERS[key]()
+    return _SERVERS[key]

@@ -22,37 +22,20 @@ PEER = 10e9
 
 
 def eflops(gpus: int = 8, *, nic: float = NIC, pcie: float = PCIE3) -> PCIeTree:
-    """One NIC beside each GPU: ``gpus`` PCIe switches over two sockets (one, where the number is odd).
+    """Return EFLOPS' server, with one NIC beside each of ``gpus`` GPUs, under PCIe switches of two sockets (one, if
+    odd).
 
     GPUs of one server meet through their NICs and the switch outside.
     """
     return PCIeTree(
-        sockets=1 if gpus % 2 else 2,
-        switches=gpus,
-        ports=1,
-        gpus_per_port=1,
-        nics_per_port=1,
-        lanes=pcie,
-        port=nic,
-        peer=PEER,
-        memory=MEMORY,
-        storage=STORAGE,
-        root=10 * CABLE,
-    )
+        sockets=1 if gpus % 2 else 2, switches=gpus, ports=1, gpus_per_port=1, nics_per_port=1,
+        lanes=pcie, port=nic, peer=PEER, memory=MEMORY, storage=STORAGE, root=10 * CABLE,
+    )  # fmt: skip
 
 
 def eflops_baseline(gpus: int = 8, *, nic: float = NIC, pcie: float = PCIE3) -> PCIeTree:
-    """All GPUs below one PCIe switch; one NIC, memory and storage at the root complex."""
+    """Return the baseline: all GPUs below one PCIe switch; one NIC, memory and storage at the root complex."""
     return PCIeTree(
-        sockets=1,
-        switches=1,
-        ports=1,
-        gpus_per_port=gpus,
-        nics_per_port=0,
-        shared=1,
-        lanes=pcie,
-        port=nic,
-        peer=PEER,
-        memory=MEMORY,
-        storage=STORAGE,
-    )
+        sockets=1, switches=1, ports=1, gpus_per_port=gpus, nics_per_port=0, shared=1,
+        lanes=pcie, port=nic, peer=PEER, memory=MEMORY, storage=STORAGE,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""PCIe: GPUs and NICs under switches, under the root complexes of the sockets, with host memory and storage.
+"""PCIe servers: GPUs and NICs under switches, under the root complexes of the sockets, with host memory and storage.
 
     socket 0  root ── memory, storage, shared NICs        root of socket 1
                 │                                           │
@@ -9,8 +9,6 @@
 A *port* holds the GPUs and the NICs that belong together: two GPUs and one NIC in a DGX-1, one and one since then.
 Where a switch has one port, port and switch are one node. Real switches have no such inner node: it exists so that a
 GPU's nearest NIC is the one that communication libraries choose for it, and its own links never limit.
-
-What a fabric needs to know of what is plugged into it: a bare host, or a server with GPUs and NICs inside.
 """
 
 from __future__ import annotations
@@ -61,12 +59,12 @@ class Server(Protocol):
 
     @property
     def gpus(self) -> int:
-        """Ranks in it."""
+        """Return the number of ranks in it."""
         ...
 
     @property
     def nics(self) -> int:
-        """Cables to the fabric."""
+        """Return the number of cables to the fabric."""
         ...
 
     @property
@@ -75,7 +73,7 @@ class Server(Protocol):
         ...
 
     def add(self, build: Builder, index: int) -> ServerPorts:
-        """Adds server number ``index``."""
+        """Add server number ``index``."""
         ...
 
 
@@ -93,7 +91,7 @@ class Host:
     port: float | None = None
 
     def add(self, build: Builder, index: int) -> ServerPorts:
-        """Adds ``host<index>``."""
+        """Add ``host<index>``."""
         host = (build.node(f"host{index}", "host", server=index, forwards=self.forwards),)
         return ServerPorts(host, host)
 
@@ -150,16 +148,16 @@ class PCIeTree:
 
     @property
     def gpus(self) -> int:
-        """Ranks in it."""
+        """Return the number of ranks in it."""
         return self.switches * self.ports * self.gpus_per_port
 
     @property
     def nics(self) -> int:
-        """Cables to the fabric."""
+        """Return the number of cables to the fabric."""
         return self.switches * self.ports * self.nics_per_port + self.shared
 
     def add(self, build: Builder, index: int) -> ServerPorts:
-        """Adds ``s<index>.gpu0`` … ``.nic0`` … ``.pcie0`` … ``.root0`` … ``.memory0`` … ``.storage``."""
+        """Add ``s<index>.gpu0`` … ``.nic0`` … ``.pcie0`` … ``.root0`` … ``.memory0`` … ``.storage``."""
         name = f"s{index}"
         gpus = [build.node(f"{name}.gpu{i}", "gpu", server=index) for i in range(self.gpus)]
         nics = [build.node(f"{name}.nic{i}", "nic", server=index) for i in range(self.nics)]

@@ -54,7 +54,7 @@ _EXPLICIT = ("name", "symmetric", "nodes", "links", "ranks")
 
 
 def load(path: str | os.PathLike[str]) -> Topology:
-    """The topology in a ``.toml`` or ``.graphml`` file.
+    """Load the topology in a ``.toml`` or ``.graphml`` file.
 
     Raises:
         ConfigError: names the file, the key, what stood there and what to write.
@@ -69,13 +69,13 @@ def load(path: str | os.PathLike[str]) -> Topology:
 
 
 def save(topology: Topology, path: str | os.PathLike[str]) -> None:
-    """Writes ``topology`` to ``path``, as its ending says, whole or not at all."""
+    """Write ``topology`` to ``path``, as its ending says, whole or not at all."""
     check_format(path)
     write_atomically(path, _graphml(topology) if Path(path).suffix == ".graphml" else _text(topology))
 
 
 def check_format(path: str | os.PathLike[str]) -> None:
-    """ConfigError where ``path`` does not end as a format does."""
+    """Raise ConfigError where ``path`` does not end as a format does."""
     if Path(path).suffix not in (".toml", ".graphml"):
         raise ConfigError("path", os.fspath(path), "is neither .toml nor .graphml", "name the file e.g. mine.toml")
 
@@ -189,15 +189,9 @@ def _written(value: object) -> str:
 Row: TypeAlias = dict[str, Any]  # Any: what a file holds is checked key by key below
 
 _NODE = {
-    "name": str,
-    "kind": str,
-    "server": int,
-    "tier": int,
-    "forwards": bool,
-    "reduces": bool,
-    "bundle": str,
-    "slowdown": float,
-}
+    "name": str, "kind": str, "server": int, "tier": int,
+    "forwards": bool, "reduces": bool, "bundle": str, "slowdown": float,
+}  # fmt: skip
 _ENDS = {"between": list, "from": str, "to": str}
 _LINK = {"rate": str, "latency": str, "metric": int, "up": bool, "background": str}
 _WORDS = {
@@ -215,7 +209,7 @@ _WORDS = {
 def built(
     name: str, nodes: Sequence[Row], links: Sequence[Row], ranks: Sequence[str] | None, symmetric: bool
 ) -> Topology:
-    """The topology of these rows; ranks are all GPUs, or else all hosts, where none are named."""
+    """Build the topology of these rows; ranks are all GPUs, or else all hosts, where none are named."""
     build = Builder(name)
     index: dict[str, int] = {}
     for number, row in enumerate(nodes):
@@ -246,7 +240,7 @@ def _ranks(nodes: Sequence[Node], index: Mapping[str, int], ranks: Sequence[str]
 
 
 def ends(row: Row, where: str) -> list[tuple[str, str]]:
-    """The directions that a row speaks of: both of ``between``, or the one of ``from`` and ``to``."""
+    """Return the directions that a row names: both of ``between``, or the one of ``from`` and ``to``."""
     if "between" in row and not {"from", "to"} & row.keys():
         pair = row["between"]
         if len(pair) != 2 or not all(isinstance(end, str) for end in pair):
@@ -259,7 +253,7 @@ def ends(row: Row, where: str) -> list[tuple[str, str]]:
 
 
 def link_values(row: Row, where: str) -> dict[str, Any]:
-    """The attributes of a link in the units of `Builder.link`."""
+    """Return the attributes of a link in the units of `Builder.link`."""
     values = {key: row[key] for key in ("metric", "up") if key in row}
     if not 1 <= values.get("metric", 1) < 1 << 31:
         raise ConfigError(f"{where}.metric", values["metric"], "is not between 1 and 2^31 - 1", "write e.g. 1")
@@ -272,7 +266,7 @@ def link_values(row: Row, where: str) -> dict[str, Any]:
 
 
 def typed(row: object, where: str, types: Mapping[str, type], required: Sequence[str] = ()) -> Row:
-    """``row`` with whole numbers made floats where one is wanted; ConfigError for a wrong key or kind of value."""
+    """Return ``row`` with whole numbers as floats where one is wanted; ConfigError for a wrong key or kind of value."""
     if not isinstance(row, dict):
         raise ConfigError(where, row, "is not a table", "write e.g. { name = 'host0', kind = 'host' }")
     fields: Row = {}
@@ -299,7 +293,7 @@ CHANGE = _ENDS | _LINK
 
 
 def node_rows(topology: Topology) -> Iterator[Row]:
-    """A row for each node, without what is so by default."""
+    """Yield a row for each node, without defaults."""
     usual = Node("", "switch")
     for node in topology.nodes:
         row: Row = {"name": node.name, "kind": node.kind}
@@ -312,7 +306,7 @@ def node_rows(topology: Topology) -> Iterator[Row]:
 
 
 def link_rows(topology: Topology) -> Iterator[Row]:
-    """A row for each cable, or for each link between nodes whose two directions differ."""
+    """Yield a row for each cable, or for each link between nodes whose two directions differ."""
     found: defaultdict[tuple[int, int], list[Row]] = defaultdict(list)
     for link in range(topology.links):
         found[int(topology.source[link]), int(topology.target[link])].append(_link_row(topology, link))
@@ -381,7 +375,7 @@ def _truth(value: object) -> object:
 
 
 def _graphml(topology: Topology) -> str:
-    """``topology`` as GraphML."""
+    """Return ``topology`` as GraphML."""
     import networkx as nx
 
     graph = nx.MultiDiGraph(name=topology.name, symmetric=topology.symmetric)

@@ -36,7 +36,7 @@ ENDS: tuple[Kind, ...] = ("host", "gpu", "memory", "storage")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One device.
+    """A host, GPU, NIC or switch of a topology.
 
     Attributes:
         name: unique in its topology.
@@ -91,12 +91,12 @@ class Topology:
 
     @property
     def links(self) -> int:
-        """How many directed links there are."""
+        """Return the number of directed links."""
         return len(self.source)
 
     @property
     def capacity(self) -> NDArray[np.float64]:
-        """Bytes/s that a link has for the job: 0 where it is down, what background traffic leaves elsewhere."""
+        """Return the bytes/s of each link for the job: 0 where it is down, what background traffic leaves elsewhere."""
         return np.where(self.up, self.rate - self.background, 0.0)
 
     @property
@@ -106,7 +106,7 @@ class Topology:
 
     @property
     def servers(self) -> int:
-        """How many servers hold ranks; a host is a server."""
+        """Return the number of servers that hold ranks; a host is a server."""
         return len(self.ranks_of_servers())
 
     @property
@@ -115,14 +115,14 @@ class Topology:
         return _one_way(self) is None
 
     def hold(self, ranks: int) -> Topology:
-        """This topology; ConfigError where it has fewer places than ``ranks``."""
+        """Return this topology; ConfigError where it has fewer places than ``ranks``."""
         if ranks > len(self.ranks):
             have = f"has {len(self.ranks)} rank{'s' if len(self.ranks) > 1 else ''} and cannot hold {ranks}"
             raise ConfigError("topology", self.name, have, "make it larger, or the job smaller")
         return self
 
     def ranks_of_servers(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks inside each server, in the order of their first rank."""
+        """Return the ranks inside each server, in the order of their first rank."""
         found: dict[tuple[str, int], list[int]] = {}
         for rank, index in enumerate(self.ranks.tolist()):
             node = self.nodes[index]
@@ -130,20 +130,20 @@ class Topology:
         return tuple(map(tuple, found.values()))
 
     def counts(self) -> dict[str, int]:
-        """How many nodes there are of each kind, ranks, and links (each direction counts)."""
+        """Count the nodes of each kind, ranks, and links (each direction counts)."""
         kinds = Counter(node.kind for node in self.nodes)
         ordered = {kind: kinds[kind] for kind in get_args(Kind) if kinds[kind]}
         return ordered | {"ranks": len(self.ranks), "links": self.links}
 
     def node(self, name: str) -> int:
-        """The index of the node called ``name``; ConfigError lists near names."""
+        """Return the index of the node called ``name``; ConfigError lists near names."""
         for index, node in enumerate(self.nodes):
             if node.name == name:
                 return index
         raise unknown("node", name, (node.name for node in self.nodes))
 
     def between(self, source: str, target: str) -> NDArray[np.int64]:
-        """The links from one node to another, by name; ConfigError where there are none."""
+        """Return the links from one node to another, by name; ConfigError where there are none."""
         a, b = self.node(source), self.node(target)
         found = np.flatnonzero((self.source == a) & (self.target == b))
         if not len(found):
@@ -152,7 +152,7 @@ class Topology:
         return found
 
     def link_name(self, link: int) -> str:
-        """Its ends, e.g. ``"host0 -> switch"``."""
+        """Return the ends of a link, e.g. ``"host0 -> switch"``."""
         return _link_name(self, link)
 
     def changed(
@@ -186,7 +186,7 @@ class Topology:
         return _checked(dataclasses.replace(self, nodes=nodes))
 
     def graph(self) -> nx.MultiDiGraph:
-        """As networkx knows it: nodes and edges carry the fields of `Node` and the columns of the links."""
+        """Return a networkx graph whose nodes and edges carry the fields of `Node` and the columns of the links."""
         import networkx as nx
 
         graph = nx.MultiDiGraph(name=self.name)
@@ -206,7 +206,7 @@ class Topology:
 
 @dataclass(slots=True)
 class Builder:
-    """Collects nodes and links; `topology` checks them and makes the arrays."""
+    """Builder of a topology from nodes and links."""
 
     name: str
     nodes: list[Node] = field(default_factory=list)
@@ -224,7 +224,7 @@ class Builder:
         bundle: str = "",
         slowdown: float = 1.0,
     ) -> int:
-        """Adds a node and returns its index. It ``forwards`` unless it is a host, GPU, memory or storage."""
+        """Add a node and return its index. It ``forwards`` unless it is a host, GPU, memory or storage."""
         passes = kind not in ENDS if forwards is None else forwards
         self.nodes.append(Node(name, kind, server, tier, passes, reduces, bundle, slowdown))
         return len(self.nodes) - 1
@@ -240,11 +240,11 @@ class Builder:
         up: bool = True,
         background: float = 0.0,
     ) -> None:
-        """Adds one directed link."""
+        """Add one directed link."""
         self._links.append((source, target, rate, latency, metric, up, background))
 
     def cable(self, a: int, b: int, *, rate: float, latency: Time, metric: int = 1) -> None:
-        """Adds a link in each direction."""
+        """Add a link in each direction."""
         self.link(a, b, rate=rate, latency=latency, metric=metric)
         self.link(b, a, rate=rate, latency=latency, metric=metric)
 
@@ -283,7 +283,7 @@ class Builder:
 
 
 def _checked(topology: Topology) -> Topology:
-    """``topology``; ConfigError where a node, link or rank is impossible or the ranks are not connected."""
+    """Return ``topology``; ConfigError where a node, link or rank is impossible or the ranks are not connected."""
     names = Counter(node.name for node in topology.nodes)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -334,14 +334,14 @@ def _check_links(topology: Topology) -> None:
 
 
 def _link_name(topology: Topology, link: int) -> str:
-    """By its nodes, since links are not numbered as whoever wrote them did."""
+    """Return a link's ends, since links are not numbered as their author did."""
     ends = (int(topology.source[link]), int(topology.target[link]))
     known = range(len(topology.nodes))
     return " -> ".join(topology.nodes[end].name if end in known else str(end) for end in ends)
 
 
 def _check_connected(topology: Topology) -> None:
-    """Every rank reaches every other over links that are up and nodes that forward."""
+    """Raise ConfigError where a rank does not reach another over links that are up and nodes that forward."""
     first, target, up = topology.first.tolist(), topology.target.tolist(), topology.up.tolist()
     for backwards in (False, True):
         if backwards:
@@ -372,7 +372,7 @@ def _check_connected(topology: Topology) -> None:
 
 
 def _one_way(topology: Topology) -> tuple[int, int] | None:
-    """Two nodes that have not as many equal links in one direction as in the other."""
+    """Return two nodes that have not as many equal links in one direction as in the other."""
     columns = (topology.rate, topology.latency, topology.metric)
     keys = zip(topology.source.tolist(), topology.target.tolist(), *(c.tolist() for c in columns), strict=True)
     there = Counter(keys)

@@ -1,7 +1,4 @@
-"""Metrics of a topology: distances, bisection, oversubscription; and the kind of fabric it is.
-
-What kind of fabric a topology is, read off its links, whatever it is called.
-"""
+"""Metrics of a topology: distances, bisection, oversubscription, and whether it is a BiGraph."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _FAR = np.iinfo(np.int64).max // 4
 
 
 def diameter(topology: Topology) -> int:
-    """Most links between two ranks on the way of the smallest metric over what is up.
+    """Return the most links between two ranks on the way of the smallest metric over what is up.
 
     Of more than 512 ranks only 32 are looked from, evenly spread: exact where ranks are alike, as in every fabric here.
     """
@@ -31,7 +28,7 @@ def diameter(topology: Topology) -> int:
 
 
 def _hops(topology: Topology, sources: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Links from each source to each rank, int64 (ranks, sources): Bellman-Ford from all sources at once."""
+    """Return the links from each source to each rank, int64 (ranks, sources): Bellman-Ford from all sources at once."""
     # The number of links stands in the low bits, so that the smallest sum is the nearest of the cheapest ways.
     weight = (topology.metric.astype(np.int64) << 20) + 1
     order = np.flatnonzero(topology.up)
@@ -52,7 +49,8 @@ def _hops(topology: Topology, sources: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def bisection(topology: Topology) -> float | None:
-    """Most bytes/s from the first half of the ranks to the second: a minimum cut. None where it would take long.
+    """Return the most bytes/s from the first half of the ranks to the second, a minimum cut; None where it would take
+    long.
 
     Switches of one bundle count as one: exact where they are alike. It is the cut between these two halves; another way
     to halve may cut less, as it does in a BiGraph. A rank in the middle of an odd number counts to the first half.
@@ -71,15 +69,16 @@ def bisection(topology: Topology) -> float | None:
 
 
 def _contracted(topology: Topology) -> dict[tuple[object, object], float]:
-    """Capacities between groups of nodes: each half of the ranks with the servers they fill, bundles, other nodes."""
+    """Return capacities between groups of nodes: each half of the ranks with the servers they fill, bundles, other
+    nodes."""
     half = (len(topology.ranks) + 1) // 2
     side = {node: "from" if rank < half else "to" for rank, node in enumerate(topology.ranks.tolist())}
     sides: dict[object, set[str]] = {}
     for node, name in side.items():
-        sides.setdefault(_place(topology, node), set()).add(name)
+        sides.setdefault(_holder(topology, node), set()).add(name)
     groups: list[object] = []
     for index, node in enumerate(topology.nodes):
-        whole = sides.get(_place(topology, index), set())
+        whole = sides.get(_holder(topology, index), set())
         if len(whole) == 1 or index in side:
             groups.append(side.get(index) or min(whole))
         else:
@@ -89,12 +88,6 @@ def _contracted(topology: Topology) -> dict[tuple[object, object], float]:
         if groups[a] != groups[b] and rate and groups[b] != "from" and groups[a] != "to":
             flows[groups[a], groups[b]] = flows.get((groups[a], groups[b]), 0.0) + rate
     return flows
-
-
-def _place(topology: Topology, index: int) -> object:
-    """The server a node is in, or the node itself."""
-    server = topology.nodes[index].server
-    return ("server", server) if server >= 0 else index
 
 
 def oversubscription(topology: Topology) -> dict[int, float]:
@@ -129,7 +122,7 @@ class BiGraph:
 
 
 def as_bigraph(topology: Topology) -> BiGraph | None:
-    """``topology`` as a BiGraph whose every server has all its cables at one switch; None if it is none."""
+    """Return ``topology`` as a BiGraph whose every server has all its cables at one switch; None if it is none."""
     kinds = np.array([node.kind == "switch" for node in topology.nodes])
     switches = np.flatnonzero(kinds)
     half, odd = divmod(len(switches), 2)

@@ -25,7 +25,7 @@ _EXAMPLES = "write e.g. 'fat_tree:8@100Gbps', 'bigraph:8x4,server=eflops' or 'dg
 
 
 def topology(text: str | Topology) -> Topology:
-    """The topology that ``text`` describes: the notation above, or the path of a file.
+    """Return the topology that ``text`` describes: the notation above, or the path of a file.
 
     Raises:
         ConfigError: what is wrong in ``text``, or in the file, and what to write instead.
@@ -65,7 +65,7 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _shape(fabric: Fabric, text: str, example: str) -> dict[str, Any]:
-    """The numbers after the colon, by their parameters' names."""
+    """Return the numbers after the colon, by their parameters' names."""
     sizes = re.split(r"\s*[x×]\s*", text)
     if not all(re.fullmatch("[0-9]{1,9}", size) for size in sizes):
         raise ConfigError("shape", text, "is not a row of whole numbers", f"write e.g. '{example}'")
@@ -79,7 +79,7 @@ def _shape(fabric: Fabric, text: str, example: str) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float | str:
-    """A number where it is one; else the text, which the parameter's own check refuses."""
+    """Return a number where it is one; else the text, which the parameter's own check refuses."""
     if re.fullmatch("[0-9]{1,9}", text):
         return int(text)
     return float(text) if re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", text) else text

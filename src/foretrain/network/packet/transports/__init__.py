@@ -1,1 +1,1 @@
-"""How a flow crosses a network of packets: when it sends, what it makes of losses and of marks. One file each."""
+"""Transports of a packet network, one file each: sending, reaction to losses and to marks."""

@@ -1,10 +1,9 @@
-"""DLCP's window (arXiv 2008.08445 calls for a minimal AIMD like DCTCP's): once a window, down by half of α, the moving
-average of the share of packets that were marked, or lost beyond what may be; up by one packet where there was neither,
-and twofold until there is for the first time.
+"""DLCP's window (arXiv 2008.08445 calls for a minimal AIMD like DCTCP's).
 
-Packets are numbered as they go, and an acknowledgement repeats its packet's number: what went before it is under way
-no more, whether it came or not, so that losses do not clog the window. A loss within what is tolerated is no reason to
-slow down.
+Once a window it falls by half of α, the moving average of the share of packets that were marked, or lost beyond what is
+tolerated; it grows by one packet where there was neither, and twofold until the first fall. Packets are numbered in the
+order of sending, and an acknowledgement repeats its packet's number: earlier ones are no longer in flight, whether they
+arrived or not, so that losses do not clog the window. A tolerated loss is no reason to slow down.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ G = c.LAWS
 
 @inside
 def begin(m, x, f):
-    """Flow ``f`` will send for the first time."""
+    """Initialise flow ``f``."""
     way = m[f + c.TRANSPORT]
     x[f + c.WINDOW], x[f + c.THRESHOLD] = x[way + c.FIRST_WINDOW], x[way + c.MOST]
 
@@ -30,8 +29,8 @@ def has_room(m, x, f):
 
 
 @inside
-def heard(m, x, f, number, mark):
-    """Packet ``number`` of those that went was acknowledged; it met congestion where ``mark``."""
+def on_ack(m, x, f, number, mark):
+    """Process the acknowledgement of packet ``number``, which met congestion where ``mark``."""
     m[f + c.ACKED] += 1
     if mark:
         m[f + c.ACKED_MARKED] += 1
@@ -57,8 +56,8 @@ def heard(m, x, f, number, mark):
 
 
 @inside
-def forget(m, x, f):
-    """Nothing was heard for long, or much is missing: nothing is under way, and half of it may be."""
+def halve(m, x, f):
+    """Halve the window and count nothing as in flight, after a long silence or many losses."""
     m[f + c.HEARD_OF] = m[f + c.STAGE_BYTES] = m[f + c.WINDOW_END] = m[f + c.SENT_PACKETS]
     m[f + c.ACKED] = m[f + c.ACKED_MARKED] = 0
     x[f + c.WINDOW] = max(x[f + c.WINDOW] / 2.0, 1.0)

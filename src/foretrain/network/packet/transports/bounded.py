@@ -1,20 +1,20 @@
-"""Bounded loss (DLCP, arXiv 2008.08445; MLT, NSDI 2024): a step has come when enough of its bytes have.
+"""Bounded loss (DLCP, arXiv 2008.08445; MLT, NSDI 2024): a step is complete when enough of its bytes have arrived.
 
     sender                                receiver
     every packet once, at a rate ──────▶  counts bytes, each packet once; every packet is acknowledged, for the rate
-                                 ◀──────  STOP as soon as enough have come, and whatever comes later is of no use
-    nothing for a while: PROBE   ──────▶
+                                 ◀──────  STOP as soon as enough have arrived; later packets are of no use
+    after a silence: PROBE       ──────▶
                                  ◀──────  STOP, or MAP: what is missing
-    of that goes again what is needed, and so on
+    as much of that as is needed goes again, and so on
 
 Each step is a message of its own, and what is missing when it ends stays so: zeros, to its receiver. STOP may end a
 step in the middle. Signals may be lost like everything: the next probe repeats them.
 
-Departures: papers probe when all has gone, over a channel of its own. A probe that overtakes data finds missing what is
-under way, so ours waits for a timer, which STOP forestalls. It begins when all of the first open step has gone, while
-later steps go on: whoever waits for that step does not wait for them. After so many probes in a row without an answer
-the flow gives up: an error, not a hang. Packets of a step of which no full one may be lost are all important: to drop
-one would only have it sent again.
+Departures: papers probe when all has gone, over a channel of its own. A probe that overtakes data finds packets in
+flight missing, so ours waits for a timer, which STOP forestalls. It begins when all of the first open step has gone,
+while later steps go on: their dependents do not wait for them. After so many probes in a row without an answer the flow
+gives up: an error, not a hang. Packets of a step of which no full one may be lost are all important: a dropped one
+would only be sent again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from foretrain.network.jit import inside
 from foretrain.network.packet import state as c
 from foretrain.network.packet.host_tx import answer, measure, send_data, set_alarm, signal
 from foretrain.network.packet.packets import first_set, give_back, is_set, put, take
-from foretrain.network.packet.transports.rates import has_room, heard, missed, pace, sent, spent, start
+from foretrain.network.packet.transports.rates import delay_next, has_room, on_ack, on_loss, pace, sent, start
 
 HEADER = c.LAWS + 11
 """Parameter: bytes of a packet that are no data."""
-PATIENCE, LONGEST = 8, 20
+DEVIATIONS, LONGEST = 8, 20
 """Least times that deviations of the round trip, and it in all, delay a probe by at most (ours)."""
 
 
 @inside
 def begin(m, x, f):
-    """Flow ``f`` will send for the first time."""
+    """Initialise flow ``f``."""
     start(m, x, f)
 
 
@@ -51,14 +51,17 @@ def gone(m, f):
 
 @inside
 def wait(m, x, f, time):
-    """The timer begins again. Where the first open step has packets to send, one more than the window allows does no
-    harm and tells that the way is free: the least time. Else it is for a probe: a round trip with its deviations, but
-    not so much of them that packets that queued for long, behind other classes perhaps, delay the end; doubled for each
-    probe in a row."""
+    """Restart the timer of flow ``f``.
+
+    Where the first open step has packets to send, one more than the window allows does no harm and tells whether the
+    path is free: the least time. Else the timer is for a probe: a round trip with its deviations, but not so much of
+    them that packets that queued for long, behind other classes perhaps, delay the end; doubled for each probe in a
+    row.
+    """
     way = m[f + c.TRANSPORT]
     least = x[way + c.LEAST_TIMEOUT]
     if gone(m, f):
-        trip = min(x[f + c.SMOOTHED] + min(4.0 * x[f + c.VARIATION], PATIENCE * least), LONGEST * least)
+        trip = min(x[f + c.SMOOTHED] + min(4.0 * x[f + c.VARIATION], DEVIATIONS * least), LONGEST * least)
         least = min(max(least, trip) * (1 << min(m[f + c.TRIES], 20)), x[way + c.MOST_TIMEOUT])
     set_alarm(m, f, time + int(least))
 
@@ -71,7 +74,7 @@ def row_of(m, f, step):
 
 @inside
 def next_packet(m, x, f):
-    """The packet that goes next: of those that are missing, or else the next that never went; -1 for none."""
+    """Return the packet to send next: one of the missing, or else the next new one; -1 for none."""
     first, packets = m[f + c.KNOWN], m[f + c.PACKETS]
     if m[f + c.AGAIN] > 0:
         end = (m[f + c.CLOSED] + 1) * packets
@@ -92,7 +95,7 @@ def next_packet(m, x, f):
 
 @inside
 def more(m, x, f, time):
-    """Steps may go, or packets go again."""
+    """Send, if steps are allowed or packets have to be repeated."""
     if not unsent(m, f):
         return
     if has_room(m, x, f):
@@ -102,25 +105,25 @@ def more(m, x, f, time):
 
 
 @inside
-def paced(m, x, f, time):
-    """The next packet goes."""
+def on_pace(m, x, f, time):
+    """Send the next packet."""
     m[f + c.PACING] = 0
     sequence = next_packet(m, x, f) if has_room(m, x, f) else -1
     if sequence < 0:
         return
     size = send_data(m, x, f, sequence, m[f + c.SENT_PACKETS], time)
     sent(m, x, f, size, time)
-    spent(m, x, f, size, time)
+    delay_next(m, x, f, size, time)
     if m[f + c.AGAIN] == 0 and sequence < (m[f + c.CLOSED] + 1) * m[f + c.PACKETS]:
         wait(m, x, f, time)  # from the last packet of the step on
     more(m, x, f, time)
 
 
 @inside
-def came(m, x, p, f, kind, time):
-    """Data packet ``p`` or a probe has come; how many steps have."""
+def on_data(m, x, p, f, kind, time):
+    """Process data packet ``p`` or a probe; return how many steps have arrived."""
     if kind == c.PROBE:
-        probed(m, x, p, f, time)
+        on_probe(m, x, p, f, time)
         return m[f + c.DONE]
     sequence = m[p + c.SEQUENCE]
     step = sequence // m[f + c.PACKETS]
@@ -142,14 +145,17 @@ def came(m, x, p, f, kind, time):
 
 @inside
 def stop(m, x, f, which, time):
-    """Step ``which`` needs nothing more."""
-    signal(m, f, c.STOP, m[f + c.BACK], int(x[m[f + c.TRANSPORT] + c.REPLY_SIZE]), which, 0, time)
+    """Tell the sender that step ``which`` needs nothing more."""
+    signal(m, f, c.STOP, m[f + c.ACK_PATH], int(x[m[f + c.TRANSPORT] + c.REPLY_SIZE]), which, 0, time)
 
 
 @inside
-def probed(m, x, p, f, time):
-    """Probe ``p`` asks what is missing of a step: that is noted where its sender will look when the answer comes, of
-    which no other can be under way since it repeats the probe's number."""
+def on_probe(m, x, p, f, time):
+    """Answer probe ``p``, which asks what is missing of a step.
+
+    The missing packets are noted where the sender will look when the answer arrives; the answer repeats the probe's
+    number, so that no other can be taken for it.
+    """
     which = m[p + c.SEQUENCE]
     packets, row = m[f + c.PACKETS], row_of(m, f, which)
     if m[row + c.GOT] >= m[f + c.NEED]:
@@ -162,15 +168,15 @@ def probed(m, x, p, f, time):
             else:
                 put(m, m[f + c.KNOWN] + k)
                 missing += 1
-        m[row + c.MISSING] = min(missing, wanted(m, x, f, row))
+        m[row + c.MISSING] = min(missing, still_needed(m, x, f, row))
         size = min(int(x[m[f + c.TRANSPORT] + c.REPLY_SIZE]) + (packets >> 3), m[f + c.FULL])
-        signal(m, f, c.MAP, m[f + c.BACK], size, which, m[p + c.INFO], time)
+        signal(m, f, c.MAP, m[f + c.ACK_PATH], size, which, m[p + c.INFO], time)
     give_back(m, p)
 
 
 @inside
-def wanted(m, x, f, row):
-    """How many packets the step at ``row`` needs yet, where these are sure to come; the last one may be a short one."""
+def still_needed(m, x, f, row):
+    """Return how many packets the step at ``row`` needs yet, if these are sure to arrive; the last one may be short."""
     if x[m[f + c.TRANSPORT] + c.INSISTENT] == 0.0:
         return m[f + c.PACKETS]
     full = m[f + c.FULL] - int(x[m[f + c.TRANSPORT] + HEADER])
@@ -178,12 +184,12 @@ def wanted(m, x, f, row):
 
 
 @inside
-def answered(m, x, p, f, kind, time):
-    """An acknowledgement, STOP or MAP has come."""
+def on_reply(m, x, p, f, kind, time):
+    """Process an acknowledgement, STOP or MAP."""
     trip = time - m[p + c.STAMP]
     if kind == c.ACK:
         measure(m, x, f, trip)
-        heard(m, x, f, m[p + c.INFO], m[p + c.WORD] & c.MARKED, trip)
+        on_ack(m, x, f, m[p + c.INFO], m[p + c.WORD] & c.MARKED, trip)
         more(m, x, f, time)
         return
     which = m[p + c.SEQUENCE]
@@ -193,14 +199,14 @@ def answered(m, x, p, f, kind, time):
     elif m[p + c.INFO] == m[f + c.ROUND] and which == m[f + c.CLOSED]:
         m[f + c.TRIES] = 0
         if not unsent(m, f):
-            missed(m, x, f)  # else later steps go, and what is heard of them sets the pace
+            on_loss(m, x, f)  # else later steps go, and what is heard of them sets the pace
         m[f + c.AGAIN], m[f + c.AGAIN_FROM] = m[row_of(m, f, which) + c.MISSING], which * m[f + c.PACKETS]
         more(m, x, f, time)
 
 
 @inside
 def close(m, x, f, time):
-    """Steps that are known to need nothing more are over; the next one may be probed."""
+    """Close the steps that need nothing more; the next one may be probed."""
     before = m[f + c.CLOSED]
     while m[f + c.CLOSED] < m[f + c.STEPS] and m[row_of(m, f, m[f + c.CLOSED]) + c.STOPPED]:
         m[f + c.CLOSED] += 1
@@ -216,14 +222,14 @@ def close(m, x, f, time):
 
 
 @inside
-def timed_out(m, x, f, time):
-    """Nothing said that the first open step has come: its receiver is asked, once it has all gone."""
+def on_timeout(m, x, f, time):
+    """Probe the receiver for the first open step, once it has all gone."""
     m[f + c.DUE] = -1
     if m[f + c.CLOSED] >= m[f + c.ALLOWED]:
         return
     if not gone(m, f):
         if not m[f + c.PACING]:
-            missed(m, x, f)  # it waits for acknowledgements that were lost
+            on_loss(m, x, f)  # it waits for acknowledgements that were lost
             more(m, x, f, time)
         wait(m, x, f, time)
         return
@@ -234,5 +240,5 @@ def timed_out(m, x, f, time):
     m[f + c.TRIES] += 1
     m[f + c.ROUND] += 1
     size = int(x[way + c.REPLY_SIZE])
-    signal(m, f, c.PROBE, m[m[f + c.FORTH]], size, m[f + c.CLOSED], m[f + c.ROUND], time)
+    signal(m, f, c.PROBE, m[m[f + c.PATHS]], size, m[f + c.CLOSED], m[f + c.ROUND], time)
     wait(m, x, f, time)

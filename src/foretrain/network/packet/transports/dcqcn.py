@@ -1,8 +1,8 @@
-"""DCQCN's rates (Zhu et al., SIGCOMM 2015, 3.3): receivers of marked packets send notices, which cut the rate by α/2;
-without them it comes back, fast at first, by a timer and by bytes.
+"""DCQCN's rates (Zhu et al., SIGCOMM 2015, 3.3).
 
-Timers are looked at when a packet goes or a notice comes, and then as often as they would have fired: a flow that does
-neither has no use for its rate.
+Receivers of marked packets send notices, which cut the rate by α/2; without them it recovers, fast at first, by a timer
+and by bytes. Timers are evaluated when a packet is sent or a notice arrives, and then as often as they would have
+fired: a flow that does neither has no use for its rate.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MANY = 4096
 
 
 @inside
-def raised(m, x, f):
-    """The timer or the bytes have reached their next stage."""
+def raise_rate(m, x, f):
+    """Raise the rate, because the timer or the bytes have reached their next stage."""
     way = m[f + c.TRANSPORT]
     fast = x[way + FAST]
     if min(m[f + c.STAGE_TIME], m[f + c.STAGE_BYTES]) > fast:
@@ -43,23 +43,23 @@ def catch_up(m, x, f, time):
     while m[f + c.RAISED_AT] + step <= time:
         m[f + c.RAISED_AT] += step
         m[f + c.STAGE_TIME] += 1
-        raised(m, x, f)
+        raise_rate(m, x, f)
 
 
 @inside
 def sent(m, x, f, size, time):
-    """``size`` bytes have gone."""
+    """Count ``size`` bytes that were sent."""
     catch_up(m, x, f, time)
     m[f + c.BYTES_SINCE] += size
     if m[f + c.BYTES_SINCE] >= x[m[f + c.TRANSPORT] + BYTES]:
         m[f + c.BYTES_SINCE] = 0
         m[f + c.STAGE_BYTES] += 1
-        raised(m, x, f)
+        raise_rate(m, x, f)
 
 
 @inside
-def warned(m, x, f, time):
-    """A notice has come."""
+def on_notice(m, x, f, time):
+    """Cut the rate, because a notice has arrived."""
     way = m[f + c.TRANSPORT]
     catch_up(m, x, f, time)
     x[f + c.AIM] = x[f + c.PACE_RATE]

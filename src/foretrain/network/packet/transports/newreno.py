@@ -1,13 +1,9 @@
-"""TCP NewReno (RFC 5681, 6298, 6582), counted in packets: a window, fast retransmit, partial acknowledgements.
+"""TCP NewReno (RFC 5681, 6298, 6582), counted in packets, and DCTCP (Alizadeh et al., SIGCOMM 2010; RFC 8257).
 
 Departures: no handshake; the initial window is a parameter (RFC 6928 has 10); every packet is acknowledged at once; the
-timer's least value is a parameter, as data centres set it far below RFC 6298's second. With DCTCP's gain set, marks
-shrink the window in proportion to their share, see `foretrain.network.packet.transports.newreno`.
-
-DCTCP (Alizadeh et al., SIGCOMM 2010; RFC 8257): the window shrinks by half of the share of packets that were marked.
-
-Losses, timers and growth are NewReno's, in the file beside. Every acknowledgement repeats the mark of the packet that
-it answers, so that no state machine for delayed ones is needed. α begins at 1 (RFC 8257, 4.2).
+timer's least value is a parameter, as data centres set it far below RFC 6298's second. With DCTCP's gain set, the
+window shrinks by half of the share of packets that were marked; every acknowledgement repeats the mark of the packet
+that it answers, so that no state machine for delayed ones is needed. α begins at 1 (RFC 8257, 4.2).
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from foretrain.network.packet.packets import record
 
 @inside
 def marked(m, x, f, expected, fresh, mark):
-    """An acknowledgement of ``fresh`` packets, marked or not: once a window α is updated, and marks have their effect.
+    """Count an acknowledgement of ``fresh`` packets, marked or not; once a window, update α and react to marks.
 
     Departure: RFC 8257 counts bytes that are acknowledged, and a duplicate acknowledges none; here it counts as one
     packet, since it answers one.
@@ -46,7 +42,7 @@ OPEN, RECOVERING = 0, 1
 
 @inside
 def begin(m, x, f):
-    """Flow ``f`` may send for the first time."""
+    """Initialise flow ``f``."""
     way = m[f + c.TRANSPORT]
     x[f + c.WINDOW] = x[way + c.FIRST_WINDOW]
     x[f + c.THRESHOLD] = x[way + c.MOST]
@@ -56,7 +52,7 @@ def begin(m, x, f):
 
 @inside
 def more(m, x, f, time):
-    """Sends what the window allows."""
+    """Send what the window allows."""
     end = m[f + c.FIRST_UNKNOWN] + int(min(x[f + c.WINDOW], x[m[f + c.TRANSPORT] + c.MOST]))
     end = min(end, m[f + c.ALLOWED] * m[f + c.PACKETS])
     if m[f + c.NEXT_NEW] >= end:
@@ -72,7 +68,7 @@ def more(m, x, f, time):
 
 @inside
 def grow(m, x, f, packets):
-    """``packets`` more are acknowledged: slow start below the threshold, one packet a round trip above."""
+    """Grow the window by ``packets`` acknowledged ones: slow start below the threshold, one a round trip above."""
     window = x[f + c.WINDOW]
     if window < x[f + c.THRESHOLD]:
         window = min(window + packets, max(x[f + c.THRESHOLD], window))
@@ -82,8 +78,8 @@ def grow(m, x, f, packets):
 
 
 @inside
-def came(m, x, p, f, time):
-    """Data packet ``p`` of flow ``f`` has come: it goes back as an acknowledgement; how many steps have come."""
+def on_data(m, x, p, f, time):
+    """Acknowledge data packet ``p`` of flow ``f``; return how many steps have arrived."""
     record(m, f, p)
     expected = m[f + c.EXPECTED]
     answer(m, x, p, f, c.ACK, expected, time)
@@ -91,8 +87,8 @@ def came(m, x, p, f, time):
 
 
 @inside
-def answered(m, x, p, f, time):
-    """Acknowledgement ``p`` has come: the receiver of flow ``f`` expects what it says."""
+def on_reply(m, x, p, f, time):
+    """Process acknowledgement ``p``: the receiver of flow ``f`` expects the packet that it names."""
     expected, mark = m[p + c.INFO], m[p + c.WORD] & c.MARKED
     way = m[f + c.TRANSPORT]
     fresh = expected - m[f + c.FIRST_UNKNOWN]
@@ -132,8 +128,8 @@ def answered(m, x, p, f, time):
 
 
 @inside
-def timed_out(m, x, f, time):
-    """The timer of flow ``f`` has run out: all that is not acknowledged goes again, slowly."""
+def on_timeout(m, x, f, time):
+    """Send all that is not acknowledged again, slowly."""
     m[f + c.TIMEOUTS] += 1
     x[f + c.THRESHOLD] = max((m[f + c.NEXT_NEW] - m[f + c.FIRST_UNKNOWN]) / 2.0, 2.0)
     x[f + c.WINDOW] = 1.0

@@ -1,9 +1,11 @@
-"""pFabric's hosts (Alizadeh et al., SIGCOMM 2013, 4.2): a window of a bandwidth-delay product from the start, selective
-acknowledgements, and losses that only a short timer finds. Who goes first is the switches' business, by how many
-packets are left, which every packet says: `foretrain.network.packet.queues`.
+"""pFabric's hosts (Alizadeh et al., SIGCOMM 2013, 4.2).
 
-Departures: after timeouts in a row a whole packet is sent to see whether the way is free, not a header; what is left is
-that of the steps that may go.
+A window of a bandwidth-delay product from the start, selective acknowledgements, and losses that only a short timer
+finds. Switches decide who goes first, by how many packets are left, which every packet says:
+`foretrain.network.packet.queues`.
+
+Departures: after timeouts in a row a whole packet is sent to see whether the path is free, not a header; what is left
+is that of the allowed steps.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from foretrain.network.packet.packets import first_unset, give_back, is_set, put
 
 @inside
 def begin(m, x, f):
-    """Flow ``f`` will send for the first time."""
+    """Initialise flow ``f``."""
     way = m[f + c.TRANSPORT]
     x[f + c.WINDOW] = x[way + c.FIRST_WINDOW]
     x[f + c.THRESHOLD] = x[way + c.MOST]
@@ -24,13 +26,13 @@ def begin(m, x, f):
 
 @inside
 def wait(m, x, f, time):
-    """The timer begins again."""
+    """Restart the timer of flow ``f``."""
     set_alarm(m, f, time + int(x[m[f + c.TRANSPORT] + c.LEAST_TIMEOUT]))
 
 
 @inside
 def more(m, x, f, time):
-    """Sends what the window allows, but nothing that has come."""
+    """Send what the window allows, except what has arrived."""
     end, window = m[f + c.ALLOWED] * m[f + c.PACKETS], int(x[f + c.WINDOW])
     idle = m[f + c.DUE] < 0
     while m[f + c.UNDER_WAY] < window and m[f + c.NEXT_NEW] < end:
@@ -44,8 +46,8 @@ def more(m, x, f, time):
 
 
 @inside
-def came(m, x, p, f, time):
-    """Data packet ``p`` has come: that is said of it alone; how many steps have."""
+def on_data(m, x, p, f, time):
+    """Acknowledge data packet ``p``, it alone; return how many steps have arrived."""
     if m[p + c.WORD] & c.CUT:
         give_back(m, p)
     else:
@@ -55,7 +57,7 @@ def came(m, x, p, f, time):
 
 
 @inside
-def answered(m, x, p, f, time):
+def on_reply(m, x, p, f, time):
     """Note that the packet that ``p`` acknowledges has arrived."""
     at = m[f + c.KNOWN] + m[p + c.SEQUENCE]
     if not is_set(m, at):
@@ -77,8 +79,8 @@ def answered(m, x, p, f, time):
 
 
 @inside
-def timed_out(m, x, f, time):
-    """Nothing has come for a timer's time: all that is not known to have come goes again, slowly."""
+def on_timeout(m, x, f, time):
+    """Send all that may be lost again, slowly."""
     m[f + c.TIMEOUTS] += 1
     m[f + c.BACKOFF] += 1
     x[f + c.THRESHOLD] = max(x[f + c.WINDOW] / 2.0, 2.0)

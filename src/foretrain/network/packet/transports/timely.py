@@ -13,8 +13,8 @@ highest."""
 
 
 @inside
-def heard(m, x, f, trip):
-    """A packet took ``trip`` ps forth and back: once a segment that changes the rate."""
+def on_ack(m, x, f, trip):
+    """Process a round trip of ``trip`` ps; once a segment it changes the rate."""
     way = m[f + c.TRANSPORT]
     m[f + c.BYTES_SINCE] += m[f + c.FULL]
     if m[f + c.BYTES_SINCE] < x[way + SEGMENT]:
@@ -44,6 +44,6 @@ def heard(m, x, f, trip):
 
 @inside
 def slow_down(m, x, f, factor):
-    """The rate falls by ``factor``, to the least one at most."""
+    """Multiply the rate by ``factor``, down to the least one."""
     least = x[f + c.PEAK] * x[m[f + c.TRANSPORT] + SLOWEST]
     x[f + c.PACE_RATE] = max(x[f + c.PACE_RATE] * factor, least)

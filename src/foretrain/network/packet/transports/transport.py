@@ -1,18 +1,9 @@
-"""Settings of all transports.
-
-What can be set of transports that keep a window: NewReno, DCTCP, PIAS, and pFabric.
-
-What can be set of transports whose receivers say when a packet may go: NDP.
-
-What can be set of transports that send at a rate: DCQCN and TIMELY over RoCE, and bounded loss.
-
-Rates are bytes/s here, bytes/ps in the kernels.
-"""
+"""Settings of all transports. Rates are bytes/s here, bytes/ps in the kernels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +41,7 @@ class Transport:
         self._check()
 
     def _check(self) -> None:
-        """Raises ConfigError where something makes no sense; those who add attributes check these, too."""
+        """Raise ConfigError where a value is impossible; a class with more attributes checks these, too."""
         for name in ("payload", "header", "reply", "first_window", "most", "least_timeout"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "is below 1", "give a positive whole number")
@@ -62,28 +53,25 @@ class Transport:
         if self.most_timeout < self.least_timeout:
             raise ConfigError("most_timeout", self.most_timeout, "is below least_timeout", "raise it")
 
-    @property
-    def flavour(self) -> int:
-        """Which protocol its flows follow, for the kernels."""
-        return c.WINDOWED
+    protocol: ClassVar[int] = c.WINDOWED
 
     @property
     def tolerated(self) -> float:
-        """The share of a step's bytes that may be lost."""
+        """Return the share of a step's bytes that may be lost."""
         return 0.0
 
     @property
     def tolerates(self) -> bool:
         """Return whether its receivers count bytes of steps."""
-        return self.flavour == c.BOUNDED
+        return self.protocol == c.BOUNDED
 
     @property
     def remembers(self) -> bool:
         """Return whether its senders keep a bit for each packet."""
-        return self.flavour in (c.NEAREST_FIRST, c.PULLED, c.BOUNDED)
+        return self.protocol in (c.NEAREST_FIRST, c.PULLED, c.BOUNDED)
 
     def row(self) -> NDArray[np.float64]:
-        """Its parameters, for the kernels."""
+        """Return its parameters as a row of the kernels' memory."""
         found = np.zeros(c.PARAMETER_COLUMNS)
         found[c.FIRST_WINDOW], found[c.MOST] = self.first_window, self.most
         found[c.LEAST_TIMEOUT], found[c.MOST_TIMEOUT] = self.least_timeout, self.most_timeout
@@ -112,7 +100,7 @@ class NewReno(Transport):
         return 0.0
 
     def row(self) -> NDArray[np.float64]:
-        """Its parameters, for the kernels."""
+        """Return its parameters as a row of the kernels' memory."""
         found = Transport.row(self)
         found[c.REORDERING], found[c.GAIN], found[c.MARKABLE] = self.reordering, self.gain, self.gain > 0
         return found
@@ -160,7 +148,7 @@ class Pias(Dctcp):
             raise ConfigError("demotions", self.demotions[0], "is no size", "give bytes")
 
     def row(self) -> NDArray[np.float64]:
-        """Its parameters, for the kernels."""
+        """Return its parameters as a row of the kernels' memory."""
         found = Dctcp.row(self)
         found[c.DEMOTIONS] = len(self.demotions)
         packets = [-(-size // self.payload) for size in self.demotions]
@@ -179,10 +167,7 @@ class Pfabric(Transport):
     most: int = 12
     least_timeout: Time = 45 * MICROSECOND
 
-    @property
-    def flavour(self) -> int:
-        """Which protocol its flows follow, for the kernels."""
-        return c.NEAREST_FIRST
+    protocol: ClassVar[int] = c.NEAREST_FIRST
 
 
 DEFAULT: Final = Dctcp()
@@ -198,13 +183,10 @@ class Ndp(Transport):
     first_window: int = 12
     least_timeout: Time = MILLISECOND
 
-    @property
-    def flavour(self) -> int:
-        """Which protocol its flows follow, for the kernels."""
-        return c.PULLED
+    protocol: ClassVar[int] = c.PULLED
 
     def row(self) -> NDArray[np.float64]:
-        """Its parameters, for the kernels."""
+        """Return its parameters as a row of the kernels' memory."""
         found = Transport.row(self)
         found[c.LEAST_CLASS] = 1
         found[c.MARKABLE] = 1  # a queue that drops selectively is not meant for it
@@ -224,7 +206,7 @@ def _positive(of: object, *names: str) -> None:
 
 
 def _timely_row(found: NDArray[np.float64], step: float, low: Time, high: Time, trip: Time) -> None:
-    """The paper's values, of which the weight is from Zhu et al., CoNEXT 2016, table 2."""
+    """Fill in the paper's values, of which the weight is from Zhu et al., CoNEXT 2016, table 2."""
     found[c.LAWS : c.LAWS + 10] = [0.875, low, high, step / SECOND, 0.8, trip, 16_000, 5, 5, SLOWEST]
 
 
@@ -260,13 +242,10 @@ class Dcqcn(Transport):
         if not 0 < self.g < 1:
             raise ConfigError("g", self.g, "is no weight of an average", "give more than 0 and less than 1")
 
-    @property
-    def flavour(self) -> int:
-        """Which protocol its flows follow, for the kernels."""
-        return c.IN_ORDER
+    protocol: ClassVar[int] = c.IN_ORDER
 
     def row(self) -> NDArray[np.float64]:
-        """Its parameters, for the kernels."""
+        """Return its parameters as a row of the kernels' memory."""
         found = Transport.row(self)
         found[c.LAW], found[c.MARKABLE] = DCQCN, 1
         found[c.LAWS : c.LAWS + 8] = [
@@ -306,13 +285,10 @@ class Timely(Transport):
         if self.high < self.low:
             raise ConfigError("high", self.high, f"is below low, {self.low}", "raise it")
 
-    @property
-    def flavour(self) -> int:
-        """Which protocol its flows follow, for the kernels."""
-        return c.IN_ORDER
+    protocol: ClassVar[int] = c.IN_ORDER
 
     def row(self) -> NDArray[np.float64]:
-        """Its parameters, for the kernels."""
+        """Return its parameters as a row of the kernels' memory."""
         found = Transport.row(self)
         found[c.LAW], found[c.MARKABLE] = TIMELY, 1
         _timely_row(found, self.step, self.low, self.high, self.trip)
@@ -325,7 +301,7 @@ Law: TypeAlias = Literal["aimd", "timely", "fixed"]
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Transport):
-    """Bounded loss (DLCP, arXiv 2008.08445; MLT, NSDI 2024): a step has come when 1 − ``tolerance`` of it has.
+    """Bounded loss (DLCP, arXiv 2008.08445; MLT, NSDI 2024): a step is complete with 1 − ``tolerance`` of it.
 
     Attributes:
         least_timeout: ps from the last packet to a probe, at least: some round trips (papers probe at once).
@@ -363,18 +339,15 @@ class Bounded(Transport):
         if self.law not in ("aimd", "timely", "fixed"):
             raise ConfigError("law", self.law, "is unknown", "give aimd, timely or fixed")
 
-    @property
-    def flavour(self) -> int:
-        """Which protocol its flows follow, for the kernels."""
-        return c.BOUNDED
+    protocol: ClassVar[int] = c.BOUNDED
 
     @property
     def tolerated(self) -> float:
-        """The share of a step's bytes that may be lost."""
+        """Return the share of a step's bytes that may be lost."""
         return self.tolerance
 
     def row(self) -> NDArray[np.float64]:
-        """Its parameters, for the kernels."""
+        """Return its parameters as a row of the kernels' memory."""
         found = Transport.row(self)
         found[c.LAW] = {"aimd": AIMD, "timely": TIMELY, "fixed": FIXED}[self.law]
         if self.law == "timely":

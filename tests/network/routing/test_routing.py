@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
-from foretrain.network.routing import Adaptive, Ecmp, Shortest, Spray, link_load, reroute, router
+from foretrain.network import routing
+from foretrain.network.routing import Adaptive, Ecmp, Shortest, Spray, Static, link_load, reroute, router
 from tests.network.routing.networks import all_pairs, check_paths, fat_tree, leaf_spine
 
 
@@ -71,17 +72,6 @@ def test_a_bundle_that_lost_a_link_keeps_its_flows_and_one_that_lost_all_does_no
         reroute(spray, before, *flows, dataclasses.replace(both, ranks=both.ranks[2:]))
 
 
-def test_static_paths_that_failed_are_replaced_by_the_fallback():
-    topology = leaf_spine()
-    static = router(topology, "static", table={("h0", "h4"): ["h0", "leaf0", "spine3", "leaf1", "h4"]})
-    flows = tuple(np.array([i], np.int32) for i in (0, 4, 0))
-    before = static.paths(*flows)
-    changed = topology.changed(topology.between("spine3", "leaf1"), up=False)
-    moved, after = reroute(static, before, *flows, changed)
-    assert moved.tolist() == [0]
-    check_paths(changed, after, *flows[:2])
-
-
 def test_whoever_has_no_way_left_is_named_with_the_link():
     topology = leaf_spine()
     flows = all_pairs(topology)
@@ -103,3 +93,51 @@ def test_what_does_not_belong_together_is_refused():
         reroute(Shortest(topology), before, *flows, leaf_spine(spines=5))
     with pytest.raises(ConfigError, match="are not one per path"):
         reroute(Shortest(topology), before, flows[0][:3], flows[1], flows[2], topology)
+
+
+def test_each_name_is_a_policy():
+    topology = leaf_spine()
+    made = {
+        name: type(router(topology, name, table={} if name == "static" else None))
+        for name in ("shortest", "ecmp", "static", "spray", "adaptive")
+    }
+    assert [*made.values()] == [Shortest, Ecmp, Static, Spray, Adaptive]
+    assert isinstance(router(topology), Ecmp)
+
+
+def test_options_reach_their_policy():
+    topology = leaf_spine()
+    ecmp = router(topology, seed=3, polarised=True)
+    assert isinstance(ecmp, Ecmp)
+    assert (ecmp.seed, ecmp.polarised) == (3, True)
+    static = router(topology, "static", table={}, fallback="adaptive", load=np.ones(topology.links))
+    assert isinstance(static, Static)
+    assert isinstance(static.fallback, Adaptive)
+    assert static.fallback.load.all()
+
+
+def test_a_name_that_is_nearly_right_is_said():
+    with pytest.raises(ConfigError, match=r"routing: 'ecpm' is unknown; did you mean 'ecmp'\?"):
+        router(leaf_spine(), "ecpm")
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        ("shortest", {"polarised": True}, "polarised: 'shortest' does not have this option"),
+        ("ecmp", {"table": {}}, "table: 'ecmp' does not have this option, which is one of static"),
+        ("ecmp", {"load": np.ones(3)}, "one of adaptive"),
+        ("static", {}, "lists no paths"),
+        ("static", {"table": {}, "fallback": "static"}, "is the policy itself"),
+        ("static", {"table": {}, "fallback": "adaptiv"}, "did you mean 'adaptive'"),
+    ],
+)
+def test_options_of_other_policies_are_refused(policy, options, message):
+    with pytest.raises(ConfigError, match=message):
+        router(leaf_spine(), policy, **options)
+
+
+def test_no_function_hides_a_module():
+    for name in routing.__all__:
+        assert not hasattr(getattr(routing, name), "__path__")
+        assert getattr(routing, name).__module__.split(".")[-1] != name
