@@ -12,7 +12,7 @@ def test_cores_that_are_mostly_busy_are_crowded(busy: int, everything: int, expe
     assert crowding(Ticks(busy, everything)) == pytest.approx(expected)
 
 
-def test_what_passed_between_readings_adds_up():
+def test_ticks_between_readings_add_up():
     spent = Ticks(0, 0).plus(Ticks(10, 100), Ticks(40, 200)).plus(Ticks(50, 300), Ticks(60, 400))
     assert spent == Ticks(40, 200)
 

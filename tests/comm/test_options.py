@@ -8,12 +8,6 @@ from foretrain.comm.options import AllReduce, ParameterServer, Timeouts, as_tran
 from foretrain.errors import ConfigError
 
 
-def test_short_forms():
-    assert as_transport("all_reduce") == AllReduce()
-    assert as_transport("ps") == ParameterServer()
-    assert as_transport(AllReduce("replay")) == AllReduce("replay")
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -30,12 +24,15 @@ def test_short_forms():
         (lambda: as_transport("rings"), "transport: 'rings' is unknown"),
     ],
 )
-def test_what_is_refused(make, said):
+def test_wrong_options_are_refused(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
 
 
-def test_asynchronous_updates_run_on_the_servers():
+def test_transports_have_short_forms_and_asynchronous_updates_run_on_the_servers():
+    assert as_transport("all_reduce") == AllReduce()
+    assert as_transport("ps") == ParameterServer()
+    assert as_transport(AllReduce("replay")) == AllReduce("replay")
     assert ParameterServer().updates == "workers"
     assert ParameterServer(consistency="ssp(3)").updates == "servers"
 

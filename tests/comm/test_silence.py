@@ -25,20 +25,21 @@ def silence(clock, gaps, allowed=8.0):
     return None
 
 
-def test_who_listens_all_the_time_counts_every_second(clock):
-    assert silence(clock, [1.0] * 20) == 9
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ([1.0] * 20, 9),
+        ([2.0] * 20, 10),
+        ([1.0] * 7 + [2.1] + [1.0] * 20, 7 + 2.1 + 9),
+        ([1.0] * 7 + [50.0] + [1.0] * 20, 7 + 50 + 9),
+    ],
+    ids=["all the time", "every quarter", "after a nap", "after a long nap"],
+)
+def test_silence_counts_from_the_last_time_the_listener_slept(clock, gaps, expected):
+    assert silence(clock, gaps) == pytest.approx(expected)
 
 
-def test_rounds_of_a_quarter_are_no_nap(clock):
-    assert silence(clock, [2.0] * 20) == 10
-
-
-@pytest.mark.parametrize("nap", [2.1, 50.0])
-def test_after_a_nap_all_have_their_time_again(clock, nap):
-    assert silence(clock, [1.0] * 7 + [nap] + [1.0] * 20) == pytest.approx(7 + nap + 9)
-
-
-def test_whom_one_heard_after_a_nap_counts_from_there(clock):
+def test_silence_of_a_peer_heard_after_a_nap_counts_from_there(clock):
     listener = SilenceDetector(8.0)
     clock[0] += 50
     listener.tick()

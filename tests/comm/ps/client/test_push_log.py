@@ -9,33 +9,26 @@ from __future__ import annotations
 import random
 from collections import deque
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk  # noqa: E402
-from foretrain.comm.ps.client.push_log import PushedRange, PushLog  # noqa: E402
-from foretrain.comm.ps.frames import (  # noqa: E402
-    ABSENT,
-    ACCUMULATES,
-    CLOSED,
-    PULL_ONLY,
-    STATEFUL,
-    FrameKind,
-    Header,
-    unbundle,
-)
-from foretrain.comm.ps.placement import Declaration, Placement  # noqa: E402
-from foretrain.comm.ps.server.shard import SumShard  # noqa: E402
-from foretrain.comm.ps.server.snapshots import SnapshotPolicy, copied  # noqa: E402
-from foretrain.plugins.torch.gradient_buffer import GradientBuffer  # noqa: E402
-from foretrain.plugins.torch.ps.staging import Staging  # noqa: E402
-from foretrain.tasks import Chunk, Piece, Task  # noqa: E402
-from tests.comm.ps.server.stateful import RATE, Sgd  # noqa: E402
+from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk
+from foretrain.comm.ps.client.push_log import PushedRange, PushLog
+from foretrain.comm.ps.frames import FrameKind, Header, unbundle
+from foretrain.comm.ps.placement import Declaration
+from foretrain.comm.ps.server import job
+from foretrain.comm.ps.server.handshake import AuthenticatedPeer
+from foretrain.comm.ps.server.job import ServerConfig, ShardJob
+from foretrain.comm.ps.server.snapshots import copied
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer
+from foretrain.plugins.torch.ps.staging import Staging
+from foretrain.tasks import Chunk, Piece, Task
+from tests.comm.ps.server.stateful import RATE, Sgd
 
 COUNTS = [40, 12]
 """Elements per task; of the first two parts, by `Limited`."""
@@ -55,9 +48,8 @@ class Line:
 
     def __init__(self, shard):
         self.shard, self.sessions, self.connected = shard, 1, True
-        self.pushes = 0
         self.aside = deque()
-        """What overtakes, and is overtaken by, the rest on its way down."""
+        """Messages of the second connection."""
         self.up, self.down = deque(), deque()
 
     def send(self, header, payload=b""):
@@ -72,74 +64,50 @@ class Line:
         self.aside.clear()
 
     def mend(self):
-        self.connected, self.sessions, self.pushes = True, self.sessions + 1, 0
+        self.connected, self.sessions = True, self.sessions + 1
+
+
+class Plain:
+    """A session without tags."""
+
+    def seal(self, header, payload=b""):
+        return header
 
 
 class Server:
-    """What `foretrain.comm.ps.server.job.ShardJob` does with a shard."""
+    """A production `ShardJob` whose messages go over lines."""
 
-    def __init__(self, number, shards, lines, memory):
-        self.number, self.shards, self.lines, self.lives = number, shards, lines, 0
-        self.memory = memory
+    def __init__(self, number, shards, lines):
+        self.lines = lines
+        # `watch` is not called, so that time plays no role, and the credit needs no acknowledgements of sums.
+        self.terms = ServerConfig(
+            len(lines), number, shards, peer_timeout=1e9, credit=1 << 40, snapshots=Path("memory")
+        )
         self.die()
 
     def die(self):
-        self.lives += 1
-        self.parts, self.keeping, self.done = None, None, set()
+        self.job = ShardJob(self.terms, self.deliver)
         for line in self.lines:
             line.cut()
 
+    def admit(self, rank):
+        self.job.admit(AuthenticatedPeer(rank, self.terms.shard, "", b"", b""), bytes([rank]), (Plain(), Plain()))
+        self.job.peers.of_rank(rank).aside = bytes([rank])
+
     def hear(self, rank):
         header, payload, said = self.lines[rank].up.popleft()
-        assert bytes(payload) == said, "written over while it was on its way"
-        line, kind = self.lines[rank], header.kind
-        if kind is FrameKind.DECLARE and self.parts is None:
-            what = Declaration.decode(said)
-            mine = [part for part in Placement(what, self.shards).parts if part.shard == self.number]
-            kind_of_shard = SumShard if self.memory is None else Sgd
-            self.parts = kind_of_shard(mine, what.tasks, len(self.lines), anew=header.offset > 0)
-            self.keeping = None if self.memory is None else SnapshotPolicy(self.parts, self.memory)
-        if kind in (FrameKind.DECLARE, FrameKind.WANTED):
-            flag, done = (STATEFUL, self.parts.done[rank]) if self.keeping else (0, 0)
-            if self.keeping:
-                self.commit(rank, self.keeping.of(rank))
-            line.down.append((Header(FrameKind.WANTED, flag, step=done, offset=self.lives), b""))
-        elif kind is FrameKind.PUSH:
-            flags = {"again": bool(header.flag & ACCUMULATES), "held": bool(header.flag & PULL_ONLY)}
-            line.pushes += 1
-            line.aside.append(Header(FrameKind.RECEIVED, offset=line.pushes))
-            for part, offset, size, data in unbundle(header, memoryview(said)):
-                self.answer_message(
-                    self.parts.push(rank, part, header.step, offset, size, data if len(data) else None, **flags)
-                )
-            self.tell_progress()
-        elif kind is FrameKind.PULL:
-            self.answer_message(self.parts.pull(rank, header.part, header.step, header.offset, header.size))
-        elif kind is FrameKind.DONE:
-            self.done.add(rank)
-            self.parts.worker_closed(rank)
-            if self.keeping:
-                self.keeping.want()
-                self.tell_progress()
-            elif len(self.done) == len(self.lines):
-                for each in self.lines:
-                    each.down.append((Header(FrameKind.DONE), b""))
+        assert bytes(payload) == said, "written over while it was in flight"
+        self.job.take(self.job.peers.of_rank(rank), header, memoryview(said))
+        self.job.flush()
+        self.job._tell_progress()
 
-    def tell_progress(self):
-        for rank, progress in self.keeping.news().items() if self.keeping else ():
-            if self.lines[rank].connected:
-                self.commit(rank, progress)
-
-    def commit(self, rank, to):
-        header = Header(FrameKind.COMMITTED, CLOSED if to.closed else 0, step=to.saved, offset=to.done)
-        self.lines[rank].down.append((header, b""))
-
-    def answer_message(self, deliveries):
-        for rank, (part, step, start, end, data) in deliveries:
-            if self.lines[rank].connected:
-                flag, payload = (ABSENT, b"") if data is None else (0, bytes(data))
-                header = Header(FrameKind.VALUE, flag, part=part, step=step, offset=start, size=end - start)
-                self.lines[rank].down.append((header, payload))
+    def deliver(self, route, frames):
+        line, (header, payload) = self.lines[route[0]], frames
+        if line.connected and header.kind is FrameKind.RECEIVED:
+            line.aside.append(header)
+        elif line.connected:
+            line.down.append((header, bytes(payload)))
+        return line.connected
 
 
 class Memory:
@@ -169,8 +137,8 @@ class Memory:
 class Worker:
     """What `foretrain.plugins.torch.ps.exchange.ServedExchange` does; pieces are cut and pushed by chance."""
 
-    def __init__(self, rank, workers, lines, chance, keeps):
-        self.rank, self.lines, self.chance, self.keeps = rank, lines, chance, keeps
+    def __init__(self, rank, workers, lines, chance, keeps, lossy):
+        self.rank, self.lines, self.chance, self.keeps, self.lossy = rank, lines, chance, keeps, lossy
         gradients = GradientBuffer([torch.zeros(count) for count in COUNTS], range(len(COUNTS)))
         tasks = [
             Task(index=place, name=f"layer{place}", size=4 * count, first_use=place)
@@ -254,17 +222,19 @@ class Worker:
         elif header.kind is FrameKind.DONE:
             self.needed.discard(line.shard)
         elif header.step == self.pushes.step:
-            part = self.pushes.placement.parts[header.part]
-            start = part.offset + header.offset
-            self.finish(self.flights.acknowledge(part.task, start, start + header.size))
-            self.pushes.together = True
-            arrived = self.flights.arrive(part.task, start, start + header.size)
-            for low, high in arrived.new:
-                if header.flag & ABSENT:
-                    self.views[part.task][low // 4 : high // 4] = 0
-                else:
-                    self.staging.store(part.task, low, memoryview(payload)[low - start : high - start])
-            self.to_land -= arrived.landed
+            for number, offset, size, data in unbundle(header, memoryview(payload)):
+                part = self.pushes.placement.parts[number]
+                start = part.offset + offset
+                self.finish(self.flights.acknowledge(part.task, start, start + size))
+                self.pushes.together = True
+                arrived = self.flights.arrive(part.task, start, start + size)
+                assert self.lossy or sum(high - low for low, high in arrived.new) == size, "a sum was sent twice"
+                for low, high in arrived.new:
+                    if len(data):
+                        self.staging.store(part.task, low, data[low - start : high - start])
+                    else:
+                        self.views[part.task][low // 4 : high // 4] = 0
+                self.to_land -= arrived.landed
 
     def finish(self, flights):
         for flight in flights:
@@ -289,11 +259,8 @@ def gradient(rank, step, task):
 
 
 def total(workers, step, task):
-    found = np.zeros(COUNTS[task], np.float32)
     having = [gradient(rank, step, task).numpy() for rank in range(workers) if used(rank, step, task)]
-    for place, each in enumerate(having):
-        found = each if not place else found + each
-    return found
+    return sum(having, np.zeros(COUNTS[task], np.float32))
 
 
 def expected(workers, keeps):
@@ -310,23 +277,33 @@ def expected(workers, keeps):
 
 
 @given(
-    st.integers(0, 1 << 32), st.integers(2, 3), st.integers(1, 2), st.sampled_from([0.002, 0.01, 0.05]), st.booleans()
+    st.integers(0, 1 << 32),
+    st.integers(2, 3),
+    st.integers(1, 2),
+    st.sampled_from([0.0, 0.002, 0.01, 0.05]),
+    st.booleans(),
 )
 @example(0, 2, 1, 0.0, False)
-@example(
-    196, 2, 2, 0.01, False
-)  # a server is lost after it has told one worker that nobody needs it, and not the other
+@example(196, 2, 2, 0.01, False)  # a server dies after it has sent DONE to one worker, and not to the other
 @settings(max_examples=25, deadline=None)
-def test_every_round_once_whatever_is_lost(seed, workers, shards, rate, keeps):
+def test_every_worker_gets_every_sum_once_whatever_is_lost(seed, workers, shards, rate, keeps):
     chance = random.Random(seed)
+    memories = [Memory(chance) for _ in range(shards)]
+    with pytest.MonkeyPatch.context() as patch:
+        if keeps:
+            patch.setattr(job, "mode", lambda what, mine, count, lost, anew, _: Sgd(mine, what.tasks, count, anew=anew))
+            patch.setattr(job, "Snapshots", lambda *options: memories[options[-2]])
+        train(chance, workers, shards, rate, keeps)
+
+
+def train(chance, workers, shards, rate, keeps):
     grid = [[Line(shard) for shard in range(shards)] for _ in range(workers)]
-    servers = [
-        Server(shard, shards, [row[shard] for row in grid], Memory(chance) if keeps else None)
-        for shard in range(shards)
-    ]
-    for line in (line for row in grid for line in row):
-        line.connected = True
-    team = [Worker(rank, workers, grid[rank], chance, keeps) for rank in range(workers)]
+    servers = [Server(shard, shards, [row[shard] for row in grid]) for shard in range(shards)]
+    for rank, row in enumerate(grid):
+        for line in row:
+            line.connected = True
+            servers[line.shard].admit(rank)
+    team = [Worker(rank, workers, grid[rank], chance, keeps, rate > 0) for rank in range(workers)]
     turns = 0
     # Who hears that nobody needs it any more leaves; the others may not hear it, and wait no longer than they must.
     while not any(worker.over for worker in team) or any(worker.needed is None for worker in team):
@@ -344,6 +321,7 @@ def test_every_round_once_whatever_is_lost(seed, workers, shards, rate, keeps):
         elif not line.connected:
             if chance.random() < 0.2:
                 line.mend()
+                servers[shard].admit(worker.rank)
                 worker.pushes.hear(line)
         elif chance.random() < 0.4:
             worker.begin()

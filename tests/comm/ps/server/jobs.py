@@ -29,15 +29,14 @@ def declaration(*sizes: int, limit: int = 1 << 16, workers: int = 2) -> Declarat
 
 
 @contextlib.contextmanager
-def serving(workers: int, port: int = 0, **options) -> Iterator[Service]:
+def serving(workers: int, port: int = 0, *, lives_on: bool = False, **options) -> Iterator[Service]:
     """A service whose loop runs on a thread of its own; it ends with the block."""
-    with Service(
-        "127.0.0.1", SECRET, ServerConfig(workers, optimizer_shard=make_optimizer_shard, **options), port
-    ) as service:
+    terms = ServerConfig(workers, optimizer_shard=make_optimizer_shard, **options)
+    with Service("127.0.0.1", SECRET, terms, port) as service:
 
         def loop() -> None:
             with contextlib.suppress(ForetrainError):  # `Service.failure` has it
-                service.run()
+                service.run(lives_on=lives_on)
 
         thread = threading.Thread(target=loop)
         thread.start()
@@ -97,14 +96,9 @@ class Worker:
     def headers(self, kind: FrameKind) -> list[Header]:
         return [header for header, _ in self.heard if header.kind is kind]
 
-    def numbers(self) -> list[int]:
-        """The server's, once for each declaration that it has heard."""
-        return [header.offset for header in self.headers(FrameKind.WANTED)]
-
-    def wanted(self) -> int:
-        """The number of the server that heard the last one."""
-        self.until(lambda: bool(self.numbers()))
-        return self.numbers()[-1]
+    def wanted(self) -> None:
+        """Wait for the answer to a declaration."""
+        self.until(lambda: bool(self.headers(FrameKind.WANTED)))
 
     def push(self, part: int, step: int, data: np.ndarray | None, offset: int = 0, size: int | None = None) -> None:
         raw = b"" if data is None else data.tobytes()

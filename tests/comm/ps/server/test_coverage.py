@@ -23,7 +23,7 @@ def bytes_of(ranges):
 
 
 @given(pushes)
-def test_what_is_new_and_what_is_complete(pushed):
+def test_new_and_complete_ranges_match_a_table_of_bytes(pushed):
     coverage, had = Coverage(SIZE, (1 << WORKERS) - 1), [set() for _ in range(WORKERS)]
     for worker, start, end in pushed:
         before = set.intersection(*had)
@@ -37,10 +37,14 @@ def test_what_is_new_and_what_is_complete(pushed):
     missing = {worker: SIZE - len(has) for worker, has in enumerate(had) if len(has) < SIZE}
     assert coverage.missing() == missing
     assert coverage.whole == (not missing)
+    for worker in range(WORKERS):
+        coverage.add(worker, 0, SIZE)
+    assert coverage.complete(0, SIZE) == [(0, SIZE)]
+    assert len(coverage._masks) == 1  # equal ranges are joined
 
 
 @given(pushes, st.integers(0, WORKERS - 1), pushes)
-def test_without_a_worker(pushed, lost, later):
+def test_removing_a_worker_completes_what_all_others_have_pushed(pushed, lost, later):
     coverage, had = Coverage(SIZE, (1 << WORKERS) - 1), [set() for _ in range(WORKERS)]
     for worker, start, end in pushed:
         coverage.add(worker, start, end)
@@ -55,14 +59,3 @@ def test_without_a_worker(pushed, lost, later):
             had[worker] |= set(range(start, end))
             assert bytes_of(complete) == set.intersection(*others) - old
     assert coverage.whole == (len(set.intersection(*others)) == SIZE)
-
-
-@given(pushes)
-def test_stretches_alike_are_one(pushed):
-    coverage = Coverage(SIZE, (1 << WORKERS) - 1)
-    for worker, start, end in pushed:
-        coverage.add(worker, start, end)
-    for worker in range(WORKERS):
-        coverage.add(worker, 0, SIZE)
-    assert coverage.complete(0, SIZE) == [(0, SIZE)]
-    assert len(coverage._masks) == 1

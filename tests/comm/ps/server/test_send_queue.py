@@ -11,7 +11,7 @@ def value(part, size):
     return Value(part, 0, 0, size, memoryview(bytes(size)))
 
 
-def test_the_most_urgent_first_as_far_as_the_credit_goes():
+def test_the_most_urgent_value_goes_first_within_the_credit():
     box = SendQueue(100, 60)
     box.put(5, value(5, 150))
     (first,) = box.take()
@@ -25,10 +25,10 @@ def test_the_most_urgent_first_as_far_as_the_credit_goes():
         (5, 0, 60, 120),
         (5, 0, 120, 150),
     ]
-    assert not box
+    assert box.take() == []
 
 
-def test_what_has_no_bytes_needs_no_credit():
+def test_a_value_without_bytes_needs_no_credit():
     box = SendQueue(10, 10)
     for _ in range(3):
         box.put(0, Value(0, 0, 0, 100, None))
@@ -50,7 +50,7 @@ def test_every_byte_is_sent_once_and_never_more_than_the_window(values, credit, 
     assert sent == {part: size for part, (_, size) in enumerate(values)}
 
 
-def test_what_is_wider_than_what_it_answers_is_cut_by_its_own_bytes():
+def test_a_value_wider_than_its_gradient_is_cut_by_its_own_bytes():
     outbox = SendQueue(1 << 20, 8)
     outbox.put(0, Value(0, 0, 4, 16, memoryview(bytes(range(24)))))
     taken = [outbox.take()[0] for _ in range(3)]

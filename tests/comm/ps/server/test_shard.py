@@ -1,12 +1,7 @@
-"""A shard's sums against numpy's, however workers cut and in whatever order their pushes come."""
-
-from itertools import pairwise
+"""Sums of a shard: resent, absent, late and malformed pushes. `tests.comm.ps.client` pushes in random order."""
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from foretrain.comm.ps.frames import Malformed
 from foretrain.comm.ps.placement import Declared, ShardPart
@@ -16,51 +11,8 @@ COUNT = 48
 SIZE = 4 * COUNT
 
 
-def shard(workers, dtype="float32", size=SIZE):
-    return SumShard([ShardPart(7, 0, 0, size, 0)], [Declared("layer", size, dtype, 0)], workers)
-
-
-def cuts(draw):
-    edges = sorted({0, COUNT, *draw(st.lists(st.integers(1, COUNT - 1), max_size=4))})
-    return list(pairwise(edges))
-
-
-class Worker:
-    """Pushes, and keeps what it is told."""
-
-    def __init__(self, rank, values, ranges):
-        self.rank, self.values, self.left = rank, values, list(ranges)
-        self.has = np.full(COUNT, np.nan, np.float32)
-
-    def answer_message(self, value):
-        low, high = value.start // 4, value.end // 4
-        data = np.zeros(high - low, np.float32) if value.data is None else np.frombuffer(value.data, np.float32)
-        self.has[low:high] = data
-
-
-@given(st.data())
-@settings(max_examples=60)
-def test_everybody_gets_the_sum_by_rank_once(data):
-    count = data.draw(st.integers(1, 4))
-    random = np.random.default_rng(data.draw(st.integers(0, 9)))
-    one = shard(count)
-    for step in range(3):
-        workers = [Worker(rank, random.standard_normal(COUNT, np.float32), cuts(data.draw)) for rank in range(count)]
-        told = np.zeros((count, COUNT), int)
-        while any(worker.left for worker in workers):
-            worker = data.draw(st.sampled_from([worker for worker in workers if worker.left]))
-            start, end = worker.left.pop(data.draw(st.integers(0, len(worker.left) - 1)))
-            payload = memoryview(worker.values[start:end].tobytes())
-            answer = one.push(worker.rank, 7, step, 4 * start, 4 * (end - start), payload)
-            for target, value in answer:
-                told[target, value.start // 4 : value.end // 4] += 1
-                workers[target].answer_message(value)
-        assert (told == 1).all()
-        total = workers[0].values.copy()
-        for worker in workers[1:]:
-            total += worker.values
-        for worker in workers:
-            np.testing.assert_array_equal(worker.has, total)
+def shard(workers, **options):
+    return SumShard([ShardPart(7, 0, 0, SIZE, 0)], [Declared("layer", SIZE, "float32", 0)], workers, **options)
 
 
 def push(one, worker, step, values, start=0, end=COUNT):
@@ -75,7 +27,7 @@ def alike(deliveries, *workers):
     return value
 
 
-def test_what_is_pushed_again_counts_once_and_is_answered_again():
+def test_a_repeated_push_counts_once_and_is_answered_again():
     one, values = shard(2), np.arange(COUNT, dtype=np.float32)
     push(one, 0, 0, values)
     assert push(one, 0, 0, values) == []
@@ -90,7 +42,7 @@ def test_what_is_pushed_again_counts_once_and_is_answered_again():
     assert push(one, 1, 0, values) == []
 
 
-def test_what_nobody_has_is_absent_and_zeros_elsewhere():
+def test_a_range_without_any_gradient_is_absent_and_zero_beside_others():
     one, values = shard(2), np.ones(COUNT, np.float32)
     push(one, 0, 0, None)
     told = alike(push(one, 1, 0, None), 0, 1)
@@ -119,20 +71,6 @@ def test_a_lost_worker_counts_no_more():
     assert (rest.start, rest.end) == (64, SIZE)
 
 
-@pytest.mark.parametrize(("dtype", "torch_dtype"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
-def test_short_numbers_are_rounded_once(dtype, torch_dtype):
-    random = torch.Generator().manual_seed(1)
-    values = torch.randn(4, 256, generator=random).to(torch_dtype)
-    one = shard(4, dtype, 512)
-    for rank, row in enumerate(values):
-        told = one.push(rank, 7, 0, 0, 512, memoryview(row.view(torch.uint8).numpy().tobytes()))
-    expected = values[0].float()
-    for row in values[1:]:
-        expected = expected + row.float()
-    found = torch.frombuffer(bytearray(told[0].value.data), dtype=torch_dtype)
-    assert torch.equal(found, expected.to(torch_dtype))
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -146,7 +84,7 @@ def test_short_numbers_are_rounded_once(dtype, torch_dtype):
         ((0, 7, 4, 0, SIZE, None), "round"),
     ],
 )
-def test_pushes_that_make_no_sense(arguments, reason):
+def test_malformed_pushes_are_refused(arguments, reason):
     one = shard(2)
     for worker in range(2):
         push(one, worker, 1, np.zeros(COUNT, np.float32))
@@ -155,7 +93,7 @@ def test_pushes_that_make_no_sense(arguments, reason):
     assert error.value.reason == reason
 
 
-def test_nobody_overtakes_a_round():
+def test_a_third_round_cannot_begin_before_the_first_is_complete():
     one, values = shard(2), np.ones(COUNT, np.float32)
     push(one, 0, 0, values)
     push(one, 0, 1, values)
@@ -167,7 +105,7 @@ def test_nobody_overtakes_a_round():
     ]
 
 
-def test_what_is_held_is_sent_when_it_is_pulled():
+def test_held_sums_are_sent_when_they_are_pulled():
     one, values = shard(2), np.ones(COUNT, np.float32)
     assert one.push(0, 7, 0, 0, SIZE, memoryview(values.tobytes()), held=True) == []
     assert one.pull(0, 7, 0, 0, 16) == []
@@ -179,12 +117,8 @@ def test_what_is_held_is_sent_when_it_is_pulled():
         one.pull(0, 7, 1, 0, 4)
 
 
-def anew(workers):
-    return SumShard([ShardPart(7, 0, 0, SIZE, 0)], [Declared("layer", SIZE, "float32", 0)], workers, anew=True)
-
-
-def test_a_shard_that_was_started_anew_begins_with_any_round():
-    one, values = anew(2), np.ones(COUNT, np.float32)
+def test_a_restarted_shard_begins_with_any_round():
+    one, values = shard(2, anew=True), np.ones(COUNT, np.float32)
     assert push(one, 0, 41, values) == []
     told = alike(push(one, 1, 41, 2 * values), 0, 1)
     assert bytes(told.data) == (3 * values).tobytes()
@@ -195,16 +129,16 @@ def test_a_shard_that_was_started_anew_begins_with_any_round():
     assert one.blocking_round(1) is None
 
 
-def test_what_only_the_slow_have_said_again_is_forgotten():
+def test_a_resent_round_that_is_overtaken_is_dropped():
     """Worker 1 says rounds 5 and 6 again, and worker 0 rounds 6 and 7: it has all sums of 6, so nobody lacks 5's."""
-    one, values = anew(2), np.ones(COUNT, np.float32)
+    one, values = shard(2, anew=True), np.ones(COUNT, np.float32)
     push(one, 1, 5, values)
     push(one, 0, 6, values)
     push(one, 0, 7, values)
     assert push(one, 1, 5, values) == []
     told = alike(push(one, 1, 6, 2 * values), 0, 1)
     assert (told.step, bytes(told.data)) == (6, (3 * values).tobytes())
-    one = anew(2)
+    one = shard(2, anew=True)
     push(one, 1, 5, values)
     push(one, 0, 7, values)
     assert push(one, 0, 6, values) == []
