@@ -90,7 +90,7 @@ else:
     assert sorted(lines.of[0]) == [f"{lab.hosts[1].address} 1", f"{lab.hosts[2].address} 2"]
 
 
-def test_lines_come_whole_in_order_and_both_streams(lab):
+def test_lines_of_both_streams_are_complete_and_in_order(lab):
     code = """
 import os, sys
 os.write(1, b"half")
@@ -120,7 +120,7 @@ def test_one_failure_ends_all_and_is_named(lab):
     assert network.processes(lab.name) == ()
 
 
-def test_the_others_may_tell_what_they_saw(lab, tmp_path):
+def test_other_ranks_may_report_and_end_within_the_grace(lab, tmp_path):
     """Within the grace they end by themselves, and the first failure is still the one that is named."""
     lines = Lines()
     note = tmp_path / "pid"
@@ -139,9 +139,9 @@ def test_a_killed_rank_is_named_with_its_signal(lab):
     assert raised.value.status == -signal.SIGSEGV
 
 
-def test_time_runs_out(lab, monkeypatch):
+def test_ranks_are_ended_when_time_runs_out(lab, monkeypatch):
     """Also for a rank that is stopped and one that ignores SIGTERM."""
-    monkeypatch.setattr(MODULE, "PATIENCE", 0.2)
+    monkeypatch.setattr(MODULE, "END_TIMEOUT", 0.2)
     code = "case $RANK in 0) sleep 600;; 1) kill -STOP $$;; 2) trap '' TERM; sleep 600; sleep 600;; esac"
     with pytest.raises(LaunchError, match=r"ranks 0, 1, 2 of 3 not done after 0.5 s") as raised:
         launch(lab, shell(code), timeout=0.5)
@@ -150,26 +150,21 @@ def test_time_runs_out(lab, monkeypatch):
 
 
 @pytest.mark.parametrize("start", ["sleep 600 &", "setsid sleep 600 &", "setsid sh -c 'trap \"\" TERM; sleep 600' &"])
-def test_what_ranks_leave_behind_is_ended(lab, start, monkeypatch):
+def test_background_processes_of_ranks_are_ended(lab, start, monkeypatch):
     """A background process that holds the output open neither blocks the launch nor survives it."""
-    monkeypatch.setattr(MODULE, "PATIENCE", 0.2)
+    monkeypatch.setattr(MODULE, "END_TIMEOUT", 0.2)
     assert launch(lab, shell(f"{start} sleep 0.1")) == 0
     assert network.processes(lab.name) == ()
 
 
-def test_a_stranger_that_holds_the_output_open_does_not_block(lab):
-    """Without the launch's environment and session it is not known as a rank's child, and left to `down --kill`."""
+def test_processes_without_the_launch_s_environment_are_let_alone(lab):
+    """They are not known as a rank's children, and may hold the output open: left to `down --kill`."""
     lines = Lines()
-    assert launch(lab, shell("env -i setsid sleep 600 & sleep 0.1; printf half"), on_line=lines) == 0
-    assert lines.of == {0: ["half"], 1: ["half"], 2: ["half"]}
-    assert lab.down(kill=True) == ()
-
-
-def test_what_others_run_in_the_lab_is_let_alone(lab):
     with started(lab.command(1, ["sleep", "600"])) as other:
-        assert launch(lab, ["true"]) == 0
+        assert launch(lab, shell("env -i setsid sleep 600 & sleep 0.1; printf half"), on_line=lines) == 0
+        assert lines.of == {0: ["half"], 1: ["half"], 2: ["half"]}
         assert other.poll() is None
-        other.terminate()
+        assert lab.down(kill=True) == ()
 
 
 def test_an_error_of_the_listener_ends_all(lab):
@@ -181,7 +176,7 @@ def test_an_error_of_the_listener_ends_all(lab):
     assert network.processes(lab.name) == ()
 
 
-def test_nothing_stays_open(lab):
+def test_a_launch_closes_its_descriptors(lab):
     launch(lab, ["true"])
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -191,7 +186,7 @@ def test_nothing_stays_open(lab):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_no_program_and_no_lab(lab):
+def test_a_missing_program_or_lab_is_refused(lab):
     with pytest.raises(ConfigError, match="'nosuch --x' is not a program"):
         launch(lab, ["nosuch", "--x"])
     with pytest.raises(ConfigError, match="command"):
@@ -237,7 +232,7 @@ def test_ctrl_c_leaves_no_process_and_no_namespace(name):
     assert name not in labs()
 
 
-def test_a_killed_launcher_takes_its_ranks_along(name):
+def test_ranks_die_with_a_killed_launcher(name):
     process, pids = launched(name)
     process.kill()
     process.communicate(timeout=60)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foretrain.errors import ConfigError
-from foretrain.lab.paced import AcceleratorClock, paced, scaled, stretches
+from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled, stretches
 from foretrain.units import MICROSECOND, MILLISECOND
 from foretrain.workload import Gradient, Layer, Workload, zoo
 from tests.scenario import layered, random_workload
@@ -59,12 +59,12 @@ def slowed(workload: Workload, factor: int) -> Workload:
     return dataclasses.replace(workload, layers=layers, gradients=gradients)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_gradient_comes_when_its_workload_says(seed: int):
     workload = slowed(random_workload(random.Random(seed)), MICROSECOND)  # up to 20 ms a layer
     host = Host()
     clock = host.clock()
-    model = paced(workload, clock)
+    model = PacedModel(workload, clock)
     began, turned, released = run(model, clock)
     assert turned - began == workload.forward
     assert clock.time - turned == workload.backward
@@ -76,7 +76,7 @@ def test_every_gradient_comes_when_its_workload_says(seed: int):
 
 def test_parameters_are_real_and_belong_to_their_layer():
     workload = zoo("resnet50", batch=1)
-    model = paced(workload, Host().clock())
+    model = PacedModel(workload, Host().clock())
     assert sum(parameter.nbytes for parameter in model.parameters()) == workload.size
     assert dict(model.named_parameters())["layer1/0/conv1.weight"].nbytes == 64 * 64 * 4
     run(model, model.clock)
@@ -88,53 +88,52 @@ def test_parameters_are_real_and_belong_to_their_layer():
 def test_a_tied_weight_comes_last_and_is_needed_first():
     workload = scaled(zoo("gpt2", batch=1), 100 * MILLISECOND)
     clock = Host().clock()
-    model = paced(workload, clock)
+    model = PacedModel(workload, clock)
     _, turned, released = run(model, clock)
     assert next(iter(model.state_dict())) == "transformer/wte.weight"
     assert released["transformer/wte.weight"] - turned == workload.backward
 
 
-def test_names_that_meet_are_told_apart():
+def test_equal_names_get_numbers():
     layers = (Layer("forward", 1, 1), Layer("a", 1, 1), Layer("a", 1, 1))
     gradients = (Gradient("x.weight", 4, 1, 3), Gradient("y.weight", 4, 1, 3), Gradient("weight", 4, 2, 1))
-    model = paced(Workload("odd", 1, layers, gradients), Host().clock())
+    model = PacedModel(Workload("odd", 1, layers, gradients), Host().clock())
     assert list(model.state_dict()) == ["a.weight", "a.weight-2", "a-2.weight"]
 
 
+UNIFORM = layered([10 * MILLISECOND] * 4, [20 * MILLISECOND] * 4, [400] * 4)
+
+
 def test_a_host_that_is_busy_below_the_computation_slows_nothing():
-    workload = layered([10 * MILLISECOND] * 4, [20 * MILLISECOND] * 4, [400] * 4)
     host = Host()
     clock = host.clock()
-    model = paced(workload, clock)
+    model = PacedModel(UNIFORM, clock)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: host.busy(5 * MILLISECOND))
     for layer in model.children():
         layer.register_forward_hook(lambda *_: host.busy(2 * MILLISECOND))
     began, _, _ = run(model, clock)
-    assert clock.time - began == workload.compute
+    assert clock.time - began == UNIFORM.compute
 
 
 def test_waiting_for_parameters_delays_the_layers_that_follow():
-    workload = layered([10 * MILLISECOND] * 4, [20 * MILLISECOND] * 4, [400] * 4)
     host = Host()
     clock = host.clock()
-    model = paced(workload, clock)
+    model = PacedModel(UNIFORM, clock)
     third = list(model.children())[2]
     third.register_forward_pre_hook(lambda *_: host.busy(7 * MILLISECOND))
     began, turned, _ = run(model, clock)
-    assert turned - began == workload.forward + 7 * MILLISECOND
+    assert turned - began == UNIFORM.forward + 7 * MILLISECOND
     host.busy(30 * MILLISECOND)  # the optimizer
     began = clock.time
     model(torch.zeros(1))
-    assert clock.time - began == 30 * MILLISECOND + workload.forward + 7 * MILLISECOND
+    assert clock.time - began == 30 * MILLISECOND + UNIFORM.forward + 7 * MILLISECOND
 
 
 def test_stragglers_are_slower_and_jitter_repeats():
-    workload = layered([10 * MILLISECOND] * 4, [20 * MILLISECOND] * 4, [400] * 4)
-
     def times(**options) -> list[int]:
         clock = Host().clock(**options)
-        model = paced(workload, clock)
+        model = PacedModel(UNIFORM, clock)
         return [run(model, clock)[1] for _ in range(3)]
 
     plain = times()
@@ -146,7 +145,7 @@ def test_spans_are_what_was_computed():
     workload = layered([10 * MILLISECOND] * 2, [20 * MILLISECOND] * 2, [400] * 2)
     clock = Host().clock()
     clock.spans = []
-    run(paced(workload, clock), clock)
+    run(PacedModel(workload, clock), clock)
     assert [(span.kind, span.name, span.end - span.start) for span in clock.spans] == [
         ("forward", "l0", 10 * MILLISECOND),
         ("forward", "l1", 10 * MILLISECOND),
@@ -155,7 +154,7 @@ def test_spans_are_what_was_computed():
     ]
 
 
-@pytest.mark.parametrize("model", ["resnet50", "vgg16", "bert_base", "gpt2"])
+@pytest.mark.parametrize("model", ["resnet50", "gpt2"])
 def test_scaling_keeps_proportions(model: str):
     plain = zoo(model)
     workload = scaled(plain, 300 * MILLISECOND, 0.5)

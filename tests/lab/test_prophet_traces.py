@@ -1,7 +1,6 @@
-"""Prophet's promise, on what real links have carried: little that is less urgent is in the way of a gradient.
+"""Prophet's promise on real links: few less urgent bytes delay a gradient.
 
-Judged by nothing that the policy says of itself: only by when gradients came, when chunks were issued and acknowledged,
-and the rate that the links were given. fifo, which promises nothing, must fail.
+Judged only by the times of gradients and chunks and the rate of the links. fifo, which promises nothing, must fail.
 """
 
 import dataclasses
@@ -9,10 +8,6 @@ import json
 import sys
 from itertools import pairwise
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("torch")
 
 from foretrain.lab import Lab
 from foretrain.lab.compare import on, plan_of
@@ -78,7 +73,7 @@ def share_of_budget(told, judged, measured):
     return max(in_the_way(step, told["urgency"]) for step in judged) / budget
 
 
-def test_what_is_in_the_way_fits_the_longest_interval(name):
+def test_less_urgent_bytes_in_flight_fit_the_longest_interval(name):
     rate = f"{8 * RATE}bps"
     plan = dataclasses.replace(plan_of(hosts=2, rate=rate, servers=1), calibration=0.2)
     runs = [

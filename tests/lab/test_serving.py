@@ -13,8 +13,8 @@ from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, labs, launch, network
 from foretrain.lab.calibration import fit, nominal
 from foretrain.lab.compare import conduct, experiment, on, plan_of
-from foretrain.lab.iproute import LinkTraffic
-from foretrain.lab.messages import CalibrationSample
+from foretrain.lab.iproute import _counted
+from foretrain.lab.messages import CalibrationSample, LabProgress
 from foretrain.lab.result import PLAIN
 from foretrain.lab.servers import serving
 from foretrain.network import Cluster
@@ -46,14 +46,13 @@ def test_servers_have_hosts_of_their_own_or_the_workers(servers, dedicated, home
     [
         ({"servers": "0"}, "no number of servers"),
         ({"servers": "two"}, "colocated"),
-        ({"servers": -1}, "no number"),
         ({"servers": 63}, "too many hosts"),
         ({"servers": 1, "hosts": 1}, "nobody"),
         ({"servers": 1, "buckets": (None,)}, "all-reduces"),
         ({"servers": "colocated", "half_hook": True}, "all-reduces"),
     ],
 )
-def test_what_contradicts_servers_is_refused(wrong, words):
+def test_options_that_contradict_servers_are_refused(wrong, words):
     with pytest.raises(ConfigError, match=words):
         experiment(**({"model": "alexnet", "hosts": 2, "rate": "1Gbps"} | wrong))
 
@@ -89,28 +88,30 @@ def lab(name: str) -> Lab:
     return Lab.up(name, 2)
 
 
-@pytest.mark.parametrize("servers", [1, "colocated"])
-def test_schedules_are_measured_over_servers(name, servers):
+@pytest.mark.parametrize(
+    ("servers", "schedules", "names"),
+    [
+        (None, ("bytescheduler",), ["DDP 1MiB", "DDP fp16 hook", "bytescheduler"]),
+        (1, ("bytescheduler",), ["fifo", "bytescheduler"]),
+        ("colocated", (), ["fifo"]),
+    ],
+)
+def test_schedules_are_measured_on_a_lab(name, servers, schedules, names):
     place = {"hosts": 2, "rate": "1Gbps", "servers": servers}
-    one = experiment(
-        "alexnet",
-        **place,
-        schedules=("bytescheduler",) if servers == 1 else (),
-        step_time=20 * MILLISECOND,
-        size=0.004,
-        iterations=3,
-        rounds=1,
-        warmup=1,
-        traced=servers == 1,
-    )
+    short = {"step_time": 20 * MILLISECOND, "size": 0.004, "iterations": 4, "rounds": 2, "warmup": 1}
+    buckets = (1 << 20,) if servers is None else None
+    one = experiment("alexnet", **place, **short, schedules=schedules, buckets=buckets, traced=servers != "colocated")
     plan = dataclasses.replace(plan_of([one], **place), calibration=0.1)
+    seen: list[LabProgress] = []
     with Lab.up(name, 2 + plan.dedicated, "1Gbps") as lab:
-        (result,) = conduct(plan, on(lab, plan))
+        (result,) = conduct(plan, on(lab, plan), seen.append)
         assert network.processes(name) == ()
-    assert [one.case.name for one in result.measured] == ["fifo", "bytescheduler"][: len(one.cases)]
+    assert (seen[-1].what, seen[-1].done) == ("done", seen[-1].total)
+    assert [one.case.name for one in result.measured] == names
     assert result.baseline is not None
-    assert result.baseline.case == PLAIN
+    assert result.baseline.case.name == names[0]
     for one in result.measured:
+        assert [len(times) for times in one.rounds] == [2, 2]
         assert one.forecast is not None
         assert one.forecast.cluster.exchange == result.links.exchange
         assert one.idle is not None
@@ -119,66 +120,24 @@ def test_schedules_are_measured_over_servers(name, servers):
         assert all(0 < share < 1 for both in one.links for share in both)
         if servers == 1:
             assert max(range(3), key=lambda host: sum(one.links[host])) == 2
+        if servers != "colocated":
             assert one.trace is not None
-            assert "wire" in one.trace.timeline.lanes()
-    assert "fifo" in verdict(result)
-    assert "vs fifo" in render(result)
+            assert len(one.trace.begins) == 4
+            assert {"gpu", "wire"} <= set(one.trace.timeline.lanes())
+    if servers is not None:
+        assert result.baseline.case == PLAIN
+        assert "fifo" in verdict(result)
+        assert "vs fifo" in render(result)
 
 
-def test_bytes_are_counted_per_host_and_direction(lab):
-    """The counters of a namespace are read through a process in it."""
-    receiver = subprocess.Popen(
-        lab.command(1, [sys.executable, "-c", RECEIVE, lab.hosts[1].address]), stdout=subprocess.PIPE, text=True
+def test_counters_of_all_interfaces_but_the_loopback_are_added():
+    text = "Inter-|   Receive\n face |bytes    packets\n" + "".join(
+        f"{name}: {received} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0\n" for name, received, sent in COUNTERS
     )
-    try:
-        assert receiver.stdout is not None
-        port = receiver.stdout.readline().strip()
-        sender = subprocess.Popen(
-            lab.command(0, [sys.executable, "-c", SEND, lab.hosts[1].address, port]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert sender.stdin is not None
-            assert sender.stdout is not None
-            assert sender.stdout.readline().strip() == "connected"
-            began = time.perf_counter()
-            traffic = LinkTraffic([sender.pid, receiver.pid], 1e6)
-            sender.stdin.write("go\n")
-            sender.stdin.flush()
-            assert receiver.stdout.readline().strip() == "1000000"
-            shares = traffic.shares()
-            seconds = time.perf_counter() - began
-            # At least as many, for the clock here has run longer; and as many out of one as into the other.
-            assert shares[0][0] * seconds > 1
-            assert shares[0][0] == pytest.approx(shares[1][1], rel=0.1)
-            assert shares[1][0] < 0.2 * shares[1][1]
-        finally:
-            sender.communicate()
-    finally:
-        receiver.communicate()
+    assert _counted(text) == (500, 70)
 
 
-RECEIVE = """
-import socket, sys
-server = socket.create_server((sys.argv[1], 0))
-print(server.getsockname()[1], flush=True)
-peer, _ = server.accept()
-count = 0
-while count < 1_000_000:
-    count += len(peer.recv(1 << 16))
-print(count, flush=True)
-sys.stdin.read()
-"""
-SEND = """
-import socket, sys
-peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-print("connected", flush=True)
-sys.stdin.readline()
-peer.sendall(bytes(1_000_000))
-sys.stdin.read()
-"""
+COUNTERS = [("    lo", 9, 9), ("  fth0", 30, 200), ("  fth1", 40, 300)]
 
 
 @pytest.mark.smoke
@@ -222,7 +181,7 @@ with Lab.up(sys.argv[1], 2) as lab, serving(lab, [0, 1], 2) as served:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_server_outlives_who_started_it(name, number):
+def test_servers_end_with_the_process_that_started_them(name, number):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -1,12 +1,9 @@
-"""One worker that trains paced models over servers, one after the other, and writes what it saw on its link.
+"""Worker that trains paced models over servers and writes the times of gradients and chunks: ``traced.py RUNS``.
 
-    traced.py RUNS
-
-RUNS is JSON, a list; each has ``model``, ``size`` (scale of its gradients), ``compute`` (ps), ``jitter``, ``seed``,
-``schedule``, ``steps``. Rank 0 writes lines of JSON for each: at first ``urgency`` of each gradient, the smallest
-first, and the measured ``startup`` of an operation and ``latency``, ps; then of every step ``gradients``, pairs of
-which and when, and ``chunks``, each with when it was issued and acknowledged and which bytes of which gradients it
-holds. Times are ns of one clock.
+RUNS is a JSON list of objects with ``model``, ``size`` (scale of its gradients), ``compute`` (ps), ``jitter``,
+``seed``, ``schedule`` and ``steps``. Rank 0 writes lines of JSON for each: first ``urgency`` of each gradient, the
+smallest first, and the measured ``startup`` and ``latency`` of an operation, ps; then for every step ``gradients``,
+with times, and ``chunks``, each with the times of issue and acknowledgement and its ranges. Times are ns of one clock.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import foretrain as ft
-from foretrain.lab.paced import AcceleratorClock, paced, scaled
+from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
 from foretrain.plugins.torch.attached import Attached
 from foretrain.schedule import Job
 from foretrain.workload import zoo
@@ -29,7 +26,7 @@ from foretrain.workload import zoo
 
 def train(run: dict[str, Any]) -> Iterator[dict[str, Any]]:
     workload = scaled(zoo(run["model"], precision="fp32"), run["compute"], run["size"])
-    model = paced(workload, AcceleratorClock(seed=2 * run["seed"] + dist.get_rank(), jitter=run["jitter"]))
+    model = PacedModel(workload, AcceleratorClock(seed=2 * run["seed"] + dist.get_rank(), jitter=run["jitter"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     given = torch.zeros(1)
     with ft.attach(model, optimizer, run["schedule"], transport="ps", warmup=2, trace=True) as attached:
@@ -53,14 +50,14 @@ def told(attached: Attached) -> Iterator[dict[str, Any]]:
     yield {"urgency": urgency, "startup": attached.cost.startup, "latency": attached.cost.latency}
     begins = [origin + when // 1000 for when in trace.begins]
     chunks: list[list[Any]] = [[] for _ in begins]
-    for record in attached._machinery.carrier.records:
+    for record in attached._runtime.executor.records:
         pieces = [(piece.task, piece.offset, piece.size) for piece in record.chunk.pieces]
         chunks[bisect_right(begins, record.issued) - 1].append((record.issued, record.completed, pieces))
     for gradients, sent in zip(trace._gradients, chunks, strict=True):
         yield {"gradients": [(task, origin + when // 1000) for task, when in gradients], "chunks": sent}
 
 
-def main() -> None:
+if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for run in json.loads(sys.argv[1]):
@@ -68,7 +65,3 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(json.dumps(line), flush=True)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
