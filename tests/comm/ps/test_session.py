@@ -3,12 +3,14 @@
 import os
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from zmq.utils.garbage import gc
 
 from foretrain.comm.coordinator.handshake import nonce
 from foretrain.comm.ps.frames import HEADER, FrameKind, Header, Malformed, unpack
-from foretrain.comm.ps.session import AuthenticatedSession, Rejected, session_proof
+from foretrain.comm.ps.session import AuthenticatedSession, Rejected, ZeroCopy, session_proof
 
 SECRET = bytes(range(32))
 
@@ -84,3 +86,16 @@ def test_noise_is_malformed_and_does_not_disturb_the_session(noise):
     with pytest.raises(Malformed):
         heard(server, noise)
     assert heard(server, worker.seal(Header(FrameKind.ALIVE))).kind is FrameKind.ALIVE
+
+
+def test_first_messages_of_two_threads_make_nothing_that_they_could_make_twice(monkeypatch):
+    gc.stop()
+    one, other = ZeroCopy(), ZeroCopy()
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Context, "socket", lambda *_: pytest.fail("two threads would make two sockets"))
+        patch.setattr(gc, "start", lambda: pytest.fail("two threads would start it twice"))
+        zmq.Frame(bytes(1 << 17), copy=False)
+    one.close()
+    assert gc.is_alive()
+    other.close()
+    assert not gc.is_alive()

@@ -17,12 +17,16 @@ little (26 GB/s with AES instructions, where HMAC-SHA256 reaches 1.7), so that i
 from __future__ import annotations
 
 import struct
+import threading
+import time
+import weakref
 from hmac import compare_digest
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import zmq
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from zmq.utils.garbage import gc
 
 from foretrain.comm.coordinator.handshake import proof
 from foretrain.comm.ps.frames import HEADER, TAG_SIZE, UNTAGGED, FrameKind, Header, Malformed, pack
@@ -199,3 +203,34 @@ class ZapAuth:
         self._guarded.disable_monitor()
         self._failed.close(0)
         self._asked.close(0)
+
+
+_RELEASE_TIMEOUT: Final = 0.5
+"""Seconds for buffers of sent messages to be released."""
+
+
+class ZeroCopy:
+    """Share of one owner of sockets in pyzmq's zero-copy sends, from before the first until its context has ended.
+
+    pyzmq releases buffers through a thread and a socket of the whole process, its collector. It makes them in the first
+    zero-copy send, without a lock: two threads that send first at the same time make two sockets, and pyzmq closes one
+    to which ZeroMQ's threads still write, which crashes the process. So does stopping them while another thread sends.
+    """
+
+    _lock: ClassVar = threading.Lock()
+    _owners: ClassVar[weakref.WeakSet[ZeroCopy]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        with self._lock:
+            self._owners.add(self)
+            zmq.Frame(b"\0", copy=False)  # makes thread and socket
+
+    def close(self) -> None:
+        """Stop pyzmq's collector if no other owner needs it and it keeps no buffer. Idempotent."""
+        with self._lock:
+            self._owners.discard(self)
+            deadline = time.monotonic() + _RELEASE_TIMEOUT
+            while not self._owners and gc.refs and time.monotonic() < deadline:
+                time.sleep(1e-3)
+            if not self._owners and not gc.refs:
+                gc.stop()

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
-import weakref
 from collections.abc import Sequence
 from hmac import compare_digest
 from typing import Any, Final
 
 import zmq
-from zmq.utils.garbage import gc
 from zmq.utils.monitor import parse_monitor_message
 
 from foretrain.comm.coordinator.handshake import PROOF_SIZE, nonce
 from foretrain.comm.ps.frames import ASIDE, BUSY, FAILURES, UNTAGGED, FrameKind, Header, Malformed, unpack
 from foretrain.comm.ps.placement import LIMIT
-from foretrain.comm.ps.session import AuthenticatedSession, Rejected, session_proof, set_password, untagged
+from foretrain.comm.ps.session import AuthenticatedSession, Rejected, ZeroCopy, session_proof, set_password, untagged
 from foretrain.errors import ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
@@ -39,8 +36,6 @@ _MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _RE
 """Events after which the peer is connected or disconnected."""
 _ANSWER_SIZE: Final = 4096
 """Most bytes that are read of an answer in a handshake."""
-_RELEASE_TIMEOUT: Final = 0.5
-"""Seconds for ZeroMQ to release the buffers of sent messages."""
 
 
 class _Lane:
@@ -322,11 +317,6 @@ class Connection:
         self.busy, self._retry_at = text, time.monotonic() + _RETRY_INTERVAL
 
 
-_open: weakref.WeakSet[Links] = weakref.WeakSet()
-"""Links of this process. pyzmq's collector must not stop while another thread sends: it would free the buffers."""
-_open_lock = threading.Lock()
-
-
 class Links:
     """Connections to every shard of a job, and the ZeroMQ thread behind them.
 
@@ -342,7 +332,7 @@ class Links:
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, job: str, rank: int) -> None:
-        self._context = zmq.Context()
+        self._context, self._zero_copy = zmq.Context(), ZeroCopy()
         self._heartbeat_sent = time.monotonic()
         self.returns = False
         self.connections: list[Connection] = []
@@ -351,9 +341,8 @@ class Links:
                 self.connections.append(Connection(self._context, address, secret, job, rank, shard))
         except BaseException:
             self._context.destroy(linger=0)
+            self._zero_copy.close()
             raise
-        with _open_lock:
-            _open.add(self)
         # One handshake after the other: two waiting jobs must not get one server each.
         for connection in self.connections[1:]:
             connection.hold()
@@ -394,21 +383,9 @@ class Links:
             if not connection.closed:
                 connection.close(linger)
         self._context.term()
-        with _open_lock:
-            _open.discard(self)
-            if not _open:
-                _stop_collector()
+        self._zero_copy.close()
 
 
 def failure(header: Header, payload: memoryview) -> ForetrainError:
     """Return the error in a FAIL message."""
     return FAILURES[min(header.flag, len(FAILURES) - 1)](bytes(payload).decode(errors="replace"))
-
-
-def _stop_collector() -> None:
-    """Stop pyzmq's thread, which keeps the buffers of messages in flight, if it keeps none; a send starts it again."""
-    deadline = time.monotonic() + _RELEASE_TIMEOUT
-    while gc.refs and time.monotonic() < deadline:
-        time.sleep(1e-3)
-    if not gc.refs:
-        gc.stop()

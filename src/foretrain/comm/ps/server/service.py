@@ -21,7 +21,7 @@ from foretrain.comm.ps.frames import TO_SERVER, UNTAGGED, FrameKind, Header, Mal
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.handshake import ServerHandshake
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob, WorkerRefused, refused
-from foretrain.comm.ps.session import NAME_SIZE, Rejected, ZapAuth, untagged
+from foretrain.comm.ps.session import NAME_SIZE, Rejected, ZapAuth, ZeroCopy, untagged
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
@@ -56,7 +56,7 @@ class Service:
         self._stopped = False
         self._handshake = ServerHandshake(secret, terms.shard, terms.workers)
         self._begin()
-        self._context = zmq.Context()
+        self._context, self._zero_copy = zmq.Context(), ZeroCopy()
         self._socket = self._made()
         self._zap = ZapAuth(self._context, secret, self._socket)
         self._poller = zmq.Poller()
@@ -67,6 +67,7 @@ class Service:
         except zmq.ZMQError as error:
             self._zap.close()
             self._context.destroy(linger=0)
+            self._zero_copy.close()
             what, remedy = f"cannot be listened on ({error})", "name a free one of this host"
             raise ConfigError("address", f"{host}:{port}", what, remedy) from None
 
@@ -112,6 +113,7 @@ class Service:
             self._zap.close()
             self._socket.close()
         self._context.term()
+        self._zero_copy.close()
 
     def stop(self) -> None:
         """Make `run` return soon. For signal handlers and other threads."""
