@@ -162,6 +162,8 @@ def _processes(jobs: int | None, address: str | None) -> Iterator[tuple[Parallel
 def _as_worker(parent: int) -> None:
     """End this worker when ``parent``, which started it, ends in any way; leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler of Python's runs after the current call, which may wait for the parent's next batch for minutes.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent()
     if os.getppid() != parent:
         os._exit(1)  # it ended before this one had asked to be told
