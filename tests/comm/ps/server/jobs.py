@@ -44,8 +44,7 @@ def serving(workers: int, port: int = 0, *, lives_on: bool = False, **options) -
             yield service
         finally:
             service.stop()
-            thread.join(10)
-            assert not thread.is_alive()
+            thread.join()  # sockets are closed behind this, which a thread that uses them does not survive
 
 
 class Worker:

@@ -163,8 +163,9 @@ def test_peers_without_the_password_are_rejected_before_their_messages_are_read(
             before = service.rejected["gate"]
             with context.socket(zmq.DEALER) as nobody:
                 nobody.connect("tcp://{}:{}".format(*service.address))
-                for _ in range(100):
-                    nobody.send(bytes(1 << 20), zmq.SNDMORE)
+                with contextlib.suppress(zmq.Again):  # it may be rejected already
+                    for _ in range(100):
+                        nobody.send(bytes(1 << 20), zmq.SNDMORE | zmq.NOBLOCK)
                 workers[0].until(lambda: service.rejected["gate"] > before)
                 nobody.close(linger=0)
             exchange(workers, what, 0)
@@ -175,7 +176,7 @@ def test_the_password_alone_proves_nothing():
     with serving(1) as service, stranger(service) as other:
         for frames in (untagged(FrameKind.HELLO, 0, nonce()), untagged(FrameKind.PROOF, 0, bytes(32))):
             other.send_multipart(frames)
-        assert other.poll(10_000)
+        assert other.poll(60_000)
         other.recv_multipart()
         with Worker(service.address, 0) as worker:
             worker.until(lambda: worker.connection.established and service.rejected.total() == 1)
