@@ -156,7 +156,7 @@ def test_servers_of_their_own(folder):
             assert "the job's servers serve one model" in done.stderr
         finally:
             process.terminate()
-        assert process.wait(10) == 143
+        assert process.wait(60) == 143
 
 
 @pytest.mark.parametrize(

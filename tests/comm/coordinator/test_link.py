@@ -308,10 +308,17 @@ def test_accept_returns_the_present_ranks_and_goes_on_when_called_again():
             each.close()
 
 
+@contextmanager
+def unused():
+    """An address where nobody listens, and which the system gives to no other process meanwhile."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()
+
+
 def test_a_rank_may_come_before_its_listener():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = probe.getsockname()
-    with beside(connect, address, SECRET, 1, PATIENCE) as early:
+    with unused() as address, beside(connect, address, SECRET, 1, PATIENCE) as early:
         time.sleep(0.1)
         with Listener("127.0.0.1", SECRET, port=address[1], expected=[1]) as listener:
             assert listener.address == address
@@ -446,7 +453,7 @@ def answering(*parts):
                 for part in parts:
                     accepted.sendall(part if isinstance(part, bytes) else part(accepted.recv(68, socket.MSG_WAITALL)))
                 if len(parts) < 2:
-                    accepted.settimeout(1)
+                    accepted.settimeout(PATIENCE)
                     accepted.recv(1)
 
         with beside(work) as done:
@@ -489,9 +496,8 @@ def test_another_service_is_no_listener(parts, timeout, reason):
 
 
 def test_where_nobody_listens_a_rank_gives_up_in_time():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = probe.getsockname()
-    with pytest.raises(LinkError, match=r"rank 3 cannot connect to 127\.0\.0\.1:\d+: .*refused.*waited 0.2 s"):
+    said = r"rank 3 cannot connect to 127\.0\.0\.1:\d+: .*refused.*waited 0.2 s"
+    with unused() as address, pytest.raises(LinkError, match=said):
         connect(address, SECRET, 3, 0.2)
     with pytest.raises(LinkError, match=r"cannot connect to no-such-host\.invalid:1"):
         connect(("no-such-host.invalid", 1), SECRET, 1, 1.0)
@@ -506,11 +512,10 @@ def test_a_port_dialled_from_itself_is_not_a_listener(monkeypatch):
             self.bind(address)
             super().connect(address)
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = probe.getsockname()
-    monkeypatch.setattr(module.socket, "socket", FromItself)
-    with pytest.raises(LinkError, match="refused"):
-        connect(address, SECRET, 1, 0.05)
+    with unused() as address:
+        monkeypatch.setattr(module.socket, "socket", FromItself)
+        with pytest.raises(LinkError, match="refused"):
+            connect(address, SECRET, 1, 0.05)
 
 
 # What the caller got wrong

@@ -109,7 +109,7 @@ def test_serving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
     def slow(path, pieces):
         writing.set()
-        assert may.acquire(timeout=10)
+        assert may.acquire(timeout=60)
         list(pieces)
 
     monkeypatch.setattr(snapshots, "write_atomically", slow)
@@ -117,7 +117,7 @@ def test_serving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     keeping = SnapshotPolicy(shard := Counting(), one)
     shard.done = [1]
     assert keeping.news() == {0: (1, 0, False)}
-    assert writing.wait(10)
+    assert writing.wait(60)
     shard.done = [2]
     assert keeping.news() == {0: (2, 0, False)}
     assert keeping.news() == {}
@@ -164,7 +164,7 @@ def test_snapshots_are_given_up_after_repeated_failures(tmp_path, caplog):
 
 def test_writing_that_is_slower_than_training_is_logged_once(tmp_path, caplog, monkeypatch):
     may = threading.Semaphore(0)
-    monkeypatch.setattr(snapshots, "write_atomically", lambda path, pieces: may.acquire(timeout=10))
+    monkeypatch.setattr(snapshots, "write_atomically", lambda path, pieces: may.acquire(timeout=60))
     keeping = SnapshotPolicy(shard := Counting(), one := kept(tmp_path, every=2))
     for rounds in range(1, 12):
         shard.done = [rounds]
