@@ -54,7 +54,7 @@ def test_counts_and_words(made: Topology):
 
 def test_links_are_found_by_the_names_of_their_ends(made: Topology):
     (link,) = made.between("a", "s")
-    assert (made.source[link], made.target[link]) == (0, 2)
+    assert (made.source[link], made.target[link], made.link_name(link)) == (0, 2, "a -> s")
     with pytest.raises(ConfigError, match="a is linked to: s"):
         made.between("a", "b")
     with pytest.raises(ConfigError, match="known: a, b, s"):
