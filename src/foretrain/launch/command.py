@@ -1,4 +1,4 @@
-"""Starts a script through torchrun, one `foretrain.launch.worker` for each rank."""
+"""Launch of a script through torchrun, with one `foretrain.launch.worker` for each rank."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+from foretrain.comm.coordinator.handshake import SECRET_SIZE
 from foretrain.comm.options import SERVERS, ParameterServer
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
@@ -22,8 +23,7 @@ from foretrain.launch.server_supervisor import Servers, ServerSpec
 from foretrain.torch_version import require_torch
 
 SECRET = "FORETRAIN_SECRET"
-"""The environment variable that hands a job's secret to its ranks."""
-_SECRET_BYTES = 32
+"""Environment variable that hands a job's secret to its ranks."""
 _WORKER = "foretrain.launch.worker"
 
 
@@ -43,29 +43,27 @@ def launch(
 
     Args:
         script: the script, or with ``module`` the module, and its arguments; not empty.
-        settings: what every rank is told.
+        settings: of every rank.
         torchrun: torchrun's own options.
-        module: whether the script is named as ``python -m`` would.
+        module: whether ``script`` is a module, as after ``python -m``.
         secret_file: holds the job's secret, the same on every node.
-        servers: where ``settings.transport`` is a parameter server: how many servers to start on this node, or their
-            addresses; else None.
-        server_restarts: how often servers that were started here and die are started again.
-        snapshots: where those write what they keep if optimizers run on them; None takes a folder that ends with them.
+        servers: the number of servers to start on this node, or the addresses of servers, if ``settings.transport`` is
+            a parameter server; else None.
+        server_restarts: how often servers that were started here and die are restarted.
+        snapshots: folder for these servers' state if optimizers run on them; None takes a temporary one.
         every: rounds between two snapshots.
 
     Raises:
-        ConfigError: before anything is started, for whatever can be known to be wrong by then.
-        PeerLost: servers have died more often than they are started again; all ranks have stopped.
+        ConfigError: an argument is wrong; nothing was started.
+        PeerLost: a server died after the last restart; all ranks have stopped.
     """
-    from foretrain.planner import (  # it simulates: too much for who only asks for --help
-        requested_schedule as read_schedule,
-    )
+    from foretrain.planner import requested_schedule  # it loads the simulator, which --help does not need
 
-    read_schedule(settings.schedule)
+    requested_schedule(settings.schedule)
     updating = isinstance(settings.transport, ParameterServer) and settings.transport.updates == "servers"
     _check_settings(settings, updating, servers, snapshots)
     _check_script(script, module)
-    # Servers that somebody else has started have their secret from there.
+    # Servers that were started elsewhere have a secret already.
     elsewhere = servers is not None and not servers.isdigit()
     secret = None if secret_file is None else read_secret(secret_file)
     require_torch("foretrain run")
@@ -78,30 +76,33 @@ def launch(
     if secret is not None:
         os.environ[SECRET] = secret
     elif run.parse_min_max_nnodes(job.nnodes)[1] == 1 and not elsewhere:
-        os.environ[SECRET] = secrets.token_hex(_SECRET_BYTES)
-    # A job that is started again over the store of the one before reads the addresses of ranks that are gone
-    # (pytorch#135712): with stock DDP on gloo every second restart failed.
+        os.environ[SECRET] = secrets.token_hex(SECRET_SIZE)
+    # A restarted job would read the addresses of dead ranks from the store of its last run (pytorch#135712): with stock
+    # DDP on gloo every second restart failed.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    own = ExitStack()
-    beside = None
+    cleanup = ExitStack()
+    started = None
     if elsewhere:
         os.environ[SERVERS] = servers or ""
     elif servers is not None:
-        _check_nodes(servers, job.nnodes)
+        if job.nnodes not in ("1", "1:1"):
+            remedy = "start `foretrain server` on hosts that all nodes reach, and write --servers HOST:PORT,..."
+            what = f"would be on the loopback device of one of {job.nnodes} nodes"
+            raise ConfigError("servers", servers, what, remedy)
         workers = run.determine_local_world_size(job.nproc_per_node)
         if updating and server_restarts and snapshots is None:
-            snapshots = Path(own.enter_context(TemporaryDirectory(prefix="foretrain-snapshots-")))
+            snapshots = Path(cleanup.enter_context(TemporaryDirectory(prefix="foretrain-snapshots-")))
         spec = ServerSpec(
             int(servers), workers, float(settings.timeouts.peer), server_restarts, updating, snapshots, every
         )
-        # torchrun ends its ranks when it is asked to end.
-        beside = own.enter_context(Servers(spec, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-        os.environ[SERVERS] = ",".join(beside.addresses)
+        # torchrun stops its ranks on SIGTERM.
+        started = cleanup.enter_context(Servers(spec, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        os.environ[SERVERS] = ",".join(started.addresses)
     try:
         if job.log_dir is None and job.redirects == job.tee == "0":
-            # Else torchrun's own, which holds nothing that anybody asked for, stays behind.
-            job.log_dir = own.enter_context(TemporaryDirectory(prefix="foretrain-run-"))
-        # With one node and no rendezvous named it takes a free port of its own, as with --standalone.
+            # torchrun's default folder would stay behind, empty.
+            job.log_dir = cleanup.enter_context(TemporaryDirectory(prefix="foretrain-run-"))
+        # With one node and no rendezvous, torchrun takes a free port, as with --standalone.
         run.run(job)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
@@ -109,12 +110,12 @@ def launch(
         sys.stderr.write(f"foretrain: rank {rank} (process {failure.pid}) {how} first; what it wrote says why\n")
         return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
     except SignalException as error:
-        if beside is not None and beside.failure is not None:
-            raise beside.failure from None
+        if started is not None and started.failure is not None:
+            raise started.failure from None
         sys.stderr.write(f"foretrain: ended by {error.sigval.name}; all ranks have stopped\n")
         return 128 + error.sigval
     finally:
-        own.close()
+        cleanup.close()
     return 0
 
 
@@ -136,12 +137,6 @@ def _check_settings(settings: LaunchSettings, updating: bool, servers: str | Non
         )
 
 
-def _check_nodes(servers: str, nodes: str) -> None:
-    if nodes not in ("1", "1:1"):
-        remedy = "start them with `foretrain server` on hosts that all nodes reach, and write --servers HOST:PORT,..."
-        raise ConfigError("servers", servers, f"would be on the loopback device of one of {nodes} nodes", remedy)
-
-
 def _check_script(script: Sequence[str], module: bool) -> None:
     name, path = script[0], Path(script[0])
     if module:
@@ -154,7 +149,7 @@ def _check_script(script: Sequence[str], module: bool) -> None:
 
 def read_secret(path: Path) -> str:
     """Return the secret in ``path``, as hexadecimal digits."""
-    remedy = f"make one with: openssl rand -hex {_SECRET_BYTES} > {path}; chmod 600 {path}; and copy it to every node"
+    remedy = f"make one with: openssl rand -hex {SECRET_SIZE} > {path}; chmod 600 {path}; and copy it to every node"
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -168,17 +163,17 @@ def read_secret(path: Path) -> str:
 
 
 def check_secret(text: str, field: str, value: str, remedy: str) -> None:
-    """ConfigError for what is no secret, as hexadecimal digits; ``value`` says where it is from."""
+    """Raise ConfigError if ``text`` is no secret in hexadecimal digits; ``value`` names its source."""
     try:
         found = bytes.fromhex(text)
     except ValueError:
         raise ConfigError(field, value, "holds no hexadecimal digits", remedy) from None
-    if len(found) < _SECRET_BYTES:
-        raise ConfigError(field, value, f"holds {len(found)} bytes, fewer than {_SECRET_BYTES}", remedy)
+    if len(found) < SECRET_SIZE:
+        raise ConfigError(field, value, f"holds {len(found)} bytes, fewer than {SECRET_SIZE}", remedy)
 
 
 def _job(arguments: Sequence[str], given: str) -> Namespace:
-    """Return what torchrun makes of ``arguments``; ConfigError, naming those ``given`` to us, where it refuses them."""
+    """Return ``arguments`` as torchrun parses them; ConfigError, naming the options ``given``, if it refuses them."""
     from torch.distributed import run
 
     def refuse(message: str) -> NoReturn:

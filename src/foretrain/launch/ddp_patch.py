@@ -1,8 +1,8 @@
-"""Takes a script's models over: who stands in for DistributedDataParallel, which optimizers there are, what was done.
+"""Patch of PyTorch around a script, which schedules the script's models.
 
-`DdpPatch` is a context manager around the script. Inside, every name that led to DistributedDataParallel leads to a
-`ScheduledDataParallel`, every optimizer is noted as it is made, and process groups are destroyed only when nothing is
-in flight. Afterwards rank 0 says in at most three lines what became of the models.
+Inside of `DdpPatch` every name of DistributedDataParallel refers to a `ScheduledDataParallel`, every optimizer is
+recorded as it is made, and models are closed before their process groups are destroyed. Afterwards rank 0 prints a
+summary of at most three lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,27 +23,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from foretrain.launch import LaunchSettings
-from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel, say, sharded
+from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel, report, sharded
 from foretrain.torch_version import require_torch
 
-if TYPE_CHECKING:
-    pass
-
-_ROOM = 512
-"""Bytes that a rank has in the agreement: a digest and its reason."""
-_SHOWN = 3
+_AGREEMENT_SIZE = 512
+"""Bytes of each rank in the agreement: a digest and its reason."""
+_SUMMARY_LINES = 3
 
 
 class DdpPatch:
-    """Use as a context manager around a script; see the module.
-
-    Leaving it puts everything back and says what was done. It raises what the last flush raises.
-    """
+    """Context manager around a script; see the module. Leaving it restores PyTorch and closes all models."""
 
     parallel: ClassVar[type[ScheduledDataParallel]] = ScheduledDataParallel
-    """What stands in for DistributedDataParallel."""
+    """Replacement of DistributedDataParallel."""
     recorded: Callable[[ScheduledDataParallel], ModelRecord] = ModelRecord
-    """Makes the record of a model."""
+    """Maker of a model's record."""
 
     def __init__(self, settings: LaunchSettings) -> None:
         require_torch("foretrain run")
@@ -54,12 +48,12 @@ class DdpPatch:
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> DdpPatch:
-        # The name and home of the class it replaces: scripts compare them, and what is pickled must load without us.
-        home = {"takeover": self, "__module__": DistributedDataParallel.__module__, "__doc__": None}
-        self._replace(DistributedDataParallel, type("DistributedDataParallel", (self.parallel,), home))
-        self._replace(dist.destroy_process_group, self._flushing(dist.destroy_process_group))
+        # Name and module of the replaced class: scripts compare them, and pickled models must load without foretrain.
+        body = {"takeover": self, "__module__": DistributedDataParallel.__module__, "__doc__": None}
+        self._replace(DistributedDataParallel, type("DistributedDataParallel", (self.parallel,), body))
+        self._replace(dist.destroy_process_group, self._closing_models(dist.destroy_process_group))
         for method in ("__init__", "add_param_group"):
-            self._set(Optimizer, method, self._noting(getattr(Optimizer, method)))
+            self._set(Optimizer, method, self._tracking(getattr(Optimizer, method)))
         return self
 
     def __exit__(
@@ -73,12 +67,12 @@ class DdpPatch:
                 record.end(None if done else error)
         finally:
             for line in self._summary():
-                say(line)
+                report(line)
 
     def _summary(self) -> list[str]:
         lines = [record.line() for record in self._records if record.steps]
-        if len(lines) > _SHOWN:
-            return [*lines[: _SHOWN - 1], f"and {len(lines) - _SHOWN + 1} models more"]
+        if len(lines) > _SUMMARY_LINES:
+            return [*lines[: _SUMMARY_LINES - 1], f"and {len(lines) - _SUMMARY_LINES + 1} models more"]
         if lines:
             return lines
         if self._records:
@@ -86,12 +80,12 @@ class DdpPatch:
         why = ", and FSDP or tensor parallelism is not scheduled" if self._sharded else ""
         return [f"nothing was taken over: the script made no DistributedDataParallel{why}; it ran as it is"]
 
-    # What `ScheduledDataParallel` asks for.
+    # ── calls of `ScheduledDataParallel` ──
 
     def enter(self, wrapper: ScheduledDataParallel) -> ModelRecord:
-        """Notes a model. All ranks make one at the same place, so models that are gone end here and not by chance."""
+        """Record a model, and close models that are gone: all ranks come here at the same place."""
         if any(record.attached is not None for record in self._records):
-            gc.collect()  # what a cycle keeps would be gone on some ranks and not on others, and ending is collective
+            gc.collect()  # closing is collective, and a cycle may keep a model alive on some ranks only
         for record in self._records:
             if record.wrapper() is None and record.attached is not None:
                 record.end()
@@ -99,28 +93,28 @@ class DdpPatch:
         return self._records[-1]
 
     def plan(self, wrapper: ScheduledDataParallel, reason: str | None) -> AgreedPlan:
-        """How ``wrapper``, for which ``reason`` may speak against a schedule, is to train. Collective."""
+        """Return how all ranks train ``wrapper``; a ``reason`` prevents a schedule. Collective."""
         optimizers = ()
         if reason is None:
-            optimizers = self._holders(wrapper.module)
+            optimizers = self._optimizers_of(wrapper.module)
             if _shared(optimizers):
                 optimizers = ()
-                gc.collect()  # one that a cycle kept may have been replaced by the other
-                optimizers = self._holders(wrapper.module)
-            reason = self._obstacle(wrapper, optimizers)
+                gc.collect()  # a cycle may keep an optimizer that was replaced
+                optimizers = self._optimizers_of(wrapper.module)
+            reason = self._reason_against(wrapper, optimizers)
         digest = _digest(wrapper.module, optimizers)
         agreed = _agree(wrapper.process_group, wrapper.device, digest, reason)
         return AgreedPlan(optimizers, None) if agreed is None else AgreedPlan((), agreed)
 
-    # Optimizers.
+    # ── optimizers ──
 
-    def _holders(self, module: nn.Module) -> tuple[Optimizer, ...]:
-        """The optimizers that hold a parameter of ``module``, in the order they were made."""
+    def _optimizers_of(self, module: nn.Module) -> tuple[Optimizer, ...]:
+        """Return the optimizers that hold a parameter of ``module``, in the order they were made."""
         wanted = set(module.parameters())
         living = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
         return tuple(optimizer for optimizer in living if wanted.intersection(_parameters(optimizer)))
 
-    def _obstacle(self, wrapper: ScheduledDataParallel, optimizers: tuple[Optimizer, ...]) -> str | None:
+    def _reason_against(self, wrapper: ScheduledDataParallel, optimizers: tuple[Optimizer, ...]) -> str | None:
         if not optimizers:
             return "no optimizer held its parameters when training began"
         if names := _shared(optimizers):
@@ -134,32 +128,35 @@ class DdpPatch:
             return "its optimizer runs inside the backward pass"
         return None
 
-    def _note(self, optimizer: Optimizer) -> None:
-        """An optimizer was made, or got parameters."""
+    def _track(self, optimizer: Optimizer) -> None:
+        """Record an optimizer that was made or given parameters; a model in training must fall back."""
         if not any(reference() is optimizer for reference in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer, self._optimizers.remove))
         self._sharded = self._sharded or any(map(sharded, _parameters(optimizer)))
         for record in self._records:
             wrapper = record.wrapper()
-            if wrapper is not None and record.attached is not None and not wrapper.knows(optimizer):
+            if wrapper is not None and record.attached is not None and not wrapper.trains_with(optimizer):
                 if set(_parameters(optimizer)).isdisjoint(wrapper.module.parameters()):
                     continue
-                wrapper.leave_soon(f"{type(optimizer).__name__} was made, or given parameters, after training began")
-                # Until then it must find gradients as DistributedDataParallel would have left them.
-                optimizer.register_step_pre_hook(_Landing(wrapper))
+                wrapper.fall_back_later(
+                    f"{type(optimizer).__name__} was made, or given parameters, after training began"
+                )
+                # Until then it must find reduced gradients.
+                synchronize = weakref.WeakMethod(wrapper.synchronize)
+                optimizer.register_step_pre_hook(lambda *_, method=synchronize: (call := method()) and call())
 
-    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _tracking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def noting(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             result = original(optimizer, *args, **kwargs)
-            self._note(optimizer)
+            self._track(optimizer)
             return result
 
         return noting
 
-    # Names.
+    # ── replaced names ──
 
-    def _flushing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _closing_models(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
             for record in self._records:
@@ -171,10 +168,12 @@ class DdpPatch:
         return destroy_process_group
 
     def _replace(self, original: object, replacement: object) -> None:
-        """Every module that knows ``original`` under some name knows ``replacement`` under it."""
+        """Replace ``original`` in all modules, under whatever names they have it."""
         for home, module in list(sys.modules.items()):
             if not home.startswith("foretrain."):
-                for name in [name for name, value in _names(module) if value is original]:
+                # Not dir(), which would import what some modules load lazily.
+                names = [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is original]
+                for name in names:
                     self._set(module, name, replacement)
 
     def _set(self, owner: object, name: str, value: object) -> None:
@@ -182,29 +181,12 @@ class DdpPatch:
         setattr(owner, name, value)
 
 
-class _Landing:
-    """A step pre-hook that lets what is in flight land; holds the model weakly."""
-
-    def __init__(self, wrapper: ScheduledDataParallel) -> None:
-        self._wrapper = weakref.ref(wrapper)
-
-    def __call__(self, *_: Any) -> None:
-        wrapper = self._wrapper()
-        if wrapper is not None:
-            wrapper.land()
-
-
-def _names(module: object) -> list[tuple[str, object]]:
-    # Not by dir(): that would import what some modules load lazily.
-    return list(getattr(module, "__dict__", {}).items())
-
-
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _shared(optimizers: tuple[Optimizer, ...]) -> tuple[str, str] | None:
-    """The classes of two optimizers that hold the same parameter."""
+    """Return the classes of two optimizers that hold the same parameter, if any."""
     owner: dict[torch.Tensor, Optimizer] = {}
     for optimizer in optimizers:
         for parameter in _parameters(optimizer):
@@ -214,7 +196,7 @@ def _shared(optimizers: tuple[Optimizer, ...]) -> tuple[str, str] | None:
 
 
 def _digest(module: nn.Module, optimizers: tuple[Optimizer, ...]) -> bytes:
-    """What all ranks must have in common before they attach: names, shapes, and who updates what."""
+    """Return a hash of what all ranks must have in common: parameters, and the optimizers that hold them."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     model = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for p, name in names.items()]
     updates = [
@@ -228,17 +210,17 @@ def _digest(module: nn.Module, optimizers: tuple[Optimizer, ...]) -> bytes:
 
 
 def _agree(group: dist.ProcessGroup, device: torch.device, digest: bytes, reason: str | None) -> str | None:
-    """Return why not to attach, or None if no rank of ``group`` has a reason and all their digests are the same.
+    """Return why not to attach, or None if no rank of ``group`` has a reason and all digests are equal.
 
     One all-gather of a fixed size; all ranks return the same.
     """
-    text = (reason or "").encode()[: _ROOM - len(digest)]
-    mine = torch.tensor(list((digest + text).ljust(_ROOM, b"\0")), dtype=torch.uint8, device=device)
-    gathered = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(gathered, mine, group=group)
-    said = [bytes(theirs.tolist()) for theirs in gathered]
-    reasons = [each[len(digest) :].rstrip(b"\0").decode(errors="ignore") for each in said]
+    text = (reason or "").encode()[: _AGREEMENT_SIZE - len(digest)]
+    own = torch.tensor(list((digest + text).ljust(_AGREEMENT_SIZE, b"\0")), dtype=torch.uint8, device=device)
+    gathered = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(gathered, own, group=group)
+    rows = [bytes(row.tolist()) for row in gathered]
+    reasons = [row[len(digest) :].rstrip(b"\0").decode(errors="ignore") for row in rows]
     given = [f"{text} (rank {rank})" for rank, text in enumerate(reasons) if text]
     if given:
         return reasons[0] if len(set(reasons)) == 1 else given[0]
-    return None if len(set(said)) == 1 else "the ranks hold different models or optimizers"
+    return None if len(set(rows)) == 1 else "the ranks hold different models or optimizers"

@@ -1,16 +1,16 @@
-"""The DistributedDataParallel that a script gets under ``foretrain run``.
+"""DistributedDataParallel that a script gets under ``foretrain run``.
 
-    # Note [One object, two ways]
+    # Note [Scheduled or stock]
     A script may keep the object, hand it on and ask isinstance, and whether it can be scheduled is known only when
     training begins: the optimizer usually comes after the wrapper. So the object *is* a DistributedDataParallel, built
-    as always but for the reducer, the part that reduces gradients. At the first training forward either a runtime is
-    attached to the module inside, or the reducer is built after all, and from then on every method does what it does
-    in PyTorch. Whatever needs the reducer before, PyTorch's own private methods included, finds no attribute
-    ``reducer``, and asking for it decides for the second way.
+    as always but for the reducer, which reduces gradients. At the first training forward either a runtime is attached
+    to the module inside, or the reducer is built after all, and from then on every method does what it does in
+    PyTorch. Code that needs the reducer earlier, PyTorch's own private methods included, finds no attribute
+    ``reducer``, and this lookup makes the model fall back to PyTorch's.
 
-All ranks must go the same way, so they agree once, by one small collective. What makes a rank leave the schedule later
-(an optimizer made in the middle of training, ``join()``) is the script's doing and happens on all ranks at the same
-place; a rank that left alone would be reported as lost by the others.
+All ranks must do the same, so they agree once, by one small collective. Later reasons to fall back (an optimizer made
+in the middle of training, ``join()``) are in the script, and so come on all ranks at the same place; a rank that fell
+back alone would be reported as lost by the others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _STOCK = "PyTorch's own DistributedDataParallel"
 _KEPT = 1000
-"""Steps whose times count for the median."""
+"""Most steps in the median."""
 _SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 _COMPRESSIONS: Mapping[object, Compression | None] = {
     allreduce_hook: None,
@@ -64,34 +64,34 @@ _COMPRESSIONS: Mapping[object, Compression | None] = {
 
 @dataclass(slots=True)
 class _Role:
-    """Which of the two ways an object goes; see Note [One object, two ways].
+    """State of a wrapper: scheduled or stock; see Note [Scheduled or stock].
 
     Attributes:
-        reason: why it must be the stock one; None while nothing speaks against a schedule.
-        reducer: what PyTorch builds the reducer from; None once it is built.
-        later: what to do once there is a reducer.
-        compression: what those hooks send gradients as.
+        reason: why it must be stock; None as long as it can be scheduled.
+        reducer: arguments of PyTorch's reducer; None once it is built.
+        deferred: functions to call when there is a reducer.
+        compression: of the communication hooks that were registered.
         agreed: whether the ranks have decided.
         optimizers: those it was attached with, weakly.
-        quiet: the runtime's `no_sync`, while forward passes begin that shall not be reduced.
+        no_sync_context: the runtime's `no_sync`, entered while the script does not synchronise.
     """
 
     reason: str | None = None
     reducer: tuple[Any, ...] | None = None
-    later: list[Callable[[DistributedDataParallel], None]] = field(default_factory=list)
+    deferred: list[Callable[[DistributedDataParallel], None]] = field(default_factory=list)
     compression: Compression | None = None
     agreed: bool = False
     optimizers: list[weakref.ref[Optimizer]] = field(default_factory=list)
-    quiet: AbstractContextManager[None] | None = None
+    no_sync_context: AbstractContextManager[None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AgreedPlan:
-    """What the ranks agreed on.
+    """Agreement of the ranks on one model.
 
     Attributes:
         optimizers: those that hold the model's parameters, in the order they were made.
-        reason: why the model stays with the stock DistributedDataParallel; None if it does not.
+        reason: why the model stays with the stock DistributedDataParallel; None if it is scheduled.
     """
 
     optimizers: tuple[Optimizer, ...] = ()
@@ -99,7 +99,7 @@ class AgreedPlan:
 
 
 class ModelRecord:
-    """What became of one model, for the summary; outlives the model and owns its runtime.
+    """Record of one model for the summary; outlives the model and owns its runtime.
 
     Attributes:
         name: the model's class.
@@ -121,11 +121,11 @@ class ModelRecord:
         self._line: str | None = None
 
     def tick(self) -> None:
-        """A step begins."""
+        """Record the beginning of a step."""
         now = time.perf_counter()
         scheduled = self.attached is not None and self.attached.schedule is not None
         if scheduled != self._scheduled:
-            # Steps that were only observed say nothing about the schedule, nor scheduled ones about the stock way.
+            # Steps that were only observed report nothing about the schedule, nor scheduled ones about the stock way.
             self._scheduled = scheduled
             self._intervals.clear()
         elif self._last is not None:
@@ -134,15 +134,15 @@ class ModelRecord:
         self.steps += 1
 
     def stock(self, reason: str) -> None:
-        """The model goes the stock way, and rank 0 says why; a runtime is flushed and ended."""
+        """Close the runtime, if any, and report the ``reason`` for PyTorch's own."""
         self.reason = reason
         attached, self.attached = self.attached, None
         if attached is not None:
             attached.close()
-        say(f"{self.name} runs with {_STOCK}: {reason}")
+        report(f"{self.name} runs with {_STOCK}: {reason}")
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the runtime: flushed, or after an error without waiting for ranks that may not come."""
+        """Close the runtime; after an ``error`` without waiting for other ranks."""
         self._line = self.line()
         attached, self.attached = self.attached, None
         if attached is not None and error is not None:
@@ -151,7 +151,7 @@ class ModelRecord:
             attached.close()
 
     def line(self) -> str:
-        """Schedule, steps, median and distance from T*."""
+        """Return a line with schedule, steps, median and gap from T*."""
         if self._line is not None:
             return self._line
         times = [f"{self.steps} step{'s' if self.steps != 1 else ''}"]
@@ -169,27 +169,27 @@ class ModelRecord:
 
 
 class Takeover(Protocol):
-    """Decides for a script which of its models are scheduled; `foretrain.launch.ddp_patch.DdpPatch` is one."""
+    """Owner of a script's models, which decides with all ranks which are scheduled; `DdpPatch` is one."""
 
     settings: LaunchSettings
 
     def enter(self, wrapper: ScheduledDataParallel) -> ModelRecord:
-        """Return the record of a model that was wrapped just now."""
+        """Return the record of a new wrapper."""
         ...
 
     def plan(self, wrapper: ScheduledDataParallel, reason: str | None) -> AgreedPlan:
-        """Return how all ranks train ``wrapper``; ``reason`` speaks against a schedule. Collective."""
+        """Return how all ranks train ``wrapper``; a ``reason`` prevents a schedule. Collective."""
         ...
 
 
 class ScheduledDataParallel(DistributedDataParallel):
-    """A DistributedDataParallel whose gradients travel by foretrain's schedule where that is possible.
+    """DistributedDataParallel whose gradients are exchanged by foretrain's schedule if possible.
 
     Takes all of its arguments, raises its errors, has its attributes and state_dict keys (``module.…``), and does its
-    initial synchronisation when it is made. See Note [One object, two ways].
+    initial synchronisation when it is made. See Note [Scheduled or stock].
 
     Attributes:
-        takeover: what it reports to; set in the subclass that `DdpPatch` puts in DistributedDataParallel's place.
+        takeover: its owner; set in the subclass that `DdpPatch` puts in DistributedDataParallel's place.
     """
 
     takeover: ClassVar[Takeover]
@@ -203,10 +203,10 @@ class ScheduledDataParallel(DistributedDataParallel):
         super().__init__(module, *args, **options)
         self._record = self.takeover.enter(self)
 
-    # What is asked of it while it trains.
+    # ── public methods ──
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward; the first one with gradients enabled decides how they will be reduced."""
+        """Call the module's forward; the first call with gradients enabled decides how they will be reduced."""
         if torch.is_grad_enabled():
             self._before_training()
         if self._role.reducer is None:
@@ -217,7 +217,7 @@ class ScheduledDataParallel(DistributedDataParallel):
             device = torch.device(self.device_type, self.device_ids[0])
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
         output = self.module(*inputs, **kwargs)
-        # As PyTorch's own forward leaves it: whether the next one shares buffers.
+        # Like PyTorch's own forward: whether the next one shares buffers.
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
 
@@ -226,77 +226,78 @@ class ScheduledDataParallel(DistributedDataParallel):
         attached = self._record.attached
         if attached is None:
             self._sync_buffers()
-        elif not attached.apart:
+        elif not attached.asynchronous:
             attached.share_buffers()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """PyTorch's fp16, bf16 and plain hooks become the schedule's compression; any other needs the reducer."""
+        """Take PyTorch's fp16, bf16 and plain hooks as the schedule's compression; for others fall back."""
         self._check_comm_hook(hook)
-        ours = state is None or state is self.process_group
-        self._hook(hook, ours, lambda ddp: DistributedDataParallel.register_comm_hook(ddp, state, hook))
+        known = state is None or state is self.process_group
+        self._hook(hook, known, lambda ddp: DistributedDataParallel.register_comm_hook(ddp, state, hook))
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
         register = DistributedDataParallel._register_builtin_comm_hook
         self._hook(comm_hook_type, True, lambda ddp: register(ddp, comm_hook_type))
 
-    def _hook(self, hook: object, ours: bool, register: Callable[[DistributedDataParallel], None]) -> None:
+    def _hook(self, hook: object, known: bool, register: Callable[[DistributedDataParallel], None]) -> None:
         role = self._role
         if role.reducer is None:
             register(self)
             return
-        role.later.append(register)
-        if self._record.attached is not None or hook not in _COMPRESSIONS or not ours:
-            self.leave(f"the communication hook {getattr(hook, '__name__', hook)} needs PyTorch's reducer")
+        role.deferred.append(register)
+        if self._record.attached is not None or hook not in _COMPRESSIONS or not known:
+            self.fall_back(f"the communication hook {getattr(hook, '__name__', hook)} needs PyTorch's reducer")
         else:
             role.compression = _COMPRESSIONS[hook]
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """Uneven inputs are the reducer's business: a rank that has none left must mirror what the others send."""
-        # Agreed here and not at the first forward: a rank without any input has none, and all ranks come by here.
+        """Fall back: with uneven inputs the reducer of a rank without any left mirrors the others' collectives."""
+        # Agree here, where all ranks come by: a rank without any input has no first forward.
         self._role.reason = self._role.reason or "join() needs PyTorch's reducer"
-        self.leave(self._role.reason)
+        self.fall_back(self._role.reason)
         if not self._role.agreed:
             self._decide()
         return super().join_hook(**kwargs)
 
-    # How it goes one way or the other.
+    # ── the decision ──
 
     @torch.compiler.disable(recursive=True)
     def _before_training(self) -> None:
         if not self._role.agreed:
             self._decide()
         elif self._record.attached is not None and self._role.reason:
-            self.leave(self._role.reason)
+            self.fall_back(self._role.reason)
         if self._record.attached is not None:
             self._follow(self._record.attached)
         if self.require_backward_grad_sync:
             self._record.tick()
 
     def _follow(self, attached: AttachedModel[Any]) -> None:
-        """As in PyTorch, what the flag says now holds for the backward pass; `no_sync` and some scripts set it."""
+        """Apply the wrapper's flag, set by `no_sync` or by the script, to the next backward pass, as PyTorch does."""
         role = self._role
-        if not self.require_backward_grad_sync and role.quiet is None:
-            role.quiet = attached.no_sync()
-            role.quiet.__enter__()
-        elif self.require_backward_grad_sync and role.quiet is not None:
-            role.quiet.__exit__(None, None, None)
-            role.quiet = None
+        if not self.require_backward_grad_sync and role.no_sync_context is None:
+            role.no_sync_context = attached.no_sync()
+            role.no_sync_context.__enter__()
+        elif self.require_backward_grad_sync and role.no_sync_context is not None:
+            role.no_sync_context.__exit__(None, None, None)
+            role.no_sync_context = None
 
     def _decide(self) -> None:
-        """Attaches a runtime or builds the reducer, as the ranks agree."""
+        """Attach a runtime or build the reducer, as the ranks agree."""
         role = self._role
         plan = self.takeover.plan(self, role.reason)
         role.agreed = True
         if plan.reason is None:
             try:
                 self._attach(plan.optimizers)
+                role.optimizers = list(map(weakref.ref, plan.optimizers))
                 return
             except ConfigError as error:
-                # On all ranks alike: they agreed that what they attach has the same shape everywhere.
+                # All ranks raise it: they agreed on equal models and optimizers.
                 role.reason = str(error)
         else:
             role.reason = plan.reason
-        self._build()
+        self._build_reducer()
         self._record.stock(role.reason)
 
     def _attach(self, optimizers: tuple[Optimizer, ...]) -> None:
@@ -309,53 +310,48 @@ class ScheduledDataParallel(DistributedDataParallel):
             schedule=settings.schedule,
             group=None if self.process_group is dist.group.WORLD else self.process_group,
             compression=settings.compression or self._role.compression,
-            # Where PyTorch does it, when the wrapper is called: `model.module(x)` must not wait for other ranks.
+            # Buffers are shared when the wrapper is called, as in PyTorch: `model.module(x)` must not be collective.
             broadcast_buffers=False,
             transport=settings.transport,
             timeouts=settings.timeouts,
             tune=settings.tune,
         )
-        self._note(optimizers)
 
-    def _note(self, optimizers: tuple[Optimizer, ...]) -> None:
-        """It trains with these."""
-        self._role.optimizers = list(map(weakref.ref, optimizers))
-
-    def leave(self, reason: str) -> None:
-        """From here on the stock way, whatever was decided; nothing happens where it is the stock way already."""
+    def fall_back(self, reason: str) -> None:
+        """Use PyTorch's reducer from here on, unless it is used already."""
         role = self._role
         if role.reducer is None:
             return
         role.reason = role.reason or reason
         if self._record.attached is not None:
             self._record.stock(role.reason)
-            role.quiet = None
-        self._build()
+            role.no_sync_context = None
+        self._build_reducer()
 
-    def leave_soon(self, reason: str) -> None:
-        """The same at the next training forward: a backward pass under way still finds the hooks it began with."""
+    def fall_back_later(self, reason: str) -> None:
+        """Fall back at the next training forward: a backward pass under way keeps the hooks it began with."""
         if self._record.attached is not None:
             self._role.reason = reason
 
-    def knows(self, optimizer: Optimizer) -> bool:
-        """Return whether it trains with ``optimizer`` as it stands."""
+    def trains_with(self, optimizer: Optimizer) -> bool:
+        """Return whether the model was attached with ``optimizer``."""
         return any(reference() is optimizer for reference in self._role.optimizers)
 
-    def land(self) -> None:
-        """Afterwards nothing is in flight: gradients are reduced and parameters updated."""
+    def synchronize(self) -> None:
+        """Wait until gradients are reduced and parameters updated."""
         if self._record.attached is not None:
             self._record.attached.synchronize()
 
-    def _build(self) -> None:
+    def _build_reducer(self) -> None:
         role = self._role
         if role.reducer is None:
             return
         needed, role.reducer = role.reducer, None
         super()._ddp_init_helper(*needed)
-        for act in role.later:
+        for act in role.deferred:
             act(self)
 
-    # What PyTorch's own methods come by.
+    # ── overridden private methods ──
 
     def _ddp_init_helper(
         self, parameters: Any, expect_sparse_gradient: list[bool], param_to_name_mapping: Any, static_graph: bool
@@ -370,24 +366,24 @@ class ScheduledDataParallel(DistributedDataParallel):
             super()._ddp_init_helper(*needed)
 
     def _set_static_graph(self) -> None:
-        # To a schedule every graph is dynamic; a reducer built later still wants to know.
+        # A schedule treats every graph as dynamic; a reducer that is built later must know.
         if self._role.reducer is None:
             super()._set_static_graph()
         else:
-            self._role.later.append(DistributedDataParallel._set_static_graph)
+            self._role.deferred.append(DistributedDataParallel._set_static_graph)
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        self.leave("PyTorch's replicate() drives it by private methods")
+        self.fall_back("PyTorch's replicate() drives it by private methods")
         return super()._pre_forward(*inputs, **kwargs)
 
     def _register_buffer_comm_hook(self, *args: Any, **kwargs: Any) -> None:
-        self.leave("a buffer communication hook needs PyTorch's reducer")
+        self.fall_back("a buffer communication hook needs PyTorch's reducer")
         super()._register_buffer_comm_hook(*args, **kwargs)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         if self._role.reducer is None:
             return super()._get_ddp_logging_data()
-        # Often asked for by one rank alone, which must not leave because of it.
+        # Often called by one rank alone, which must not fall back alone.
         return {
             "module_name": type(self.module).__name__,
             "world_size": self.process_group.size(),
@@ -397,7 +393,7 @@ class ScheduledDataParallel(DistributedDataParallel):
 
     def __getattr__(self, name: str) -> Any:
         if name == "reducer" and self._role.reducer is not None:
-            self.leave("the script uses PyTorch's reducer")
+            self.fall_back("the script uses PyTorch's reducer")
             return self.reducer
         return super().__getattr__(name)
 
@@ -409,7 +405,7 @@ class ScheduledDataParallel(DistributedDataParallel):
         return state | {"broadcast_buffers": self.forward_sync_buffers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy decides for itself, should it ever train.
+        # A copy decides anew if it is trained.
         self._role = _Role()
         self.logger = None
         super().__setstate__(state)
@@ -417,7 +413,7 @@ class ScheduledDataParallel(DistributedDataParallel):
 
 
 def _unsupported(given: Mapping[str, Any]) -> str | None:
-    """Why a wrapper made with these arguments cannot be scheduled, or None."""
+    """Return why a wrapper made with these arguments cannot be scheduled; None if it can."""
     for option in ("delay_all_reduce_named_params", "mixed_precision", "skip_all_reduce_unused_params"):
         if given.get(option):
             return f"its option {option} needs PyTorch's reducer"
@@ -429,26 +425,23 @@ def _unsupported(given: Mapping[str, Any]) -> str | None:
         return "it has parameters that DistributedDataParallel is told to ignore"
     if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
         return "it contains another DistributedDataParallel"
-    return next(filter(None, map(_unfit, module.parameters())), None)
-
-
-def _unfit(parameter: Tensor) -> str | None:
-    if parameter.is_meta:
-        return "it has parameters on the meta device"
-    if sharded(parameter):
-        return "its parameters are sharded (FSDP or tensor parallel)"
-    if parameter.is_complex():
-        return "it has complex parameters"
+    for parameter in module.parameters():
+        if parameter.is_meta:
+            return "it has parameters on the meta device"
+        if sharded(parameter):
+            return "its parameters are sharded (FSDP or tensor parallel)"
+        if parameter.is_complex():
+            return "it has complex parameters"
     return None
 
 
 def sharded(parameter: Tensor) -> bool:
-    """Return whether each rank holds a part of it, as under FSDP or tensor parallelism."""
+    """Return whether each rank holds a part of ``parameter``, as under FSDP or tensor parallelism."""
     return isinstance(parameter, DTensor) or hasattr(parameter, "_fsdp_flattened")
 
 
-def say(text: str) -> None:
-    """One line to stderr, from rank 0."""
+def report(text: str) -> None:
+    """Write one line to stderr, on rank 0."""
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"foretrain: {text}\n")
         sys.stderr.flush()

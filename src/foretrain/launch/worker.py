@@ -1,7 +1,7 @@
-"""``python -m foretrain.launch.worker [OPTION...] train.py ARGUMENT...``: one rank, as torchrun starts it.
+"""One rank, as torchrun starts it: ``python -m foretrain.launch.worker [OPTION...] train.py ARGUMENT...``.
 
-The script sees what it would see under ``python train.py``: its ``__main__``, its arguments, its folder first on
-``sys.path``, and tracebacks that begin in its own code. Only DistributedDataParallel is replaced.
+The script runs as under ``python train.py``: with its ``__main__``, its arguments, its folder first on ``sys.path``,
+and tracebacks that begin in its own code. Only DistributedDataParallel is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     show_log()
     sys.excepthook = print_script_traceback
-    end_with_parent()  # torchrun ends its ranks when it is asked to end, but not when it is killed
+    end_with_parent()  # torchrun stops its ranks on SIGTERM, but not when it is killed
     with DdpPatch(settings(options)):
         run_as_main(options.script[0], options.script[1:], module=options.module)
 
@@ -43,7 +43,7 @@ def show_log() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the reader of `foretrain.launch.LaunchSettings.arguments` and of the script with its arguments."""
+    """Return the parser of `foretrain.launch.LaunchSettings.arguments` and of the script with its arguments."""
     parser = argparse.ArgumentParser(prog="python -m foretrain.launch.worker", allow_abbrev=False)
     parser.add_argument("--schedule", default=LaunchSettings().schedule)
     parser.add_argument("--compression", choices=get_args(Compression))
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")
-    # One argument and not two: between two of them argparse would swallow a "--" that is the script's.
+    # One argument, not two: between two of them argparse would drop a "--" that belongs to the script.
     parser.add_argument("script", nargs=argparse.REMAINDER)
     return parser
 
@@ -73,7 +73,7 @@ def run_as_main(script: str, arguments: Sequence[str], *, module: bool = False) 
     """Run a script, or with ``module`` a module by its dotted name, as ``__main__``; errors pass through."""
     sys.argv = [script, *arguments]
     if module:
-        # The current folder leads sys.path already: this process was started with -m too.
+        # The current folder is first on sys.path already: this process was started with -m, too.
         runpy.run_module(script, run_name="__main__", alter_sys=True)
         return
     if not sys.flags.safe_path:
@@ -82,7 +82,7 @@ def run_as_main(script: str, arguments: Sequence[str], *, module: bool = False) 
 
 
 def print_script_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print ``error`` without the frames that led to the script, which are not the user's."""
+    """Print ``error`` without foretrain's frames before those of the script."""
     while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -57,7 +57,6 @@ class SimulatedParallel(ScheduledDataParallel):
             self._role.compression,
             taking.launch,
         )
-        self._note(optimizers)
 
 
 class SimulatedTakeover(DdpPatch):
@@ -199,9 +198,9 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         self._lane = device.new_stream()
         self._began: torch.cuda.Event | None = None
         self._told = False
-        self._take()
+        self._claim_parameters()
         self._list_parameters()
-        self._begin(optimizers, group, Buffers(model, group, self._together))
+        self._begin(optimizers, group, Buffers(model, group, self._check_peers))
 
     def close(self) -> None:
         """Make the current stream wait for all gradients and updates; then PyTorch goes on alone."""
@@ -213,14 +212,14 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
 
     def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
         """Launch a step's updates each behind its gradients; False where the step must be done as a whole."""
-        if self._machinery is None or self._barrier:
+        if self._runtime is None or self._barrier:
             self.gather()
             return False
-        access_guards.updating[threading.get_ident()] = self._machinery.updates.by_id
+        access_guards.updating[threading.get_ident()] = self._runtime.updates.by_id
         try:
             for hook in tuple(_global_optimizer_pre_hooks.values()):
                 hook(optimizer, (), {})
-            deferred = self._machinery.scheduled.step(place, optimizer, tasks)
+            deferred = self._runtime.scheduled.step(place, optimizer, tasks)
         finally:
             del access_guards.updating[threading.get_ident()]
         if not deferred:
@@ -243,13 +242,13 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
     def gather(self) -> None:
         """Make the current stream wait for all gradients and updates."""
         super().gather()
-        if self._machinery is None and not self._closed:
+        if self._runtime is None and not self._closed:
             self._began = torch.cuda.Event(enable_timing=True)
             self._began.record()
 
     def stepped(self, took: Time) -> None:
         """Ask the device how long the launched step takes, as the host only launches it."""
-        if self._machinery is None and self._began is not None:
+        if self._runtime is None and self._began is not None:
             ended = torch.cuda.Event(enable_timing=True)
             ended.record()
             ended.synchronize()
@@ -261,7 +260,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
     def _connect(self) -> None:
         """Do nothing: there are no links."""
 
-    def _together(self) -> None:
+    def _check_peers(self) -> None:
         """Do nothing: the executor notices a lost rank."""
 
     def _raise_failure(self) -> None:
@@ -296,4 +295,4 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         if not self._closed:
             self._closed = True
             self._stop_scheduling(reason)
-            self._let_go()
+            self._release_model()

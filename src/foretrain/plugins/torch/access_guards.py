@@ -1,15 +1,15 @@
-"""Reading waits: whoever looks at a gradient or a parameter that is under way gets it when it is whole.
+"""Guards of accesses to parameters and gradients: a reader waits until the pending update or sum is complete.
 
-Communication runs on across `optimizer.step()`, so for a while a parameter's last update and a gradient's sum are still
-to come. Module hooks alone miss readers (``nn.MultiheadAttention`` uses its ``out_proj.weight`` without calling
-``out_proj``; a tied head uses ``embedding.weight``; loggers, clippers and GradScaler read ``.grad``), and a reader that
-is missed computes with half of an update, silently. While anything is attached, these therefore ask first:
+Communication runs on across `optimizer.step()`, so for a while a parameter's last update and a gradient's sum are
+pending. Module hooks alone miss readers (``nn.MultiheadAttention`` uses its ``out_proj.weight`` without calling
+``out_proj``; a tied head uses ``embedding.weight``; loggers, clippers and GradScaler read ``.grad``), and a missed
+reader computes with half of an update, silently. While anything is attached, these accesses therefore wait:
 
     parameter.grad, .data, .detach(), .clone(), .cpu(), .numpy(), .tolist(), deepcopy and pickle of a parameter,
     module.<parameter>, module.parameters(), group["params"] of an attached optimizer, zero_grad()
 
-Each costs a look into a dictionary that is empty most of the time. What remains unseen is arithmetic on a list of
-parameters kept from before, between ``step()`` and the next forward pass: `Attached.synchronize` is for that.
+Each costs a lookup in a dictionary that is empty most of the time. Arithmetic on a list of parameters made earlier,
+between ``step()`` and the next forward pass, is not guarded: call `Attached.synchronize` before.
 """
 
 from __future__ import annotations
@@ -34,70 +34,68 @@ class GradientOwner(Protocol):
         ...
 
     def drop(self, key: int, zeros: bool) -> None:
-        """Forget the gradient of the parameter with this id; ``zeros`` says whether zeros shall take its place."""
+        """Clear the gradient of the parameter with this id, to zeros or None."""
         ...
 
 
 pending_updates: dict[int, Callable[[int], None]] = {}
-"""Per id of a parameter whose update is still to come: called with the id, it returns when the update is there."""
+"""By id of a parameter with a pending update: waits for the update, called with the id."""
 held: dict[int, GradientOwner] = {}
-"""Per id of a parameter whose gradient is with the scheduler: who has it."""
+"""By id of a parameter whose gradient is not in ``.grad``: the gradient's owner."""
 updating: dict[int, dict[int, torch.Tensor]] = {}
-"""Per thread that runs an optimizer in the background: the gradients it shall see, by id of the parameter."""
+"""By thread that runs an optimizer in the background: the gradients it sees, by id of the parameter."""
 watching: dict[int, Callable[[int], None]] = {}
-"""Per id of a parameter whose first use is being observed: called with the id on every use."""
+"""By id of a parameter whose first use is observed: called with the id on every use."""
 passes = 0
-"""Backward passes begun. One that runs inside of another, as under reentrant checkpointing, is a part of that."""
+"""Backward passes begun. One inside of another, as under reentrant checkpointing, does not count."""
 pass_ends: list[Callable[[], None]] = []
-"""Called when the backward pass under way is over, in the thread that called backward(); not if it fails."""
+"""Functions to call at the end of the current backward pass, on its thread; not if the pass fails."""
 
 _GRAD: Any = torch._C.TensorBase.grad
 raw_grad: Callable[[torch.Tensor], torch.Tensor | None] = _GRAD.__get__
-"""``.grad`` as the C++ side sees it, without asking."""
-_DATA: Any = torch._C.TensorBase.data
-_TAKING = ("detach", "clone", "cpu", "numpy", "tolist")
-"""Methods by which scripts take a parameter's values."""
+"""Unguarded getter of ``.grad``."""
 set_raw_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = _GRAD.__set__
+"""Unguarded setter of ``.grad``."""
+_DATA: Any = torch._C.TensorBase.data
+_READING = ("detach", "clone", "cpu", "numpy", "tolist")
+"""Methods by which scripts read a parameter's values."""
 
-_SWITCH = 0.0005
-"""Seconds a thread may keep the interpreter from another; Python's own 5 ms are longer than most messages take."""
+_SWITCH_INTERVAL = 0.0005
+"""Seconds a thread may keep the interpreter; Python's own 5 ms are longer than most messages take."""
 
 _lock = threading.Lock()
 _users = 0
-_switch = 0.0
-"""What the interpreter had before."""
+_original_switch_interval = 0.0
 _originals: list[tuple[type | ModuleType, str, Any]] = []
 
 
 def install() -> None:
-    """Puts the guards in place, and lets threads change more often; counts its callers."""
-    global _users, _switch
+    """Install the guards and shorten the interpreter's switch interval; counts its calls."""
+    global _users, _original_switch_interval
     with _lock:
         _users += 1
         if _users == 1:
-            _switch = sys.getswitchinterval()
-            sys.setswitchinterval(min(_switch, _SWITCH))
-            _replace(nn.Parameter, "grad", property(_get_grad, _set_grad, _delete_grad))
+            _original_switch_interval = sys.getswitchinterval()
+            sys.setswitchinterval(min(_original_switch_interval, _SWITCH_INTERVAL))
+            _replace(nn.Parameter, "grad", property(_get_grad, _set_grad, lambda parameter: _set_grad(parameter, None)))
             _replace(nn.Parameter, "data", property(_after_update(_DATA.__get__), _after_update(_DATA.__set__)))
-            for name in _TAKING:
+            for name in (*_READING, "__deepcopy__", "__reduce_ex__"):
                 _replace(nn.Parameter, name, _after_update(getattr(nn.Parameter, name)))
-            _replace(nn.Parameter, "__deepcopy__", _after_update(nn.Parameter.__deepcopy__))
-            _replace(nn.Parameter, "__reduce_ex__", _after_update(nn.Parameter.__reduce_ex__))
             _replace(nn.Module, "__getattr__", _guarded_getattr(nn.Module.__getattr__))
             _replace(nn.Module, "named_parameters", _guarded_enumeration(nn.Module.named_parameters))
             _replace(nn.Module, "zero_grad", _module_zero_grad)
             _replace(torch.optim.Optimizer, "zero_grad", _optimizer_zero_grad)
-            # Not `backward`, which scripts may have imported by its name.
+            # Not `backward`, which scripts may have imported by name.
             _replace(torch.autograd, "_engine_run_backward", _counted(_run_backward))
 
 
 def remove() -> None:
-    """Undoes what `install` did when the last of its callers has gone."""
+    """Undo `install` when called as often as that."""
     global _users
     with _lock:
         _users -= 1
         if not _users:
-            sys.setswitchinterval(_switch)
+            sys.setswitchinterval(_original_switch_interval)
         while not _users and _originals:
             owner, name, original = _originals.pop()
             if original is None:
@@ -115,26 +113,21 @@ def _get_grad(parameter: nn.Parameter) -> torch.Tensor | None:
     key = id(parameter)
     if updating and (own := updating.get(threading.get_ident())) is not None:
         return own.get(key)
-    if held and (holder := held.get(key)) is not None:
-        holder.fetch()
+    if held and (owner := held.get(key)) is not None:
+        owner.fetch()
     return raw_grad(parameter)
 
 
 def _set_grad(parameter: nn.Parameter, value: torch.Tensor | None) -> None:
-    if held and (holder := held.get(id(parameter))) is not None:
-        holder.drop(id(parameter), False)
+    if held and (owner := held.get(id(parameter))) is not None:
+        owner.drop(id(parameter), False)
     set_raw_grad(parameter, value)
-
-
-def _delete_grad(parameter: nn.Parameter) -> None:
-    _set_grad(parameter, None)
 
 
 def _after_update(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def guarded(parameter: nn.Parameter, *args: Any, **kwargs: Any) -> Any:
-        if (wait := pending_updates.get(id(parameter))) is not None:
-            wait(id(parameter))
+        _wait_for_update(parameter)
         return original(parameter, *args, **kwargs)
 
     return guarded
@@ -150,8 +143,13 @@ def _guarded_getattr(original: Callable[[nn.Module, str], Any]) -> Callable[[nn.
     return __getattr__
 
 
+def _wait_for_update(parameter: nn.Parameter) -> None:
+    if (wait := pending_updates.get(id(parameter))) is not None:
+        wait(id(parameter))
+
+
 def touch(key: int) -> None:
-    """The parameter of this id is about to be used."""
+    """Wait for the pending update of the parameter with this id, and report its use to the observer."""
     if (wait := pending_updates.get(key)) is not None:
         wait(key)
     if (watch := watching.get(key)) is not None:
@@ -177,33 +175,30 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _guarded_enumeration(original: Callable[..., Any]) -> Callable[..., Any]:
     def named_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        # What counts is when each is taken, not when this is called.
+        # Wait when each parameter is taken, not when this is called.
         for name, parameter in original(self, *args, **kwargs):
-            if (wait := pending_updates.get(id(parameter))) is not None:
-                wait(id(parameter))
+            _wait_for_update(parameter)
             yield name, parameter
 
     return named_parameters
 
 
 class Members(list[Any]):
-    """The parameters of an optimizer's group: who takes one out of it gets it updated. Copies are plain lists."""
+    """List of a parameter group's parameters whose readers wait for pending updates. Copies are plain lists."""
 
     def __iter__(self) -> Iterator[Any]:
         for parameter in self.raw():
-            if (wait := pending_updates.get(id(parameter))) is not None:
-                wait(id(parameter))
+            _wait_for_update(parameter)
             yield parameter
 
     def __getitem__(self, place: Any) -> Any:
         found = super().__getitem__(place)
         for parameter in found if isinstance(place, slice) else [found]:
-            if (wait := pending_updates.get(id(parameter))) is not None:
-                wait(id(parameter))
+            _wait_for_update(parameter)
         return found
 
     def raw(self) -> Iterator[Any]:
-        """All of them, without waiting."""
+        """Return an iterator that does not wait."""
         return super().__iter__()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -211,7 +206,7 @@ class Members(list[Any]):
 
 
 def _module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-    # Not through parameters(): its guard would wait for updates that clearing gradients does not need.
+    # Not through parameters(), whose guard would wait for updates.
     for module in self.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -219,8 +214,8 @@ def _module_zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
 
 
 def _clear(parameter: nn.Parameter, set_to_none: bool) -> None:
-    if (holder := held.get(id(parameter))) is not None:
-        holder.drop(id(parameter), not set_to_none)
+    if (owner := held.get(id(parameter))) is not None:
+        owner.drop(id(parameter), not set_to_none)
     elif (gradient := raw_grad(parameter)) is not None:
         if set_to_none:
             set_raw_grad(parameter, None)

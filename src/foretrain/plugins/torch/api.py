@@ -1,4 +1,4 @@
-"""Entry point of the runtime: attach a model and its optimizer, and their communication is scheduled from then on.
+"""Entry point of the runtime: attach a model and its optimizer to schedule their communication.
 
 warm-up steps      gradients are reduced after backward(); order of use and times observed   `Warmup`
 one agreement      times of the slowest rank, measured network, knobs at their best          `runtime_plan`
@@ -51,7 +51,7 @@ def attach(
     interface: str | None = None,
     trace: bool = False,
 ) -> Attached:
-    """Schedules the communication of ``model``, trained by ``optimizer``, over the ranks of ``group``.
+    """Schedule the communication of ``model``, trained by ``optimizer``, over the ranks of ``group``.
 
     Call it once on every rank, after ``init_process_group`` and in place of DistributedDataParallel; then train as
     before. Parameters and buffers begin as rank 0's.
@@ -59,26 +59,25 @@ def attach(
     Args:
         model: on one device; not wrapped in DistributedDataParallel or FSDP.
         optimizer: one, or several, of its parameters.
-        schedule: a policy of `foretrain.schedule`; knobs that it leaves open are set by simulating what was observed.
-            ``"auto"``: the policy with the best forecast for what was observed, or plain DDP's order where nothing is
-            to be won. The path of a plan file (``foretrain tune`` writes one): its policy, its compression included;
-            rank 0 warns where it was made for another job.
+        schedule: a policy of `foretrain.schedule`; knobs that it leaves open are set by simulating the observed steps.
+            ``"auto"``: the policy with the best forecast for them, or plain DDP's order if none is faster. The path of
+            a plan file (``foretrain tune`` writes one): its policy and compression; rank 0 warns if it was made for
+            another job.
         group: None is the default group. Collectives run on groups of their own.
         transport: `AllReduce` among the ranks, or `ParameterServer`; "all_reduce" and "ps" are short for their
             defaults.
-        timeouts: how long a rank may be silent, and how long nothing may move.
+        timeouts: how long a rank may be silent, and how long there may be no progress.
         compression: None, "fp16" or "bf16": the type that is sent, with error feedback.
-        tune: whether knobs that ``schedule`` leaves open are searched as the job runs: those that the simulator
-            promises most of are tried, a change for the worse is taken back at once, and the best are kept for the
-            next run. See `Attached.tuner`.
+        tune: whether knobs that ``schedule`` leaves open are searched as the job runs: the simulator proposes knobs, a
+            change for the worse is undone at once, and the best are kept for the next run. See `Attached.tuner`.
         broadcast_buffers: whether buffers are rank 0's before each forward pass with gradients enabled. An evaluation
             never communicates; see `Attached.share_buffers`.
-        warmup: steps to watch before scheduling begins, at least 1.
+        warmup: steps to observe before scheduling begins, at least 1.
         interface: where the coordinator listens, e.g. "eth0"; by default gloo's, or the one towards MASTER_ADDR.
-        trace: whether to keep a timeline of everything.
+        trace: whether to keep a timeline.
 
     Raises:
-        ConfigError: an argument is wrong, or the model cannot be scheduled; says why.
+        ConfigError: an argument is wrong, or the model cannot be scheduled.
         Disagreement: the ranks' models or arguments differ.
     """
     if not dist.is_available() or not dist.is_initialized():
@@ -93,16 +92,16 @@ def attach(
         raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
     transport = as_transport(transport)
     servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
-    if isinstance(transport, ParameterServer):  # all ranks compare it, whether they have it from here or from outside
+    if isinstance(transport, ParameterServer):  # ranks compare the addresses, given here or in the environment
         transport = dataclasses.replace(transport, addresses=",".join(f"{host}:{port}" for host, port in servers))
     refuse_wrapped(model)
     optimizers = check(optimizer, model)
-    asked = requested_schedule(schedule)
-    if isinstance(asked, SavedPlan):
-        compression = compression or asked.compression
+    wanted = requested_schedule(schedule)
+    if isinstance(wanted, SavedPlan):
+        compression = compression or wanted.compression
     wire_dtype(compression)
     options = AttachOptions(
-        *(asked, compression, transport, timeouts, servers, tune, broadcast_buffers, warmup, interface, trace)
+        *(wanted, compression, transport, timeouts, servers, tune, broadcast_buffers, warmup, interface, trace)
     )
     if options.updates == "servers":
         from foretrain.plugins.torch.ps.remote_optimizer import refuse
@@ -117,7 +116,7 @@ def attach(
 
 
 def _check_tuning(options: AttachOptions) -> None:
-    """ConfigError where knobs cannot be searched as the job runs."""
+    """Raise ConfigError if knobs cannot be searched as the job runs."""
     if not options.tune:
         return
     if isinstance(options.transport, AllReduce) and options.transport.order == "replay":
@@ -128,7 +127,7 @@ def _check_tuning(options: AttachOptions) -> None:
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """ConfigError for a model whose gradients somebody else reduces, cannot be sent as they are, or do not exist."""
+    """Raise ConfigError for a model that is wrapped already, has complex parameters, or none to train."""
     if not isinstance(model, nn.Module):
         raise ConfigError("model", type(model).__name__, "is no torch.nn.Module", "hand in the model")
     for name, module in model.named_modules():

@@ -1,11 +1,10 @@
-"""A model whose communication is scheduled, in the two phases of its life.
+"""Model whose communication is scheduled, in two phases.
 
-    watching      everything is reduced after backward(), and observed          `Warmup`, `StepObserver`
-    scheduling    what the observation was turned into exchanges gradients      `Machinery`
+    observing     gradients are reduced after backward(), and steps are measured          `Warmup`, `StepObserver`
+    scheduling    a schedule made from the measurements exchanges gradients               `ScheduledRuntime`
 
-Hooks of the model and calls of its optimizers arrive here and go on to the phase in hand. Where gradients go from there
-is a subclass's: `foretrain.plugins.torch.attached` has real links, `foretrain.live.device.simulated_ddp` simulated
-ones.
+Hooks of the model and calls of its optimizers arrive here and go to the current phase. Subclasses exchange gradients:
+`foretrain.plugins.torch.attached` over real links, `foretrain.live.device.simulated_ddp` in a simulation.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -27,15 +28,7 @@ from foretrain.errors import ConfigError
 from foretrain.plugins.torch import access_guards, rendezvous
 from foretrain.plugins.torch.control_group import Buffers
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, UpdateSink
-from foretrain.plugins.torch.hooks import (
-    Handle,
-    Hook,
-    after_forward,
-    before_forward,
-    entrances,
-    hide_from_compiler,
-    remove_all,
-)
+from foretrain.plugins.torch.hooks import Hook, after_forward, before_forward, hide_from_compiler, parameter_modules
 from foretrain.plugins.torch.optimizers import OptimizerHooks
 from foretrain.plugins.torch.warmup import Warmup
 from foretrain.schedule import Bound, Spec
@@ -43,45 +36,40 @@ from foretrain.units import Time
 from foretrain.workload.recorder import stopwatch
 
 _taken: set[int] = set()
-"""Ids of all parameters that are attached."""
+"""Ids of all attached parameters."""
 
 
-class Scheduling(Protocol):
-    """What exchanges gradients and applies updates once the steps have been watched."""
+class ScheduledRuntime(Protocol):
+    """Parts that exchange gradients and apply updates in the scheduling phase."""
 
     @property
     def scheduled(self) -> GradientDispatcher:
-        """The training thread's side."""
+        """Return the dispatcher of the training thread."""
         ...
 
     @property
     def updates(self) -> UpdateSink:
-        """What applies updates."""
+        """Return the part that applies updates."""
         ...
 
     def close(self, reason: str | None = None) -> None:
-        """Ends; ``reason`` where work is given up."""
+        """Stop; a ``reason`` tells other ranks that work was given up."""
         ...
 
 
-MachineryT = TypeVar("MachineryT", bound=Scheduling)
+RuntimeT = TypeVar("RuntimeT", bound=ScheduledRuntime)
 
 
-class AttachedModel(ABC, Generic[MachineryT]):
-    """A model that is watched, then scheduled. Use as a context manager, or call `close`.
+class AttachedModel(ABC, Generic[RuntimeT]):
+    """Model that is observed, then scheduled. Use as a context manager, or call `close`.
 
-    A subclass calls `_take`, and `_begin` when the other ranks may begin, too.
+    A subclass calls `_claim_parameters`, and `_begin` when the other ranks may begin, too.
 
     Args:
         model: what is trained.
         group: the ranks that train.
         options: attach's arguments.
         trace: keeps a timeline; None keeps none.
-
-    Attributes:
-        model: what is trained.
-        rank: this process's in the group.
-        ranks: N.
     """
 
     def __init__(
@@ -94,14 +82,13 @@ class AttachedModel(ABC, Generic[MachineryT]):
         self._bound: Bound | None = None
         self._failure: BaseException | None = None
         self._closed = False
-        self._syncs = self._syncs_now = True
+        self._syncs = self._pass_syncs = True
         self._step_over = False
         self._warmup: Warmup | None = None
-        self._machinery: MachineryT | None = None
+        self._runtime: RuntimeT | None = None
         self._unseen: list[int] = []
-        """Ids of parameters that no module is seen to use, though gradients come for them."""
-        self._hooks: list[Handle] = []
-        self._gradient_hooks: list[Handle] = []
+        """Ids of parameters with gradients that no module was seen to use."""
+        self._hooks, self._gradient_hooks = ExitStack(), ExitStack()
         self._named: list[tuple[str, nn.Parameter]] = []
         self._frozen: list[nn.Parameter] = []
         self._attachments: list[OptimizerHooks] = []
@@ -112,31 +99,31 @@ class AttachedModel(ABC, Generic[MachineryT]):
             if id(parameter) in _taken:
                 raise ConfigError("model", name, "is attached already", "close() the other attachment first")
 
-    # ── for people ──
+    # ── for scripts ──
 
     @property
     def schedule(self) -> Spec | None:
-        """The policy and knobs in force; None while the first steps are observed."""
+        """Return the policy and knobs in force; None while the first steps are observed."""
         return self._schedule
 
     @property
     def bound(self) -> Bound | None:
-        """T* of the observed step on the measured network; None before, for a single rank, and in a simulated one."""
+        """Return T* of the observed step on the measured network; None before, for one rank, and in a simulation."""
         return self._bound
 
     @property
-    def apart(self) -> bool:
+    def asynchronous(self) -> bool:
         """Return whether ranks may be in different steps, so that nothing may wait for all of them."""
         return self._options.asynchronous
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, gradients accumulate here and are not sent; use it for all but the last of several backward passes.
+        """Accumulate gradients inside without sending them; use it for all but the last of several backward passes.
 
         As with DistributedDataParallel, forward and backward pass both belong inside, and all ranks enter alike.
         """
-        if self._machinery is not None:
-            self._machinery.scheduled.finish()
+        if self._runtime is not None:
+            self._runtime.scheduled.finish()
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -144,17 +131,17 @@ class AttachedModel(ABC, Generic[MachineryT]):
             self._syncs = before
 
     def synchronize(self) -> None:
-        """Waits until every gradient is summed and in ``.grad``, and every update asked for is applied."""
+        """Wait until every gradient is summed and in ``.grad``, and every wanted update is applied."""
         self._raise_failure()
         self.gather()
 
     def share_buffers(self) -> None:
-        """Rank 0's buffers, on all ranks, now: what all need for the same evaluation. Collective.
+        """Copy rank 0's buffers to all ranks, as an evaluation on all of them needs it. Collective.
 
-        Where ranks may be lost (``elastic``) nothing happens once steps are scheduled: buffers are each rank's own.
+        Elastic jobs do nothing once steps are scheduled: each rank keeps its own buffers.
         """
         self._raise_failure()
-        if not self._by_itself:
+        if not self._independent:
             self._buffers.share()
 
     def __enter__(self) -> Self:
@@ -168,133 +155,137 @@ class AttachedModel(ABC, Generic[MachineryT]):
         else:
             self._abandon(f"{type(error).__name__}: {error}")
 
-    # ── from the optimizers ──
+    # ── calls of the optimizers' hooks ──
 
     def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
-        """Defers a step; False where it must be done now, all gradients being back."""
+        """Defer a step of the optimizer with index ``place``; if it must be done now, fetch gradients, return False."""
         self._raise_failure()
-        if self._machinery is not None and self._options.updates == "servers":
-            self._machinery.scheduled.step(place, optimizer, tasks)
+        if self._runtime is not None and self._options.updates == "servers":
+            self._runtime.scheduled.step(place, optimizer, tasks)
             if self._barrier:
-                self._machinery.updates.wait_wanted()
+                self._runtime.updates.wait_wanted()
             return True
-        if self._machinery is not None and not self._barrier:
-            return self._machinery.scheduled.step(place, optimizer, tasks)
+        if self._runtime is not None and not self._barrier:
+            return self._runtime.scheduled.step(place, optimizer, tasks)
         self.gather()
         return False
 
     def stepped(self, took: Time) -> None:
-        """A whole step was done in ``took`` ps."""
-        if self._machinery is None:
+        """Record that a whole step was done in ``took`` ps."""
+        if self._runtime is None:
             self._observation.updated(took)
             self._step_over = True
             return
-        self._machinery.scheduled.stepped()
+        self._runtime.scheduled.stepped()
         if self._trace is not None:
             self._trace.update(took)
 
     def gather(self) -> None:
-        """Brings gradients back and applies everything asked for."""
+        """Fetch all sums into ``.grad`` and apply every wanted update."""
         self._raise_failure()
         if (phase := self._phase) is not None:
             phase.fetch()
 
     def flush(self) -> None:
-        """Applies every update asked for; gradients that wait for step() stay under way."""
-        if self._machinery is not None and not self._closed and self._failure is None:
-            self._machinery.updates.wait_wanted()
+        """Apply every wanted update; gradients without a step() stay in flight."""
+        if self._runtime is not None and not self._closed and self._failure is None:
+            self._runtime.updates.wait_wanted()
 
-    def whole(self, why: str) -> None:
-        """Brings gradients back for a step that is not to be deferred; ConfigError where only servers have them."""
+    def gather_for_step(self, why: str) -> None:
+        """Fetch all sums for a step that cannot be deferred; ConfigError if servers have applied them already."""
         if self._options.updates == "servers":
             raise ConfigError("optimizer", "step()", f"cannot run on servers: {why}", "write updates='workers'")
         self.gather()
 
-    def saves(self, place: int) -> None:
-        """An optimizer's state is to be read: applies everything asked for, and sees to it that it is here."""
-        self.flush()
-
-    def saved(self, place: int) -> None:
-        """It was read."""
-
-    def loads(self, place: int) -> None:
-        """It is to be replaced."""
-        self.flush()
-
     def regrouped(self) -> None:
-        """A parameter group was added: the tasks may be others now."""
+        """Observe again after a parameter group was added: the tasks may have changed."""
         self._restart()
+
+    def before_state_dict(self, place: int) -> None:
+        """Apply wanted updates before the state of the optimizer with index ``place`` is read."""
+        self.flush()
+
+    def after_state_dict(self, place: int) -> None:
+        """Do nothing: the state belongs to the optimizer."""
+
+    def before_load_state_dict(self) -> None:
+        """Apply wanted updates before the state of an optimizer is replaced."""
+        self.flush()
 
     # ── the model's hooks ──
 
-    def _take(self) -> None:
-        """Nobody else may attach these parameters; what uses them is seen from here on."""
+    def _claim_parameters(self) -> None:
+        """Keep others from attaching these parameters, and guard accesses to them."""
         _taken.update(self._own)
         access_guards.install()
 
     def _begin(self, optimizers: Sequence[optim.Optimizer], gradients: dist.ProcessGroup, buffers: Buffers) -> None:
-        """Watches; ``gradients`` are summed in that group, and ``buffers`` shared."""
+        """Observe steps; gradients are summed in the group ``gradients``, and ``buffers`` shared."""
         self._gradient_group, self._buffers = gradients, buffers
-        self._attachments += [OptimizerHooks(place, optimizer, self) for place, optimizer in enumerate(optimizers)]
-        self._watch_model()
+        for place, optimizer in enumerate(optimizers):
+            self._attachments.append(OptimizerHooks(place, optimizer, self))
+            for handle in (
+                optimizer.register_state_dict_pre_hook(Hook(partial(self.before_state_dict, place))),
+                optimizer.register_state_dict_post_hook(Hook(partial(self.after_state_dict, place))),
+                optimizer.register_load_state_dict_pre_hook(Hook(self.before_load_state_dict)),
+            ):
+                self._hooks.callback(handle.remove)
+        self._hook_model()
         self._observe()
 
     def _list_parameters(self) -> None:
         everything = list(self.model.named_parameters())
-        # What has no elements has nothing to send, and an order of bytes has no place for it.
+        # Tensors without elements have no bytes to order.
         self._named = [(name, p) for name, p in everything if p.requires_grad and p.numel()]
         self._frozen = [parameter for _, parameter in everything if not parameter.requires_grad]
 
-    def _watch_model(self) -> None:
+    def _hook_model(self) -> None:
         flush = Hook(self.flush)
         for module in self.model.modules():
-            self._hooks.append(module.register_state_dict_pre_hook(flush))
-            self._hooks.append(module.register_load_state_dict_pre_hook(flush))
-        # The root's come first among its own, so that a forward pass has begun when the others see it.
-        self._hooks.append(before_forward(self.model, self._begin_forward))
+            self._hooks.callback(module.register_state_dict_pre_hook(flush).remove)
+            self._hooks.callback(module.register_load_state_dict_pre_hook(flush).remove)
+        # First of the root's hooks, so that the forward pass has begun before other hooks run.
+        self._hooks.callback(before_forward(self.model, self._begin_forward))
         names = {module: name for name, module in self.model.named_modules()}
-        for module, parameters in entrances(self.model):
+        for module, parameters in parameter_modules(self.model):
             keys, name = tuple(id(parameter) for parameter in parameters), names.get(module) or "(root)"
-            self._hooks.append(before_forward(module, lambda keys=keys, name=name: self._enter(keys, name)))
-        self._hooks.append(after_forward(self.model, self._end_forward))
+            self._hooks.callback(before_forward(module, lambda keys=keys, name=name: self._enter(keys, name)))
+        self._hooks.callback(after_forward(self.model, self._end_forward))
         hide_from_compiler()
 
     def _observe(self) -> None:
-        """Begins, or begins again, with steps that are watched."""
+        """Begin, or restart, the observing phase."""
         parameters = [parameter for _, parameter in self._named]
         self._observation = StepObserver(len(parameters), stopwatch({self._device}))
-        self._warmup = Warmup(parameters, self._gradient_group, self._observation, self._together)
+        self._warmup = Warmup(parameters, self._gradient_group, self._observation, self._check_peers)
         self._step_over = False
         task_of = {id(parameter): task for task, parameter in enumerate(parameters)}
         for attachment in self._attachments:
             attachment.assign(task_of)
-        access_guards.watching.update(dict.fromkeys(task_of, self._use))
+        access_guards.watching.update(dict.fromkeys(task_of, lambda key: self._observation.use(task_of[key])))
         self._task_of = task_of
         for task, parameter in enumerate(parameters):
             hook = parameter.register_post_accumulate_grad_hook(lambda _, task=task: self._gradient(task))
-            self._gradient_hooks.append(hook)
+            self._gradient_hooks.callback(hook.remove)
 
     def _enter(self, keys: Sequence[int], name: str) -> None:
-        """A module that owns the parameters with these ids begins its forward pass."""
-        # The model may be trained by its parts alone: then none but they say whether the backward pass synchronises.
-        # What is computed once more for a backward pass (checkpointing) says nothing: it belongs to an earlier one.
-        if self._syncs_now is not self._syncs and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
-            self._syncs_now = self._syncs
-        asked = self._trace.now() if self._trace is not None else 0
+        """Wait for the parameters with these ids, whose module begins its forward pass."""
+        # A script may call only parts of the model: then their forward passes decide whether the backward pass
+        # synchronises. Recomputation in a backward pass (checkpointing) does not: it belongs to an earlier forward.
+        if self._pass_syncs is not self._syncs and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
+            self._pass_syncs = self._syncs
+        entered = self._trace.now() if self._trace is not None else 0
         if access_guards.pending_updates or access_guards.watching:
             for key in keys:
                 access_guards.touch(key)
         if self._trace is not None:
-            self._trace.enter(name, asked)
-
-    def _use(self, key: int) -> None:
-        self._observation.use(self._task_of[key])
+            self._trace.enter(name, entered)
 
     def _begin_forward(self) -> None:
         if self._failure is not None:
             self._raise_failure()
         trains = torch.is_grad_enabled()
-        if trains and self._machinery is None:
+        if trains and self._runtime is None:
             self._step_ends()
             if any(parameter.requires_grad for parameter in self._frozen):
                 self._restart()
@@ -304,20 +295,20 @@ class AttachedModel(ABC, Generic[MachineryT]):
         for key in self._unseen:
             access_guards.touch(key)
         if trains:
-            if self._options.broadcast_buffers and not (self.apart or self._by_itself):
+            if self._options.broadcast_buffers and not (self.asynchronous or self._independent):
                 self._buffers.forward_begins(self._syncs)
-            self._syncs_now = self._syncs
+            self._pass_syncs = self._syncs
         if self._trace is not None and trains:
             self._trace.begin_forward()
 
     def _end_forward(self) -> None:
         if not torch.is_grad_enabled():
             return
-        if self._machinery is None:
+        if self._runtime is None:
             self._observation.end_forward()
         else:
-            # What the forward pass did not ask for must not be written any more while gradients are made from it.
-            self._machinery.updates.wait_wanted()
+            # The backward pass reads parameters that the forward pass did not wait for: finish their updates.
+            self._runtime.updates.wait_wanted()
         if self._trace is not None:
             self._trace.end_forward()
 
@@ -326,24 +317,24 @@ class AttachedModel(ABC, Generic[MachineryT]):
             self._raise_failure()
         if self._trace is not None:
             self._trace.gradient(task)
-        if self._machinery is None:
+        if self._runtime is None:
             self._step_ends()
         if (phase := self._phase) is not None:
-            phase.gradient(task, self._syncs_now)
+            phase.gradient(task, self._pass_syncs)
 
-    # ── from watching to scheduling, and back ──
+    # ── from observing to scheduling, and back ──
 
     @property
     def _phase(self) -> GradientDispatcher | Warmup | None:
-        return self._warmup if self._machinery is None else self._machinery.scheduled
+        return self._warmup if self._runtime is None else self._runtime.scheduled
 
     @property
-    def _by_itself(self) -> bool:
-        """Return whether this rank waits for no other one but through what exchanges gradients."""
-        return self._options.elastic and self._machinery is not None
+    def _independent(self) -> bool:
+        """Return whether this rank waits for others only through the gradient exchange."""
+        return self._options.elastic and self._runtime is not None
 
     def _step_ends(self) -> None:
-        """After the last optimizer of a watched step: the next forward pass, or gradient, tells."""
+        """End an observed step whose optimizers have stepped: the next forward pass or gradient has begun."""
         if not self._step_over:
             return
         self._step_over = False
@@ -353,66 +344,65 @@ class AttachedModel(ABC, Generic[MachineryT]):
 
     def _schedule_from_now(self) -> None:
         self.gather()
-        self._stop_watching()
+        self._stop_observing()
         self._unseen = [id(self._named[task][1]) for task in self._observation.unseen()]
-        self._machinery, views = self._assemble()
+        self._runtime, views = self._assemble()
         if self._warmup is not None:
             self._warmup.hand_over(views)
             self._warmup = None
 
     def _restart(self) -> None:
-        """Other parameters take part from now on: watch again, then schedule again. Collective."""
+        """Observe and schedule again with other parameters. Collective."""
         self.gather()
         self._stop_scheduling()
-        self._stop_watching()
+        self._stop_observing()
         self._list_parameters()
         self._connect()
         self._observe()
 
     def _stop_scheduling(self, reason: str | None = None) -> None:
-        remove_all(self._gradient_hooks)
-        self._gradient_hooks.clear()
-        if self._machinery is not None:
-            self._machinery.close(reason)
-            self._machinery = None
+        self._gradient_hooks.close()
+        if self._runtime is not None:
+            self._runtime.close(reason)
+            self._runtime = None
 
-    def _stop_watching(self) -> None:
+    def _stop_observing(self) -> None:
         for key in self._task_of:
             access_guards.watching.pop(key, None)
 
-    def _let_go(self) -> None:
-        """Gives model and optimizers back."""
+    def _release_model(self) -> None:
+        """Remove hooks and guards from model and optimizers."""
         for attachment in self._attachments:
             attachment.close()
-        remove_all(self._hooks)
-        self._stop_watching()
+        self._hooks.close()
+        self._stop_observing()
         for key in self._task_of:
             access_guards.held.pop(key, None)
         _taken.difference_update(self._own)
         access_guards.remove()
 
-    # ── what a subclass says ──
+    # ── methods of subclasses ──
 
     @abstractmethod
     def close(self) -> None:
-        """Applies everything under way and gives model and optimizers back as they were. Idempotent."""
+        """Apply everything in flight and restore model and optimizers. Idempotent."""
 
     @abstractmethod
-    def _assemble(self) -> tuple[MachineryT, Sequence[torch.Tensor]]:
-        """What exchanges gradients from now on, as was observed, and its views of them, per task."""
+    def _assemble(self) -> tuple[RuntimeT, Sequence[torch.Tensor]]:
+        """Return the runtime made from the observation, and its views of gradients by task."""
 
     @abstractmethod
     def _connect(self) -> None:
-        """Who is lost is noticed from here on."""
+        """Begin to detect lost ranks."""
 
     @abstractmethod
-    def _together(self) -> None:
-        """For whoever waits for all ranks: raises what keeps them from coming."""
+    def _check_peers(self) -> None:
+        """Raise the failure, or lost rank, that keeps a collective from completing."""
 
     @abstractmethod
     def _raise_failure(self) -> None:
-        """Raises what has ended the job, if anything has."""
+        """Raise the error that has ended the job, if any."""
 
     @abstractmethod
     def _abandon(self, reason: str | None = None) -> None:
-        """Ends without waiting for anything; ``reason`` where work is given up."""
+        """Close without waiting; a ``reason`` tells other ranks that work was given up."""

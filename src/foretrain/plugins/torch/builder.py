@@ -1,6 +1,6 @@
-"""What runs once steps are scheduled, put together from what was observed.
+"""Builder of the runtime that exchanges gradients in the scheduling phase.
 
-Scheduled (training thread) ──▶ Exchange ──▶ Carrier ──▶ Updates ──▶ whoever needs a parameter
+GradientDispatcher (training thread) ──▶ exchange ──▶ executor ──▶ DeferredOptimizer ──▶ readers of parameters
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,42 +22,41 @@ from foretrain.comm.coordinator.protocol import TunableExchange
 from foretrain.comm.options import AllReduce, AttachOptions
 from foretrain.comm.tuned_exchange import TunedExchange
 from foretrain.network.switch_cluster import MESSAGE
-from foretrain.planner.knob_space import IterationTimes
-from foretrain.plugins.torch.collective_executor import CollectiveExecutor, CommRecord
+from foretrain.plugins.torch.collective_executor import CollectiveExecutor
 from foretrain.plugins.torch.control_group import ControlGroup
 from foretrain.plugins.torch.deferred_optimizer import DeferredOptimizer, step_subset
 from foretrain.plugins.torch.gradient_buffer import Rounding, wire_dtype
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
 from foretrain.plugins.torch.runtime_plan import RuntimePlan, replayed_order
 from foretrain.plugins.torch.static_order import StaticOrder
-from foretrain.plugins.torch.streams import enqueues, streams
-from foretrain.schedule import Spec
+from foretrain.plugins.torch.streams import streams
 from foretrain.schedule.monitor import Gauge
 
 if TYPE_CHECKING:
     from foretrain.comm.ps.client.connection import Links
+    from foretrain.plugins.torch.ps.exchange import ServedExchange
     from foretrain.plugins.torch.ps.remote_optimizer import RemoteOptimizer
 
 _SMALL = 4 << 10
-"""Bytes of ready gradients that are worth a message at any time: a norm or a bias has fewer."""
+"""Bytes of ready gradients that are worth a message of their own: a norm or a bias has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """What all parts share.
+    """Context of all runtime parts of one rank.
 
     Attributes:
-        group: for gradients, and nothing else.
-        sideband: for everything else.
+        group: for gradients alone.
+        control: for everything else.
         device: of the model.
         options: attach's arguments.
         origin: ns of the monotonic clock that count as 0.
-        failed: told what ended the job.
-        check: raises what has ended the job, if anything has.
+        failed: called with the error that ends the job.
+        check: raises the error that has ended the job, if any.
     """
 
     group: dist.ProcessGroup
-    sideband: ControlGroup
+    control: ControlGroup
     device: torch.device
     options: AttachOptions
     origin: int
@@ -65,111 +64,90 @@ class RuntimeContext:
     check: Callable[[], None]
 
 
-class Carrying(Protocol):
-    """What carries chunks: collectives, or a parameter server."""
-
-    records: list[CommRecord]
-
-    def last(self) -> str:
-        """What has been under way longest, or what was last, for messages."""
-        ...
-
-    def close(self) -> None:
-        """Ends."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RuntimeParts:
-    """The parts of a scheduled job on one rank."""
+    """Parts of a scheduled job on one rank; ``remote`` if optimizers run on servers."""
 
     scheduled: GradientDispatcher
     exchange: TunableExchange
-    carrier: Carrying
+    executor: CollectiveExecutor | ServedExchange
     updates: DeferredOptimizer
     remote: RemoteOptimizer | None = None
-    """Optimizers that run on servers."""
 
     def close(self, reason: str | None = None) -> None:
-        """Ends all threads; ``reason`` where work is given up, for the other ranks."""
+        """Stop all threads; a ``reason`` tells other ranks that work was given up."""
         self.scheduled.close()
         self.exchange.close(reason)
-        self.carrier.close()
+        self.executor.close()
         self.updates.close()
 
 
 def assemble(
-    around: RuntimeContext,
+    context: RuntimeContext,
     parameters: Sequence[nn.Parameter],
-    found: RuntimePlan,
+    plan: RuntimePlan,
     links: Mapping[int, Link] | None,
 ) -> RuntimeParts:
-    """Starts everything, on all ranks alike.
+    """Start the runtime for all-reduce. Collective.
 
     Args:
-        around: what all parts share.
+        context: of all parts.
         parameters: indexed by task.
-        found: what they have agreed on.
-        links: to the coordinator, or from it to all; None replays.
+        plan: what all ranks have agreed on.
+        links: to the coordinator, or from it to all; None replays a fixed order.
     """
-    options, sideband = around.options, around.sideband
+    options, control = context.options, context.control
     check_every = options.transport.check_every if isinstance(options.transport, AllReduce) else 0
-    gradients, job, schedule, seen = found.gradients, found.job, found.schedule, found.seen
-    device_streams = streams(around.device, len(parameters))
-    gauge = _gauge(found)
+    gradients, job, schedule, profile = plan.gradients, plan.job, plan.schedule, plan.profile
+    device_streams = streams(context.device, len(parameters))
+    gauge = Gauge(job.cost) if plan.tuner else None
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
-    # Until all of it stands: what has begun ends if the rest cannot begin.
-    with ExitStack() as begun:
+    # Until all parts are built: closes those that have started if another cannot start.
+    with ExitStack() as started:
         for link in (links or {}).values():
-            begun.callback(link.close)
+            started.callback(link.close)
         updates = DeferredOptimizer(
-            parameters, gradients.views, job.tasks, device_streams, around.failed, around.check, options.trace
+            parameters, gradients.views, job.tasks, device_streams, context.failed, context.check, options.trace
         )
-        begun.callback(updates.close)
-        carry = partial(
+        started.callback(updates.close)
+        make_executor = partial(
             CollectiveExecutor,
-            gradients,
-            job.tasks,
-            around.group,
-            device_streams,
-            rounding,
-            failed=around.failed,
+            *(gradients, job.tasks, context.group, device_streams, rounding),
+            failed=context.failed,
             keep=options.trace,
         )
         exchange: TunableExchange
         if links is None:
-            order = replayed_order(schedule, found.workload, job.cost, sideband.ranks)
-            device = around.device if enqueues(around.group, around.device) else torch.device("cpu")
-            exchange = replayer = StaticOrder(
-                order,
+            exchange = replayed = StaticOrder(
+                replayed_order(schedule, plan.workload, job.cost, control.ranks),
                 job.tasks,
-                around.group,
-                device,
+                context.group,
+                context.device if control.enqueues else torch.device("cpu"),
                 device_streams,
                 updates.landed,
-                around.failed,
+                context.failed,
                 check_every,
                 options.stall_timeout,
             )
-            # Replay learns only at the end of a step which tasks nobody used, and so passes landings on itself.
-            carrier = carry(landed=replayer.landed)
-            begun.callback(carrier.close)
-            replayer.start(carrier)
+            # Replay learns only at the end of a step which tasks no rank used, so it forwards landings itself.
+            executor = make_executor(landed=replayed.landed)
+            started.callback(executor.close)
+            replayed.start(executor)
         else:
-            carrier = carry(landed=updates.landed)
-            begun.callback(carrier.close)
-            if sideband.rank == 0:
+            executor = make_executor(landed=updates.landed)
+            started.callback(executor.close)
+            if control.rank == 0:
                 exchange = Coordinator(
                     job,
                     schedule,
-                    carrier,
+                    executor,
                     links,
                     peer_timeout=options.peer_timeout,
                     stall_timeout=options.stall_timeout,
                     check_every=check_every,
-                    failed=around.failed,
-                    origin=around.origin,
+                    failed=context.failed,
+                    origin=context.origin,
                     gauge=gauge,
                 )
             else:
@@ -177,118 +155,104 @@ def assemble(
                     job.tasks,
                     min(_SMALL, job.cost.breakeven),
                     schedule,
-                    carrier,
+                    executor,
                     links[0],
                     peer_timeout=options.peer_timeout,
                     check_every=check_every,
-                    failed=around.failed,
+                    failed=context.failed,
                 )
-        begun.callback(exchange.close, "its schedule could not begin")
-        exchange = _tuned(exchange, found, gauge)
+        started.callback(exchange.close, "its schedule could not begin")
+        exchange = _tuned(exchange, plan, gauge)
         scheduled = GradientDispatcher(
-            parameters, gradients, seen.fires, seen.passes, exchange, updates, device_streams, sideband.ranks
+            parameters, gradients, profile.fires, profile.passes, exchange, updates, device_streams, control.ranks
         )
-        begun.pop_all()
-    return RuntimeParts(scheduled, exchange, carrier, updates)
+        started.pop_all()
+    return RuntimeParts(scheduled, exchange, executor, updates)
 
 
 def assemble_served(
-    around: RuntimeContext,
+    context: RuntimeContext,
     parameters: Sequence[nn.Parameter],
-    found: RuntimePlan,
+    plan: RuntimePlan,
     links: Links,
     name: str,
     epoch: int,
     remote: RemoteOptimizer | None = None,
 ) -> RuntimeParts:
-    """The same over a parameter server; see `assemble`.
+    """Start the runtime for a parameter server. Collective.
 
     Args:
-        around: what all parts share.
+        context: of all parts.
         parameters: indexed by task.
-        found: what all ranks have agreed on.
+        plan: what all ranks have agreed on.
         links: to every shard.
-        name: by which they know the job.
-        epoch: declarations of it before this one.
-        remote: the optimizers where servers run them; None runs them here.
+        name: of the job on the servers.
+        epoch: declarations of the job before this one.
+        remote: the optimizers, if servers run them; None runs them here.
     """
     from foretrain.plugins.torch.ps.exchange import ServedExchange
     from foretrain.plugins.torch.ps.remote_optimizer import RemoteDispatcher, part_limit
     from foretrain.plugins.torch.ps.staging import Staging
 
-    options, job, seen, ranks = around.options, found.job, found.seen, around.sideband.ranks
-    device_streams = streams(around.device, len(parameters))
-    gauge = _gauge(found)
-    with ExitStack() as begun:
-        begun.callback(links.close)
+    options, job, profile, ranks = context.options, plan.job, plan.profile, context.control.ranks
+    device_streams = streams(context.device, len(parameters))
+    gauge = Gauge(job.cost) if plan.tuner else None
+    with ExitStack() as started:
+        started.callback(links.close)
         staging = Staging(
-            found.gradients,
+            plan.gradients,
             job.tasks,
             wire_dtype(options.compression),
             ranks,
             name,
-            part_limit(found.schedule) if remote else MESSAGE,
+            part_limit(plan.schedule) if remote else MESSAGE,
             remote.optimized if remote else None,
         )
         updates = DeferredOptimizer(
-            parameters,
-            found.gradients.views,
-            job.tasks,
-            device_streams,
-            around.failed,
-            around.check,
-            options.trace,
-            remote.adopt if remote else step_subset,
+            *(parameters, plan.gradients.views, job.tasks, device_streams, context.failed, context.check),
+            keep=options.trace,
+            apply=remote.adopt if remote else step_subset,
         )
-        begun.callback(updates.close)
+        started.callback(updates.close)
         served = ServedExchange(
             job,
-            found.schedule,
+            plan.schedule,
             staging,
             device_streams,
             links,
             epoch=epoch,
             landed=updates.landed,
-            failed=around.failed,
+            failed=context.failed,
             peer_timeout=options.peer_timeout,
             stall_timeout=options.stall_timeout,
-            origin=around.origin,
+            origin=context.origin,
             keep=options.trace,
-            rules=remote.rules if remote else bytes,
+            hyperparameters=remote.hyperparameters if remote else bytes,
             gauge=gauge,
         )
-        begun.callback(served.close, "its schedule could not begin")
+        started.callback(served.close, "its schedule could not begin")
         exchange: TunableExchange = served
         if options.tune:
-            exchange = _tuned(served, found, gauge, around.sideband.share)
-        passes = remote.passes if remote else seen.passes
-        common = (parameters, found.gradients, seen.fires, passes, exchange, updates, device_streams)
+            exchange = _tuned(served, plan, gauge, context.control.share)
+        passes = remote.passes if remote else profile.passes
+        common = (parameters, plan.gradients, profile.fires, passes, exchange, updates, device_streams)
         if remote is not None:
-            remote.begin(served, found.gradients.views, around.check, seeds=around.sideband.rank == 0)
-            # Nobody pushes before the servers know what to update.
-            around.sideband.all_true(True)
+            remote.begin(served, plan.gradients.views, context.check, seeds=context.control.rank == 0)
+            # All ranks wait until the servers have the initial state.
+            context.control.all_true(True)
             remote.forget()
-            scheduled = RemoteDispatcher(*common, 1 if options.asynchronous else ranks, remote)
+            scheduled = RemoteDispatcher(remote, *common, 1 if options.asynchronous else ranks)
         else:
             scheduled = GradientDispatcher(*common, ranks)
-        begun.pop_all()
+        started.pop_all()
     return RuntimeParts(scheduled, exchange, served, updates, remote)
 
 
-def _gauge(found: RuntimePlan) -> Gauge | None:
-    """Listens on the rank that searches for knobs."""
-    return None if found.tuner is None else Gauge(found.job.cost)
-
-
 def _tuned(
-    exchange: TunableExchange, found: RuntimePlan, gauge: Gauge | None, share: Callable[[bytes], bytes] | None = None
+    exchange: TunableExchange, plan: RuntimePlan, gauge: Gauge | None, share: Callable[[bytes], bytes] | None = None
 ) -> TunableExchange:
-    """``exchange`` with the search for its knobs, where there is one here or on the rank that ``share`` asks."""
-    if found.tuner is None and share is None:
+    """Return ``exchange`` with the online tuner of this rank, or of the rank that ``share`` gets knobs from, if any."""
+    if plan.tuner is None and share is None:
         return exchange
-
-    def keep(spec: Spec, sample: IterationTimes) -> None:
-        if found.saved is not None:
-            found.saved.keep(spec, sample)
-
-    return TunedExchange(exchange, found.tuner, share, keep, gauge)
+    keep = plan.saved.keep if plan.saved is not None else lambda spec, sample: None
+    return TunedExchange(exchange, plan.tuner, share, keep, gauge)

@@ -1,19 +1,19 @@
-"""Collectives beside the gradients: small agreements, never pickled, and buffers that all ranks share.
+"""Collectives beside the gradients: agreements on small values, never pickled, and copies of rank 0's buffers.
 
-All methods are collective and block. Agreements are for setting up; buffers are shared before each training forward.
+All methods are collective and block. Agreements are made at set-up; buffers are shared before each training forward.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._utils import _take_tensors
 
 from foretrain.errors import ConfigError, Disagreement
 from foretrain.plugins.torch.streams import enqueues
@@ -22,26 +22,26 @@ from foretrain.schedule import CostModel
 from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
 
 _SMALL, _LARGE = 4 << 10, 1 << 20
-"""Bytes of the operations that are timed."""
-_LONG = 150e6
-"""Nanoseconds that a series of large operations shall take."""
+"""Bytes of the timed operations."""
+_SERIES = 150e6
+"""Nanoseconds that a series of large operations should take."""
 _HAND_OVER: Time = 100 * MICROSECOND
-"""The least that it takes to hand an operation over."""
-_HOPS = 4
-"""So many take as long as the smallest operation of two ranks; both consist of threads that are woken."""
-_THREADS = 3
-"""The work of an operation of this runtime, in that of the smallest alone: it is ordered, awaited and used as well."""
+"""Least time to hand over an operation."""
+_HAND_OVERS = 4
+"""Hand-overs that take as long as the smallest operation of two ranks; both wake threads."""
+_WORK = 3
+"""CPU time of an operation in this runtime over that of the smallest alone: it is ordered, awaited and used as well."""
 _TURN: Time = 500 * MICROSECOND
-"""From the end of an operation to the start of the one that waited for its credit: three threads, two processes."""
+"""Time from the end of an operation to the start of one that waits for its credit: three threads, two processes."""
 
 
 class ControlGroup:
-    """The ranks of ``group``, for tensors on ``device``; ``check`` raises what has ended the job, if anything has.
+    """Agreements among the ranks of ``group``; ``check`` raises the error that has ended the job, if any.
 
     Attributes:
-        rank: this process's in the group.
+        rank: of this process in the group.
         ranks: N.
-        enqueues: whether the wait for a collective is the device's, as with NCCL.
+        enqueues: whether the device waits for collectives, not the host, as with NCCL.
     """
 
     def __init__(
@@ -75,23 +75,24 @@ class ControlGroup:
         return all(row[0] for row in self.gather([int(value)]))
 
     def raise_on_all(self, error: ConfigError | None) -> None:
-        """Raise the ``error`` of the first rank that has one on all ranks, and says which rank that is.
+        """Raise, on all ranks, the ``error`` of the first rank that has one, with the number of that rank.
 
-        Whoever raised alone would leave the others waiting in their next collective.
+        A rank that raised alone would leave the others waiting in their next collective.
         """
         failing = [rank for rank, (failed,) in enumerate(self.gather([int(error is not None)])) if failed]
         if not failing:
             return
-        told = (error.field, str(error.value), error.problem, error.remedy) if error is not None else ()
-        text = self.share(msgspec.json.encode(told), failing[0])
+        parts = (error.field, str(error.value), error.problem, error.remedy) if error is not None else ()
+        text = self.share(msgspec.json.encode(parts), failing[0])
         field, value, problem, remedy = msgspec.json.decode(text, type=tuple[str, str, str, str])
         raise ConfigError(field, value, f"{problem} (on rank {failing[0]})", remedy)
 
     def must_agree(self, what: str, names: Sequence[str], hashes: Sequence[int]) -> None:
-        """Raise Disagreement, on every rank alike, naming the first of ``names`` whose hash differs."""
+        """Raise Disagreement, on all ranks, naming the first of ``names`` whose hash differs."""
         counts = [row[0] for row in self.gather([len(hashes)])]
         if len(set(counts)) > 1:
-            raise Disagreement(f"the ranks have {what}s in different numbers: {_by_rank(counts)}")
+            numbers = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
+            raise Disagreement(f"the ranks have {what}s in different numbers: {numbers}")
         rows = self.gather(hashes)
         for place, name in enumerate(names):
             differing = [rank for rank, row in enumerate(rows) if row[place] != rows[0][place]]
@@ -113,23 +114,24 @@ class ControlGroup:
         if self.ranks == 1:
             return CostModel(NANOSECOND, 1)
         (first,) = max(self.gather([int(self._series(_LARGE, 2, 2))]))
-        count = max(4, min(32, int(_LONG / first)))
+        count = max(4, min(32, int(_SERIES / first)))
         large = median(self._series(_LARGE, count, 2) for _ in range(3))
-        worked = time.process_time_ns()
+        cpu = time.process_time_ns()
         small = median(self._series(_SMALL, 12, 2) for _ in range(5))
-        worked = (time.process_time_ns() - worked) // (12 * 5)
+        cpu = (time.process_time_ns() - cpu) // (12 * 5)
         alone = median(self._series(_SMALL, 6, 1) for _ in range(5))
-        row = max(self.gather([int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone), worked]))
-        hand_over = max(_HAND_OVER, row[1] * NANOSECOND // (_HOPS * (self.ranks - 1)))
+        own = [int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone), cpu]
+        per_byte, small, alone, cpu = max(self.gather(own))
+        hand_over = max(_HAND_OVER, small * NANOSECOND // (_HAND_OVERS * (self.ranks - 1)))
         return CostModel(
-            overhead=hand_over + round(crowding * _THREADS * row[3]) * NANOSECOND,
-            per_byte=max(1, row[0]),
-            latency=max(0, row[2] - row[1]) * NANOSECOND + _TURN,
-            floor=row[1] * NANOSECOND,
+            overhead=hand_over + round(crowding * _WORK * cpu) * NANOSECOND,
+            per_byte=max(1, per_byte),
+            latency=max(0, alone - small) * NANOSECOND + _TURN,
+            floor=small * NANOSECOND,
         )
 
     def _series(self, size: int, count: int, depth: int) -> float:
-        """Nanoseconds per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` under way."""
+        """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight."""
         buffers = [torch.zeros(size // 4, device=self._device) for _ in range(depth)]
         self.all_true(True)
         self._finish()
@@ -154,18 +156,14 @@ class ControlGroup:
             torch.cuda.synchronize(self._device)
 
 
-def _by_rank(values: Sequence[object]) -> str:
-    return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-
-
 _BUCKET = 250 << 20
-"""Bytes per broadcast, DistributedDataParallel's."""
+"""Bytes per broadcast, as in DistributedDataParallel."""
 
 
 class Buffers:
-    """The buffers of ``model``, shared over ``group``, which nobody else uses while a forward pass begins.
+    """Buffers of ``model``, copied from rank 0 over ``group``, which must be idle when a forward pass begins.
 
-    ``check`` raises what has ended the job, if anything has. All methods are collective.
+    ``check`` raises the error that has ended the job, if any. All methods are collective.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, check: Callable[[], None]) -> None:
@@ -173,9 +171,9 @@ class Buffers:
         self._due = True
 
     def forward_begins(self, synchronizes: bool) -> None:
-        """For a forward pass that trains: broadcasts if the last one was of a synchronised step, or there was none.
+        """Share buffers before a training forward pass if it is the first one, or the last one synchronised gradients.
 
-        ``synchronizes`` says whether this one is. Sources: DistributedDataParallel's ``_pre_forward`` and its flag
+        ``synchronizes`` says whether this one does. Sources: DistributedDataParallel's ``_pre_forward`` and its flag
         ``require_forward_param_sync``.
         """
         if self._due:
@@ -186,7 +184,7 @@ class Buffers:
         """Broadcast rank 0's buffers now."""
         buffers = tuple(buffer for buffer in self._model.buffers() if buffer.numel())
         if buffers and dist.get_world_size(self._group) > 1:
-            # A backward pass may still need what an earlier forward pass saved of them; DDP does not forbid that.
+            # A backward pass may still need buffers that an earlier forward pass saved, as with DDP.
             with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffers):
                 _broadcast(buffers, self._group, self._check)
 
@@ -202,25 +200,9 @@ def share_all(model: nn.Module, group: dist.ProcessGroup, buffers: bool, check: 
 def _broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, check: Callable[[], None]) -> None:
     """Copy rank 0's ``tensors`` to all ranks, one bucket after another."""
     with torch.no_grad():
-        for bucket in _buckets(tensors):
+        for bucket in _take_tensors(tensors, _BUCKET):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             work = dist.broadcast(flat, group=group, group_src=0, async_op=True)
             finish(work, check, enqueues=enqueues(group, flat.device))
-            start = 0
-            for tensor in bucket:
-                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
-                start += tensor.numel()
-
-
-def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one dtype on one device, up to `_BUCKET` bytes together, the same on all ranks."""
-    alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    sizes: Counter[tuple[torch.device, torch.dtype]] = Counter()
-    for tensor in tensors:
-        kind = (tensor.device, tensor.dtype)
-        alike.setdefault(kind, []).append(tensor)
-        sizes[kind] += tensor.nbytes
-        if sizes[kind] >= _BUCKET:
-            yield alike.pop(kind)
-            del sizes[kind]
-    yield from alike.values()
+            for tensor, values in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(values.view(tensor.shape))

@@ -1,10 +1,9 @@
-"""Deferred updates: the real optimizer's own step, on the parameters whose gradients have arrived.
+"""Deferred updates: the optimizer's own step, on the parameters whose sums have landed.
 
-`step()` only notes what was asked for: which optimizer, with which hyper-parameters (a scheduler may change them before
-the update happens), for which parameters. A thread then applies it in the order of urgency, a few megabytes at a time,
-as gradients land; whoever needs a parameter waits for that parameter alone. Narrowing ``param_groups`` to a few
-parameters and calling the optimizer's step is bitwise what the whole step does wherever parameters do not influence
-each other; for optimizers where they do, see `separable`.
+`step()` only records the optimizer, its hyperparameters (a scheduler may change them before the update) and its tasks.
+A thread applies the updates as sums land, the most urgent first, a few megabytes at a time; a forward pass waits for
+each parameter alone. The optimizer's step with ``param_groups`` of a few parameters gives the same bits as the whole
+step if parameters do not influence each other; for other optimizers see `why_not_separable`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from time import perf_counter_ns
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from foretrain.comm.run_trace import Applied
 from foretrain.comm.ps.placement import ELEMENTWISE
+from foretrain.comm.run_trace import Applied
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch import access_guards
 from foretrain.plugins.torch.streams import HostStreams
@@ -28,11 +27,11 @@ from foretrain.tasks import Task
 
 _SEPARABLE: tuple[type[optim.Optimizer], ...] = tuple(getattr(optim, name) for name in ELEMENTWISE)
 _BATCH = 8 << 20
-"""Bytes to update at once: enough to hide the cost of a call (0.1 ms), little enough that the urgent do not wait."""
+"""Bytes to update at once: enough to hide the cost of a call (0.1 ms), few enough that urgent updates do not wait."""
 
 
 def why_not_separable(optimizer: optim.Optimizer) -> str | None:
-    """Why updates of ``optimizer`` cannot be applied parameter by parameter; None where they can."""
+    """Return why updates of ``optimizer`` cannot be applied parameter by parameter; None if they can."""
     kind = type(optimizer).__name__
     if type(optimizer) not in _SEPARABLE:
         return f"{kind} is not known to update each parameter by itself"
@@ -51,29 +50,25 @@ def _expects_whole(hook: Callable[..., Any]) -> bool:
 
 
 class Update(NamedTuple):
-    """One call of step(): the optimizer's class and state, each task's hyper-parameters, and the device's mark."""
+    """Call of step(): optimizer, hyperparameters by group, group by task, number, and the device's event if any."""
 
     optimizer: optim.Optimizer
     groups: tuple[dict[str, Any], ...]
     group_of: dict[int, int]
     step: int
-    asked: torch.cuda.Event | None
-
-
-Apply: TypeAlias = Callable[[Update, Sequence[tuple[int, torch.nn.Parameter]]], None]
-"""Updates these parameters, each with its task."""
+    mark: torch.cuda.Event | None
 
 
 class DeferredOptimizer:
-    """Applies updates on a thread of its own.
+    """Thread that applies updates.
 
     Args:
         parameters: indexed by task.
         views: the gradients, indexed by task.
         tasks: for urgency and size.
         streams: of the model's device.
-        failed: told what an optimizer raised.
-        check: raises what has ended the job, if anything has.
+        failed: called with the error of an optimizer.
+        check: raises the error that has ended the job, if any.
         keep: whether to keep an `Applied` of every batch.
         apply: updates these parameters; `step_subset` runs their optimizer.
     """
@@ -87,7 +82,7 @@ class DeferredOptimizer:
         failed: Callable[[BaseException], None],
         check: Callable[[], None],
         keep: bool = False,
-        apply: Apply | None = None,
+        apply: Callable[[Update, Sequence[tuple[int, torch.nn.Parameter]]], None] | None = None,
     ) -> None:
         self._apply_here = apply or step_subset
         self._parameters, self._views, self._tasks = parameters, views, tasks
@@ -97,7 +92,7 @@ class DeferredOptimizer:
         self._changed = threading.Condition()
         self._landed = [True] * len(tasks)
         self._used = [True] * len(tasks)
-        self._under_way = 0
+        self._in_flight = 0
         self._wanted: dict[int, Update] = {}
         self._due: list[int] = []
         self._stop = False
@@ -106,34 +101,34 @@ class DeferredOptimizer:
         self._thread = threading.Thread(target=self._run, name="foretrain-updates", daemon=True)
         self._thread.start()
 
-    # ── from the carrier ──
+    # ── calls of the executor ──
 
     def landed(self, task: int, used: bool) -> None:
-        """The gradient of ``task`` is summed; ``used`` says whether any rank had one."""
+        """Record that the sum of ``task`` has landed; ``used`` says whether any rank had a gradient."""
         with self._changed:
             self._landed[task], self._used[task] = True, used
-            self._under_way -= 1
+            self._in_flight -= 1
             if task in self._wanted:
                 heappush(self._due, self._tasks[task].first_use)
                 self._changed.notify_all()
-            elif not self._under_way:
+            elif not self._in_flight:
                 self._changed.notify_all()
 
     def wake(self) -> None:
-        """Something has failed: everybody who waits looks again."""
+        """Wake all waiting threads, which then raise the failure of the job."""
         with self._changed:
             self._changed.notify_all()
 
-    # ── from the training thread ──
+    # ── calls of the training thread ──
 
     def sent(self, task: int) -> None:
-        """The gradient of ``task`` is on its way."""
+        """Expect the sum of ``task``."""
         with self._changed:
             self._landed[task] = False
-            self._under_way += 1
+            self._in_flight += 1
 
     def want(self, update: Update) -> None:
-        """Applies ``update`` to every task of its groups as it lands."""
+        """Apply ``update`` to each of its tasks when its sum has landed."""
         with self._changed:
             for task in update.group_of:
                 access_guards.pending_updates[id(self._parameters[task])] = self.wait
@@ -147,59 +142,54 @@ class DeferredOptimizer:
         return self._used[task]
 
     def wait(self, key: int) -> None:
-        """Returns when the parameter with id ``key`` is updated."""
+        """Wait until the parameter with id ``key`` is updated."""
         task = self._task_of[key]
-        self.wait_for((task,))
-        if self._streams.enqueues:
-            self._unblock((task,))
-
-    def wait_for(self, tasks: Iterable[int]) -> None:
-        """Returns when the parameters of ``tasks`` are updated, for the current stream too."""
-        tasks = tuple(tasks)
         if threading.current_thread() is not self._thread:
-            self._wait(lambda: all(task not in self._wanted for task in tasks))
-        self._streams.acquire(tasks)
+            self._wait(lambda: task not in self._wanted)
+        self._streams.acquire((task,))
+        if self._streams.enqueues:
+            self._release((task,))
 
     def wait_free(self, task: int) -> None:
-        """Returns when the buffer of ``task`` may be written: its sum has arrived, and its update is done."""
+        """Wait until the buffer of ``task`` may be written: its sum has landed and its update is applied."""
         if not self._landed[task] or task in self._wanted:
             self._wait(lambda: self._landed[task] and task not in self._wanted)
         self._streams.acquire((task,))
 
     def wait_all(self) -> None:
-        """Returns when everything has landed and everything wanted is updated."""
-        self._wait(lambda: not self._under_way)
+        """Wait until all sums have landed and all wanted updates are applied."""
+        self._wait(lambda: not self._in_flight)
         self.wait_wanted()
 
     def wait_wanted(self) -> None:
-        """Returns when everything wanted is updated; gradients that no step() has asked for may be under way.
+        """Wait until all wanted updates are applied; gradients without a step() stay in flight.
 
-        Other ranks may complete those at their step(), before which they may wait for this rank.
+        Other ranks may send those only in their step(), before which they may wait for this rank.
         """
         self._wait(lambda: not self._wanted)
         self._streams.acquire_all()
         if self._streams.enqueues and access_guards.pending_updates:
-            self._unblock(range(len(self._tasks)))
+            self._release(range(len(self._tasks)))
 
     def pending(self) -> list[str]:
-        """Names of tasks that have not landed, the most urgent first."""
+        """Return the names of tasks that have not landed, the most urgent first."""
         return [self._tasks[task].name for task in self._by_use if not self._landed[task]]
 
     def close(self) -> None:
-        """Ends the thread; what is not updated stays so, and nobody is blocked by it any more."""
+        """Stop the thread; pending updates are not applied, and block no reader."""
         with self._changed:
             self._stop = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
-        # The buffers' memory may be used again by the caller's stream: not before what is under way is through.
+        # The caller's stream may reuse the buffers' memory, but only after work that is enqueued.
         self._streams.acquire_all()
         for parameter in self._parameters:
             access_guards.pending_updates.pop(id(parameter), None)
 
-    def _unblock(self, tasks: Iterable[int]) -> None:
-        """Nobody need wait for ``tasks`` again, now that the stream of step() does; see `HostStreams.enqueues`."""
-        if threading.current_thread() is self._thread or not self._streams.at_home():
+    def _release(self, tasks: Iterable[int]) -> None:
+        """Let readers of ``tasks`` go on without waiting, now that the stream of step() waits for the updates."""
+        if threading.current_thread() is self._thread or not self._streams.on_step_stream():
             return
         with self._changed:
             for task in tasks:
@@ -211,7 +201,7 @@ class DeferredOptimizer:
             with self._changed:
                 while not ready():
                     self._check()
-                    # A bound on the wait, so that Ctrl-C is seen.
+                    # With a timeout, so that Ctrl-C takes effect.
                     self._changed.wait(1.0)
 
     # ── the thread ──
@@ -221,13 +211,17 @@ class DeferredOptimizer:
         try:
             while (batch := self._next()) is not None:
                 self._apply(batch, views)
+        except ForetrainError as error:
+            self._failed(error)
         except BaseException as error:
-            self._failed(error if isinstance(error, ForetrainError) else _wrapped(error))
+            failure = ForetrainError(f"the optimizer failed in a deferred update: {error!r}")
+            failure.__cause__ = error
+            self._failed(failure)
         finally:
             del access_guards.updating[threading.get_ident()]
 
     def _next(self) -> list[int] | None:
-        """The most urgent tasks that can be updated with one call of one optimizer."""
+        """Return the most urgent tasks that one call of one optimizer can update; None at the end."""
         with self._changed:
             while not self._due and not self._stop:
                 self._changed.wait()
@@ -251,7 +245,7 @@ class DeferredOptimizer:
         if used:
             for task in used:
                 views[id(self._parameters[task])] = self._views[task]
-            with self._streams.updating(used, update.asked):
+            with self._streams.updating(used, update.mark):
                 self._apply_here(update, [(task, self._parameters[task]) for task in used])
                 self._streams.updated(used)
             views.clear()
@@ -266,10 +260,10 @@ class DeferredOptimizer:
 
 
 def step_subset(update: Update, members: Sequence[tuple[int, torch.nn.Parameter]], *, hooked: bool = True) -> None:
-    """One step of the optimizer on ``members`` alone; ``hooked`` with the hooks of all optimizers around it.
+    """Run one step of the optimizer on ``members`` alone; ``hooked`` with the global optimizer hooks around it.
 
-    It runs on a twin that shares the optimizer's state: its ``param_groups`` belong to the training thread, where a
-    scheduler may write into them at this moment.
+    It runs on a copy that shares the optimizer's state: a scheduler on the training thread may write into the
+    optimizer's own ``param_groups`` meanwhile.
     """
     twin = object.__new__(type(update.optimizer))
     twin.__dict__.update(update.optimizer.__dict__)
@@ -279,9 +273,3 @@ def step_subset(update: Update, members: Sequence[tuple[int, torch.nn.Parameter]
     twin.param_groups = [{**update.groups[place], "params": these} for place, these in sorted(by_group.items())]
     step: Any = type(update.optimizer).step
     (step if hooked else getattr(step, "__wrapped__", step))(twin)
-
-
-def _wrapped(error: BaseException) -> ForetrainError:
-    wrapped = ForetrainError(f"the optimizer failed in a deferred update: {error!r}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -1,8 +1,7 @@
 """Gradients in flat buffers, and their compression: half precision with error feedback.
 
-One buffer per device and dtype, in the order of first use, so that what a policy cuts or fuses is nearly always one
-contiguous slice that is reduced in place. The bytes of a task are bytes *on the wire*: with compression fewer than in
-memory.
+There is one buffer per device and dtype, in the order of first use, so that a chunk is nearly always one contiguous
+slice, reduced in place. Bytes of a task are bytes *on the wire*: with compression fewer than in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class BufferSlice(NamedTuple):
 
 
 class GradientBuffer:
-    """The flat buffers of ``parameters``.
+    """Flat buffers for the gradients of ``parameters``.
 
     Args:
         parameters: indexed by task.
@@ -35,7 +34,7 @@ class GradientBuffer:
 
     Attributes:
         flat: the buffers, one-dimensional.
-        views: per task, its place in them, in the shape and memory layout of its parameter.
+        views: per task, its slice, in the shape and memory layout of its parameter.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], order: Sequence[int], wire: int | None = None) -> None:
@@ -55,13 +54,13 @@ class GradientBuffer:
         self.views = [self._view(index, parameter) for index, parameter in enumerate(parameters)]
 
     def size(self, task: int) -> int:
-        """Bytes of ``task`` on the wire."""
+        """Return the bytes of ``task`` on the wire."""
         return self.views[task].numel() * self._width[task]
 
     def runs(self, pieces: Sequence[Piece]) -> list[BufferSlice]:
-        """The contiguous slices that cover ``pieces``, neighbours joined.
+        """Return the contiguous slices that cover ``pieces``, in order, with neighbours joined.
 
-        A policy may cut between the bytes of an element; the element then goes with the piece in which it ends, so
+        A policy may cut between the bytes of an element; the element then belongs to the piece in which it ends, so
         that pieces that cover a task still cover every element once.
         """
         found: list[BufferSlice] = []
@@ -80,7 +79,7 @@ class GradientBuffer:
         return joined
 
     def slice(self, run: BufferSlice) -> torch.Tensor:
-        """The elements of ``run``."""
+        """Return the elements of ``run``."""
         return self.flat[run.buffer][run.start : run.end]
 
     def _view(self, index: int, parameter: torch.Tensor) -> torch.Tensor:
@@ -97,7 +96,7 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def wire_dtype(name: str | None) -> torch.dtype | None:
-    """The dtype that ``name`` stands for; None for None."""
+    """Return the dtype called ``name``; None for None."""
     if name is None:
         return None
     if name not in _DTYPES:
@@ -106,11 +105,11 @@ def wire_dtype(name: str | None) -> torch.dtype | None:
 
 
 class Rounding:
-    """Rounds slices of flat float buffers to ``dtype``.
+    """Compression of slices of flat buffers, with error feedback.
 
     Args:
         flat: the buffers; each gets a residual of its own size.
-        dtype: what is sent.
+        dtype: to round to.
     """
 
     def __init__(self, flat: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
@@ -118,11 +117,11 @@ class Rounding:
         self._residuals = [torch.zeros_like(buffer) for buffer in flat]
 
     def round(self, run: BufferSlice, values: torch.Tensor) -> torch.Tensor:
-        """What to send for ``values``, the elements of ``run``; keeps what rounding loses."""
+        """Return rounded ``values``, the elements of ``run``, with the error of the last rounding added."""
         residual = self._residuals[run.buffer][run.start : run.end]
         residual.add_(values)
         sent = residual.to(self._dtype)
         residual.sub_(sent)
-        # An overflow is the receiver's to see (GradScaler looks for it), and not to be fed back for ever.
+        # The receiver must see an overflow (GradScaler checks for it), but it must not be fed back.
         residual.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         return sent

@@ -1,26 +1,26 @@
-"""The training thread's side of a scheduled step: gradients go out, and come back when somebody asks.
+"""Dispatcher of gradients: hands them to the exchange during the backward pass, and brings sums back on access.
 
-    hook: gradient i complete ──▶ flat buffer, × 1/N ──▶ READY          .grad is empty, and `access_guards.held` knows
-    why end of the pass: what did not come is unused here
-    step(): the optimizer's updates are wanted, and happen as sums land
-    .grad read before step(): all of it is fetched; step() is then the optimizer's own, at once
+    hook: gradient i complete ──▶ flat buffer, × 1/N ──▶ READY     .grad is empty; `access_guards.held` has its owner
+    end of the pass: the remaining tasks are unused on this rank
+    step(): updates are wanted, and are applied as sums land
+    .grad read before step(): all sums are fetched; step() is then the optimizer's own, at once
 
 A *round* is one exchange of every task, once. A training step is one round, unless gradients are accumulated again
 after they were sent; then it is two, and the second adds to the sums of the first, as DistributedDataParallel does
 when backward() is called twice without no_sync.
 
 # Note [Rounds and passes]
-Which rounds there are must not depend on what one rank alone sees, such as which branches it takes. All ranks run the
-same number of backward passes per step, so these decide. As many as the last step had are expected again; all but the
-last of them only accumulate; in the last each gradient is sent as soon as it is complete, and at its end the rest. Then
-every further pass is one more round. A step with fewer passes sends at step(), and the next one expects so many.
+Rounds must not depend on what one rank alone sees, such as which branches it takes. All ranks run the same number of
+backward passes per step, so these decide. A step is expected to have as many as the last one; all but the last of them
+only accumulate; in the last each gradient is sent as soon as it is complete, and at its end the rest. Then every
+further pass is one more round. A step with fewer passes sends at step(), and the next one expects as few.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn, optim
@@ -34,61 +34,58 @@ from foretrain.plugins.torch.warmup import refuse_sparse
 
 
 class UpdateSink(Protocol):
-    """What applies updates later: `foretrain.plugins.torch.deferred_optimizer.DeferredOptimizer`, and a simulated
-    rank's own."""
+    """Part that applies updates when sums have landed: `DeferredOptimizer`, or a simulated rank's own."""
 
     def sent(self, task: int) -> None:
-        """The sum of ``task`` is under way."""
+        """Expect the sum of ``task``."""
         ...
 
     def want(self, update: Update) -> None:
-        """``update`` is to be applied as the sums it needs are there."""
+        """Apply ``update`` to each of its tasks when its sum has landed."""
         ...
 
     def was_used(self, task: int) -> bool:
-        """Return whether any rank had a gradient for ``task``; its sum must be there."""
-        ...
-
-    def wait(self, key: int) -> None:
-        """Returns when the parameter with id ``key`` may be used."""
+        """Return whether any rank had a gradient for ``task``, whose sum has landed."""
         ...
 
     def wait_free(self, task: int) -> None:
-        """Returns when the buffer of ``task`` may be written."""
+        """Wait until the buffer of ``task`` may be written."""
         ...
 
     def wait_all(self) -> None:
-        """Returns when all sums are there and all that was wanted is applied."""
+        """Wait until all sums have landed and all wanted updates are applied."""
         ...
 
     def wait_wanted(self) -> None:
-        """Returns when all that was wanted is applied."""
+        """Wait until all wanted updates are applied."""
         ...
 
 
 class GradientLocation(IntEnum):
-    """What the flat buffer is to a parameter's ``.grad``."""
+    """Place of a parameter's gradient."""
 
-    NO = 0
-    """Nothing: ``.grad`` is what it is."""
+    GRAD = 0
+    """In ``.grad``."""
     SUM = 1
-    """The sum that is, or will be, in the buffer is the gradient."""
+    """The sum that is, or will be, in the flat buffer."""
     ABSENT = 2
-    """This rank had none that was new. If another had one, the sum is the gradient; else ``.grad`` is what it is."""
+    """This rank sent zeros: the sum in the flat buffer if another rank had a gradient, else ``.grad``."""
 
 
 class GradientDispatcher:
-    """Also a `access_guards.Holder`. One thread at a time: the training thread, or the autograd engine's on its behalf.
+    """Dispatcher of gradients, and their `access_guards.GradientOwner` after they were sent.
+
+    One thread at a time calls it: the training thread, or the autograd engine's on its behalf.
 
     Args:
         parameters: indexed by task.
         gradients: their flat buffers.
         fires: per task, how often its gradient accumulates in one backward pass before it is complete.
         passes: backward passes per step, to begin with; see Note [Rounds and passes].
-        exchange: told what is ready.
-        updates: does what is deferred.
+        exchange: sends tasks that are ready.
+        updates: applies deferred updates.
         streams: of the model's device.
-        ranks: N.
+        ranks: by how much gradients are divided: N, or 1 where each worker's are an update of their own.
     """
 
     def __init__(
@@ -112,27 +109,28 @@ class GradientDispatcher:
         self.rounds = 0
         self._open = self._sends = False
         self._fresh = False
-        """Whether a round has begun since gradients were last asked for."""
-        self._again = False
-        """Whether it has since the last step."""
+        """Whether a round has begun since the last fetch or step."""
+        self._accumulates = False
+        """Whether a round has begun since the last step, so that the next one adds to its sums."""
         self._pass = -1
         self._passed = 0
-        """Passes since gradients were last asked for."""
+        """Passes since the last fetch or step."""
         self._fired = [0] * count
         self._sent = [False] * count
-        self._held = [GradientLocation.NO] * count
+        self._location = [GradientLocation.GRAD] * count
         self._local: set[int] = set()
-        """Accumulated here, and not sent, since they were last cleared."""
+        """Tasks accumulated here, and not sent, since they were last cleared."""
         self._dropped: set[int] = set()
-        """Cleared since the round began, after they were sent."""
+        """Tasks cleared since the round began, after they were sent."""
         self._zeros: set[int] = set()
-        """Cleared to zeros that are not there yet."""
+        """Tasks cleared to zeros that are not yet in ``.grad``."""
         self._stepped: set[int] = set()
+        """Indices of the optimizers that have stepped in this round."""
 
     # ── backward ──
 
     def gradient(self, task: int, synchronizes: bool) -> None:
-        """A gradient was accumulated into ``.grad``."""
+        """Take a gradient that was accumulated into ``.grad``; it is sent later unless ``synchronizes``."""
         if not synchronizes:
             self._finish()
             self._local.add(task)
@@ -141,7 +139,7 @@ class GradientDispatcher:
         if not self._open or self._pass != access_guards.passes:
             self._begin_pass()
         elif self._sent[task]:
-            # More often in one pass than ever before.
+            # It accumulates more often in one pass than before.
             self._expected[task] = self._fired[task] + 1
             self._finish()
             self._begin()
@@ -151,7 +149,7 @@ class GradientDispatcher:
 
     def _begin_pass(self) -> None:
         if self._open and self._sends:
-            # The pass before did not come to its end.
+            # The last pass failed before its end.
             self._finish()
         elif self._open:
             self._local.update(task for task, times in enumerate(self._fired) if times)
@@ -169,35 +167,35 @@ class GradientDispatcher:
         self._stepped.clear()
         self._dropped.clear()
         access_guards.held.update(self._everything)
-        self._exchange.open(self.rounds, self._again)
-        self._again = True
+        self._exchange.open(self.rounds, self._accumulates)
+        self._accumulates = True
         self.rounds += 1
 
     def _send(self, task: int) -> None:
-        """Hands the gradient of ``task`` over."""
+        """Hand the gradient of ``task`` to the exchange."""
         with torch.no_grad():
             self._contribute(task)
         access_guards.set_raw_grad(self._parameters[task], None)
         self._hand_over(task, GradientLocation.SUM)
 
-    def _hand_over(self, task: int, held: GradientLocation) -> None:
+    def _hand_over(self, task: int, location: GradientLocation) -> None:
         self._sent[task] = True
-        self._held[task] = held
+        self._location[task] = location
         self._zeros.discard(task)
         self._local.discard(task)
         self._dropped.discard(task)
         self._updates.sent(task)
         self._streams.ready(task)
-        self._exchange.ready(task, held is GradientLocation.SUM)
+        self._exchange.ready(task, location is GradientLocation.SUM)
 
     def _contribute(self, task: int) -> None:
-        """``.grad`` / N into the buffer, as DistributedDataParallel divides before it sums."""
+        """Write ``.grad`` / N into the buffer; DistributedDataParallel divides before it sums, too."""
         view, gradient = self._views[task], access_guards.raw_grad(self._parameters[task])
         assert gradient is not None
         refuse_sparse(gradient)
         self._updates.wait_free(task)
         if self._is_sum(task):
-            # The last sum was never cleared: the new gradient is added to it, as it would be in .grad.
+            # The last sum was not cleared: add the new gradient to it, as autograd would in .grad.
             view.add_(gradient.detach())
             view.mul_(self._share)
         else:
@@ -205,12 +203,12 @@ class GradientDispatcher:
 
     def _is_sum(self, task: int) -> bool:
         """Return whether a landed task's buffer is its parameter's gradient."""
-        held = self._held[task]
+        held = self._location[task]
         return held is GradientLocation.SUM or (held is GradientLocation.ABSENT and self._updates.was_used(task))
 
     def _recall(self, task: int) -> None:
-        """Under no_sync: the old sum must be in ``.grad`` when more is added to it."""
-        if self._held[task] is not GradientLocation.NO:
+        """Bring the last sum back to ``.grad``, before more is added under no_sync."""
+        if self._location[task] is not GradientLocation.GRAD:
             self._updates.wait_free(task)
             fresh = access_guards.raw_grad(self._parameters[task])
             if self._is_sum(task) and fresh is not None:
@@ -221,12 +219,12 @@ class GradientDispatcher:
     # ── between backward and step ──
 
     def fetch(self) -> None:
-        """Brings all gradients back into ``.grad``, summed, and applies every update asked for."""
+        """Fetch all sums into ``.grad``, and apply every wanted update."""
         self.finish()
         self._fresh = False
         self._updates.wait_all()
-        for task, held in enumerate(self._held):
-            if held is not GradientLocation.NO:
+        for task, location in enumerate(self._location):
+            if location is not GradientLocation.GRAD:
                 self._return(task)
         for task in tuple(self._zeros):
             self._put_zeros(task)
@@ -235,15 +233,15 @@ class GradientDispatcher:
         if self._is_sum(task):
             access_guards.set_raw_grad(self._parameters[task], self._views[task])
         access_guards.held.pop(id(self._parameters[task]), None)
-        self._held[task] = GradientLocation.NO
+        self._location[task] = GradientLocation.GRAD
 
     def drop(self, key: int, zeros: bool) -> None:
-        """Forgets one gradient; what is under way arrives and is not looked at."""
+        """Clear one gradient, to zeros or None; a sum in flight is ignored when it arrives."""
         task = self._task_of[key]
         zeros = zeros and self._has_gradient(task)
-        if self._sent[task] or self._held[task] is not GradientLocation.NO:
+        if self._sent[task] or self._location[task] is not GradientLocation.GRAD:
             self._dropped.add(task)
-        self._held[task] = GradientLocation.NO
+        self._location[task] = GradientLocation.GRAD
         self._local.discard(task)
         access_guards.set_raw_grad(self._parameters[task], None)
         if zeros:
@@ -252,12 +250,12 @@ class GradientDispatcher:
             access_guards.held.pop(key, None)
 
     def _has_gradient(self, task: int) -> bool:
-        """Return whether ``.grad``, if it were looked at, would be a tensor."""
-        if self._held[task] is GradientLocation.ABSENT:
+        """Return whether reading ``.grad`` would return a tensor."""
+        if self._location[task] is GradientLocation.ABSENT:
             self._updates.wait_free(task)
         return (
             task in self._zeros
-            or self._held[task] is GradientLocation.SUM
+            or self._location[task] is GradientLocation.SUM
             or access_guards.raw_grad(self._parameters[task]) is not None
             or self._is_sum(task)
         )
@@ -267,22 +265,22 @@ class GradientDispatcher:
         access_guards.held.pop(id(self._parameters[task]), None)
         access_guards.set_raw_grad(self._parameters[task], torch.zeros_like(self._parameters[task]))
 
-    def settled(self) -> None:
-        """What optimizers keep belongs to their last step(): so it does, wherever that is only done when asked for."""
+    def check_stepped(self) -> None:
+        """Raise ConfigError if optimizers' states are not those after their last step(); here they always are."""
 
     def finish(self) -> None:
-        """There will be no further pass before gradients are asked for, or more is added to them locally."""
+        """Complete the round: no further backward pass belongs to it."""
         self._finish()
         if self._passed:
             self._passes, self._passed = self._passed, 0
 
     @property
     def partly_sent(self) -> bool:
-        """Return whether a round is open that other gradients of this rank may still belong to."""
+        """Return whether a round is open in which this rank has not yet sent all tasks."""
         return self._open and not all(self._sent)
 
     def _finish(self) -> None:
-        """The round is over: what has not come is unused here."""
+        """End the round: send remaining gradients, or zeros."""
         if not self._open:
             return
         for task, sent in enumerate(self._sent):
@@ -307,8 +305,8 @@ class GradientDispatcher:
             if gradient is None:
                 view.zero_()
             else:
-                # Never cleared and unused now: the old sum stays, unless another rank sends a new one. That is to be
-                # added to the old, of which this rank sends its part.
+                # Not cleared and unused in this round: the old sum stays, unless another rank sends a new gradient.
+                # That must be added to the old sum, of which this rank sends its part.
                 refuse_sparse(gradient)
                 if gradient.data_ptr() == view.data_ptr():
                     access_guards.set_raw_grad(self._parameters[task], view.clone())
@@ -318,11 +316,11 @@ class GradientDispatcher:
     # ── step ──
 
     def step(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
-        """Defers the step of ``optimizer``, the ``place``-th; False where the caller must do it now.
+        """Defer the step of ``optimizer``; return False if the caller must do it now.
 
         Args:
-            place: which of the attached optimizers.
-            optimizer: it.
+            place: index among the attached optimizers.
+            optimizer: whose hyperparameters apply as they are now.
             tasks: its tasks, each with the index of its parameter group.
         """
         fresh = self._fresh or (bool(self._stepped) and place not in self._stepped)
@@ -332,36 +330,35 @@ class GradientDispatcher:
             return self._step_now()
         self._stepped.add(place)
         self.stepped()
-        groups = tuple(snapshot(group) for group in optimizer.param_groups)
-        asked = self._streams.asked(v for group in groups for v in group.values() if isinstance(v, torch.Tensor))
-        self._updates.want(Update(optimizer, groups, tasks, self.rounds - 1, asked))
+        # Copies: a scheduler may change settings before the update is applied.
+        groups = tuple(
+            {
+                name: value.clone() if isinstance(value, torch.Tensor) else value
+                for name, value in group.items()
+                if name != "params"
+            }
+            for group in optimizer.param_groups
+        )
+        mark = self._streams.step_mark(v for group in groups for v in group.values() if isinstance(v, torch.Tensor))
+        self._updates.want(Update(optimizer, groups, tasks, self.rounds - 1, mark))
         return True
 
     def _step_now(self) -> bool:
-        """What is to be stepped is not, or not only, what was sent."""
+        """Fetch sums for a step that must not be deferred; return False."""
         self.fetch()
         return False
 
     def stepped(self) -> None:
-        """An optimizer's step was done, or is wanted: the next round is the first of another."""
-        self._again = False
+        """Record an optimizer's step, done or wanted: the next round does not add to this one's sums."""
+        self._accumulates = False
 
     def _other_gradients(self, tasks: dict[int, int]) -> bool:
-        """Return whether gradients of ``tasks`` are not in the buffers: cleared, kept, or put there by hand."""
+        """Return whether gradients of ``tasks`` are not in the buffers: cleared, local, or assigned by the script."""
         return not self._dropped.isdisjoint(tasks) or any(
             access_guards.raw_grad(self._parameters[task]) is not None for task in tasks
         )
 
     def close(self) -> None:
-        """Forgets everything that is held."""
+        """Release all gradients."""
         for parameter in self._parameters:
             access_guards.held.pop(id(parameter), None)
-
-
-def snapshot(group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group's settings as they are now: its scheduler must not change a step that is still to come."""
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in group.items()
-        if key != "params"
-    }

@@ -1,8 +1,7 @@
-"""Process groups of an attachment, and its end when a script ends without close().
+"""Process groups of an attachment, and its close when a script ends or destroys its groups without close().
 
-There are two groups: one for gradients alone, one for all that is agreed beside them. `optimizer.step()` returns at
-once, so at the end of a script the last update is nearly always under way. A script that simply ends, or destroys its
-process group first, still gets it, as under DistributedDataParallel.
+`optimizer.step()` returns at once, so at the end of a script the last update is nearly always in flight. A script that
+simply ends, or destroys its process group first, still gets it, as under DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ logger = logging.getLogger("foretrain")
 
 
 class Groups:
-    """Two groups of the same ranks and backend as ``parent``, which nobody else uses. Making them is collective.
+    """Two groups of the same ranks and backend as ``parent``, for the runtime alone. Making them is collective.
 
-    Collectives of one group must be issued in one order; the model's own collectives and ours have none in common.
+    Collectives of one group must be issued in one order, which the model's own collectives would break.
 
     Args:
         parent: the ranks that train; None is all of them.
@@ -40,8 +39,8 @@ class Groups:
         device: of the model.
 
     Attributes:
-        gradients: for the executor.
-        side: for everything else.
+        gradients: for gradients.
+        control: for everything else.
     """
 
     def __init__(self, parent: dist.ProcessGroup | None, stall_timeout: float, device: torch.device) -> None:
@@ -51,47 +50,44 @@ class Groups:
             made = [dist.new_group(timeout=limit, backend=backend) for _ in range(2)]
         else:
             made = [_subgroup(parent, backend, limit, device) for _ in range(2)]
-        gradients, side = made
+        gradients, control = made
         assert isinstance(gradients, dist.ProcessGroup)
-        assert isinstance(side, dist.ProcessGroup)
-        self.gradients, self.side = gradients, side
+        assert isinstance(control, dist.ProcessGroup)
+        self.gradients, self.control = gradients, control
 
-    def within(self, group: dist.ProcessGroup | None) -> bool:
-        """Return whether they are of no use without ``group``; None is all of them."""
+    def depends_on(self, group: dist.ProcessGroup | None) -> bool:
+        """Return whether the ranks train in ``group``; None is all groups."""
         return group is None or group in (dist.group.WORLD, self._parent)
 
-    def part(self, timeout: float, *, together: bool = True) -> None:
-        """Gives them back when every rank is done with them; one that does not come in ``timeout`` s keeps nobody.
-
-        Not ``together`` nobody waits: no rank will use them again.
-        """
+    def release(self, timeout: float, *, together: bool = True) -> None:
+        """Destroy the groups, with ``together`` after a barrier of all ranks; keep them if that takes ``timeout`` s."""
         try:
-            work = dist.barrier(group=self.side, async_op=True) if together else None
+            work = dist.barrier(group=self.control, async_op=True) if together else None
             if work is not None:
                 work.wait(timedelta(seconds=timeout))
         except (RuntimeError, ValueError) as error:
             logger.debug("not all ranks closed: %s", error)
             return
         with contextlib.suppress(ValueError):  # the script has destroyed all groups already
-            for group in (self.gradients, self.side):
+            for group in (self.gradients, self.control):
                 dist.destroy_process_group(group)
 
     def abort(self) -> None:
-        """Frees the device from what they have enqueued there; see `foretrain.plugins.torch.work_wait.abort`."""
-        abort(self._device, self.gradients, self.side)
+        """Abort what is enqueued on the device; see `foretrain.plugins.torch.work_wait.abort`."""
+        abort(self._device, self.gradients, self.control)
 
-    def keep_for_ever(self) -> None:
-        """Keeps them from being destroyed when Python ends.
+    def prevent_destruction(self) -> None:
+        """Keep the groups from being destroyed when Python ends.
 
-        gloo's destructor waits for its threads, and they wait for a rank that may be stopped, for as long as a
-        collective may take. A process that has failed must end now.
+        gloo's destructor waits for its threads, and they wait for a rank that may be stopped, as long as a collective
+        may take. A failed process must end at once.
         """
-        for group in (self.gradients, self.side):
+        for group in (self.gradients, self.control):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _backend(parent: dist.ProcessGroup | None) -> str:
-    """Return the backend of ``parent``, by its plain name where all devices have the same.
+    """Return the backend of ``parent``, as one name if all devices have the same.
 
     `dist.get_backend` says "undefined" where init_process_group was left to choose. And a list such as
     "cpu:gloo,cuda:gloo" makes a group without a default backend as soon as any backend plugin is registered (importing
@@ -103,17 +99,17 @@ def _backend(parent: dist.ProcessGroup | None) -> str:
 
 
 def _subgroup(group: dist.ProcessGroup, backend: str, limit: timedelta, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the ranks of ``group``, made by them alone.
+    """Return another group of the ranks of ``group``, made by them alone.
 
-    ``new_group(use_local_synchronization=True)`` would name it after how many groups a process has, which differs
-    between processes that are in different ones, and again after one was destroyed. Here its first rank numbers it.
+    ``new_group(use_local_synchronization=True)`` would name it by how many groups a process has, which differs between
+    processes in different groups, and repeats after one was destroyed. Here its first rank numbers it.
     """
     ranks, store = dist.get_process_group_ranks(group), c10d._get_default_store()
-    sideband = ControlGroup(group, device)
-    number = str(store.add("foretrain/groups", 1)) if sideband.rank == 0 else ""
-    name = f"foretrain-{sideband.share(number.encode()).decode()}"
+    control = ControlGroup(group, device)
+    number = str(store.add("foretrain/groups", 1)) if control.rank == 0 else ""
+    name = f"foretrain-{control.share(number.encode()).decode()}"
     made, _ = c10d._new_process_group_helper(
-        len(ranks), sideband.rank, ranks, backend, store, c10d.GroupName(name), timeout=limit
+        len(ranks), control.rank, ranks, backend, store, c10d.GroupName(name), timeout=limit
     )
     assert isinstance(made, dist.ProcessGroup)
     c10d._world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
@@ -123,42 +119,42 @@ def _subgroup(group: dist.ProcessGroup, backend: str, limit: timedelta, device: 
 class Closeable(Protocol):
     """Attachment that must be closed before its process group or the process ends."""
 
-    def within(self, group: dist.ProcessGroup | None) -> bool:
-        """Return whether it is of no use without ``group``; None is all of them."""
+    def depends_on(self, group: dist.ProcessGroup | None) -> bool:
+        """Return whether it cannot go on without ``group``; None is all groups."""
         ...
 
     def close(self) -> None:
-        """Applies everything under way, and ends."""
+        """Apply everything in flight and close."""
         ...
 
-    def leave(self, error: BaseException | None) -> None:
-        """Ends with the process, which ``error`` ends if it is not None."""
+    def close_at_exit(self, error: BaseException | None) -> None:
+        """Close before the process ends, which is because of ``error`` if given."""
         ...
 
     def __exit__(self, kind: Any, error: BaseException, trace: Any) -> None:
-        """Ends without waiting for anything."""
+        """Close without waiting."""
         ...
 
 
-_present: list[weakref.ref[Closeable]] = []
+_attachments: list[weakref.ref[Closeable]] = []
 _replaced: list[tuple[ModuleType, str]] = []
-"""Where `_guarded` stands in for ``destroy_process_group``."""
+"""Modules and names whose ``destroy_process_group`` is `_guarded`."""
 _original: Callable[..., None] = dist.destroy_process_group
 
 
 def close_before_exit(attachment: Closeable) -> None:
-    """Close ``attachment`` before its process group or the process ends; `forget_closed` takes it off the list."""
-    if not _present:
-        # Not at import: what the script registers before it attaches still runs after this.
+    """Close ``attachment`` before its process group or the process ends, unless `forget_closed` was called before."""
+    if not _attachments:
+        # Not at import: functions that the script registers before it attaches must run after this one.
         atexit.register(_exit)
         _guard_groups()
-    _present.append(weakref.ref(attachment))
+    _attachments.append(weakref.ref(attachment))
 
 
 def forget_closed(attachment: Closeable) -> None:
-    """Take an attachment that has ended off the list."""
-    _present[:] = [reference for reference in _present if reference() not in (attachment, None)]
-    if not _present:
+    """Take a closed attachment off the list."""
+    _attachments[:] = [reference for reference in _attachments if reference() not in (attachment, None)]
+    if not _attachments:
         atexit.unregister(_exit)
         while _replaced:
             module, name = _replaced.pop()
@@ -167,17 +163,17 @@ def forget_closed(attachment: Closeable) -> None:
 
 
 def _living() -> Iterator[Closeable]:
-    """Yield living attachments, the last one first, on all ranks alike."""
-    return (attachment for reference in reversed(_present[:]) if (attachment := reference()) is not None)
+    """Return the living attachments, the last one first, on all ranks alike."""
+    return (attachment for reference in reversed(_attachments[:]) if (attachment := reference()) is not None)
 
 
 def _exit() -> None:
     for attachment in _living():
-        attachment.leave(getattr(sys, "last_value", None))
+        attachment.close_at_exit(getattr(sys, "last_value", None))
 
 
 def _guard_groups() -> None:
-    """Scripts call ``destroy_process_group`` by whatever name they imported it under."""
+    """Replace ``destroy_process_group`` in all modules, under whatever name they imported it."""
     global _original, _guarded
     _original = dist.destroy_process_group
     _guarded = functools.wraps(_original)(_destroy_process_group)
@@ -188,10 +184,10 @@ def _guard_groups() -> None:
 
 
 def _destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
-    # What is on its way through a `finally` must not wait for ranks that may not come.
+    # In a `finally` after an error, other ranks may never come: do not wait for them.
     error = sys.exception()
     for attachment in _living():
-        if attachment.within(group):
+        if attachment.depends_on(group):
             if error is None or (isinstance(error, SystemExit) and not error.code):
                 attachment.close()
             else:

@@ -1,4 +1,4 @@
-"""How ranks find each other and make sure before the first step that they train the same: settings, secret, links."""
+"""Agreement of all ranks before the first step: settings, model, secret, and links to rank 0."""
 
 from __future__ import annotations
 
@@ -22,43 +22,40 @@ from foretrain.plugins.torch.control_group import ControlGroup
 logger = logging.getLogger("foretrain")
 
 SECRET = "FORETRAIN_SECRET"
-"""Environment variable with the job's secret, in hexadecimal, where a launcher hands one out."""
+"""Environment variable with the job's secret, in hexadecimal, if a launcher sets one."""
 _ONE_SECRET = (
     f"give all nodes the same {SECRET} (or foretrain run --secret-file), made with: openssl rand -hex {SECRET_SIZE}; "
     "or give it to none, and rank 0 makes one"
 )
-_ELSEWHERE = ("192.0.2.1", 9)
-"""An address that is nobody's (RFC 5737): the way to it is the default route."""
+_UNASSIGNED = ("192.0.2.1", 9)
+"""Address that no host has (RFC 5737): its route is the default route."""
 _BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 _TRUE = ("1", "t", "true", "y", "yes")
-"""What PyTorch takes for true in the environment."""
-_CONNECT = 20.0
+"""Values of environment variables that PyTorch reads as true."""
+_CONNECT_TIMEOUT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
-
-
 _OWN = ("interface", "trace")
 """Settings in which ranks may differ."""
 
 
-def agree_on_model(sideband: ControlGroup, model: nn.Module, options: AttachOptions) -> None:
-    """Raises Disagreement, on all ranks, where settings, parameters or buffers that are shared differ."""
+def agree_on_model(control: ControlGroup, model: nn.Module, options: AttachOptions) -> None:
+    """Raise Disagreement, on all ranks, if settings, parameters or shared buffers differ."""
     settings = {key: value for key, value in msgspec.structs.asdict(options).items() if key not in _OWN}
-    sideband.must_agree("setting", list(settings), [_hash(f"{key}={value}") for key, value in settings.items()])
+    control.must_agree("setting", list(settings), [_hash(f"{key}={value}") for key, value in settings.items()])
     parameters = [(name, p, "" if p.requires_grad else " frozen") for name, p in model.named_parameters()]
     buffers = [(name, buffer, "") for name, buffer in model.named_buffers() if options.broadcast_buffers]
     for what, tensors in (("parameter", parameters), ("buffer", buffers)):
         described = [f"{name} {tuple(tensor.shape)} {tensor.dtype}{frozen}" for name, tensor, frozen in tensors]
-        sideband.must_agree(what, described, [_hash(text) for text in described])
+        control.must_agree(what, described, [_hash(text) for text in described])
 
 
-def refuse_blocking_waits(sideband: ControlGroup) -> None:
-    """ConfigError, on all ranks alike, where NCCL's waits hold the host on one of them.
+def refuse_blocking_waits(control: ControlGroup) -> None:
+    """Raise ConfigError, on all ranks, if NCCL's waits block the host on one of them.
 
-    The threads that order operations wait for collectives on behalf of their streams. Held there, they would neither
-    hear other ranks nor say that this one is alive.
+    A blocked runtime thread would neither read messages of other ranks nor send heartbeats.
     """
     set_here = next((name for name in _BLOCKING if os.environ.get(name, "").lower() in _TRUE), None)
-    if sideband.enqueues and not sideband.all_true(set_here is None):
+    if control.enqueues and not control.all_true(set_here is None):
         name = set_here or _BLOCKING[0]
         value = os.environ.get(name, "set on another rank")
         remedy = "unset it on all ranks; a rank that is lost is noticed without it, after `timeout`"
@@ -69,43 +66,43 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def connect_ranks(sideband: ControlGroup, interface: str | None) -> dict[int, Link] | None:
-    """Links between rank 0 and all others, authenticated; None on all ranks where one cannot connect.
+def connect_ranks(control: ControlGroup, interface: str | None) -> dict[int, Link] | None:
+    """Return authenticated links between rank 0 and each other rank; None, on all ranks, if one cannot connect.
 
     Rank 0 listens on one address of one interface. The secret is the launcher's, or one that rank 0 makes and hands out
     over the process group.
 
     Raises:
-        ConfigError: on all ranks alike, where a rank's secret is wrong or another, or rank 0 cannot listen.
+        ConfigError: on all ranks, if a secret is malformed or differs between ranks, or rank 0 cannot listen.
     """
     links: dict[int, Link] = {}
     listener = problem = None
-    several = len({row[0] for row in sideband.gather([_hash(platform.node())])}) > 1
-    given = common_secret(sideband)
+    several_hosts = len({row[0] for row in control.gather([_hash(platform.node())])}) > 1
+    given = common_secret(control)
     secret = given or secrets.token_bytes(SECRET_SIZE)
-    if sideband.rank == 0:
+    if control.rank == 0:
         try:
-            listener = _listen(_own_address(interface, several), secret, sideband.ranks)
+            listener = _listen(_own_address(interface, several_hosts), secret, control.ranks)
         except ConfigError as error:
             problem = error
     try:
-        sideband.raise_on_all(problem)
+        control.raise_on_all(problem)
         if listener is not None:
             host, port = listener.address
-            sideband.share(f"{host} {port} {'' if given else secret.hex()}".encode())
+            control.share(f"{host} {port} {'' if given else secret.hex()}".encode())
         else:
-            host, port, made = sideband.share(None).decode().split(" ")
+            host, port, made = control.share(None).decode().split(" ")
             secret = given or bytes.fromhex(made)
         try:
             if listener is not None:
-                links = listener.accept(_CONNECT)
+                links = listener.accept(_CONNECT_TIMEOUT)
             else:
-                links[0] = connect((host, int(port)), secret, sideband.rank, _CONNECT)
-            complete = listener is None or len(links) == sideband.ranks - 1
+                links[0] = connect((host, int(port)), secret, control.rank, _CONNECT_TIMEOUT)
+            complete = listener is None or len(links) == control.ranks - 1
         except LinkError as error:
-            logger.warning("rank %d cannot connect: %s", sideband.rank, error)
+            logger.warning("rank %d cannot connect: %s", control.rank, error)
             complete = False
-        if sideband.all_true(complete):
+        if control.all_true(complete):
             return links
     finally:
         if listener is not None:
@@ -115,11 +112,12 @@ def connect_ranks(sideband: ControlGroup, interface: str | None) -> dict[int, Li
     return None
 
 
-def _own_address(interface: str | None, several: bool) -> str:
-    """Where rank 0 listens: of ``several`` hosts none reaches another's loopback, which its name may stand for."""
-    found = local_address(interface, _master())
-    if several and interface is None and found.startswith("127."):
-        return local_address(None, _ELSEWHERE)
+def _own_address(interface: str | None, several_hosts: bool) -> str:
+    """Return the address that rank 0 listens on: never loopback with ``several_hosts``, even if it has that name."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    found = local_address(interface, (host, int(port)) if host and port and port.isdigit() else None)
+    if several_hosts and interface is None and found.startswith("127."):
+        return local_address(None, _UNASSIGNED)
     return found
 
 
@@ -131,16 +129,16 @@ def _listen(host: str, secret: bytes, ranks: int) -> Listener:
         raise ConfigError("interface", host, error.problem, remedy) from error
 
 
-def common_secret(sideband: ControlGroup) -> bytes | None:
-    """The secret that a launcher gave to all ranks; None where it gave none."""
+def common_secret(control: ControlGroup) -> bytes | None:
+    """Return the secret that a launcher gave to all ranks, or None; ConfigError, on all ranks, if they differ."""
     secret = problem = None
     try:
         secret = _secret()
     except ConfigError as error:
         problem = error
-    sideband.raise_on_all(problem)
-    # Of 32 random bytes: who sees 8 bytes of their hash learns no more than from the handshake.
-    marks = [row[0] for row in sideband.gather([_hash(f"secret {secret.hex()}") if secret else 0])]
+    control.raise_on_all(problem)
+    # 8 bytes of a hash of 32 random bytes reveal no more than the handshake does.
+    marks = [row[0] for row in control.gather([_hash(f"secret {secret.hex()}") if secret else 0])]
     for rank, mark in enumerate(marks):
         if mark != marks[0]:
             having, missing = (0, rank) if marks[0] else (rank, 0)
@@ -164,21 +162,15 @@ def _secret() -> bytes | None:
     return secret
 
 
-def secret_for_servers(sideband: ControlGroup) -> bytes:
-    """The job's secret, which servers have from who started them; ConfigError, on all ranks, where there is none."""
-    given = common_secret(sideband)
-    if given is None:
-        raise ConfigError(SECRET, "", "is not set, and servers let nobody in without", _ONE_SECRET)
-    return given
-
-
-def _master() -> tuple[str, int] | None:
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    return (host, int(port)) if host and port and port.isdigit() else None
+def secret_for_servers(control: ControlGroup) -> bytes:
+    """Return the job's secret, which its servers have, too; ConfigError, on all ranks, if there is none."""
+    if given := common_secret(control):
+        return given
+    raise ConfigError(SECRET, "", "is not set, and servers refuse workers without it", _ONE_SECRET)
 
 
 def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
-    """The one device of a model; ConfigError where there are several."""
+    """Return the one device of a model; ConfigError if there are several."""
     devices = {parameter.device for parameter in parameters}
     if len(devices) > 1:
         shown = ", ".join(sorted(map(str, devices)))

@@ -1,4 +1,4 @@
-"""What the watched steps amount to: one workload, one network and one schedule, the same on all ranks."""
+"""Plan made from the observed steps: one workload, one network and one schedule, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretrain.comm.coordinator.protocol import pack_spec, unpack_spec
 from foretrain.comm.observation import StepProfile, workload_of
 from foretrain.comm.options import AttachOptions
 from foretrain.network import Cluster
-from foretrain.planner import Auto, SavedPlan, ScheduleRequest, choose, tune
+from foretrain.planner import SavedPlan, ScheduleRequest, choose, tune
 from foretrain.planner.backends import cluster_of
 from foretrain.planner.knob_space import Space
 from foretrain.planner.online import Tuner
@@ -27,30 +27,29 @@ from foretrain.tasks import Chunk
 from foretrain.workload.step import Workload
 
 logger = logging.getLogger("foretrain.auto")
-"""Of what the planner has to say."""
-
+"""Log of the planner's choices."""
 
 _GPU_MEMORY = 500e9
-"""Bytes/s that a GPU streams through its memory, for what compression would cost: most have more."""
+"""Bytes/s of a GPU's memory, a low estimate, for the cost of compression."""
 
 
 class RuntimePlan(NamedTuple):
-    """How the steps to come are scheduled.
+    """Plan of the scheduled steps.
 
     Attributes:
-        seen: the observation of the slowest rank.
+        profile: the slowest rank's.
         gradients: flat buffers for them, in the order of use.
-        workload: the same as a workload.
+        workload: made from the profile.
         cost: of the network, measured.
-        cluster: the same as the simulator takes it; None for a single rank.
-        job: the scheduler's view of both.
+        cluster: with that cost, for the simulator; None for a single rank.
+        job: tasks and cost for the policy.
         schedule: the policy, with all its knobs.
-        bound: T* of the workload there; None for a single rank.
-        tuner: searches for knobs as the job runs: on rank 0, where that is asked for.
-        saved: where it keeps what it finds.
+        bound: T* of the workload on the cluster; None for a single rank.
+        tuner: searches for knobs as the job runs; on rank 0, with ``tune``.
+        saved: store of the tuner's results.
     """
 
-    seen: StepProfile
+    profile: StepProfile
     gradients: GradientBuffer
     workload: Workload
     cost: CostModel
@@ -63,64 +62,64 @@ class RuntimePlan(NamedTuple):
 
 
 def runtime_plan(
-    sideband: ControlGroup,
-    seen: StepProfile,
+    control: ControlGroup,
+    profile: StepProfile,
     named: Sequence[tuple[str, nn.Parameter]],
     model: str,
     options: AttachOptions,
     measure: Callable[[], tuple[CostModel, Cluster]] | None = None,
 ) -> RuntimePlan:
-    """The plan, on all ranks the same: it is agreed on ``sideband``, and the network is measured there.
+    """Return the plan, the same on all ranks. Collective.
 
     Args:
-        sideband: of all ranks.
-        seen: what this rank has observed.
+        control: of all ranks.
+        profile: this rank's.
         named: the parameters by task, with their names.
-        model: its name, for people.
+        model: its name.
         options: of `foretrain.plugins.torch.attach`.
-        measure: measures the network, on all ranks at once; each may find another. None all-reduces on ``sideband``.
+        measure: measures the network, on all ranks at once, each on its own. None times all-reduces on ``control``.
     """
     names, parameters = [name for name, _ in named], [parameter for _, parameter in named]
     dtype = wire_dtype(options.compression)
-    seen = slowest(sideband, seen)
-    gradients = GradientBuffer(parameters, seen.order, dtype.itemsize if dtype else None)
+    profile = slowest(control, profile)
+    gradients = GradientBuffer(parameters, profile.order, dtype.itemsize if dtype else None)
     sizes = [gradients.size(task) for task in range(len(parameters))]
-    where = f"{sideband.ranks} ranks of {parameters[0].device.type}"
-    workload = workload_of(seen, names, sizes, model, where)
+    where = f"{control.ranks} ranks of {parameters[0].device.type}"
+    workload = workload_of(profile, names, sizes, model, where)
     if measure is not None:
         cost, cluster = measure()
     else:
-        cost = sideband.cost(seen.crowding / 1000)
-        cluster = cluster_of(cost, sideband.ranks) if sideband.ranks > 1 else None
+        cost = control.cost(profile.crowding / 1000)
+        cluster = cluster_of(cost, control.ranks) if control.ranks > 1 else None
     job = Job.of(workload, cost)
-    # Rank 0's choice: floating point need not agree to the last digit on different machines.
+    # Rank 0 chooses for all: floating point may differ in the last digit between machines.
     memory = _GPU_MEMORY if parameters[0].device.type == "cuda" else None
     tuner, saved, text = None, None, b""
-    if sideband.rank == 0:
+    if control.rank == 0:
         if isinstance(options.schedule, SavedPlan):
             warn_of_differences(options.schedule, workload, cluster, options)
-        schedule = decide(options.schedule, workload, cluster, seen.crowding / 1000, memory)
+        schedule = decide(options.schedule, workload, cluster, profile.crowding / 1000, memory)
         if options.tune and cluster is not None and cluster.cost.per_byte:
             tuner, saved = search_of(options.schedule, schedule, workload, cluster)
             schedule = tuner.spec if tuner else schedule
         text = pack_spec(schedule)
-    schedule = unpack_spec(sideband.share(text))
+    schedule = unpack_spec(control.share(text))
     optimum = bound(workload, job) if cluster is not None else None
-    return RuntimePlan(seen, gradients, workload, cost, cluster, job, schedule, optimum, tuner, saved)
+    return RuntimePlan(profile, gradients, workload, cost, cluster, job, schedule, optimum, tuner, saved)
 
 
-def slowest(sideband: ControlGroup, seen: StepProfile) -> StepProfile:
-    """The observation of the rank that computes longest, on all ranks: the others will wait for it.
+def slowest(control: ControlGroup, own: StepProfile) -> StepProfile:
+    """Return the profile of the rank that computes longest, for which the others will wait. Collective.
 
-    How often a gradient comes in one pass, and how busy the cores are, is the most that any rank has seen.
+    Two values are the maxima over all ranks: how often a gradient accumulates in one pass, and how busy the cores are.
     """
-    computes = [row[0] for row in sideband.gather([seen.compute])]
-    place = computes.index(max(computes))
-    count = len(seen.order)
-    times = [seen.forward, seen.backward, seen.update]
-    rows = sideband.gather([*seen.fires, *seen.order, *seen.uses, *seen.releases, *times, seen.passes, seen.crowding])
-    _, order, uses, releases = (rows[place][k * count : (k + 1) * count] for k in range(4))
-    forward, backward, update, passes, _ = rows[place][4 * count :]
+    computes = [row[0] for row in control.gather([own.compute])]
+    slowest_rank = computes.index(max(computes))
+    count = len(own.order)
+    times = [own.forward, own.backward, own.update]
+    rows = control.gather([*own.fires, *own.order, *own.uses, *own.releases, *times, own.passes, own.crowding])
+    _, order, uses, releases = (rows[slowest_rank][k * count : (k + 1) * count] for k in range(4))
+    forward, backward, update, passes, _ = rows[slowest_rank][4 * count :]
     return StepProfile(
         order=order,
         uses=uses,
@@ -141,10 +140,10 @@ def decide(
     crowding: float = 0.0,
     memory: float | None = None,
 ) -> Spec:
-    """The policy with its knobs that ``wanted`` asks for: on rank 0, in a moment. Says what the planner has chosen.
+    """Return the policy that ``wanted`` asks for, with all knobs, and log the planner's choice. Called on rank 0.
 
     Args:
-        wanted: a policy, whose open knobs are searched; or what leaves it to the planner.
+        wanted: a policy, whose open knobs are searched; a plan; or ``Auto``, which lets the planner choose.
         workload: observed.
         cluster: measured; None for a single rank.
         crowding: how busy the cores are, from 0 to 1.
@@ -152,11 +151,14 @@ def decide(
     """
     if isinstance(wanted, SavedPlan):
         return wanted.schedule
-    if not isinstance(wanted, Auto):
-        return choose_knobs(wanted, workload, cluster)
     if cluster is None or cluster.cost.per_byte == 0:
+        if isinstance(wanted, Spec):
+            return wanted
         logger.info("auto: plain DDP: there is nobody to exchange gradients with, or it costs nothing")
         return Spec("ddp")
+    if isinstance(wanted, Spec):
+        is_open = any(knob.name not in wanted.knobs for knob in POLICIES[wanted.name].knobs)
+        return tune(workload, cluster, wanted, careful=True) if is_open else wanted
     choice = choose(workload, cluster, careful=True, crowding=crowding, memory=memory)
     for line in choice.lines:
         logger.info("%s", line)
@@ -164,7 +166,7 @@ def decide(
 
 
 def warn_of_differences(saved: SavedPlan, workload: Workload, cluster: Cluster | None, options: AttachOptions) -> None:
-    """A warning where ``saved`` was made for something else."""
+    """Log a warning if ``saved`` was made for another job."""
     if cluster is None:
         found = ["one rank alone exchanges nothing"]
     else:
@@ -174,20 +176,16 @@ def warn_of_differences(saved: SavedPlan, workload: Workload, cluster: Cluster |
         logger.warning("the plan was made for something else: %s; foretrain tune makes another", "; ".join(found))
 
 
-def choose_knobs(wanted: Spec, workload: Workload, cluster: Cluster | None) -> Spec:
-    """``wanted`` with every knob that it leaves open at its best in the simulator: on rank 0, in a moment."""
-    free = [knob for knob in POLICIES[wanted.name].knobs if knob.name not in wanted.knobs]
-    if cluster is None or not free or cluster.cost.per_byte == 0:
-        return wanted
-    return tune(workload, cluster, wanted, careful=True)
+def search_of(
+    wanted: ScheduleRequest, chosen: Spec, workload: Workload, cluster: Cluster
+) -> tuple[Tuner | None, Saved | None]:
+    """Return a tuner of the knobs that ``wanted`` leaves open, and its store; None, with a warning, if none is open.
 
-
-def search_of(wanted: ScheduleRequest, chosen: Spec, workload: Workload, cluster: Cluster) -> tuple[Tuner | None, Saved | None]:
-    """A search for the knobs that ``wanted`` leaves open, which begins with what was found before, or is ``chosen``.
-
-    Knobs that a planner chose are as open as those that nobody named. Nothing, with a warning, where none is open.
+    It begins with stored results, or with ``chosen``. Knobs that a planner chose are open, too.
     """
-    plan = wanted if isinstance(wanted, Spec) else Spec(chosen.name, _mechanism(chosen))
+    fixed = {knob.name for knob in POLICIES[chosen.name].knobs if not (knob.tunable or knob.noisy)}
+    knobs = {name: value for name, value in chosen.knobs.items() if name in fixed}
+    plan = wanted if isinstance(wanted, Spec) else Spec(chosen.name, knobs)
     if not Space.of(plan, workload, running=True).free:
         logger.warning("tune: %s leaves no knob open, so that nothing is searched", plan)
         return None, None
@@ -198,14 +196,8 @@ def search_of(wanted: ScheduleRequest, chosen: Spec, workload: Workload, cluster
     return Tuner(proposer, virtual.again, known=known[1] if known else None), saved
 
 
-def _mechanism(chosen: Spec) -> dict[str, float]:
-    """The knobs of ``chosen`` that no search moves."""
-    fixed = {knob.name for knob in POLICIES[chosen.name].knobs if not (knob.tunable or knob.noisy)}
-    return {name: value for name, value in chosen.knobs.items() if name in fixed}
-
-
 def replayed_order(schedule: Spec, workload: Workload, cost: CostModel, ranks: int) -> list[Chunk]:
-    """The chunks that ``schedule`` sends in one steady step of the simulator, in order."""
+    """Return the chunks that ``schedule`` sends in one steady step of the simulator, in order."""
     run = simulate(workload, cluster_of(cost, max(2, ranks)), schedule, trace=False)
     last = len(run.begins) - 2
     return [decision.chunk for decision in run.log if decision.step == last]

@@ -1,4 +1,4 @@
-"""The first steps: everything is reduced at once, at the end of each backward pass, and watched."""
+"""Exchange of the observing phase: all gradients are reduced at the end of each backward pass."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from foretrain.plugins.torch.streams import enqueues
 from foretrain.plugins.torch.work_wait import finish
 
 _SLICE = 25 << 20
-"""Bytes per operation, DDP's bucket."""
+"""Bytes per operation, as in a bucket of DistributedDataParallel."""
 
 
 class Warmup:
-    """Gradients before there is a schedule. Also a `access_guards.Holder`.
+    """Reducer of gradients before there is a schedule, and their `access_guards.GradientOwner` meanwhile.
 
     Args:
         parameters: indexed by task.
         group: to reduce over.
-        observation: told of every gradient.
-        check: raises what has ended the job, if anything has.
+        observation: records every gradient.
+        check: raises the error that has ended the job, if any.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Warmup:
         self._local: set[int] = set()
 
     def gradient(self, task: int, synchronizes: bool) -> None:
-        """A gradient was accumulated into ``.grad``."""
+        """Take a gradient that was accumulated into ``.grad``; it is reduced later unless ``synchronizes``."""
         if synchronizes:
             if not self._fired:
-                # At the end of the pass, when all ranks come to it: a rank may read gradients alone.
+                # All ranks come to the end of the pass, but one rank alone may read gradients before.
                 access_guards.pass_ends.append(self.fetch)
             self._fired.add(task)
             access_guards.held[id(self._parameters[task])] = self
@@ -56,7 +56,7 @@ class Warmup:
             self._local.add(task)
 
     def drop(self, key: int, zeros: bool) -> None:
-        """Forgets one gradient. What is cleared before step() was not for this step."""
+        """Clear one gradient, to zeros or None."""
         access_guards.held.pop(key, None)
         task = self._task_of[key]
         self._fired.discard(task)
@@ -65,7 +65,7 @@ class Warmup:
         access_guards.set_raw_grad(parameter, torch.zeros_like(parameter) if zeros else None)
 
     def fetch(self) -> None:
-        """Reduces everything accumulated since the last time, on all ranks alike."""
+        """Reduce all gradients accumulated since the last call. Collective."""
         if not self._fired:
             return
         used = {t for t in self._fired | self._local if access_guards.raw_grad(self._parameters[t]) is not None}
@@ -82,7 +82,7 @@ class Warmup:
                     continue
                 refuse_sparse(gradient)
                 if task not in used and gradient.data_ptr() == view.data_ptr():
-                    # The old sum stays, unless another rank sends a new one; then this rank's part of it is in there.
+                    # The old sum stays, unless another rank sends a new gradient: then this rank sends its part.
                     access_guards.set_raw_grad(self._parameters[task], gradient.clone())
                 torch.mul(gradient, self._share, out=view)
             mask = torch.zeros(len(self._parameters), dtype=torch.uint8, device=self._parameters[0].device)
@@ -100,7 +100,7 @@ class Warmup:
         finish(work, self._check, enqueues=enqueues(self._group, values.device))
 
     def hand_over(self, views: Sequence[torch.Tensor]) -> None:
-        """Moves sums that are in ``.grad`` into ``views``, per task, so that nothing needs this buffer any more."""
+        """Move sums in ``.grad`` to ``views``, per task, so that this buffer is not needed any more."""
         with torch.no_grad():
             for parameter, own, view in zip(self._parameters, self._gradients.views, views, strict=True):
                 gradient = access_guards.raw_grad(parameter)
@@ -109,7 +109,7 @@ class Warmup:
 
 
 def refuse_sparse(gradient: torch.Tensor) -> None:
-    """Sparse gradients have no place in a flat buffer."""
+    """Raise ConfigError for a sparse gradient, which a flat buffer cannot hold."""
     if gradient.layout != torch.strided:
         raise ConfigError(
             "gradient",

@@ -1,7 +1,7 @@
-"""Waiting for collectives without being at their mercy, and giving them up.
+"""Waiting for collectives with a check for failures, and aborting them.
 
-gloo gives up on a stopped rank only after half an hour: whoever waits for it looks around meanwhile. For NCCL only the
-device waits, and its kernels spin for ever when a peer is gone: they must be aborted.
+gloo gives up on a stopped rank only after half an hour, so a waiting thread checks for failures meanwhile. With NCCL
+only the device waits, and its kernels spin for ever when a peer is gone: they must be aborted.
 """
 
 from __future__ import annotations
@@ -21,34 +21,32 @@ from foretrain.plugins.torch.streams import enqueues
 
 logger = logging.getLogger("foretrain")
 
-LOOK = 1.0
-"""Seconds between two looks. A thread must not be inside of gloo for longer when Python ends, either."""
+POLL_INTERVAL = 1.0
+"""Seconds between two checks. When Python ends, a thread must not be inside of gloo for longer, either."""
 
 
-def finish(
-    work: dist.Work | None, check: Callable[[], None], *, enqueues: bool, verdict: float = FAILURE_GRACE
-) -> None:
-    """Waits for ``work``; ``check`` is called now and then and may raise to give it up.
+def finish(work: dist.Work | None, check: Callable[[], None], *, enqueues: bool, grace: float = FAILURE_GRACE) -> None:
+    """Wait for ``work``, and call ``check`` every `POLL_INTERVAL`.
 
     Args:
-        work: what an asynchronous collective returned.
-        check: raises what has ended the job, if anything has.
-        enqueues: whether waiting is the stream's, as with NCCL: it returns at once, and with a limit it would block
-            and then give the communicator up.
-        verdict: seconds for which ``check`` may still explain a failure.
+        work: of an asynchronous collective.
+        check: raises the error that has ended the job, if any.
+        enqueues: whether the stream waits, as with NCCL: then ``work.wait()`` returns at once; with a timeout it would
+            block, and abort the communicator at the end.
+        grace: seconds after a failure in which ``check`` may still raise a better explanation.
 
     Raises:
-        PeerLost: the collective failed, and nothing explained it.
+        PeerLost: the collective failed, and ``check`` raised nothing.
     """
     if work is None:
         return
     if enqueues:
         work.wait()
         return
-    while not _done(work):
+    while _error(work, timedelta(seconds=POLL_INTERVAL)) is not None:
         check()
-        if work.is_completed() and (problem := _problem(work)):
-            deadline = time.monotonic() + verdict
+        if work.is_completed() and (problem := _error(work)) is not None:
+            deadline = time.monotonic() + grace
             while time.monotonic() < deadline:
                 time.sleep(0.05)
                 check()
@@ -56,11 +54,10 @@ def finish(
 
 
 def abort(device: torch.device, *groups: dist.ProcessGroup) -> None:
-    """Frees ``device`` from what NCCL's ``groups`` have enqueued there; lets gloo's be. Returns at once.
+    """Abort the collectives that NCCL's ``groups`` have enqueued on ``device``. Returns at once; gloo's go on.
 
-    Streams go on, and every thread that waits for an event or the device with them; what the operations were to write
-    is anything. Each group is aborted by a thread of its own, which nobody waits for: a kernel of one may stand behind
-    that of another, and NCCL itself may be stuck.
+    Streams and the threads that wait for them go on; the results of the collectives are undefined. Each group is
+    aborted by a thread of its own, without waiting: its kernel may be queued behind another group's, or NCCL be stuck.
     """
     for group in groups:
         if enqueues(group, device):
@@ -74,18 +71,10 @@ def _abort(device: torch.device, group: dist.ProcessGroup) -> None:
         logger.debug("a communicator could not be aborted: %s", error)
 
 
-def _done(work: dist.Work) -> bool:
+def _error(work: dist.Work, *timeout: timedelta) -> str | None:
+    """Return the error of waiting for ``work``, such as that ``timeout`` has passed; None if it succeeded."""
     try:
-        work.wait(timedelta(seconds=LOOK))
-    except RuntimeError:
-        return False
-    return True
-
-
-def _problem(work: dist.Work) -> str:
-    """What a completed ``work`` failed of; nothing if it came through after all."""
-    try:
-        work.wait()
+        work.wait(*timeout)
     except RuntimeError as error:
         return str(error)
-    return ""
+    return None

@@ -3,9 +3,8 @@
     GradientDispatcher (training thread) ──▶ `exchange`: Engine ──▶ push log, `staging` ── PUSH ──▶ foretrain.comm.ps
                             updates ◀── landed ──  in-flight bytes  ◀── VALUE ─────────────────────────┘
 
-Where servers update, parameters come back instead of sums: `remote_optimizer` is what a worker knows of the optimizers
-there, and what it refuses because of that.
+If servers update, they send parameters instead of sums, and `remote_optimizer` holds their optimizers' settings.
 
-No worker waits for an order: each pushes as its own policy decides, and a server sums what all have pushed. Links are
-two, one in each direction. After a server was restarted, the push log pushes again what it must know.
+There is no common order: each worker pushes as its own policy decides, and a server sums the pushes of all. After a
+server was restarted, the push log resends the pushes that no snapshot holds.
 """

@@ -1,8 +1,7 @@
 """Exchange over a parameter server: one worker's engine and its connections to the shards.
 
-One thread runs everything here, as `foretrain.comm.coordinator.coordinator` does for all-reduce: it hears what the
-servers send and what the training thread makes ready, posts that to the engine, and pushes what the policy decides. A
-chunk is done, and its credit back, when servers have all of it; the way back is theirs to schedule.
+One thread reads messages of servers and of the training thread, posts events to the engine, and pushes the chunks that
+the policy starts. A chunk is done, and its credit returned, when servers have all of it; they schedule the way back.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import torch
 import zmq
@@ -38,40 +36,29 @@ from foretrain.units import Time
 logger = logging.getLogger("foretrain")
 
 _KEEP: Final = 4096
-"""Decisions to remember: for people, some steps are enough."""
-_FAREWELL: Final = 2.0
-"""Seconds for a goodbye to leave."""
-
-
-class _Word(IntEnum):
-    """Messages from the training thread."""
-
-    OPEN = 1
-    READY = 2
-    RETUNE = 3
-    CLOSE = 4
-    ASK = 5
+"""Decisions in the log: some steps."""
+_CLOSE_TIMEOUT: Final = 2.0
+"""Seconds for the last messages to leave."""
 
 
 class ServedExchange:
-    """`foretrain.comm.coordinator.protocol.CoordinatedExchange` over a parameter server. It owns one thread, and
-    ``links``.
+    """`TunableExchange` over a parameter server. It owns one thread, and ``links``.
 
     Args:
-        job: tasks and what sending costs.
+        job: tasks and cost of the network.
         spec: the policy to run.
         staging: the gradients as bytes.
         streams: of the model's device.
         links: to every shard.
         epoch: declarations of this worker before this one.
-        landed: called with a task and whether any worker had a gradient for it when its sum is there.
-        failed: told once what ended the job.
-        peer_timeout: seconds after which a server that says nothing is lost.
-        stall_timeout: seconds after which work that does not move is stuck.
+        landed: called with a task, when its sum has arrived, and whether any worker had a gradient.
+        failed: called once with the error that ends the job.
+        peer_timeout: seconds of silence after which a server counts as lost.
+        stall_timeout: seconds without progress after which the exchange counts as stuck.
         origin: ns of the monotonic clock that count as 0.
         keep: whether to keep a `CommRecord` of every chunk.
-        rules: the hyperparameters as they are now, where optimizers run on the servers.
-        gauge: listens to the policy, where somebody wants to know when the link changes.
+        hyperparameters: returns the encoded hyperparameters of the round that begins, if servers run optimizers.
+        gauge: listens to the policy to detect changes of the link.
     """
 
     def __init__(
@@ -89,7 +76,7 @@ class ServedExchange:
         stall_timeout: float,
         origin: int,
         keep: bool = False,
-        rules: Callable[[], bytes] = bytes,
+        hyperparameters: Callable[[], bytes] = bytes,
         gauge: Gauge | None = None,
     ) -> None:
         self._gauge = gauge
@@ -104,12 +91,14 @@ class ServedExchange:
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
         self._opened: deque[tuple[bool, bytes]] = deque()
-        self._rules = rules
+        self._hyperparameters = hyperparameters
         self._transfer: StateTransfer | None = None
-        self._ask_again: set[int] = set()
-        """Servers that do not know of it, as they do not yet have all that was pushed, or no more."""
+        self._behind: set[int] = set()
+        """Servers that lack pushes, and get the requests of the transfer after them."""
         self._early: list[tuple[int, bool]] = []
-        self._to_land = 0
+        """Tasks that were ready before their round could begin."""
+        self._missing_tasks = 0
+        """Tasks of the round whose sums have not arrived."""
         self._log: deque[Decision] = deque(maxlen=_KEEP)
         self.records: list[CommRecord] = []
         self._engine = self._make_engine()
@@ -117,13 +106,14 @@ class ServedExchange:
         self._stale = False
         """Whether the engine runs another policy than `spec`."""
         self._inbox = Inbox()
+        """Methods to call on the exchange's thread, with their arguments."""
         self._silence_detector = SilenceDetector(peer_timeout)
-        self._moved = self._heartbeat_sent = time.monotonic()
+        self._last_progress = self._heartbeat_sent = time.monotonic()
         self._closing = self._over = False
-        self._leaves: float | None = None
-        """At the end: until when this worker stays for others, which may need its pushes again."""
-        self._needed: set[int] = set()
-        """Servers that have not said yet that nobody does."""
+        self._close_deadline: float | None = None
+        """Monotonic time until which this worker, at its close, stays for servers that may need its pushes again."""
+        self._needing_servers: set[int] = set()
+        """Servers that may still need its pushes."""
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.fileno(), zmq.POLLIN)
         for connection in self._connections:
@@ -132,30 +122,30 @@ class ServedExchange:
         self._thread = threading.Thread(target=self._run, name="foretrain-engine", daemon=True)
         self._thread.start()
 
-    # ── the training thread ──
+    # ── calls of the training thread ──
 
     def open(self, step: int, again: bool) -> None:
         """Announce that the first gradient of a round exists here."""
-        self._inbox.post(_Word.OPEN, again, self._rules())
+        self._inbox.post(self._open, again, self._hyperparameters())
 
     def ready(self, task: int, used: bool) -> None:
         """Allow ``task`` to be pushed."""
-        self._inbox.post(_Word.READY, task, used)
+        self._inbox.post(self._ready, task, used)
 
     def flush(self) -> None:
         """Do nothing: no task is held back here."""
 
     def retune(self, spec: Spec) -> None:
         """Run ``spec`` from this worker's next round on; the others may run another."""
-        self._inbox.post(_Word.RETUNE, spec, None)
+        self._inbox.post(self._retune, spec)
 
     def ask(self, transfer: StateTransfer) -> None:
         """Begin ``transfer``; one at a time."""
-        self._inbox.post(_Word.ASK, transfer, None)
+        self._inbox.post(self._ask, transfer)
 
     @property
     def placement(self) -> Placement:
-        """Return where every byte lives."""
+        """Return the shards of all parts."""
         return self._pushes.placement
 
     @property
@@ -164,7 +154,7 @@ class ServedExchange:
         return tuple(self._log)
 
     def last(self) -> str:
-        """Return a line on what has been in flight longest, for messages."""
+        """Return a description of the chunk that has been in flight longest, for messages."""
         oldest = self._inflight.oldest()
         if oldest is None:
             return f"nothing is under way after round {self._pushes.step}"
@@ -173,16 +163,16 @@ class ServedExchange:
     def close(self, reason: str | None = None) -> None:
         """Send a goodbye, or ``reason`` if this worker gives up, and end thread and connections. Idempotent.
 
-        Without a reason this waits for the other workers, for ``peer_timeout`` seconds: if a server is lost now, sums
-        of the last round can only be made again with what was pushed here. Where servers update, their snapshots are.
+        Without a reason it waits for the other workers, for ``peer_timeout`` seconds: if a server is lost now, it needs
+        this worker's pushes to repeat the last round. If servers update, it waits for their snapshots instead.
         """
         if not self._closing:
             self._closing = True
-            self._inbox.post(_Word.CLOSE, reason, None)
+            self._inbox.post(self._begin_close, reason)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_FAREWELL + 1 + (0 if reason else self._peer_timeout))
+            self._thread.join(_CLOSE_TIMEOUT + 1 + (0 if reason else self._peer_timeout))
 
-    # ── the engine's world ──
+    # ── calls of the engine ──
 
     def now(self) -> Time:
         """Return the picoseconds since the origin."""
@@ -193,11 +183,11 @@ class ServedExchange:
         self._timers.call_at(when, call)
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Push or pull ``chunk``, each of its bytes at the shard where it lives."""
+        """Push or pull ``chunk``, each byte at its shard."""
         ranges = [(piece.task, *self._staging.aligned(piece)) for piece in chunk.pieces]
         flight = InFlightChunk(chunk, done, sum(end - start for _, start, end in ranges), time.perf_counter_ns())
         if not flight.left:
-            # Less than an element: it goes with the piece in which its element ends.
+            # Less than an element: it is sent with the piece in which its element ends.
             self.call_at(0, lambda: done(chunk))
         elif chunk.op == "all_gather":
             for task, start, end in ranges:
@@ -215,75 +205,71 @@ class ServedExchange:
     def _run(self) -> None:
         try:
             while not self._over:
-                self._turn()
+                self._iterate()
         except BaseException as error:
-            if self._leaves is None:
-                self._tell(error)
+            if self._close_deadline is None:
+                self._send_failure(error)
             if not self._closing:
                 self._failed(error)
         finally:
-            self._links.close(_FAREWELL)
+            self._links.close(_CLOSE_TIMEOUT)
             self._inbox.close()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         seconds = self._inbox.sleep(self._timers.seconds_left(self._peer_timeout / 8))
         for ready, _ in self._poller.poll(int(1e3 * seconds)):
             if ready == self._inbox.fileno():
                 self._inbox.clear_wakeups()
         self._inbox.awake()
         for connection in self._connections:
-            self._hear(connection)
-        for item in self._inbox.drain():
-            self._take(*item)
+            self._receive(connection)
+        for call, *arguments in self._inbox.drain():
+            call(*arguments)
         self._timers.run_due()
-        self._watch()
+        self._check_timeouts()
 
-    def _hear(self, connection: Connection) -> None:
-        heard = connection.read()
+    def _receive(self, connection: Connection) -> None:
+        frames = connection.read()
         if self._pushes.hear(connection) and self._transfer is not None:
-            self._ask_again.add(connection.shard)
-        values = [unbundle(*each) if each[0].kind is FrameKind.VALUE else () for each in heard]
-        if came := sum(len(item.data) for items in values for item in items):
-            connection.send(Header(FrameKind.RECEIVED, size=came))
-        for (header, payload), items in zip(heard, values, strict=True):
+            self._behind.add(connection.shard)
+        values = [unbundle(*each) if each[0].kind is FrameKind.VALUE else () for each in frames]
+        if received := sum(len(item.data) for items in values for item in items):
+            connection.send(Header(FrameKind.RECEIVED, size=received))
+        for (header, payload), items in zip(frames, values, strict=True):
             for item in items:
                 self._value(header.step, *item)
             if header.kind is FrameKind.RECEIVED:
                 for span in self._pushes.received(connection, header):
-                    self._received(*span)
+                    self._acknowledge(*span)
             elif header.kind is FrameKind.WANTED:
                 self._pushes.wanted(connection, header)
-                self._caught_up(connection)
+                self._follow_up(connection)
             elif header.kind is FrameKind.COMMITTED:
                 self._pushes.committed(connection, header)
-                self._caught_up(connection)
+                self._follow_up(connection)
             elif header.kind is FrameKind.LOST:
                 if self._pushes.lose(connection, header.part):
                     logger.warning("worker %d is lost, and the others go on without it", header.part)
             elif header.kind is FrameKind.DONE:
-                self._needed.discard(connection.shard)
+                self._needing_servers.discard(connection.shard)
             elif header.kind is FrameKind.STATE and self._transfer is not None:
-                self._transfer.hear(header, payload, self._say)
+                self._transfer.hear(header, payload, self._send_state)
             elif header.kind is FrameKind.FAIL:
                 raise failure(header, payload)
 
-    def _say(self, shard: int, header: Header, payload: bytes) -> None:
-        if shard not in self._ask_again:
+    def _send_state(self, shard: int, header: Header, payload: bytes) -> None:
+        if shard not in self._behind:
             self._connections[shard].send(header, payload)
 
-    def _caught_up(self, connection: Connection) -> None:
-        """Send what must follow the pushes, once a server has all of them again."""
-        self._say_done(connection)
-        if (
-            self._transfer is not None
-            and connection.shard in self._ask_again
-            and self._pushes.complete(connection.shard)
-        ):
-            self._ask_again.discard(connection.shard)
-            self._transfer.resend(connection.shard, self._say)
+    def _follow_up(self, connection: Connection) -> None:
+        """Send the messages that must follow the pushes, once a server has all of them again."""
+        self._send_done(connection)
+        if self._transfer is not None and connection.shard in self._behind and self._pushes.complete(connection.shard):
+            self._behind.discard(connection.shard)
+            self._transfer.resend(connection.shard, self._send_state)
 
-    def _received(self, task: int, start: int, end: int) -> None:
-        self._moved = time.monotonic()
+    def _acknowledge(self, task: int, start: int, end: int) -> None:
+        self._last_progress = time.monotonic()
         self._finish(self._inflight.acknowledge(task, start, end))
 
     def _finish(self, flights: Sequence[InFlightChunk]) -> None:
@@ -298,8 +284,8 @@ class ServedExchange:
         part = self._pushes.placement.parts[number]
         start = part.offset + offset
         self._pushes.together = True
-        # A sum says that the push was heard, too, where that answer was lost with a connection.
-        self._received(part.task, start, start + size)
+        # A sum acknowledges the push, too, if the acknowledgement was lost with a connection.
+        self._acknowledge(part.task, start, start + size)
         arrived = self._inflight.arrive(part.task, start, start + size)
         if not len(payload):
             self._absent.add(part.task)
@@ -315,28 +301,28 @@ class ServedExchange:
         self._finish(arrived.pulled)
         if arrived.landed:
             self._landed(part.task, part.task not in self._absent)
-            self._to_land -= 1
+            self._missing_tasks -= 1
             self._begin_if_due()
 
-    def _take(self, word: _Word, value: Any, extra: Any) -> None:
-        if word is _Word.READY:
-            if self._opened or self._to_land == 0:
-                self._early.append((value, extra))
-            else:
-                self._release(value, extra)
-        elif word is _Word.OPEN:
-            self._moved = time.monotonic()
-            self._opened.append((value, extra))
-            self._begin_if_due()
-        elif word is _Word.RETUNE:
-            self.spec = value
-            self._stale = True
-        elif word is _Word.ASK:
-            self._transfer = value
-            self._ask_again = {shard for shard in range(len(self._connections)) if not self._pushes.complete(shard)}
-            value.begin(self._say)
-        elif word is _Word.CLOSE:
-            self._leave(value)
+    def _open(self, again: bool, hyperparameters: bytes) -> None:
+        self._last_progress = time.monotonic()
+        self._opened.append((again, hyperparameters))
+        self._begin_if_due()
+
+    def _retune(self, spec: Spec) -> None:
+        self.spec = spec
+        self._stale = True
+
+    def _ask(self, transfer: StateTransfer) -> None:
+        self._transfer = transfer
+        self._behind = {shard for shard in range(len(self._connections)) if not self._pushes.complete(shard)}
+        transfer.begin(self._send_state)
+
+    def _ready(self, task: int, used: bool) -> None:
+        if self._opened or self._missing_tasks == 0:
+            self._early.append((task, used))
+        else:
+            self._release(task, used)
 
     def _release(self, task: int, used: bool) -> None:
         self._used[task] = used
@@ -344,11 +330,11 @@ class ServedExchange:
 
     def _begin_if_due(self) -> None:
         """Begin the next round if it was opened and the last one has landed."""
-        if self._to_land or not self._opened:
+        if self._missing_tasks or not self._opened:
             return
-        again, rule = self._opened.popleft()
-        self._pushes.begin(again, rule)
-        self._to_land = len(self._job.tasks)
+        again, hyperparameters = self._opened.popleft()
+        self._pushes.begin(again, hyperparameters)
+        self._missing_tasks = len(self._job.tasks)
         self._absent.clear()
         if self._stale:
             self._stale, self._engine = False, self._make_engine()
@@ -362,9 +348,9 @@ class ServedExchange:
         watched = policy if self._gauge is None else self._gauge.watch(policy)
         return Engine(watched, self, self._job.tasks, None, self._log)
 
-    # ── losses and ends ──
+    # ── lost servers and close ──
 
-    def _watch(self) -> None:
+    def _check_timeouts(self) -> None:
         now = self._silence_detector.tick()
         if now - self._heartbeat_sent > min(1.0, self._peer_timeout / 4):
             self._heartbeat_sent = now
@@ -375,43 +361,43 @@ class ServedExchange:
                 host, port = connection.address
                 why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
                 raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")
-        if self._to_land and now - self._moved > self._stall_timeout:
+        if self._missing_tasks and now - self._last_progress > self._stall_timeout:
             raise StallError(f"nothing has moved for {self._stall_timeout:g} s; {self.last()}", self._engine.waiting())
 
-        if self._leaves is not None and (not self._needed or now > self._leaves):
-            self._say_goodbye()
+        if self._close_deadline is not None and (not self._needing_servers or now > self._close_deadline):
+            self._send_bye()
 
-    def _leave(self, reason: str | None) -> None:
+    def _begin_close(self, reason: str | None) -> None:
         if reason:
             self._over = True
-            self._tell(PeerLost(reason))
-        elif self._to_land or self._opened:
-            self._say_goodbye()
+            self._send_failure(PeerLost(reason))
+        elif self._missing_tasks or self._opened:
+            self._send_bye()
         else:
-            self._leaves = time.monotonic() + self._peer_timeout
-            self._needed.update(part.shard for part in self.placement.parts)
+            self._close_deadline = time.monotonic() + self._peer_timeout
+            self._needing_servers.update(part.shard for part in self.placement.parts)
             for connection in self._connections:
                 if self._pushes.ready(connection.shard):
                     connection.send(Header(FrameKind.DONE))
-                self._say_done(connection)
+                self._send_done(connection)
 
-    def _say_done(self, connection: Connection) -> None:
-        """Tell a server that nothing more comes from here, after all pushes. A restarted server is told again: it may
-        have told this worker, and not the others, that nobody needs anything.
+    def _send_done(self, connection: Connection) -> None:
+        """Tell a server, after all pushes, that this worker is done. Repeat it to a restarted server, which may have
+        told this worker, and not the others, that no one needs pushes again.
         """
-        if self._leaves is None or not self._pushes.ready(connection.shard):
+        if self._close_deadline is None or not self._pushes.ready(connection.shard):
             return
         if self._updated and self._pushes.saved(connection.shard):
-            self._needed.discard(connection.shard)
+            self._needing_servers.discard(connection.shard)
         else:
             connection.send(Header(FrameKind.DONE))
 
-    def _say_goodbye(self) -> None:
+    def _send_bye(self) -> None:
         self._over = True
         for connection in self._connections:
             connection.send(Header(FrameKind.BYE, RETURNS if self._links.returns else 0))
 
-    def _tell(self, error: BaseException) -> None:
+    def _send_failure(self, error: BaseException) -> None:
         flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0
         text = str(error).encode()[:60_000]
         for connection in self._connections:

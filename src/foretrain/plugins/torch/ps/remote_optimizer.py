@@ -1,13 +1,14 @@
-"""Optimizers that run on the servers, as a worker sees them, and the dispatcher of its gradients.
+"""Worker's side of optimizers that run on the servers, and the dispatcher of its gradients.
 
-attach ─ `refuse`: only what can be run there is
-first scheduled step ─ `RemoteOptimizer.begin`: rank 0's parameters and optimizer state go up, all forget theirs
-each round ─ `RemoteOptimizer.rules`: hyperparameters go up before gradients;  `RemoteOptimizer.adopt`: parameters come
-back state_dict(), close() ─ `RemoteOptimizer.collect`: the state comes back
+attach ─ `refuse`: only optimizers that servers can run
+first scheduled step ─ `RemoteOptimizer.begin`: rank 0 sends parameters and optimizer state, all ranks drop theirs
+each round ─ `RemoteOptimizer.hyperparameters`: sent before gradients; `RemoteOptimizer.adopt`: parameters come back
+state_dict(), close() ─ `RemoteOptimizer.collect`: the state comes back
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -15,31 +16,29 @@ from typing import Any, Final
 import torch
 from torch import nn, optim
 
-from foretrain.comm.coordinator.protocol import CoordinatedExchange
 from foretrain.comm.ps.client.inflight import Messages, StateTransfer
 from foretrain.comm.ps.frames import FrameKind, Header
 from foretrain.comm.ps.hyperparameters import Setting, finite
 from foretrain.comm.ps.hyperparameters import encode as encode_rules
 from foretrain.comm.ps.placement import ELEMENTWISE, Optimized, ShardPart, dtype_name
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch.deferred_optimizer import DeferredOptimizer, Update, why_not_separable
+from foretrain.plugins.torch.deferred_optimizer import Update, why_not_separable
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, GradientLocation
 from foretrain.plugins.torch.optimizers import OptimizerHooks
 from foretrain.plugins.torch.ps.exchange import ServedExchange
 from foretrain.plugins.torch.ps.server.parameter_store import SCALARS, PartState, contents, decode, encode
-from foretrain.plugins.torch.streams import HostStreams
 from foretrain.schedule import Spec
 
-_LEAST: Final = 256 << 10
-"""Bytes of a part at least: an optimizer's call takes 0.1 ms, in which it could have updated as many."""
-_MOST: Final = 1 << 20
-"""At most: of wide parameters and narrow gradients four times as much is one message."""
-_LOOKS: Final = 3
-"""Rounds in which every element is compared: what a script does to parameters besides, it does from the start."""
-_OWN: Final = frozenset(("foreach", "capturable", "differentiable"))
-"""How an optimizer computes, and not what."""
-_INSTEAD: Final = "write updates='workers' (--updates workers)"
+_MIN_PART: Final = 256 << 10
+"""Least bytes of a part: an optimizer's call takes 0.1 ms, in which it could have updated as many."""
+_MAX_PART: Final = 1 << 20
+"""Most bytes of a part: with wide parameters and narrow gradients, a message has four times as many."""
+_COMPARED_ROUNDS: Final = 3
+"""Rounds in which every element is compared: scripts that write to parameters do so from the start."""
+_IMPLEMENTATION_OPTIONS: Final = frozenset(("foreach", "capturable", "differentiable"))
+"""Options of an optimizer that do not change its results."""
+_REMEDY: Final = "write updates='workers' (--updates workers)"
 
 
 def refuse(optimizers: Sequence[optim.Optimizer], model: nn.Module) -> None:
@@ -49,38 +48,36 @@ def refuse(optimizers: Sequence[optim.Optimizer], model: nn.Module) -> None:
     for optimizer in optimizers:
         name = type(optimizer).__name__
         if (reason := why_not_separable(optimizer)) is not None:
-            raise ConfigError("optimizer", name, f"cannot run on servers: {reason}", f"{_INSTEAD}, or one of {_KNOWN}")
+            remedy = f"{_REMEDY}, or one of {', '.join(ELEMENTWISE)}"
+            raise ConfigError("optimizer", name, f"cannot run on servers: {reason}", remedy)
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             if id(parameter) not in own and parameter.numel():
                 what = "has parameters that are none of the model's, and servers have only those"
-                raise ConfigError("optimizer", name, what, f"give them an optimizer of their own, or {_INSTEAD}")
+                raise ConfigError("optimizer", name, what, f"give them an optimizer of their own, or {_REMEDY}")
             if id(parameter) in taken:
                 raise ConfigError("optimizer", name, "has a parameter that another has, too", "give it to one")
             taken.add(id(parameter))
         _settings(optimizer)
 
 
-_KNOWN = ", ".join(ELEMENTWISE)
-
-
 def part_limit(schedule: Spec) -> int:
-    """Return the bytes of a part: as the policy cuts tensors, so that each piece is updated and returned by itself."""
+    """Return the bytes of a part: as the policy cuts tensors, so that each piece is updated and returned alone."""
     knobs = schedule.settings
-    cut = knobs.get("slice", knobs.get("partition", _MOST))
-    return int(min(max(cut, _LEAST), _MOST))
+    cut = knobs.get("slice", knobs.get("partition", _MAX_PART))
+    return int(min(max(cut, _MIN_PART), _MAX_PART))
 
 
 class RemoteOptimizer:
-    """Optimizers on the servers: their hyperparameters, and their state when it is asked for.
+    """Optimizers on the servers: sends their hyperparameters, fetches their state.
 
     Args:
         parameters: indexed by task.
         attachments: of the optimizers, with their tasks.
-        consistency: how far workers go apart.
-        passes: backward passes of a step: all of them are one round, as what was pushed is applied.
+        consistency: of the workers, e.g. "bsp".
+        passes: backward passes of a step: all of them are one round, since pushed gradients are applied.
 
     Attributes:
-        optimized: what to declare.
+        optimized: for the declaration to the servers.
         tasks: of each optimizer.
     """
 
@@ -107,62 +104,66 @@ class RemoteOptimizer:
         self._parts: list[ShardPart] = []
         self._versions = [parameter._version for parameter in parameters]
         self._adopted: set[int] = set()
-        self._looks = _LOOKS
+        self._compared_rounds = _COMPARED_ROUNDS
         self._announced = [_settings(optimizer) for optimizer in self._optimizers]
 
     # ── each round ──
 
-    def rules(self) -> bytes:
-        """Return the hyperparameters as they are now: those of the round that begins."""
+    def hyperparameters(self) -> bytes:
+        """Return the encoded hyperparameters of the round that begins: the current ones."""
         self._announced = [_settings(optimizer) for optimizer in self._optimizers]
         return encode_rules([group for groups in self._announced for group in groups])
 
-    def check_rules(self, place: int) -> None:
+    def check_hyperparameters(self, place: int) -> None:
         """Raise ConfigError if hyperparameters of an optimizer have changed since the round began."""
         for before, now in zip(self._announced[place], _settings(self._optimizers[place]), strict=True):
             for name, value in now.items():
                 if before[name] != value:
                     what = f"was {before[name]} when backward() began, and servers have updated with that"
-                    raise ConfigError(f"optimizer.{name}", value, what, f"change it before backward(), or {_INSTEAD}")
+                    raise ConfigError(f"optimizer.{name}", value, what, f"change it before backward(), or {_REMEDY}")
 
     def check_parameters(self) -> None:
         """Raise ConfigError if the script has written to a parameter that servers update.
 
-        What goes by ``.data`` has no version; that is seen by the values, in the first rounds.
+        Writes to ``.data`` change no version, so the first rounds compare values.
         """
-        adopted, self._adopted = (self._adopted if self._looks else set()), set()
-        self._looks -= bool(self._looks)
+        adopted, self._adopted = (self._adopted if self._compared_rounds else set()), set()
+        self._compared_rounds -= bool(self._compared_rounds)
         for task, parameter in enumerate(self._parameters):
             known = parameter._version == self._versions[task]
             if known and task in adopted:
                 known = torch.allclose(parameter.detach(), self._views[task], 0, 0, equal_nan=True)
             if self._owner[task] >= 0 and not known:
                 what = f"of shape {tuple(parameter.shape)} was written to, and servers do not know"
-                remedy = f"load a model before attach(), or close() and attach it again; else {_INSTEAD}"
+                remedy = f"load a model before attach(), or close() and attach it again; else {_REMEDY}"
                 raise ConfigError("parameter", f"task {task}", what, remedy)
 
     def adopt(self, update: Update, members: Sequence[tuple[int, nn.Parameter]]) -> None:
-        """Set ``members``, each with its task, to what the servers have made of them."""
+        """Set ``members``, each with its task, to the servers' parameters."""
         with torch.no_grad():
             for task, parameter in members:
                 parameter.copy_(self._views[task])
                 self._versions[task] = parameter._version
                 self._adopted.add(task)
 
-    # ── beginning and end ──
+    # ── state ──
 
-    def begin(self, exchange: ServedExchange, views: Sequence[torch.Tensor], check: Check, *, seeds: bool) -> None:
-        """Send rounds over ``exchange`` from now on; what comes back is in ``views``.
+    def begin(
+        self, exchange: ServedExchange, views: Sequence[torch.Tensor], check: Callable[[], None], *, seeds: bool
+    ) -> None:
+        """Use ``exchange`` from now on; parameters come back in ``views``.
 
-        ``check`` raises what has ended the job, if anything has. Of all workers one ``seeds`` the servers: tells them
-        what to begin with.
+        ``check`` raises the error that has ended the job, if any. One worker ``seeds`` the servers: it sends the
+        initial state.
         """
         self._views, self._exchange, self._check = views, exchange, check
         self._parts = [part for part in exchange.placement.parts if self._owner[part.task] >= 0]
         if seeds:
-            sizes = _sizes(self._parts)
-            # Parts of a task are neighbours.
-            whole = lru_cache(1)(self._contents)
+            sizes = Counter[int]()
+            for part in self._parts:
+                sizes[part.task] += part.size
+            # Parts of a task follow each other.
+            whole = lru_cache(1)(self._task_state)
             self._ask(lambda part: _seed(part, _cut(whole(part.task), part, sizes[part.task])), self._parts)
 
     def _ask(self, messages: Messages, parts: Sequence[ShardPart]) -> dict[int, list[bytes]]:
@@ -171,13 +172,13 @@ class RemoteOptimizer:
         return transfer.wait(self._check)
 
     def forget(self, *places: int) -> None:
-        """Drop the local state of these optimizers, or of all: the servers have it."""
+        """Drop the local state of these optimizers, or of all, which the servers have."""
         for place in places or range(len(self.tasks)):
             for task in self.tasks[place]:
                 self._optimizers[place].state.pop(self._parameters[task], None)
 
     def collect(self, places: Iterable[int], *, adopt: bool = False) -> None:
-        """Fetch the state of these optimizers; with ``adopt`` the parameters as well, as they are now."""
+        """Fetch the state of these optimizers, and with ``adopt`` the parameters."""
         tasks = {task: place for place in places for task in self.tasks[place]}
         parts = [part for part in self._parts if part.task in tasks]
         frames = self._ask(lambda part: [(Header(FrameKind.GET_STATE, part=part.number), b"")], parts)
@@ -185,9 +186,9 @@ class RemoteOptimizer:
         for part in parts:
             found[part.task].append(decode(frames.pop(part.number)))
         for task, place in tasks.items():
-            self._give_back(task, place, _joined(found[task]), adopt=adopt)
+            self._restore(task, place, _joined(found[task]), adopt=adopt)
 
-    def _contents(self, task: int) -> PartState:
+    def _task_state(self, task: int) -> PartState:
         """Return the state of a whole task, flat."""
         parameter = self._parameters[task]
         state = self._optimizers[self._owner[task]].state.get(parameter, {})
@@ -197,7 +198,7 @@ class RemoteOptimizer:
         }
         return contents(_flat(parameter, parameter.detach()), flat)
 
-    def _give_back(self, task: int, place: int, found: PartState, *, adopt: bool) -> None:
+    def _restore(self, task: int, place: int, found: PartState, *, adopt: bool) -> None:
         parameter, optimizer = self._parameters[task], self._optimizers[place]
         group = optimizer.param_groups[self.tasks[place][task]]
         there = group.get("capturable") or group.get("fused") or isinstance(optimizer, optim.ASGD)
@@ -214,51 +215,42 @@ class RemoteOptimizer:
             self._versions[task] = parameter._version
 
 
-Check = Callable[[], None]
-"""Raises what has ended the job, if anything has."""
-
-
 def _settings(optimizer: optim.Optimizer) -> list[dict[str, Setting]]:
     """Return the settings of each parameter group for the servers."""
     return [
-        {name: _plain(name, group[name]) for name in optimizer.defaults if name not in _OWN}
+        {name: _to_setting(name, group[name]) for name in optimizer.defaults if name not in _IMPLEMENTATION_OPTIONS}
         for group in optimizer.param_groups
     ]
 
 
-def _plain(name: str, value: Any) -> Setting:
+def _to_setting(name: str, value: Any) -> Setting:
     if isinstance(value, torch.Tensor):
         value = value.item()
     elif isinstance(value, tuple | list):
         value = tuple(each.item() if isinstance(each, torch.Tensor) else each for each in value)
     numbers = value if isinstance(value, tuple) else (0 if value is None else value,)
     if not all(isinstance(each, bool | int | float) for each in numbers) or not finite(value):
-        raise ConfigError(f"optimizer.{name}", value, "is nothing that servers can be told", _INSTEAD)
+        raise ConfigError(f"optimizer.{name}", value, "is nothing that servers can be told", _REMEDY)
     return value
 
 
 def _flat(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor``, of the shape of ``parameter``, on the host and in the order in which it is exchanged."""
-    like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=tensor.dtype, device=tensor.device)
-    buffers = GradientBuffer([like], [0])
-    buffers.views[0].copy_(tensor)
-    return buffers.flat[0].cpu()
+    buffer = _buffer(parameter, tensor.dtype, tensor.device)
+    buffer.views[0].copy_(tensor)
+    return buffer.flat[0].cpu()
 
 
 def _shaped(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """Return the inverse of `_flat`, on the device of ``parameter``."""
-    like = torch.empty_strided(parameter.shape, parameter.stride(), dtype=flat.dtype, device=parameter.device)
-    buffers = GradientBuffer([like], [0])
-    buffers.flat[0].copy_(flat)
-    return buffers.views[0]
+    buffer = _buffer(parameter, flat.dtype, parameter.device)
+    buffer.flat[0].copy_(flat)
+    return buffer.views[0]
 
 
-def _sizes(parts: Iterable[ShardPart]) -> dict[int, int]:
-    """Return the bytes of each task."""
-    sizes: dict[int, int] = {}
-    for part in parts:
-        sizes[part.task] = sizes.get(part.task, 0) + part.size
-    return sizes
+def _buffer(parameter: torch.Tensor, dtype: torch.dtype, device: torch.device) -> GradientBuffer:
+    """Return a buffer for one tensor with the shape and layout of ``parameter``."""
+    return GradientBuffer([torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device=device)], [0])
 
 
 def _cut(whole: PartState, part: ShardPart, size: int) -> PartState:
@@ -288,65 +280,44 @@ def _seed(part: ShardPart, found: PartState) -> list[tuple[Header, bytes]]:
     ]
 
 
-_SERVER_REMEDY: Final = "write updates='workers' (--updates workers)"
-
-
-class _Gone:
-    """A `guards.Holder` of gradients that nobody can have back."""
+class _AppliedGradients:
+    """`access_guards.GradientOwner` of gradients that servers have applied, and that cannot be fetched."""
 
     def __init__(self, scheduled: RemoteDispatcher) -> None:
         self._scheduled = scheduled
 
     def fetch(self) -> None:
-        """Refuse that the script reads ``.grad``."""
+        """Raise ConfigError: the script reads ``.grad``."""
         what = "is read (to clip or log its norm, or by a GradScaler?), and servers have updated with it already"
-        raise ConfigError("gradient", ".grad", what, f"do without, or {_SERVER_REMEDY}")
+        raise ConfigError("gradient", ".grad", what, f"do without, or {_REMEDY}")
 
     def drop(self, key: int, zeros: bool) -> None:
-        """Note that the gradient was cleared."""
+        """Record that the gradient was cleared."""
         self._scheduled.drop(key, zeros)
 
 
 class RemoteDispatcher(GradientDispatcher):
-    """`GradientDispatcher` for servers that update. Every round is one step.
+    """`GradientDispatcher` for servers that update. Every round is one step, and parameters come back in the buffers.
 
     Args:
-        parameters: indexed by task.
-        gradients: their flat buffers; parameters come back in them.
-        fires: per task, how often its gradient accumulates in one backward pass before it is complete.
-        passes: backward passes per step, to begin with.
-        exchange: told what is ready.
-        updates: puts parameters in their places.
-        streams: of the model's device.
-        ranks: by how much gradients are divided: N, or 1 where each worker's are an update of their own.
         remote: the optimizers.
+        arguments: of `GradientDispatcher`.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        gradients: GradientBuffer,
-        fires: Sequence[int],
-        passes: int,
-        exchange: CoordinatedExchange,
-        updates: DeferredOptimizer,
-        streams: HostStreams,
-        ranks: int,
-        remote: RemoteOptimizer,
-    ) -> None:
-        super().__init__(parameters, gradients, fires, passes, exchange, updates, streams, ranks)
+    def __init__(self, remote: RemoteOptimizer, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._remote = remote
-        self._everything = dict.fromkeys(self._everything, _Gone(self))
+        self._everything = dict.fromkeys(self._everything, _AppliedGradients(self))
         self._places = {place for place, tasks in enumerate(remote.tasks) if tasks}
 
     def fetch(self) -> None:
-        """Wait until everything that was pushed has come back and is in its place."""
+        """Wait until all pushed parameters have come back and are adopted."""
         self.finish()
         self._updates.wait_all()
-        self.settled()
+        self.check_stepped()
 
     def _begin(self) -> None:
-        self.settled()
+        self.check_stepped()
         for tasks in self._remote.tasks:
             for task in tasks:
                 self._check_cleared(task)
@@ -359,24 +330,22 @@ class RemoteDispatcher(GradientDispatcher):
         super()._recall(task)
 
     def _check_cleared(self, task: int) -> None:
-        if self._held[task] is not GradientLocation.NO:
+        if self._location[task] is not GradientLocation.GRAD:
             what = "was not cleared, and the sum to add to is gone: servers have updated with it"
-            raise ConfigError("gradient", f"task {task}", what, f"call zero_grad() in every step, or {_SERVER_REMEDY}")
+            raise ConfigError("gradient", f"task {task}", what, f"call zero_grad() in every step, or {_REMEDY}")
 
-    def settled(self) -> None:
+    def check_stepped(self) -> None:
         """Raise ConfigError if servers have updated with gradients for which step() was not called."""
         if self.rounds and self._stepped != self._places:
-            again = "all optimizers step once after each backward(), or after as many as in the first steps"
+            rule = "all optimizers step once after each backward(), or after as many as in the first steps"
             what = "was not called for gradients with which servers have updated"
-            raise ConfigError("optimizer.step()", "", what, f"see to it that {again}; or {_SERVER_REMEDY}")
+            raise ConfigError("optimizer.step()", "", what, f"see to it that {rule}; or {_REMEDY}")
 
     def step(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
-        """Use parameters as they come back from here on; return True, as nothing is left to do here."""
-        self._remote.check_rules(place)
+        """Use the parameters that come back from here on; return True, since nothing is left to do here."""
+        self._remote.check_hyperparameters(place)
         return super().step(place, optimizer, tasks)
 
     def _step_now(self) -> bool:
         what = "steps with other gradients than the last backward() has made: they were cleared, or put there"
-        raise ConfigError(
-            "optimizer", "step()", what, f"call backward(), step() and zero_grad() in turn, or {_SERVER_REMEDY}"
-        )
+        raise ConfigError("optimizer", "step()", what, f"call backward(), step() and zero_grad() in turn, or {_REMEDY}")

@@ -1,7 +1,7 @@
 """Host copies of gradients as bytes on the wire, and of sums as gradients.
 
-What is pushed is a copy. A gradient's place in the flat buffer is where its sum will be written, and a message may have
-to be said again after that: what was pushed is kept for two rounds, or for longer where a server keeps more than sums.
+A push sends a copy, which is kept for two rounds, or longer if servers run optimizers: a sum overwrites its gradient in
+the flat buffer, and the push may have to be repeated after that.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from foretrain.tasks import Piece, Task
 
 
 class _Buffer(NamedTuple):
-    """Host copies of one flat buffer, of the type that is sent.
+    """Host copies of one flat buffer.
 
     Attributes:
-        kind: the type.
-        came: what has come back, sums as they were sent or parameters as they are; the flat buffer itself where that
-            is the same.
+        kind: dtype that is sent.
+        received: sums as they were sent, or parameters; the flat buffer itself if its type and device are the same.
     """
 
     kind: torch.dtype
-    came: torch.Tensor
+    received: torch.Tensor
 
 
 class Staging:
@@ -35,12 +34,12 @@ class Staging:
 
     Args:
         gradients: the flat buffers.
-        tasks: indexed by task; their sizes are of the wire.
-        dtype: what is sent; None sends elements as they are.
+        tasks: indexed by task; their sizes are bytes on the wire.
+        dtype: to send; None sends elements as they are.
         workers: N.
-        job: its name, for the servers.
-        limit: bytes of a part at most.
-        optimized: what servers update; None where they give back sums.
+        job: its name on the servers.
+        limit: most bytes of a part.
+        optimized: optimizers that servers run; None if they return sums.
     """
 
     def __init__(
@@ -63,24 +62,23 @@ class Staging:
             self._buffers.append(_Buffer(kind, flat if direct else self._empty(len(flat), back)))
         self._free = [self._copies() for _ in range(2)]
         self._sent: dict[int, list[tuple[torch.Tensor, memoryview]]] = {}
-        """What was pushed in each round that is kept, per flat buffer."""
-        self._came = [_bytes_of(buffer.came) for buffer in self._buffers]
+        """Pushed copies of each kept round, per flat buffer."""
+        self._received = [_bytes_of(buffer.received) for buffer in self._buffers]
         self._width = [buffer.kind.itemsize for buffer in self._buffers]
         whole = [gradients.runs([Piece(task.index, 0, task.size)])[0] for task in tasks]
         self._place = [(run.buffer, run.start) for run in whole]
-        declared = tuple(self._declared(task) for task in tasks)
+        declared = tuple(
+            Declared(task.name, task.size, dtype_name(self._buffers[run.buffer].kind), task.first_use)
+            for task, run in zip(tasks, whole, strict=True)
+        )
         self.declaration = Declaration(declared, workers, job, limit, optimized)
-
-    def _declared(self, task: Task) -> Declared:
-        buffer, _ = self._place[task.index]
-        return Declared(task.name, task.size, dtype_name(self._buffers[buffer].kind), task.first_use)
 
     def _empty(self, count: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=kind, pin_memory=self._gradients.flat[0].is_cuda)
 
     def _copies(self) -> list[tuple[torch.Tensor, memoryview]]:
-        """Return room for what is pushed in a round, per flat buffer, with its bytes."""
-        made = [self._empty(len(buffer.came), buffer.kind) for buffer in self._buffers]
+        """Return buffers for the pushes of a round, per flat buffer, with their bytes."""
+        made = [self._empty(len(buffer.received), buffer.kind) for buffer in self._buffers]
         return [(tensor, _bytes_of(tensor)) for tensor in made]
 
     def begin(self, step: int, since: int) -> None:
@@ -90,7 +88,7 @@ class Staging:
         self._sent[step] = self._free.pop() if self._free else self._copies()
 
     def aligned(self, piece: Piece) -> tuple[int, int]:
-        """Return the first byte of ``piece`` and the one behind its last; an element goes with the byte it ends in."""
+        """Return the first byte of ``piece`` and the one behind its last; an element belongs where its last byte is."""
         width = self._width[self._place[piece.task][0]]
         return piece.offset // width * width, (piece.offset + piece.size) // width * width
 
@@ -114,12 +112,12 @@ class Staging:
     def store(self, task: int, start: int, data: memoryview) -> None:
         """Write arrived bytes to the gradient's place from ``start`` on."""
         buffer, base = self._place[task]
-        came, flat = self._buffers[buffer].came, self._gradients.flat[buffer]
-        low, width = base + start // self._width[buffer], came.element_size()
-        self._came[buffer][low * width : low * width + len(data)] = data
-        if came is not flat:
+        received, flat = self._buffers[buffer].received, self._gradients.flat[buffer]
+        low, width = base + start // self._width[buffer], received.element_size()
+        self._received[buffer][low * width : low * width + len(data)] = data
+        if received is not flat:
             high = low + len(data) // width
-            flat[low:high].copy_(came[low:high], non_blocking=True)
+            flat[low:high].copy_(received[low:high], non_blocking=True)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

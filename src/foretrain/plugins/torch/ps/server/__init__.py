@@ -1,7 +1,4 @@
-"""Shards that update parameters: PyTorch's own optimizers, run part by part on the server.
-
-`make_optimizer_shard` imports PyTorch when a job is declared that needs it, and `prepare` does so before.
-"""
+"""Shards that run PyTorch's optimizers, part by part. `make_optimizer_shard` imports PyTorch unless `prepare` has."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def make_optimizer_shard(
 
 
 def prepare() -> None:
-    """Import what updates need. PyTorch takes some seconds, in which a server does not answer."""
+    """Import PyTorch and all it loads lazily: some seconds in which a server does not answer."""
     import torch
 
     from foretrain.plugins.torch.ps.server import optimizer_shard

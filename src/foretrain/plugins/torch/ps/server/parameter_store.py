@@ -1,8 +1,7 @@
-"""Parameters that live on a shard, the optimizers that update them part by part, and their encoding as frames. Never
-pickled.
+"""Parameters of a shard, the optimizers that update them part by part, and their encoding as frames, without pickle.
 
-Each optimizer is PyTorch's own, and sees one part at a time as if it were a whole parameter. That gives the same bits
-as the whole would, because only such optimizers are run here as treat each element by itself.
+Each optimizer is PyTorch's own, and sees one part at a time as if it were a whole parameter. The bits are the same,
+because servers only run optimizers that treat each element by itself.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from foretrain.comm.ps.hyperparameters import Group
 from foretrain.comm.ps.placement import WIDTHS, Declared, Optimized, ShardPart
 from foretrain.errors import ForetrainError
 
-_HERE: Final = {"foreach": False, "capturable": False, "differentiable": False}
-"""How optimizers run here, whatever they do on the workers: the same arithmetic, for one tensor on a CPU."""
+_IMPLEMENTATION: Final = {"foreach": False, "capturable": False, "differentiable": False}
+"""Options of optimizers here, whatever they are on the workers: the same arithmetic, for one tensor on a CPU."""
 
 
 class ParameterStore:
-    """Parameters and optimizers of the parts that live here.
+    """Parameters and optimizers of a shard's parts.
 
     Args:
         parts: of this shard.
         tasks: of the whole job.
-        optimized: what is updated how.
+        optimized: the optimizer of each task.
     """
 
     def __init__(self, parts: Iterable[ShardPart], tasks: Sequence[Declared], optimized: Optimized) -> None:
@@ -40,17 +39,17 @@ class ParameterStore:
         ]
         for optimizer in self._optimizers:
             optimizer.state.clear()
-        self._held: dict[int, torch.nn.Parameter] = {}
+        self._parameters: dict[int, torch.nn.Parameter] = {}
         self._answers: dict[int, memoryview] = {}
-        """The bytes of parts as they are, until they change: what is being sent is never written."""
+        """Copies of the current bytes of parts, so that a message in flight never changes."""
 
     def group_of(self, part: int) -> int:
-        """Return the group by which ``part`` is updated; −1 if none."""
+        """Return the index of the parameter group of ``part``; −1 if it has none."""
         return self._optimized.group_of[self._parts[part].task]
 
     def seeded(self, part: int) -> bool:
         """Return whether the initial state of ``part`` is known."""
-        return part in self._held
+        return part in self._parameters
 
     def load(self, part: int, found: PartState) -> None:
         """Set the state of ``part``; `Malformed` if it has another size or type."""
@@ -64,16 +63,16 @@ class ParameterStore:
         if found.parameter.dtype != kind or len(found.parameter) != count:
             raise Malformed("state", f"{len(found.parameter)} {found.parameter.dtype} for {count} {kind}")
         optimizer = self._optimizers[group]
-        if (before := self._held.pop(part, None)) is not None:
+        if (before := self._parameters.pop(part, None)) is not None:
             optimizer.state.pop(before, None)
-        parameter = self._held[part] = torch.nn.Parameter(found.parameter)
+        parameter = self._parameters[part] = torch.nn.Parameter(found.parameter)
         if found.state:
             optimizer.state[parameter] = dict(found.state)
         self._answers.pop(part, None)
 
     def contents(self, part: int) -> PartState:
         """Return the state of ``part``; not a copy."""
-        parameter = self._held[part]
+        parameter = self._parameters[part]
         return contents(parameter.detach(), self._optimizers[self.group_of(part)].state.get(parameter, {}))
 
     def update(self, part: int, gradient: torch.Tensor, groups: Sequence[Group]) -> None:
@@ -82,13 +81,12 @@ class ParameterStore:
         Raises:
             ForetrainError: the optimizer did.
         """
-        parameter, group = self._held[part], self.group_of(part)
+        parameter, group = self._parameters[part], self.group_of(part)
         optimizer = self._optimizers[group]
         known = optimizer.defaults
-        here = {name: value for name, value in _HERE.items() if name in known}
-        said = {name: value for name, value in groups[group].items() if name in known}
+        settings = {name: value for name, value in (groups[group] | _IMPLEMENTATION).items() if name in known}
         parameter.grad = gradient.to(parameter.dtype)
-        optimizer.param_groups = [{**known, **said, **here, "params": [parameter]}]
+        optimizer.param_groups = [{**known, **settings, "params": [parameter]}]
         try:
             optimizer.step()
         except Exception as error:
@@ -99,21 +97,21 @@ class ParameterStore:
         self._answers.pop(part, None)
 
     def answer(self, part: int, start: int, end: int) -> memoryview:
-        """Return the parameters that gradient bytes ``[start, end)`` of ``part`` are for; they will not change."""
+        """Return a copy of the parameters of gradient bytes ``[start, end)`` of ``part``."""
         if part not in self._answers:
-            self._answers[part] = memoryview(bytes_of(self._held[part]))
+            self._answers[part] = memoryview(bytes_of(self._parameters[part]))
         here = self._parts[part]
         wide, narrow = WIDTHS[self._optimized.dtypes[here.task]], WIDTHS[self._tasks[here.task].dtype]
         return self._answers[part][start // narrow * wide : end // narrow * wide]
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Return parameters and optimizers' state of each part; not copies."""
+        """Return the parameters and optimizer state of each part; not copies."""
         return {
             part: {
                 "parameter": to_plain(found.parameter),
                 "state": {name: to_plain(value) for name, value in found.state.items()},
             }
-            for part in sorted(self._held)
+            for part in sorted(self._parameters)
             for found in (self.contents(part),)
         }
 
@@ -125,7 +123,7 @@ class ParameterStore:
 
 
 SCALARS: Final = frozenset(("step", "mu_product", "eta", "mu"))
-"""What optimizers keep once for a tensor, whatever its shape."""
+"""Names of optimizer state that is one number for a tensor of any shape."""
 _DTYPES: Final = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
@@ -169,7 +167,7 @@ def encode(found: PartState) -> list[bytes]:
 
 
 def decode(frames: Sequence[bytes]) -> PartState:
-    """Return a part from its frames, of which the first is there; `Malformed` if they cannot be parsed."""
+    """Return a part from its frames, at least one; `Malformed` if they cannot be parsed."""
     try:
         described = msgspec.json.decode(frames[0], type=_Described)
     except msgspec.MsgspecError as error:
@@ -197,7 +195,7 @@ def to_plain(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any]) -> torch.Tensor:
-    """Return the tensor of which `to_plain` made ``plain``, as a copy."""
+    """Return a copy of the tensor from which `to_plain` made ``plain``."""
     return _tensor(plain["bytes"].tobytes(), plain["dtype"]).reshape(plain["shape"])
 
 
