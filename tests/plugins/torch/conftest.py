@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 
 from tests.plugins.torch.ranks import Nursery, Ranks
+
+collect_ignore_glob = [] if find_spec("torch") else ["*"]
 
 
 @pytest.fixture(scope="session")

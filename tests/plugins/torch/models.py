@@ -1,14 +1,16 @@
 """Small models, and training them twice: with stock DistributedDataParallel and attached.
 
-A *recipe* is a generator that trains through a `Side` and yields what it wants compared, usually the loss of each step
-(which reads no parameter, and so flushes nothing). `assert_same` runs it on both sides, compares everything that it
-yielded and, at the end, all parameters, buffers, gradients and optimizer states.
+A *recipe* is a generator that trains through a `Side` and yields what is to be compared, usually the loss of each step
+(which reads no parameter, and so flushes nothing). `assert_same` runs it on both sides, and also compares all
+parameters, buffers, gradients and optimizer states at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import logging
 import re
 import threading
@@ -16,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,23 +67,27 @@ class Branches(nn.Module):
         return self.last(x)
 
 
+EACH = "another each step on each rank"
 CHOICES: dict[str, Callable[[int, int], list[int]]] = {
     "never the last": lambda step, rank: [0, 1],
-    "never any": lambda step, rank: [],
-    "another each step": lambda step, rank: [step % 3],
     "in another order each step": lambda step, rank: [[0, 1, 2], [2, 1, 0], [1, 0, 2]][step % 3],
-    "another on each rank": lambda step, rank: [rank],
     "one on rank 1 alone": lambda step, rank: [0, 2] if rank == 1 else [0],
-    "another each step on each rank": lambda step, rank: [(step + rank) % 3],
+    EACH: lambda step, rank: [(step + rank) % 3],
     "nobody's until late": lambda step, rank: [0, 1] if step < 5 else [0, 1, 2],
     "nobody's from late on": lambda step, rank: [0, 1, 2] if step < 5 else [0, 1],
 }
-"""Which branches a step takes on a rank."""
+"""The branches that a step takes on a rank."""
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
     """SGD with everything that moves a parameter although its gradient is zero."""
     return torch.optim.SGD(trainable(model), **({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01} | options))
+
+
+def pair() -> tuple[nn.Sequential, torch.optim.SGD]:
+    """`mlp`, and `sgd` for it."""
+    model = mlp()
+    return model, sgd(model)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -110,35 +116,34 @@ def objective(output: Tensor) -> Tensor:
 # ---------------------------------------------------------------- sides
 
 
-class Side(Protocol):
-    """One way to train."""
-
-    def wrap(self, model: nn.Module, *optimizers: Optimizer, **ddp: Any) -> Callable[..., Any]:
-        """Makes ``model`` train on all ranks; what to call instead of it. ``ddp`` is what only DDP has to be told."""
-        ...
-
-    def unfrozen(self, model: nn.Module) -> Callable[..., Any]:
-        """Tells DDP, which has to be told, that more of ``model`` is trainable now; what to call instead of it."""
-        ...
-
-    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
-        """Backward passes in it only accumulate."""
-        ...
-
-    def synchronize(self) -> None:
-        """After it gradients are reduced and parameters updated."""
-        ...
-
-
-class _Side:
-    """What both sides have: the models and optimizers, to compare them."""
+class Side:
+    """One way to train, with its models and optimizers, to compare them."""
 
     def __init__(self) -> None:
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
 
+    def wrap(self, model: nn.Module, *optimizers: Optimizer, **ddp: Any) -> Any:
+        """Make ``model`` train on all ranks, and return what to call instead of it; ``ddp`` is for DDP alone."""
+        self.models.append(model)
+        self.optimizers.extend(optimizers)
+
+    def unfrozen(self, model: nn.Module) -> Any:
+        """Tell DDP that more of ``model`` is trainable now, and return what to call instead of it."""
+        return model
+
+    def no_sync(self) -> contextlib.ExitStack:
+        """Return a context in which backward passes only accumulate."""
+        stack = contextlib.ExitStack()
+        for handle in self.handles:
+            stack.enter_context(handle.no_sync())
+        return stack
+
+    def synchronize(self) -> None:
+        """Wait until gradients are reduced and parameters updated, as they always are with DDP."""
+
     def state(self) -> dict[str, Any]:
-        """Everything that training leaves behind."""
+        """Return everything that training leaves behind."""
         return {
             "models": [model.state_dict() for model in self.models],
             "gradients": [{name: p.grad for name, p in model.named_parameters()} for model in self.models],
@@ -146,37 +151,27 @@ class _Side:
         }
 
 
-class Stock(_Side):
+class Stock(Side):
     """DistributedDataParallel; ``hook`` does its communication if given."""
 
     def __init__(self, hook: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self._hook = hook
-        self._nets: list[DistributedDataParallel] = []
+        self.handles: list[DistributedDataParallel] = []
 
     def wrap(self, model: nn.Module, *optimizers: Optimizer, **ddp: Any) -> DistributedDataParallel:
-        self.models.append(model)
-        self.optimizers.extend(optimizers)
-        self._nets.append(DistributedDataParallel(model, **ddp))
+        super().wrap(model, *optimizers)
+        self.handles.append(DistributedDataParallel(model, **ddp))
         if self._hook:
-            self._nets[-1].register_comm_hook(None, self._hook)
-        return self._nets[-1]
+            self.handles[-1].register_comm_hook(None, self._hook)
+        return self.handles[-1]
 
     def unfrozen(self, model: nn.Module) -> DistributedDataParallel:
-        self._nets.append(DistributedDataParallel(model))
-        return self._nets[-1]
-
-    def no_sync(self) -> contextlib.ExitStack:
-        stack = contextlib.ExitStack()
-        for net in self._nets:
-            stack.enter_context(net.no_sync())
-        return stack
-
-    def synchronize(self) -> None:
-        """DDP always is."""
+        self.handles.append(DistributedDataParallel(model))
+        return self.handles[-1]
 
 
-class Attached(_Side):
+class Attached(Side):
     """`attach`. ``options`` are its keyword arguments."""
 
     def __init__(self, **options: Any) -> None:
@@ -185,20 +180,10 @@ class Attached(_Side):
         self.handles: list[Any] = []
 
     def wrap(self, model: nn.Module, *optimizers: Optimizer, **ddp: Any) -> nn.Module:
-        self.models.append(model)
-        self.optimizers.extend(optimizers)
+        super().wrap(model, *optimizers)
         optimizer = optimizers[0] if len(optimizers) == 1 else list(optimizers)
         self.handles.append(attach(model, optimizer, group=ddp.get("process_group"), **self.options))
         return model
-
-    def unfrozen(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def no_sync(self) -> contextlib.ExitStack:
-        stack = contextlib.ExitStack()
-        for handle in self.handles:
-            stack.enter_context(handle.no_sync())
-        return stack
 
     def synchronize(self) -> None:
         for handle in self.handles:
@@ -212,21 +197,55 @@ class Attached(_Side):
 Recipe = Callable[..., Iterator[Any]]
 
 
-def plain(side: Side, make: Callable[[], nn.Module] = mlp, steps: int = STEPS, **ddp: Any) -> Iterator[Any]:
-    """The training loop of every tutorial."""
-    model = make()
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer, **ddp)
-    for step in range(steps):
-        loss = objective(net(batch(step)))
-        loss.backward()
+def steps(model: nn.Module, optimizer: Optimizer, count: int = STEPS, first: int = 0) -> Iterator[int]:
+    """The training loop of every tutorial, on `batch`; yields the number of each step before it is done."""
+    for step in range(first, first + count):
+        yield step
+        objective(model(batch(step))).backward()
         optimizer.step()
         optimizer.zero_grad()
-        yield loss
+
+
+def train(*args: Any, **options: Any) -> None:
+    """All of `steps`."""
+    for _ in steps(*args, **options):
+        pass
+
+
+def loop(
+    side: Side,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    steps: int = STEPS,
+    loss: Callable[[Any, int], Tensor] = lambda net, step: objective(net(batch(step))),
+    ready: Callable[[int], Any] = lambda step: None,
+    stepped: Callable[[int], Any] = lambda step: None,
+    cleared: Callable[[int], Any] = lambda step: None,
+    **ddp: Any,
+) -> Iterator[Any]:
+    """The same loop through ``side``; yields what ``ready`` returns after backward(), ``stepped`` after step(),
+    ``cleared`` after zero_grad(), and the loss."""
+    model = mlp() if model is None else model
+    optimizer = optimizer or sgd(model)
+    net = side.wrap(model, optimizer, **ddp)
+    for step in range(steps):
+        value = loss(net, step)
+        value.backward()
+        yield ready(step)
+        optimizer.step()
+        yield stepped(step)
+        optimizer.zero_grad()
+        yield cleared(step), value
+
+
+def plain(side: Side, make: Callable[[], nn.Module] = mlp, **options: Any) -> Iterator[Any]:
+    """`loop` with the model that ``make`` returns."""
+    yield from loop(side, make(), **options)
 
 
 def branching(side: Side, how: str, reads: bool = False, to_none: bool = True) -> Iterator[Any]:
-    """Trains `Branches` by ``CHOICES[how]``; with ``reads`` it looks after each step which gradients there are."""
+    """Trains `Branches` by ``CHOICES[how]``; ``reads`` looks after each step at which gradients there are."""
     torch.manual_seed(0)
     model = Branches()
     optimizer = sgd(model)
@@ -264,7 +283,8 @@ class Comparison:
 
 
 def compare(recipe: Recipe, args: tuple[Any, ...], options: dict[str, Any], tolerance: float) -> Comparison:
-    """Runs in every rank: ``recipe`` on both sides, the attached one with ``options``."""
+    """Runs in every rank: ``recipe``, or that of a test, on both sides, the attached one with ``options``."""
+    recipe = getattr(recipe, "recipe", recipe)
     with _listening() as expected_words:
         stock = _train(side := Stock(), recipe, args)
         expected = [*stock, copied(side.state())]
@@ -324,6 +344,24 @@ def assert_same(
     if not barrier and getattr(options.get("transport"), "order", None) != "replay":
         assert all(comparisons[0].sizes), "the schedule has sent nothing"
     return comparisons
+
+
+def same_as_ddp(on: str = "ranks", **options: Any) -> Callable[[Recipe], Callable[..., None]]:
+    """Make a test of a recipe: on the ranks of the fixture ``on``, with ``options`` of `assert_same`."""
+
+    def decorate(recipe: Recipe) -> Callable[..., None]:
+        names = list(inspect.signature(recipe).parameters)[1:]
+
+        def test(**given: Any) -> None:
+            assert_same(given[on], test, *(given[name] for name in names), **options)
+
+        functools.update_wrapper(test, recipe)
+        del test.__wrapped__
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (on, *names)]
+        test.__dict__.update(recipe=recipe, __signature__=inspect.Signature(parameters))
+        return test
+
+    return decorate
 
 
 def copied(value: Any) -> Any:

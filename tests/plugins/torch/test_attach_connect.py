@@ -5,14 +5,11 @@ import re
 import threading
 
 import pytest
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from foretrain.errors import ConfigError  # noqa: E402
-from foretrain.plugins.torch import attach, rendezvous  # noqa: E402
-from tests.plugins.torch.models import SMALL, STEPS, WARMUP, batch, mlp, objective, sgd  # noqa: E402
+from foretrain.errors import ConfigError
+from foretrain.plugins.torch import attach, rendezvous
+from tests.plugins.torch.models import SMALL, STEPS, WARMUP, batch, mlp, objective, pair, sgd
 
 SECRET, OTHER = "5a" * 32, "a5" * 32
 
@@ -35,8 +32,7 @@ def refused(secrets, interfaces):
         os.environ[rendezvous.SECRET] = secrets[rank]
     if interface == "192.0.2.1":
         rendezvous._own_address = lambda *_: interface
-    model = mlp()
-    optimizer = sgd(model)
+    model, optimizer = pair()
     try:
         with pytest.raises(ConfigError) as caught:
             attach(model, optimizer, SMALL, interface=interface)
@@ -68,7 +64,7 @@ def with_a_secret():
     model = mlp()
     try:
         with attach(model, sgd(model), SMALL) as attached:
-            return attached._pulse is not None
+            return attached._heartbeat is not None
     finally:
         del os.environ[rendezvous.SECRET]
 

@@ -1,4 +1,4 @@
-"""What attach refuses, how it begins, what it can tell, and that it leaves nothing behind."""
+"""attach refuses what it cannot schedule, begins alike on all ranks, reports, and leaves nothing behind."""
 
 import contextlib
 import copy
@@ -11,38 +11,32 @@ import threading
 import weakref
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch.optim import lr_scheduler  # noqa: E402
-
-from foretrain.comm.options import AllReduce  # noqa: E402
-from foretrain.errors import ConfigError, Disagreement, PeerLost  # noqa: E402
-from foretrain.plugins.torch import attach, builder  # noqa: E402
-from tests.plugins.torch.models import (  # noqa: E402
+from foretrain.comm.options import AllReduce, ParameterServer
+from foretrain.errors import ConfigError, Disagreement, PeerLost
+from foretrain.plugins.torch import attach, builder
+from tests.plugins.torch.models import (
     SMALL,
     STEPS,
     WARMUP,
     WIDTH,
     Attached,
-    assert_same,
     batch,
+    loop,
     mlp,
     objective,
+    pair,
+    same_as_ddp,
     sgd,
+    train,
 )
-from tests.plugins.torch.ranks import QUIET, ROOT  # noqa: E402
-
-
-def steps(model, optimizer, count=STEPS, first=0):
-    for step in range(first, first + count):
-        objective(model(batch(step))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+from tests.plugins.torch.ranks import QUIET, ROOT
 
 
 def values(model):
@@ -58,27 +52,28 @@ def test_without_a_process_group():
         attach(model, sgd(model))
 
 
-def wrapped():
+def model_with(change):
     model = mlp()
-    return DistributedDataParallel(model), sgd(model)
+    changed = change(model) or model
+    return changed, sgd(model)
+
+
+def wrapped():
+    return model_with(DistributedDataParallel)
 
 
 def wrapped_inside():
-    model = nn.Sequential(mlp(1), DistributedDataParallel(mlp(1)))
-    return model, sgd(model)
+    return model_with(lambda model: nn.Sequential(mlp(1), DistributedDataParallel(model)))
 
 
 def sharded():
     from torch.distributed.fsdp import fully_shard
 
-    model = mlp()
-    fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
-    return model, sgd(model)
+    return model_with(lambda model: fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),))))
 
 
 def frozen():
-    model = mlp()
-    optimizer = sgd(model)
+    model, optimizer = pair()
     return model.requires_grad_(False), optimizer
 
 
@@ -93,11 +88,6 @@ def none_at_all():
 def no_optimizer():
     model = mlp()
     return model, model.parameters()
-
-
-def sparse():
-    model = nn.Sequential(nn.Embedding(10, WIDTH, sparse=True), mlp(1))
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def complex_valued():
@@ -118,16 +108,20 @@ REFUSED = [
     (foreign, {}, "updates no parameter of the model"),
     (none_at_all, {}, "optimizer"),
     (no_optimizer, {}, "optimizer"),
+    (complex_valued, {}, "'1.weight' is complex"),
+    (without_elements, {}, "no parameter that requires a gradient"),
     (None, {"schedule": "bytescheduller"}, "bytescheduler"),
     (None, {"schedule": "p3(slize=1KiB)"}, "slice"),
     (None, {"compression": "fp8"}, "fp16"),
     (None, {"transport": "replay"}, "all_reduce"),
+    (None, {"transport": "ps"}, "FORETRAIN_SERVERS: '' names no server"),
+    (None, {"transport": ParameterServer("here")}, "addresses: 'here' is no address"),
     (None, {"timeouts": 60}, "Timeouts"),
     (None, {"warmup": 0}, "warmup"),
     (None, {"broadcast_buffers": "no"}, "broadcast_buffers"),
-    (None, {"trace": 1}, "trace"),
-    (complex_valued, {}, "'1.weight' is complex"),
-    (without_elements, {}, "no parameter that requires a gradient"),
+    (None, {"tune": True, "transport": AllReduce("replay")}, "fixed order"),
+    (None, {"tune": True, "transport": ParameterServer("127.0.0.1:1", consistency="async")}, "bsp"),
+    (None, {"tune": True, "transport": ParameterServer("127.0.0.1:1", elastic=True)}, "elastic"),
 ]
 
 
@@ -145,14 +139,15 @@ def refused(make, options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("make", "options", "said"), REFUSED, ids=lambda value: getattr(value, "__name__", None))
-def test_what_is_refused(ranks, make, options, said):
-    for message in ranks(refused, make, options):
-        assert said in message
+def test_wrong_models_and_arguments_are_refused(ranks):
+    for make, options, expected in REFUSED:
+        for message in ranks(refused, make, options):
+            assert expected in message
 
 
 def sparse_gradient():
-    model, optimizer = sparse()
+    model = nn.Sequential(nn.Embedding(10, WIDTH, sparse=True), mlp(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with attach(model, optimizer):
         with pytest.raises(ConfigError) as caught:
             model(torch.arange(8)).sum().backward()
@@ -165,79 +160,71 @@ def test_a_sparse_gradient_is_refused_when_it_is_seen(ranks):
         assert "sparse" in message
 
 
-def attached_twice(same_optimizer):
+def attached_twice():
     model = mlp()
-    optimizer = sgd(model)
-    with attach(model, optimizer, SMALL):
+    with attach(model, sgd(model), SMALL):
         groups = len(dist.distributed_c10d._world.pg_map)
         with pytest.raises(ConfigError) as caught:
-            attach(model, optimizer if same_optimizer else sgd(model), SMALL)
+            attach(model, sgd(model), SMALL)
         assert len(dist.distributed_c10d._world.pg_map) == groups
     return str(caught.value)
 
 
-@pytest.mark.parametrize("same_optimizer", [True, False])
-def test_a_model_that_is_attached_already_is_refused(ranks, same_optimizer):
-    for message in ranks(attached_twice, same_optimizer):
+def test_a_model_that_is_attached_already_is_refused(ranks):
+    for message in ranks(attached_twice):
         assert "attached" in message
 
 
 # ---------------------------------------------------------------- ranks that differ
 
 
+def renamed(model):
+    model.other = model.second
+    del model.second
+
+
+def swapped(model):
+    first = model.first
+    del model.first
+    model.first = first
+
+
+DIFFERENCES = {
+    "shape": (lambda model: setattr(model, "second", nn.Linear(4, 5)), {}, "second.weight"),
+    "number": (lambda model: model.add_module("third", nn.Linear(4, 4)), {}, "parameter"),
+    "order": (swapped, {}, "weight"),
+    "name": (renamed, {}, "second|other"),
+    "type": (lambda model: model.second.to(torch.float64), {}, "second.weight"),
+    "frozen": (lambda model: model.second.requires_grad_(False), {}, "second.weight"),
+    "shape of a frozen one": (lambda model: model.fixed.weight.data.resize_(5, 4), {}, "fixed.weight"),
+    "shape of a buffer": (lambda model: model.register_buffer("seen", torch.zeros(5)), {}, "buffer 'seen"),
+    "buffer": (lambda model: model.register_buffer("more", torch.zeros(3)), {}, "buffers"),
+    "schedule": (lambda model: None, {"schedule": "fifo"}, "schedule"),
+    "compression": (lambda model: None, {"compression": "fp16"}, "compression"),
+}
+"""What rank 1 does to its model, and its arguments; names of which the message has one."""
+
+
 def differing(what):
-    """Rank 1's model or arguments differ in ``what``."""
-    odd = dist.get_rank() == 1
-    layers = {name: nn.Linear(4, 4) for name in ("first", "second")}
-    options = {"schedule": SMALL}
-    if odd and what == "shape":
-        layers["second"] = nn.Linear(4, 5)
-    if odd and what == "number":
-        layers["third"] = nn.Linear(4, 4)
-    if odd and what == "order":
-        layers = dict(reversed(layers.items()))
-    if odd and what == "name":
-        layers = {name.replace("second", "other"): layer for name, layer in layers.items()}
-    if odd and what == "type":
-        layers["second"].to(torch.float64)
-    if odd and what == "frozen":
-        layers["second"].requires_grad_(False)
-    if odd and what == "schedule":
-        options["schedule"] = "fifo"
-    if odd and what == "compression":
-        options["compression"] = "fp16"
-    model = nn.ModuleDict(layers)
-    model.add_module("fixed", nn.Linear(4, 5 if odd and what == "shape of a frozen one" else 4).requires_grad_(False))
-    model.register_buffer("seen", torch.zeros(5 if odd and what == "shape of a buffer" else 4))
-    if odd and what == "buffer":
-        model.register_buffer("more", torch.zeros(3))
+    model = nn.Module()
+    model.first, model.second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model.fixed = nn.Linear(4, 4).requires_grad_(False)
+    model.register_buffer("seen", torch.zeros(4))
+    change, options, _ = DIFFERENCES[what]
+    if dist.get_rank() == 1:
+        change(model)
     groups = len(dist.distributed_c10d._world.pg_map)
     with pytest.raises(Disagreement) as caught:
-        attach(model, sgd(model), **options)
+        attach(model, sgd(model), **{"schedule": SMALL} | (options if dist.get_rank() == 1 else {}))
     assert len(dist.distributed_c10d._world.pg_map) == groups
     return str(caught.value)
 
 
-DIFFERENCES = {
-    "shape": "second.weight",
-    "number": "parameter",
-    "order": "weight",
-    "name": "second|other",
-    "type": "second.weight",
-    "frozen": "second.weight",
-    "shape of a frozen one": "fixed.weight",
-    "shape of a buffer": "buffer 'seen",
-    "buffer": "buffers",
-    "schedule": "schedule",
-    "compression": "compression",
-}
-
-
-@pytest.mark.parametrize("what", DIFFERENCES)
-def test_ranks_that_differ_are_told_in_what(ranks, what):
-    for message in ranks(differing, what):
-        assert any(name in message for name in DIFFERENCES[what].split("|")), message
-        assert "rank" in message
+def test_ranks_that_differ_are_told_in_what(ranks):
+    for what, (_, _, names) in DIFFERENCES.items():
+        for message in ranks(differing, what):
+            assert any(name in message for name in names.split("|")), (what, message)
+            assert "rank" in message
 
 
 def differing_freely():
@@ -247,7 +234,7 @@ def differing_freely():
     model.register_buffer("seen", torch.zeros(5 if odd else 4))
     optimizer = sgd(model)
     with attach(model, optimizer, SMALL, warmup=WARMUP, broadcast_buffers=False, trace=odd) as attached:
-        steps(model, optimizer)
+        train(model, optimizer)
         attached.synchronize()
         return bool(attached.begins)
 
@@ -277,21 +264,11 @@ def test_training_begins_with_rank_zeros_parameters_and_buffers(three):
         assert all(torch.equal(a, b) for a, b in zip(after, seen[0][0], strict=True))
 
 
-def unequal(side):
+@same_as_ddp()
+def test_models_that_begin_differently_train_as_with_ddp(side):
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss = objective(net(batch(step)))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
-def test_models_that_begin_differently_train_as_with_ddp(ranks):
-    assert_same(ranks, unequal)
+    yield from loop(side, model)
 
 
 # ---------------------------------------------------------------- what it can tell
@@ -312,9 +289,9 @@ def told():
     model = Backwards()
     optimizer = sgd(model)
     with attach(model, optimizer, SMALL, warmup=WARMUP, trace=True) as attached:
-        steps(model, optimizer, WARMUP)
+        train(model, optimizer, WARMUP)
         early = (attached.schedule, attached.workload, attached.cost, attached.bound, attached.steps, attached.log)
-        steps(model, optimizer, STEPS, WARMUP)
+        train(model, optimizer, STEPS, WARMUP)
         attached.synchronize()
         layers = [layer.name for layer in attached.workload.layers]
         sizes = {gradient.name: gradient.size for gradient in attached.workload.gradients}
@@ -345,15 +322,12 @@ def test_what_was_observed_decided_and_done_can_be_read(ranks):
         assert sent == whole
 
 
-def remembered(clears):
-    """Whether the buffer of the watched steps is gone once there is a schedule, and what .grad is around that."""
-    model = mlp()
-    optimizer = sgd(model)
+def remembered():
+    """Whether the buffer of the observed steps is gone once there is a schedule, and whether .grad stays."""
+    model, optimizer = pair()
     with attach(model, optimizer, SMALL, warmup=WARMUP) as attached:
         storages = [StorageWeakRef(flat.untyped_storage()) for flat in attached._warmup._gradients.flat]
         for step in range(WARMUP):
-            if clears:
-                optimizer.zero_grad()
             objective(model(batch(step))).backward()
             optimizer.step()
         before = [p.grad.clone() for p in model.parameters()]
@@ -365,9 +339,8 @@ def remembered(clears):
         return attached.schedule is not None, gone, [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
 
 
-@pytest.mark.parametrize("clears", [True, False])
-def test_the_buffer_of_the_watched_steps_is_freed_and_gradients_are_kept(ranks, clears):
-    for scheduled, gone, same in ranks(remembered, clears):
+def test_the_buffer_of_the_observed_steps_is_freed_and_gradients_are_kept(ranks):
+    for scheduled, gone, same in ranks(remembered):
         assert scheduled
         assert all(gone)
         assert all(same)
@@ -397,33 +370,29 @@ def footprint(model, optimizer):
     return [modules, plain, parameters, hooks, own, type(optimizer), classes, sys.getswitchinterval()]
 
 
+def threads_beside(before):
+    return [thread.name for thread in set(threading.enumerate()) - before]
+
+
 def opened_and_closed(count, how):
     """Footprints before and after, threads after, and whether a model that was attached trains on like any other."""
-    model = mlp()
-    optimizer = sgd(model)
+    model, optimizer = pair()
     before, threads = footprint(model, optimizer), set(threading.enumerate())
-    if how == "with":
-        with attach(model, optimizer, SMALL, warmup=WARMUP):
-            steps(model, optimizer, count)
-    else:
-        attached = attach(model, optimizer, SMALL, warmup=WARMUP)
-        steps(model, optimizer, count)
-        attached.close()
+    with attach(model, optimizer, SMALL, warmup=WARMUP) as attached:
+        train(model, optimizer, count)
         if how == "twice":
             attached.close()
     changed = [place for place, (a, b) in enumerate(zip(before, footprint(model, optimizer), strict=True)) if a != b]
-    left = [thread.name for thread in set(threading.enumerate()) - threads]
+    left = threads_beside(threads)
     twin = copy.deepcopy(model)
     own = sgd(twin)
     own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    steps(model, optimizer, 3)
-    steps(twin, own, 3)
+    train(model, optimizer, 3)
+    train(twin, own, 3)
     return changed, left, [torch.equal(a, b) for a, b in zip(values(model), values(twin), strict=True)], values(model)
 
 
-@pytest.mark.parametrize(
-    ("count", "how"), [*((count, "close") for count in (0, 1, WARMUP, STEPS)), (STEPS, "twice"), (STEPS, "with")]
-)
+@pytest.mark.parametrize(("count", "how"), [(0, "with"), (WARMUP, "with"), (STEPS, "twice")])
 def test_close_leaves_nothing_behind_and_the_model_trains_on(ranks, count, how):
     seen = ranks(opened_and_closed, count, how)
     for changed, left, same, _ in seen:
@@ -434,17 +403,16 @@ def test_close_leaves_nothing_behind_and_the_model_trains_on(ranks, count, how):
 
 
 def interrupted_inside():
-    model = mlp()
-    optimizer = sgd(model)
+    model, optimizer = pair()
     threads = set(threading.enumerate())
     # Who comes second may hear of the other's end before it comes to its own.
     with contextlib.suppress(ZeroDivisionError, PeerLost), attach(model, optimizer, SMALL, warmup=WARMUP):
-        steps(model, optimizer, STEPS)
+        train(model, optimizer, STEPS)
         objective(model(batch(STEPS))).backward()
         raise ZeroDivisionError
-    left = [thread.name for thread in set(threading.enumerate()) - threads]
+    left = threads_beside(threads)
     model.zero_grad()
-    steps(model, optimizer, 1)
+    train(model, optimizer, 1)
     return left
 
 
@@ -456,15 +424,14 @@ def broken_off(order):
     """On rank 0 the last part of what a schedule needs cannot be made."""
     if dist.get_rank() == 0:
         builder.GradientDispatcher = lambda *_: 1 // 0
-    model = mlp()
-    optimizer = sgd(model)
+    model, optimizer = pair()
     threads = set(threading.enumerate())
     with (
         pytest.raises((ZeroDivisionError, PeerLost)) as caught,
         attach(model, optimizer, SMALL, transport=AllReduce(order)),
     ):
-        steps(model, optimizer)
-    return caught.type.__name__, [thread.name for thread in set(threading.enumerate()) - threads]
+        train(model, optimizer)
+    return caught.type.__name__, threads_beside(threads)
 
 
 @pytest.mark.parametrize("order", ["coordinator", "replay"])
@@ -472,19 +439,18 @@ def test_a_schedule_that_cannot_begin_leaves_no_thread(job, order):
     assert job(2)(broken_off, order) == [("ZeroDivisionError", []), ("PeerLost", [])]
 
 
-def attached_in_turn(first_goes_first):
+def attached_in_turn():
     """Two models, attached one after the other; how long a thread may keep the interpreter in between."""
     intervals = [sys.getswitchinterval()]
     handles = [attach(model, sgd(model), SMALL) for model in (mlp(1), mlp(1))]
-    for handle in handles if first_goes_first else handles[::-1]:
+    for handle in handles:
         intervals.append(sys.getswitchinterval())
         handle.close()
     return [*intervals, sys.getswitchinterval()]
 
 
-@pytest.mark.parametrize("first_goes_first", [True, False])
-def test_the_last_of_several_gives_the_interpreter_back(ranks, first_goes_first):
-    for before, two, one, none in ranks(attached_in_turn, first_goes_first):
+def test_the_last_of_several_restores_the_switch_interval(ranks):
+    for before, two, one, none in ranks(attached_in_turn):
         assert two == one < before == none
 
 
@@ -494,9 +460,9 @@ def scheduler_made_inside():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with attach(model, optimizer, SMALL, warmup=WARMUP):
         scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-        steps(model, optimizer)
+        train(model, optimizer)
     before = values(model)
-    steps(model, optimizer, 1)
+    train(model, optimizer, 1)
     scheduler.step()
     return [not torch.equal(a, b) for a, b in zip(before, values(model), strict=True)], optimizer.param_groups[0]["lr"]
 
@@ -507,54 +473,33 @@ def test_a_scheduler_made_under_way_outlives_it(ranks):
         assert rate == 0.05
 
 
-def again_and_again(side):
+@same_as_ddp()
+def test_attached_again_after_close(side):
     """The same model attached, closed and attached again."""
-    model = mlp()
-    optimizer = sgd(model)
-    for attempt in range(3):
-        net = side.wrap(model, optimizer)
-        for step in range(6):
-            loss = objective(net(batch(10 * attempt + step)))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            yield loss
+    model, optimizer = pair()
+    for _ in range(3):
+        yield from loop(side, model, optimizer, steps=6)
         if isinstance(side, Attached):
             side.close()
 
 
-def test_attached_again_after_close(ranks):
-    assert_same(ranks, again_and_again)
-
-
-def used_after_close():
-    model = mlp()
-    optimizer = sgd(model)
+def closed():
+    """What was seen can be read; neither model nor handle is kept alive."""
+    model, optimizer = pair()
     attached = attach(model, optimizer, SMALL, warmup=WARMUP)
-    steps(model, optimizer)
+    train(model, optimizer)
     attached.close()
-    return attached.schedule is not None, attached.steps, attached.workload is not None, bool(attached.log)
-
-
-def test_what_was_seen_can_be_read_after_close(ranks):
-    assert ranks(used_after_close) == [(True, STEPS - WARMUP, True, True), (True, STEPS - WARMUP, True, False)]
-
-
-def forgotten():
-    """Neither model nor handle is kept alive by what closed."""
-    model = mlp()
-    optimizer = sgd(model)
-    attached = attach(model, optimizer, SMALL, warmup=WARMUP)
-    steps(model, optimizer)
-    attached.close()
-    gone = weakref.ref(attached), weakref.ref(model)
+    seen = attached.schedule is not None, attached.steps, attached.workload is not None, bool(attached.log)
+    references = weakref.ref(attached), weakref.ref(model)
     del attached, model, optimizer
     gc.collect()
-    return [reference() is None for reference in gone]
+    return seen, [reference() is None for reference in references]
 
 
-def test_nothing_is_kept_alive(ranks):
-    assert ranks(forgotten) == [[True, True]] * 2
+def test_after_close_results_can_be_read_and_nothing_is_kept_alive(ranks):
+    for rank, (seen, gone) in enumerate(ranks(closed)):
+        assert seen == (True, STEPS - WARMUP, True, rank == 0)
+        assert gone == [True, True]
 
 
 # ---------------------------------------------------------------- ends without close()
@@ -594,48 +539,43 @@ if how == "destroys":
 """
 
 
-def launched(folder, *words):
-    """What each rank of the script printed; torchrun and all ranks end with 0."""
+def launched(folder, text, *words, options=(), **environment):
+    """What the ranks of a script printed; torchrun and all ranks end with 0."""
     script = folder / "train.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), *words]
-    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+    script.write_text(text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    command += [str(script), *words]
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **environment}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    assert "PeerLost" not in ran.stderr
+    assert options or "PeerLost" not in ran.stderr
     return ran.stdout.split()
 
 
 def stock(count):
     """What the script prints, under DistributedDataParallel."""
     model = mlp()
-    optimizer = sgd(model)
-    net = DistributedDataParallel(model)
-    for step in range(count):
-        optimizer.zero_grad()
-        objective(net(batch(step))).backward()
-        optimizer.step()
+    train(DistributedDataParallel(model), sgd(model), count)
     data = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     return hashlib.sha256(data).hexdigest()
 
 
 @pytest.mark.parametrize("how", ["ends", "destroys", "unfinished"])
 def test_a_script_that_does_not_close_has_made_its_last_step(ranks, tmp_path, how):
-    assert launched(tmp_path, "9", how) == ranks(stock, 8 if how == "unfinished" else 9)
+    assert launched(tmp_path, SCRIPT, "9", how) == ranks(stock, 8 if how == "unfinished" else 9)
 
 
 def groups_gone(how):
     """What is left after destroy_process_group, and whether close() still works; each rank's parameters."""
-    model = mlp()
-    optimizer = sgd(model)
+    model, optimizer = pair()
     unseen = dist.destroy_process_group
     group = dist.new_group([0, 1])
     threads = set(threading.enumerate())
     attached = attach(model, optimizer, SMALL, warmup=WARMUP, group=group)
-    steps(model, optimizer)
+    train(model, optimizer)
     if how == "other":
         dist.destroy_process_group(dist.new_group([0, 1]))
-        steps(model, optimizer, 2, STEPS)
+        train(model, optimizer, 2, STEPS)
         dist.destroy_process_group(group)
     elif how == "raising":
         with contextlib.suppress(ZeroDivisionError, PeerLost):
@@ -646,12 +586,12 @@ def groups_gone(how):
                 dist.destroy_process_group(group)
     else:
         (unseen if "unseen" in how else dist.destroy_process_group)(None if "all" in how else group)
-    left = [thread.name for thread in set(threading.enumerate()) - threads]
+    left = threads_beside(threads)
     attached.close()
     return left, dist.destroy_process_group is unseen, [value.tolist() for value in values(model)]
 
 
-@pytest.mark.parametrize("how", ["group", "all", "other", "raising", "unseen", "all unseen"])
+@pytest.mark.parametrize("how", ["group", "all", "other", "raising", "all unseen"])
 def test_groups_that_are_destroyed_first(job, how):
     first, second = job(2)(groups_gone, how)
     for left, restored, _ in (first, second):

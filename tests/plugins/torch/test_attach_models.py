@@ -1,209 +1,150 @@
-"""Models of every shape: whatever order, reuse, absence or recomputation does to gradients, they end as DDP's."""
+"""Models of every shape end as with DDP: order, reuse, absence and recomputation of gradients."""
 
 import contextlib
 import copy
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from foretrain.comm.options import AllReduce  # noqa: E402
-from tests.plugins.torch.models import (  # noqa: E402
+from foretrain.comm.options import AllReduce
+from tests.plugins.torch.models import (
     CHOICES,
+    EACH,
     STEPS,
     WIDTH,
     Branches,
     assert_same,
     batch,
     branching,
+    loop,
     mlp,
     objective,
     plain,
+    same_as_ddp,
     sgd,
     tokens,
     trainable,
 )
 
 
-def linear(bias=True):
-    return nn.Linear(WIDTH, WIDTH, bias=bias)
+class Net(nn.Module):
+    """Owns ``parts`` and computes ``call(self, x)``."""
+
+    def __init__(self, call, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.call = call
+
+    def forward(self, x):
+        return self.call(self, x)
 
 
-def seeded(model_class, *args):
+def linear():
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def weight(*shape):
+    return nn.Parameter(torch.randn(*shape) / 6)
+
+
+def seeded(make, *args):
     torch.manual_seed(0)
-    return model_class(*args)
+    return make(*args)
 
 
 # ---------------------------------------------------------------- order and ownership
 
 
-class Reversed(nn.Module):
-    """Registered in the opposite order of execution."""
+def attention():
+    def call(net, x):
+        x = net.embed(x).view(2, 4, WIDTH)
+        return net.head(net.attention(x, x, x, need_weights=False)[0])
 
-    def __init__(self):
-        super().__init__()
-        self.c, self.b, self.a = linear(), linear(), linear()
-
-    def forward(self, x):
-        return self.c(self.b(self.a(x).tanh()).tanh())
+    attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+    return Net(call, embed=linear(), attention=attention, head=linear())
 
 
-class Owner(nn.Module):
-    """The root, a list and a container own parameters that no leaf module covers."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-        self.list = nn.ParameterList([nn.Parameter(torch.randn(WIDTH, WIDTH) / 6) for _ in range(2)])
-        self.inner = nn.Module()
-        self.inner.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 6)
-        self.last = linear()
-
-    def forward(self, x):
-        x = (x * self.scale) @ self.list[0]
-        x = x.tanh() @ self.inner.weight @ self.list[1]
-        return self.last(x.tanh())
-
-
-class Functional(nn.Module):
-    """Uses the weights of a module without calling it."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.uncalled, self.last = linear(), linear(), linear()
-
-    def forward(self, x):
-        x = self.first(x).tanh()
-        x = F.linear(x, self.uncalled.weight, self.uncalled.bias).tanh()
-        return self.last(x)
-
-
-class Listed(nn.Module):
-    """Keeps the weights that it uses in a list of its own: no module is called, and no attribute read, for them."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([linear(bias=False) for _ in range(3)])
-        self.weights = [layer.weight for layer in self.layers]
-
-    def forward(self, x):
-        for weight in self.weights:
+def listed():
+    def call(net, x):
+        for weight in net.weights:
             x = F.linear(x, weight).tanh()
         return x
 
-
-class Inner(nn.Module):
-    """Calls a method of a submodule that is not its forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = mlp(3), linear()
-
-    def forward(self, x):
-        return self.head(self.body[0].forward(x).tanh() + self.body[2:](x))
+    layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3)])
+    return Net(call, layers=layers, weights=[layer.weight for layer in layers])
 
 
-class Attention(nn.Module):
-    """Attention's projections are its own, and that of its output is never called."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.attention, self.head = linear(), nn.MultiheadAttention(WIDTH, 4, batch_first=True), linear()
-
-    def forward(self, x):
-        x = self.embed(x).view(2, 4, WIDTH)
-        return self.head(self.attention(x, x, x, need_weights=False)[0])
+def strided():
+    convolution = nn.Conv2d(2, 6, 3, padding=1).to(memory_format=torch.channels_last)
+    return Net(
+        lambda net, x: net.convolution(x.view(8, 2, 4, 4)).flatten(1) @ net.transposed.t() * net.gain,
+        convolution=convolution,
+        transposed=nn.Parameter(torch.randn(96, 24).t() / 10),
+        gain=nn.Parameter(torch.tensor(1.5)),
+    )
 
 
-class Recurrent(nn.Module):
-    """An LSTM keeps its parameters in a list of its own as well."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn, self.head = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True), linear()
-
-    def forward(self, x):
-        return self.head(self.rnn(x.view(2, 4, WIDTH))[0])
+def dropout():
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 48, dropout=0.1, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return Net(lambda net, x: net.encoder(x.view(2, 4, WIDTH)), encoder=encoder)
 
 
-class Transformer(nn.Module):
-    """Dropout too: whoever draws random numbers of the script's generator changes the training."""
-
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 48, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def forward(self, x):
-        return self.encoder(x.view(2, 4, WIDTH))
-
-
-class Strided(nn.Module):
-    """Weights that are not contiguous: channels last, transposed, and a scalar."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(2, 6, 3, padding=1).to(memory_format=torch.channels_last)
-        self.transposed = nn.Parameter(torch.randn(96, 24).t() / 10)
-        self.gain = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x):
-        x = self.convolution(x.view(8, 2, 4, 4)).flatten(1)
-        return x @ self.transposed.t() * self.gain
-
-
-class Twice(nn.Module):
-    """One module called three times."""
-
-    def __init__(self):
-        super().__init__()
-        self.shared, self.last = linear(), linear()
-
-    def forward(self, x):
-        for _ in range(3):
-            x = self.shared(x).tanh()
-        return self.last(x)
-
-
-class Odd(nn.Module):
-    """Sizes that divide by nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(WIDTH, 37), nn.Linear(37, 1), nn.Linear(1, 13, bias=False))
-
-    def forward(self, x):
-        return self.layers(x)
+SHAPES = {
+    "registered in the opposite order of execution": lambda: Net(
+        lambda net, x: net.c(net.b(net.a(x).tanh()).tanh()), c=linear(), b=linear(), a=linear()
+    ),
+    "parameters of the root and of a list": lambda: Net(
+        lambda net, x: net.last((((x * net.scale) @ net.list[0]).tanh() @ net.list[1]).tanh()),
+        scale=nn.Parameter(torch.ones(WIDTH)),
+        list=nn.ParameterList([weight(WIDTH, WIDTH), weight(WIDTH, WIDTH)]),
+        last=linear(),
+    ),
+    "weights of a module that is not called": lambda: Net(
+        lambda net, x: net.last(F.linear(net.first(x).tanh(), net.uncalled.weight, net.uncalled.bias).tanh()),
+        first=linear(),
+        uncalled=linear(),
+        last=linear(),
+    ),
+    "weights in a list, without reading an attribute": listed,
+    "a method of a submodule that is not its forward": lambda: Net(
+        lambda net, x: net.head(net.body[0].forward(x).tanh() + net.body[2:](x)), body=mlp(3), head=linear()
+    ),
+    "attention, whose last projection is not called": attention,
+    "an LSTM, which lists its parameters": lambda: Net(
+        lambda net, x: net.head(net.rnn(x.view(2, 4, WIDTH))[0]),
+        rnn=nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True),
+        head=linear(),
+    ),
+    "dropout, which draws the script's random numbers": dropout,
+    "channels last, transposed, and a scalar": strided,
+    "one module called three times": lambda: Net(
+        lambda net, x: net.last(net.shared(net.shared(net.shared(x).tanh()).tanh()).tanh()),
+        shared=linear(),
+        last=linear(),
+    ),
+    "sizes that divide by nothing": lambda: nn.Sequential(
+        nn.Linear(WIDTH, 37), nn.Linear(37, 1), nn.Linear(1, 13, bias=False)
+    ),
+    "parameters without elements": lambda: Net(
+        lambda net, x: net.inner(x) + net.nothing(x[:, :0]) + net.pruned.sum().float() + net.fixed.sum(),
+        nothing=nn.Linear(0, WIDTH, bias=False),
+        inner=mlp(3),
+        pruned=nn.Parameter(torch.empty(0, dtype=torch.float64)),
+        fixed=nn.Parameter(torch.empty(3, 0), requires_grad=False),
+    ),
+}
 
 
-class Empty(nn.Module):
-    """Parameters without elements, trained and frozen, one of them the only one of its type."""
-
-    def __init__(self):
-        super().__init__()
-        self.nothing, self.inner = nn.Linear(0, WIDTH, bias=False), mlp(3)
-        self.pruned = nn.Parameter(torch.empty(0, dtype=torch.float64))
-        self.fixed = nn.Parameter(torch.empty(3, 0), requires_grad=False)
-
-    def forward(self, x):
-        return self.inner(x) + self.nothing(x[:, :0]) + self.pruned.sum().float() + self.fixed.sum()
-
-
-SHAPES = [Reversed, Owner, Functional, Listed, Inner, Attention, Recurrent, Transformer, Strided, Twice, Odd, Empty]
-
-
-def shape(side, model_class):
-    yield from plain(side, lambda: seeded(model_class))
-
-
-@pytest.mark.parametrize("model_class", SHAPES, ids=lambda model_class: model_class.__name__)
-def test_shapes_of_models(ranks, model_class):
-    assert_same(ranks, shape, model_class)
+@pytest.mark.parametrize("name", SHAPES)
+@same_as_ddp()
+def test_shapes_of_models(side, name):
+    yield from loop(side, seeded(SHAPES[name]))
 
 
 # ---------------------------------------------------------------- tied weights
@@ -227,22 +168,14 @@ class Tied(nn.Module):
         return self.head(x)
 
 
-def language(side, reentrant, **ddp):
-    model = seeded(Tied, reentrant)
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer, static_graph=reentrant is not None)
-    for step in range(STEPS):
-        text = tokens(step, 50)
-        loss = F.cross_entropy(net(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
 @pytest.mark.parametrize("reentrant", [None, False, True], ids=["plain", "checkpointed", "reentrant"])
-def test_tied_weights(ranks, reentrant):
-    assert_same(ranks, language, reentrant)
+@same_as_ddp()
+def test_tied_weights(side, reentrant):
+    def loss(net, step):
+        text = tokens(step, 50)
+        return F.cross_entropy(net(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+    yield from loop(side, seeded(Tied, reentrant), loss=loss, static_graph=reentrant is not None)
 
 
 # ---------------------------------------------------------------- activation checkpointing
@@ -266,20 +199,14 @@ class Checkpointed(nn.Module):
         return self.last(x)
 
 
-def checkpointed(side, reentrant, shared):
-    yield from plain(side, lambda: seeded(Checkpointed, reentrant, shared), static_graph=shared)
-
-
 @pytest.mark.parametrize("shared", [False, True], ids=["", "shared"])
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
-def test_activation_checkpointing(ranks, reentrant, shared):
-    assert_same(ranks, checkpointed, reentrant, shared)
+@same_as_ddp()
+def test_activation_checkpointing(side, reentrant, shared):
+    yield from loop(side, seeded(Checkpointed, reentrant, shared), static_graph=shared)
 
 
 # ---------------------------------------------------------------- parameters that have no gradient now and then
-
-
-EACH = "another each step on each rank"
 
 
 @pytest.mark.parametrize("how", CHOICES)
@@ -288,7 +215,7 @@ def test_branches_that_are_not_taken(ranks, how):
     assert_same(ranks, branching, how, True, True)
 
 
-@pytest.mark.parametrize(("reads", "to_none"), [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(("reads", "to_none"), [(True, False), (False, False)])
 def test_branches_whoever_reads_gradients_and_however_they_are_cleared(ranks, reads, to_none):
     assert_same(ranks, branching, EACH, reads, to_none)
 
@@ -315,23 +242,18 @@ def accumulating(side, how, passes, clears):
             optimizer.zero_grad()
 
 
-ACCUMULATIONS = {"two passes": ((2,), 1), "one, three, two passes": ((1, 3, 2), 1), "cleared every second": ((1,), 2)}
+@pytest.mark.parametrize("order", ["coordinator", "replay"])
+def test_branches_when_gradients_are_cleared_every_second_step(ranks, order):
+    assert_same(ranks, accumulating, EACH, (1,), 2, transport=AllReduce(order))
 
 
-@pytest.mark.parametrize(
-    ("how", "accumulation"),
-    [*((how, "one, three, two passes") for how in CHOICES), (EACH, "two passes"), (EACH, "cleared every second")],
-)
-def test_branches_when_gradients_accumulate(ranks, how, accumulation):
-    tolerance = ROUNDING if "passes" in accumulation else 0.0
-    assert_same(ranks, accumulating, how, *ACCUMULATIONS[accumulation], tolerance=tolerance)
+@pytest.mark.parametrize("how", [EACH, "one on rank 1 alone", "nobody's until late", "nobody's from late on"])
+def test_branches_when_gradients_accumulate_over_one_three_and_two_passes(ranks, how):
+    assert_same(ranks, accumulating, how, (1, 3, 2), 1, tolerance=ROUNDING)
 
 
-@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
-def test_branches_when_gradients_accumulate_and_the_order_is_replayed(ranks, accumulation):
-    assert_same(
-        ranks, accumulating, EACH, *ACCUMULATIONS[accumulation], tolerance=ROUNDING, transport=AllReduce("replay")
-    )
+def test_branches_when_gradients_accumulate_and_the_order_is_replayed(ranks):
+    assert_same(ranks, accumulating, EACH, (1, 3, 2), 1, tolerance=ROUNDING, transport=AllReduce("replay"))
 
 
 class Often(Checkpointed):
@@ -347,7 +269,9 @@ class Often(Checkpointed):
         return self.last(x)
 
 
-def repeated(side, passes):
+@pytest.mark.parametrize("passes", [1, 2])
+@same_as_ddp(tolerance=ROUNDING)
+def test_a_block_checkpointed_sometimes_more_and_sometimes_less_often(side, passes):
     """DDP has no such models, but what it does with each pass, or all of them, can be done by hand."""
     model = seeded(Often)
     optimizer = sgd(model, lr=0.03)
@@ -367,12 +291,9 @@ def repeated(side, passes):
         yield loss
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_block_checkpointed_sometimes_more_and_sometimes_less_often(ranks, passes):
-    assert_same(ranks, repeated, passes, tolerance=ROUNDING)
-
-
-def locally_in_between(side, how):
+@pytest.mark.parametrize("how", ["nobody's until late", EACH])
+@same_as_ddp(tolerance=ROUNDING)
+def test_branches_and_a_local_pass_in_between(side, how):
     """A pass under no_sync between two that are not, each through other branches."""
     torch.manual_seed(0)
     model = Branches()
@@ -386,11 +307,6 @@ def locally_in_between(side, how):
         optimizer.step()
         optimizer.zero_grad()
         yield loss
-
-
-@pytest.mark.parametrize("how", ["never the last", "nobody's until late", EACH])
-def test_branches_and_a_local_pass_in_between(ranks, how):
-    assert_same(ranks, locally_in_between, how, tolerance=ROUNDING)
 
 
 # ---------------------------------------------------------------- frozen layers and buffers
@@ -415,23 +331,12 @@ def normalized():
 def watched_buffers(side, broadcast):
     """The running statistics after every step; each rank feeds them other data."""
     model = normalized()
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer, broadcast_buffers=broadcast)
-    for step in range(STEPS):
-        loss = objective(net(batch(step)))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss, list(model.buffers())
+    yield from loop(side, model, cleared=lambda step: list(model.buffers()), broadcast_buffers=broadcast)
 
 
 @pytest.mark.parametrize("broadcast", [True, False], ids=["broadcast", "local"])
 def test_batch_normalization(ranks, broadcast):
     assert_same(ranks, watched_buffers, broadcast, broadcast_buffers=broadcast)
-
-
-def test_batch_normalization_when_nobody_reads(ranks):
-    assert_same(ranks, plain, normalized)
 
 
 class Scaled(nn.Module):
@@ -446,115 +351,51 @@ class Scaled(nn.Module):
         return self.inner(x) * self.scale
 
 
-def twice(side):
+@same_as_ddp()
+def test_a_buffer_that_the_backward_pass_needs(side):
     """Buffers are shared before the second forward pass, and the backward pass needs those of the first."""
-    model = Scaled()
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss = objective(net(batch(step))) + objective(net(batch(step + 100)))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
-def test_a_buffer_that_the_backward_pass_needs(ranks):
-    assert_same(ranks, twice)
+    yield from loop(
+        side, Scaled(), loss=lambda net, step: objective(net(batch(step))) + objective(net(batch(step + 100)))
+    )
 
 
 # ---------------------------------------------------------------- training loops that are not one forward, one backward
 
 
-def siamese(side):
-    """Two forward passes, one backward pass."""
-    model = mlp()
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss = (net(batch(step)) - net(batch(step + 100))).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
+@same_as_ddp()
+def test_parameters_used_outside_of_the_forward_pass(side):
+    """The loss has a penalty on weights, and a parameter that is used nowhere else."""
+    model = Net(lambda net, x: net.body(x), body=mlp(2), temperature=nn.Parameter(torch.ones(64)))
+    temperature, first = model.temperature, model.body[0].weight
+
+    def loss(net, step):
+        output = net(batch(step)) * temperature.mean()
+        return objective(output) + temperature.square().sum() / 100 + 0.1 * first.square().sum()
+
+    yield from loop(side, model, loss=loss)
 
 
-def test_two_forward_passes_and_one_backward_pass(ranks):
-    assert_same(ranks, siamese)
-
-
-def regularized(side):
-    """Reads weights outside of any forward pass."""
-    model = mlp()
-    first, last = model[0].weight, model[-1].weight
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss = objective(net(batch(step))) + 0.1 * (first.square().sum() + last.abs().sum())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
-def test_a_penalty_on_weights_after_the_forward_pass(ranks):
-    assert_same(ranks, regularized)
-
-
-class Temperature(nn.Module):
-    """Has a parameter that is used outside of the forward pass only."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = mlp(2)
-        self.temperature = nn.Parameter(torch.ones(64))
-
-    def forward(self, x):
-        return self.body(x)
-
-
-def outside(side):
-    """The loss uses a parameter of the model through a name from before the wrap."""
-    model = Temperature()
-    temperature = model.temperature
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss = objective(net(batch(step)) * temperature.mean()) + temperature.square().sum() / 100
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
-def test_a_parameter_used_only_outside_of_the_forward_pass(ranks):
-    assert_same(ranks, outside)
-
-
-def contrasting(side):
+@same_as_ddp()
+def test_a_teacher_that_follows(side):
     """A frozen copy of the model gives the target; the model moves its copy after each step."""
     model = mlp()
     teacher = copy.deepcopy(model).requires_grad_(False)
-    optimizer = sgd(model)
-    net = side.wrap(model, optimizer)
-    for step in range(STEPS):
+
+    def loss(net, step):
         inputs = batch(step)
-        loss = (net(inputs) - teacher(inputs) - 0.1).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            for old, new in zip(teacher.parameters(), model.parameters(), strict=True):
-                old.lerp_(new, 0.1)
-        yield loss
+        return (net(inputs) - teacher(inputs) - 0.1).square().mean()
+
+    @torch.no_grad()
+    def follow(step):
+        for old, new in zip(teacher.parameters(), model.parameters(), strict=True):
+            old.lerp_(new, 0.1)
+
+    yield from loop(side, model, loss=loss, cleared=follow)
 
 
-def test_a_teacher_that_follows(ranks):
-    assert_same(ranks, contrasting)
-
-
-def adversaries(side, clamp):
-    """Two models that train in turn, each through the other; with ``clamp`` weights are cut after each step (WGAN)."""
+@same_as_ddp()
+def test_two_models_that_train_each_other(side):
+    """Two models that train in turn, each through the other; weights are clamped after each step (WGAN)."""
     generator, critic = mlp(3), mlp(3)
     g_optimizer, c_optimizer = torch.optim.Adam(generator.parameters(), lr=0.01), sgd(critic, lr=0.01)
     g_net, c_net = side.wrap(generator, g_optimizer), side.wrap(critic, c_optimizer)
@@ -564,10 +405,9 @@ def adversaries(side, clamp):
         c_loss = c_net(g_net(noise).detach()).mean() - c_net(real).mean()
         c_loss.backward()
         c_optimizer.step()
-        if clamp:
-            with torch.no_grad():
-                for parameter in critic.parameters():
-                    parameter.clamp_(-0.1, 0.1)
+        with torch.no_grad():
+            for parameter in critic.parameters():
+                parameter.clamp_(-0.1, 0.1)
         if step % 2:
             yield c_loss
             continue
@@ -582,12 +422,8 @@ def adversaries(side, clamp):
         yield c_loss, g_loss
 
 
-@pytest.mark.parametrize("clamp", [False, True], ids=["", "clamped"])
-def test_two_models_that_train_each_other(ranks, clamp):
-    assert_same(ranks, adversaries, clamp)
-
-
-def together(side):
+@same_as_ddp()
+def test_two_models_in_one_loss(side):
     """Two models in one loss, two optimizers, one backward pass."""
     encoder, decoder = mlp(3), mlp(2)
     first, second = sgd(encoder), torch.optim.AdamW(decoder.parameters(), lr=0.01)
@@ -602,55 +438,29 @@ def together(side):
         yield loss
 
 
-def test_two_models_in_one_loss(ranks):
-    assert_same(ranks, together)
-
-
 # ---------------------------------------------------------------- torch.compile
 
 
-def compiled(side, how, backend):
+@pytest.mark.parametrize("how", ["blocks by function", "blocks by method", "whole before", "whole after"])
+@same_as_ddp(timeout=120)
+def test_compiled_models(side, how):
+    """Blocks compiled before the model is attached, and the whole model compiled before or after."""
     torch._dynamo.reset()
     model = nn.Sequential(mlp(2), mlp(2), mlp(1))
     for place in range(2):
-        if how == "function":
-            model[place] = torch.compile(model[place], backend=backend)
-        else:
-            model[place].compile(backend=backend)
+        if how == "blocks by function":
+            model[place] = torch.compile(model[place], backend="aot_eager")
+        elif how == "blocks by method":
+            model[place].compile(backend=("eager", "aot_eager")[place])
+    if how == "whole before":
+        model.compile(backend="aot_eager")
     optimizer = sgd(model)
     net = side.wrap(model, optimizer)
+    if how == "whole after":
+        net = torch.compile(net, backend="aot_eager")
     for step in range(STEPS):
         loss = objective(net(batch(step)))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         yield loss
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("how", ["function", "method"])
-def test_blocks_compiled_before(ranks, how, backend):
-    assert_same(ranks, compiled, how, backend, timeout=120)
-
-
-def compiled_whole(side, when):
-    """The whole model, compiled as users do it: before or after it is wrapped."""
-    torch._dynamo.reset()
-    model = mlp()
-    optimizer = sgd(model)
-    if when == "before":
-        model.compile(backend="aot_eager")
-        net = side.wrap(model, optimizer)
-    else:
-        net = torch.compile(side.wrap(model, optimizer), backend="aot_eager")
-    for step in range(STEPS):
-        loss = objective(net(batch(step)))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_model_compiled_as_a_whole(ranks, when):
-    assert_same(ranks, compiled_whole, when, timeout=120)

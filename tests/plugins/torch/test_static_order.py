@@ -2,16 +2,13 @@
 
 import threading
 
-import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from foretrain.plugins.torch.collective_executor import CollectiveCommand, spelled  # noqa: E402
-from foretrain.plugins.torch.static_order import StaticOrder  # noqa: E402
-from foretrain.plugins.torch.streams import HostStreams  # noqa: E402
-from foretrain.tasks import Chunk, Piece, Task  # noqa: E402
+from foretrain.plugins.torch.collective_executor import CollectiveCommand, signature
+from foretrain.plugins.torch.static_order import StaticOrder
+from foretrain.plugins.torch.streams import HostStreams
+from foretrain.tasks import Chunk, Piece, Task
 
 CHUNK = Chunk("all_reduce", (Piece(0, 0, 4),), 4)
 
@@ -61,4 +58,4 @@ def test_a_rank_that_is_two_rounds_ahead_changes_nothing(ranks):
 
 
 def test_orders_that_send_different_bytes_differ():
-    assert spelled(CollectiveCommand(0, CHUNK)) != spelled(CollectiveCommand(0, CHUNK, frozenset({0})))
+    assert signature(CollectiveCommand(0, CHUNK)) != signature(CollectiveCommand(0, CHUNK, frozenset({0})))

@@ -1,4 +1,4 @@
-"""Whose turn it is on the device: nothing to do on a CPU, events between streams on a GPU."""
+"""Order of work on a GPU: events between streams. On a CPU nothing is to be done."""
 
 from __future__ import annotations
 
@@ -15,48 +15,8 @@ _LATE = 20_000_000
 _SIZE = 1 << 20
 
 
-# ---------------------------------------------------------------- a CPU
-
-
 def test_a_cpu_gets_streams_that_do_nothing() -> None:
     assert type(streams(torch.device("cpu"), 3)) is HostStreams
-
-
-def test_on_a_cpu_nothing_is_handed_over() -> None:
-    host = HostStreams()
-    host.ready(0)
-    host.landed([0, 1], host.arrived())
-    host.updated([0, 1])
-    host.acquire([0, 1])
-    host.acquire_all()
-    assert host.arrived() is None
-    assert host.asked([]) is None
-    assert host.at_home()
-    assert not host.enqueues
-
-
-def test_on_a_cpu_work_runs_where_it_is_called() -> None:
-    host = HostStreams()
-    gradient, parameter = torch.ones(4), torch.zeros(4)
-    with host.issuing([0]):
-        gradient.mul_(2)
-    with host.arriving():
-        gradient.mul_(2)
-    with host.updating([0], None):
-        parameter.sub_(gradient)
-    assert parameter.tolist() == [-4.0] * 4
-
-
-def test_a_context_can_be_entered_again_and_lets_errors_through() -> None:
-    host = HostStreams()
-    for enter in (lambda: host.issuing([]), host.arriving, lambda: host.updating([], None)):
-        with enter(), enter():
-            pass
-        with pytest.raises(KeyError), enter():
-            raise KeyError
-
-
-# ---------------------------------------------------------------- a GPU
 
 
 @pytest.fixture
@@ -136,7 +96,7 @@ def test_whoever_acquires_a_task_sees_its_update(device: torch.device) -> None:
     found = CudaStreams(device, 2)
     parameter = torch.zeros(_SIZE, device=device)
     torch.cuda.synchronize(device)
-    with found.updating([0, 1], found.asked([])):
+    with found.updating([0, 1], found.step_mark([])):
         _late(lambda: parameter.fill_(1))
         found.updated([0, 1])
     found.acquire([1])
@@ -182,7 +142,7 @@ def test_an_update_follows_its_sum_and_what_was_read_before_step(device: torch.d
     found.landed([0], found.arrived())
     torch.cuda._sleep(_LATE * 2)
     before = parameter.clone()
-    with found.updating([0], found.asked([])):
+    with found.updating([0], found.step_mark([])):
         parameter.sub_(gradient)
         found.updated([0])
     found.acquire([0])
@@ -195,12 +155,12 @@ def test_an_update_follows_its_sum_and_what_was_read_before_step(device: torch.d
 def test_an_arrival_waits_for_no_update(device: torch.device) -> None:
     found = CudaStreams(device, 1)
     torch.cuda._sleep(_LATE * 10)
-    asked = found.asked([])
-    assert asked is not None
-    with found.updating([0], asked):
+    step_mark = found.step_mark([])
+    assert step_mark is not None
+    with found.updating([0], step_mark):
         found.updated([0])
     mark = found.arrived()
     assert mark is not None
     mark.synchronize()
-    assert not asked.query()
+    assert not step_mark.query()
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Giving up what NCCL has enqueued; its groups and the device's events are played by objects that behave alike."""
+"""Aborting NCCL's collectives; groups and events are stand-ins."""
 
 from __future__ import annotations
 
@@ -44,13 +44,10 @@ class Group:
         return True
 
 
-def give_up(*groups: Any) -> None:
-    abort(CUDA, *groups)
-
-
 def test_communicators_that_wait_for_each_other_are_aborted_all_the_same() -> None:
     met = threading.Barrier(3)
-    give_up(Group(lambda: met.wait(PATIENCE)), Group(lambda: met.wait(PATIENCE)))
+    groups: list[Any] = [Group(lambda: met.wait(PATIENCE)) for _ in range(2)]
+    abort(CUDA, *groups)
     assert met.wait(PATIENCE) in range(3)
     assert not met.broken
 
@@ -62,7 +59,8 @@ def test_what_cannot_be_aborted_is_let_be() -> None:
         asked.set()
         raise RuntimeError("it was aborted before")
 
-    give_up(Group(refuse), Group(done.set))
+    groups: list[Any] = [Group(refuse), Group(done.set)]
+    abort(CUDA, *groups)
     assert asked.wait(PATIENCE)
     assert done.wait(PATIENCE)
 
@@ -99,6 +97,6 @@ def test_the_thread_that_waits_for_an_event_of_a_lost_operation_ends_with_it(mon
     carrier.start(CollectiveCommand(0, Chunk("all_reduce", (Piece(0, 0, 16),), 16)), lambda order: None)
     assert waits.wait(PATIENCE)
     assert landed == [0]
-    give_up(group)
+    abort(CUDA, group)
     carrier.close()
     assert not carrier._thread.is_alive()

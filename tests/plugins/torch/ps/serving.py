@@ -1,9 +1,10 @@
-"""Servers for the tests of the runtime: real processes' ranks push to services of this one."""
+"""Servers of the tests: services in this process, to which real ranks push."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch.ps.server import make_optimizer_shard
+from foretrain.plugins.torch.rendezvous import SECRET
 
 KEY = bytes(range(32))
 
@@ -40,6 +42,15 @@ def servers(shards: int, workers: int, **options) -> Iterator[tuple[str, list[Se
                 service.stop()
             for thread in threads:
                 thread.join()  # sockets are closed behind this, which a thread that uses them does not survive
+
+
+def keyed(side, recipe, *args):
+    """``recipe``, with the job's secret in the environment of the rank."""
+    os.environ[SECRET] = KEY.hex()
+    try:
+        yield from recipe(side, *args)
+    finally:
+        del os.environ[SECRET]
 
 
 def _run(service: Service) -> None:

@@ -1,21 +1,19 @@
-"""Workers that go their own ways: real processes, some slow, some done early, and the loss that they reach."""
+"""Asynchronous workers: real processes, some slow, some done early, and the loss that they reach."""
 
 import math
 import os
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.distributed_c10d import _get_default_store  # noqa: E402
-
-from foretrain.comm.options import ParameterServer  # noqa: E402
-from foretrain.plugins.torch import attach  # noqa: E402
-from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
-from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
-from tests.plugins.torch.ps.serving import KEY, servers  # noqa: E402
+from foretrain.comm.options import ParameterServer
+from foretrain.plugins.torch import attach
+from foretrain.plugins.torch.rendezvous import SECRET
+from tests.plugins.torch.models import SMALL, WARMUP, pair, sgd, steps, train
+from tests.plugins.torch.ps.serving import KEY, servers
 
 FAST = 14
 """Steps of the fast worker."""
@@ -23,17 +21,11 @@ SLOW = 7
 BOUND = 2
 
 
-def apart(model, optimizer, addresses, consistency, **options):
+def attach_asynchronously(model, optimizer, addresses, consistency, **options):
     os.environ[SECRET] = KEY.hex()
     return attach(
         model, optimizer, SMALL, warmup=WARMUP, transport=ParameterServer(addresses, consistency=consistency), **options
     )
-
-
-def step_of(model, optimizer, step):
-    objective(model(batch(step))).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 class Board:
@@ -54,28 +46,27 @@ class Board:
 
 def slow_and_fast(addresses, consistency, bound):
     """Rank 0 trains as fast as it may; rank 1 only when rank 0 is as far as it may be, and notes if it is further."""
-    model = mlp()
-    optimizer = sgd(model)
+    model, optimizer = pair()
     board = Board(f"{consistency} {addresses}")
-    attached = apart(model, optimizer, addresses, consistency)
-    further = 0
-    for step in range(FAST if dist.get_rank() == 0 else SLOW):
+    attached = attach_asynchronously(model, optimizer, addresses, consistency)
+    further = []
+
+    def net(inputs):
+        output = model(inputs)
+        if dist.get_rank() == 1 and step > WARMUP:
+            further.append(board.begun(step + bound + 2))
+        return output
+
+    for step in steps(net, optimizer, FAST if dist.get_rank() == 0 else SLOW):
         if dist.get_rank() == 0:
             board.write(step)
         elif step > WARMUP:
             # One step ahead it has the answer to, one it has begun: its forward pass waits.
             board.wait(min(step + bound + 1, FAST))
-            output = model(batch(step))
-            further += board.begun(step + bound + 2)
-            objective(output).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            continue
-        step_of(model, optimizer, step)
     attached.close()
     if dist.get_rank() == 0:
         board.write(FAST)
-    return further, attached.steps
+    return any(further), attached.steps
 
 
 def test_under_ssp_the_fast_one_goes_as_far_ahead_as_it_may_and_no_further(ranks):
@@ -113,7 +104,7 @@ def classifying(addresses, consistency, rate, make):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     points, classes = dataset()
     own = slice(rank, None, ranks)
-    with apart(model, optimizer, addresses, consistency) as attached:
+    with attach_asynchronously(model, optimizer, addresses, consistency) as attached:
         for _ in range(STEPS):
             output = model(points[own]).squeeze(1)
             nn.functional.binary_cross_entropy_with_logits(output, classes[own]).backward()
@@ -146,11 +137,8 @@ def test_all_consistencies_reach_the_same_loss(three, make, rate, share):
 def normalized(addresses):
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     optimizer = sgd(model)
-    with apart(model, optimizer, addresses, "async"):
-        for _ in range((dist.get_rank() + 1) * (WARMUP + 2)):
-            objective(model(torch.randn(4, 8) + 10 * dist.get_rank())).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    with attach_asynchronously(model, optimizer, addresses, "async"):
+        train(lambda inputs: model(inputs[:, :8]), optimizer, (dist.get_rank() + 1) * (WARMUP + 2))
     return model[1].num_batches_tracked.item()
 
 

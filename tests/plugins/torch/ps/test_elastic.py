@@ -13,17 +13,14 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from foretrain.comm.options import ParameterServer, Timeouts  # noqa: E402
-from foretrain.plugins.torch import attach  # noqa: E402
-from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
-from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
-from tests.plugins.torch.ps.serving import KEY, servers  # noqa: E402
+from foretrain.comm.options import ParameterServer, Timeouts
+from foretrain.plugins.torch import attach
+from foretrain.plugins.torch.rendezvous import SECRET
+from tests.plugins.torch.models import SMALL, WARMUP, mlp, sgd, steps
+from tests.plugins.torch.ps.serving import KEY, servers
 
 STEPS = 24
 SIZE = 3
@@ -37,11 +34,8 @@ def trained(addresses, updates="workers", schedule=SMALL):
     optimizer = sgd(model)
     options = {"transport": ParameterServer(addresses, updates, elastic=True)}
     with attach(model, optimizer, schedule, warmup=WARMUP, timeouts=Timeouts(peer=20), **options) as attached:
-        for step in range(STEPS):
-            objective(model(batch(step))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            print(f"after {step}.", flush=True)
+        for step in steps(model, optimizer, STEPS):
+            print(f"after {step - 1}.", flush=True)
         attached.share_buffers()
     dist.destroy_process_group()
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()

@@ -13,18 +13,16 @@ import threading
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from foretrain.comm.options import ParameterServer, Timeouts  # noqa: E402
-from foretrain.launch.server_supervisor import Servers, ServerSpec  # noqa: E402
-from foretrain.plugins.torch import attach  # noqa: E402
-from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
-from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
-from tests.plugins.torch.ps.serving import KEY, servers  # noqa: E402
+from foretrain.comm.options import ParameterServer, Timeouts
+from foretrain.launch.server_supervisor import Servers, ServerSpec
+from foretrain.plugins.torch import attach
+from foretrain.plugins.torch.rendezvous import SECRET
+from tests.plugins.torch.models import SMALL, WARMUP, pair, steps
+from tests.plugins.torch.ps.serving import KEY, servers
 
 STEPS = 12
 SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "2")))
@@ -35,21 +33,11 @@ SCHEDULES = [SMALL, "tictac", "dear", "fifo"]
 def trained(run, addresses, schedule, updates="workers"):
     """A hash of all parameters after `STEPS`; says, for ``run``, how far it has come."""
     os.environ[SECRET] = KEY.hex()
-    model = mlp()
-    optimizer = sgd(model)
-    with attach(
-        model,
-        optimizer,
-        schedule,
-        warmup=WARMUP,
-        timeouts=Timeouts(peer=30),
-        transport=ParameterServer(addresses, updates),
-    ):
-        for step in range(STEPS):
+    model, optimizer = pair()
+    transport = ParameterServer(addresses, updates)
+    with attach(model, optimizer, schedule, warmup=WARMUP, timeouts=Timeouts(peer=30), transport=transport):
+        for step in steps(model, optimizer, STEPS):
             print(f"{run}: step {step}.", flush=True)
-            objective(model(batch(step))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
         print(f"{run}: step {STEPS}.", flush=True)
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 

@@ -1,4 +1,4 @@
-"""When a worker or a server of a parameter server is lost, every worker ends soon and says who and what for."""
+"""When a worker or a server is lost, every worker ends soon and names it."""
 
 import os
 import re
@@ -9,18 +9,14 @@ import threading
 import time
 
 import pytest
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from foretrain.comm.options import ParameterServer, Timeouts  # noqa: E402
-from foretrain.plugins.torch import attach  # noqa: E402
-from foretrain.plugins.torch.rendezvous import SECRET  # noqa: E402
-from tests.plugins.torch.models import SMALL, WARMUP, batch, mlp, objective, sgd  # noqa: E402
-from tests.plugins.torch.ps.serving import KEY, servers  # noqa: E402
-from tests.plugins.torch.ranks import ROOT  # noqa: E402
-from tests.plugins.torch.test_attach_faults import (  # noqa: E402
+from foretrain.comm.options import ParameterServer, Timeouts
+from foretrain.plugins.torch.rendezvous import SECRET
+from tests.plugins.torch.models import steps, train
+from tests.plugins.torch.ps.serving import KEY, servers
+from tests.plugins.torch.ranks import ROOT
+from tests.plugins.torch.test_attach_faults import (
     FAR,
     MIDDLE,
     PATIENCE,
@@ -28,39 +24,30 @@ from tests.plugins.torch.test_attach_faults import (  # noqa: E402
     TIMEOUT,
     allowed,
     assert_a_pause_loses_nobody,
+    attached_mlp,
     killed,
     last_line,
-    leaves,
     raises_in_backward,
     stopped,
 )
-from tests.processes import started  # noqa: E402
+from tests.processes import started
+
+SERVER = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0"]
 
 
 def suffering(fault, victim, addresses):
     """Trains over servers; before step ``MIDDLE`` ``fault`` happens to rank ``victim``."""
     os.environ[SECRET] = KEY.hex()
-    model = mlp()
-    optimizer = sgd(model)
-    attach(
-        model,
-        optimizer,
-        SMALL,
-        warmup=WARMUP,
-        timeouts=Timeouts(peer=allowed(fault)),
-        transport=ParameterServer(addresses),
-    )
-    for step in range(FAR):
+    options = {"timeouts": Timeouts(peer=allowed(fault)), "transport": ParameterServer(addresses)}
+    model, optimizer, _ = attached_mlp(**options)
+    for step in steps(model, optimizer, FAR):
         if fault is not None and step == MIDDLE and dist.get_rank() == victim:
             fault(model)
-        objective(model(batch(step))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == MIDDLE:
+        if step > MIDDLE:
             print("in the middle", flush=True)
 
 
-@pytest.mark.parametrize("fault", [killed, stopped, raises_in_backward, leaves], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [killed, stopped, raises_in_backward], ids=lambda fault: fault.__name__)
 @pytest.mark.smoke_case("killed")
 def test_every_worker_ends_and_says_whom_it_lost(job, fault):
     victim, ranks = 1, job(SIZE)
@@ -79,7 +66,7 @@ def test_every_worker_ends_and_says_whom_it_lost(job, fault):
 
 
 def test_every_worker_ends_when_a_server_is_gone(job):
-    command = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0", "--workers", str(SIZE)]
+    command = [*SERVER, "--workers", str(SIZE)]
     environment = {**os.environ, SECRET: KEY.hex(), "PYTHONPATH": str(ROOT)}
     ranks = job(SIZE)
     with started(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -103,7 +90,7 @@ def test_every_worker_ends_when_a_server_is_gone(job):
 
 
 def test_nobody_is_lost_when_the_machines_are_paused(job):
-    command = [sys.executable, "-m", "foretrain", "server", "--address", "127.0.0.1:0", "--timeout", "1s"]
+    command = [*SERVER, "--timeout", f"{TIMEOUT}s"]
     secret = {SECRET: KEY.hex()}
     environment = os.environ | secret | {"PYTHONPATH": str(ROOT)}
     with started([*command, "--workers", str(SIZE)], stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -115,44 +102,20 @@ def test_nobody_is_lost_when_the_machines_are_paused(job):
 def secretless(addresses, key):
     if key:
         os.environ[SECRET] = key
-    model = mlp()
-    optimizer = sgd(model)
-    with attach(
-        model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=TIMEOUT), transport=ParameterServer(addresses)
-    ):
-        for step in range(MIDDLE):
-            objective(model(batch(step))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    model, optimizer, attached = attached_mlp(transport=ParameterServer(addresses))
+    with attached:
+        train(model, optimizer, MIDDLE)
 
 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("", r"ConfigError: FORETRAIN_SECRET: '' is not set, and servers let nobody in without"),
+        ("", r"ConfigError: FORETRAIN_SECRET: '' is not set, and servers refuse workers without it"),
         ("ab" * 32, r"PeerLost: .*server 0 at .* has another secret"),
     ],
 )
 def test_nobody_without_the_secret(job, key, said):
     ranks = job(2)
     with servers(1, 2) as (addresses, _):
-        for outcome in ranks.outcomes(secretless, addresses, key, timeout=PATIENCE, grace=PATIENCE):
+        for outcome in ranks.outcomes(secretless, addresses, key, timeout=3 * PATIENCE, grace=PATIENCE):
             assert re.search(said, outcome.error), outcome.error
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"transport": "ps"}, r"FORETRAIN_SERVERS: '' names no server"),
-        ({"transport": ParameterServer("here")}, r"addresses: 'here' is no address"),
-        ({"transport": "rings"}, r"transport: 'rings' is unknown"),
-    ],
-)
-def test_arguments_that_make_no_sense(job, options, said):
-    for outcome in job(2).outcomes(attaching, options, timeout=PATIENCE):
-        assert re.search(said, outcome.error), outcome.error
-
-
-def attaching(options):
-    model = mlp()
-    attach(model, sgd(model), SMALL, **options)
