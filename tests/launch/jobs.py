@@ -1,4 +1,4 @@
-"""What each rank does in the tests of the takeover: scripts as users write them, under a stand-in for the runtime."""
+"""Scripts of the tests of the DDP patch, as users write them; each rank runs them, most under a stand-in for attach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.nn.parallel import distributed
 
 from foretrain.launch import LaunchSettings
 from foretrain.launch.ddp_patch import DdpPatch
-from tests.launch import standin
+from tests.launch.standin import instead
 
 STEPS = 8
 """More than a runtime watches before it schedules."""
@@ -43,12 +43,7 @@ def both(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str 
 
 def both_really(script: Callable[[], nn.Module], settings: LaunchSettings) -> tuple[Told, Told]:
     """The same without a stand-in."""
-    stock, told = alone(script), Told()
-    torch.manual_seed(dist.get_rank())
-    with contextlib.redirect_stderr(io.StringIO()) as said, DdpPatch(settings):
-        told.parameters = _values(script())
-    told.said = said.getvalue()
-    return stock, told
+    return alone(script), taken(script, settings, standin=contextlib.nullcontext([]))
 
 
 def alone(script: Callable[[], nn.Module]) -> Told:
@@ -56,10 +51,11 @@ def alone(script: Callable[[], nn.Module]) -> Told:
     return Told(_values(script()))
 
 
-def taken(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str | None = None) -> Told:
+def taken(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str | None = None, standin=None) -> Told:
     told = Told()
     torch.manual_seed(dist.get_rank())
-    with standin.instead(refuse) as all_made, contextlib.redirect_stderr(io.StringIO()) as said, DdpPatch(settings):
+    standin = standin or instead(refuse)
+    with standin as all_made, contextlib.redirect_stderr(io.StringIO()) as said, DdpPatch(settings):
         model = script()
         told.parameters = _values(model)
     assert nn.parallel.DistributedDataParallel is distributed.DistributedDataParallel is STOCK
@@ -84,10 +80,11 @@ def batches(count: int) -> Iterator[Tensor]:
     return (torch.randn(8, 6) for _ in range(count))
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
-    optimizer.zero_grad()
+def step(model: nn.Module, batch: Tensor, *optimizers: torch.optim.Optimizer) -> None:
+    model.zero_grad()
     model(batch).square().mean().backward()
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -112,8 +109,7 @@ def plain() -> nn.Module:
     optimizer = sgd(model)
     with torch.no_grad():
         model(torch.randn(4, 6))  # a look before training, which moves BatchNorm's statistics
-    for batch in batches(STEPS):
-        step(model, optimizer, batch)
+    trained(model, optimizer)
     assert model._get_ddp_logging_data()["world_size"] == 2
     return model
 
@@ -132,27 +128,14 @@ def accumulating() -> nn.Module:
     return model
 
 
-def flagged() -> nn.Module:
-    """Accumulates by the flag that no_sync sets, as some frameworks do."""
-    model = wrapped()
-    optimizer = sgd(model)
-    for index, batch in enumerate(batches(3 * STEPS)):
-        model.require_backward_grad_sync = index % 3 == 2
-        model(batch).square().mean().backward()
-        if model.require_backward_grad_sync:
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
-
-
 def static() -> nn.Module:
     return trained(wrapped(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=1))
 
 
-def trained(model: nn.Module) -> nn.Module:
-    optimizer = sgd(model)
-    for batch in batches(STEPS):
-        step(model, optimizer, batch)
+def trained(model: nn.Module, *optimizers: torch.optim.Optimizer, count: int = STEPS) -> nn.Module:
+    optimizers = optimizers or (sgd(model),)
+    for batch in batches(count):
+        step(model, batch, *optimizers)
     return model
 
 
@@ -182,7 +165,7 @@ def evaluating() -> nn.Module:
     optimizer = sgd(model)
     seen: list[Tensor] = []
     for batch in batches(STEPS):
-        step(model, optimizer, batch)
+        step(model, batch, optimizer)
         with torch.no_grad():
             if dist.get_rank() == 0:
                 model.module.eval()
@@ -222,15 +205,13 @@ def late_optimizer() -> nn.Module:
     """A second optimizer between a backward pass and its step."""
     model = wrapped()
     first = torch.optim.SGD(model.module[0].parameters(), lr=0.1)
-    for index, batch in enumerate(batches(STEPS)):
-        model.zero_grad()
-        model(batch).square().mean().backward()
-        if index == 5:
-            second = torch.optim.SGD(model.module[3].parameters(), lr=0.1)
-        first.step()
-        if index >= 5:
-            second.step()
-    return model
+    trained(model, first, count=5)
+    model.zero_grad()
+    model(torch.randn(8, 6)).square().mean().backward()
+    second = torch.optim.SGD(model.module[3].parameters(), lr=0.1)
+    first.step()
+    second.step()
+    return trained(model, first, second, count=2)
 
 
 def given_later() -> nn.Module:
@@ -239,34 +220,24 @@ def given_later() -> nn.Module:
     scale = nn.Parameter(torch.ones(()))
     other = torch.optim.SGD([scale], lr=0.1)
     first = torch.optim.SGD(model.module[0].parameters(), lr=0.1)
-    for index, batch in enumerate(batches(STEPS)):
-        if index == 5:
-            other.add_param_group({"params": list(model.module[3].parameters())})
-        model.zero_grad()
-        model(batch).square().mean().backward()
-        first.step()
-        other.step()
-    return model
+    trained(model, first, other, count=5)
+    other.add_param_group({"params": list(model.module[3].parameters())})
+    return trained(model, first, other, count=3)
 
 
 def uneven() -> nn.Module:
     model = wrapped(nn.Linear(6, 3))
     optimizer = sgd(model)
     with model.join():
-        for batch in batches(3 * dist.get_rank()):  # rank 0 has none
-            step(model, optimizer, batch)
-    return model
+        return trained(model, optimizer, count=3 * dist.get_rank())  # rank 0 has no inputs
 
 
 def uneven_later() -> nn.Module:
     model = wrapped(nn.Linear(6, 3))
     optimizer = sgd(model)
-    for batch in batches(STEPS):
-        step(model, optimizer, batch)
+    trained(model, optimizer)
     with model.join():
-        for batch in batches(2 + dist.get_rank()):
-            step(model, optimizer, batch)
-    return model
+        return trained(model, optimizer, count=2 + dist.get_rank())
 
 
 def one_rank_objects() -> nn.Module:
@@ -287,16 +258,6 @@ def reducer_used() -> nn.Module:
     return trained(model)
 
 
-def reducer_used_later() -> nn.Module:
-    model = trained(wrapped())
-    model._set_ddp_runtime_logging_sample_rate(10)
-    return trained(model)
-
-
-def replaced_later() -> nn.Module:
-    return trained(trained(wrapped()))
-
-
 def replaced_optimizer() -> nn.Module:
     """The first one is gone, but for a cycle."""
     model = wrapped()
@@ -315,10 +276,7 @@ def zero() -> nn.Module:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = wrapped()
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    for batch in batches(STEPS):
-        step(model, optimizer, batch)
-    return model
+    return trained(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
 
 
 def sparse() -> nn.Module:
@@ -333,27 +291,13 @@ def sparse() -> nn.Module:
 
 def adversaries() -> nn.Module:
     """Two models, an optimizer each."""
-    first, second = wrapped(nn.Linear(6, 6)), wrapped(nn.Linear(6, 3))
-    optimizers = sgd(first), sgd(second)
-    for batch in batches(STEPS):
-        loss = second(first(batch)).square().mean()
-        first.zero_grad()
-        second.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    return nn.ModuleList([first, second])
+    both = nn.Sequential(wrapped(nn.Linear(6, 6)), wrapped(nn.Linear(6, 3)))
+    return trained(both, *map(sgd, both))
 
 
 def one_for_two() -> nn.Module:
     """Two models, one optimizer."""
-    both = nn.ModuleList([wrapped(nn.Linear(6, 6)), wrapped(nn.Linear(6, 3))])
-    optimizer = sgd(both)
-    for batch in batches(STEPS):
-        optimizer.zero_grad()
-        both[1](both[0](batch)).square().mean().backward()
-        optimizer.step()
-    return both
+    return trained(nn.Sequential(wrapped(nn.Linear(6, 6)), wrapped(nn.Linear(6, 3))))
 
 
 def copies() -> nn.Module:
@@ -409,7 +353,7 @@ def untrained() -> nn.Module:
 def dropped() -> tuple[str, list[str]]:
     """A script that raises after it was taken over."""
     said, raises = io.StringIO(), contextlib.suppress(ZeroDivisionError)
-    with standin.instead() as made, contextlib.redirect_stderr(said), raises, DdpPatch(LaunchSettings()):
+    with instead() as made, contextlib.redirect_stderr(said), raises, DdpPatch(LaunchSettings()):
         trained(wrapped())
         print(1 // 0)
     return said.getvalue(), made[0].events
@@ -418,7 +362,7 @@ def dropped() -> tuple[str, list[str]]:
 def collected() -> list[int]:
     """How many models had ended when the next one was made; on rank 1 each is held by a cycle."""
     ended = []
-    with standin.instead() as made, contextlib.redirect_stderr(io.StringIO()), DdpPatch(LaunchSettings()):
+    with instead() as made, contextlib.redirect_stderr(io.StringIO()), DdpPatch(LaunchSettings()):
         gc.disable()
         try:
             for _ in range(3):
@@ -436,7 +380,7 @@ def collected() -> list[int]:
 def destroying() -> tuple[list[str], list[list[str]]]:
     """What had happened to the model before its script destroys the process group, and when that is done."""
     calls, original = [], dist.destroy_process_group
-    with standin.instead() as made, contextlib.redirect_stderr(io.StringIO()):
+    with instead() as made, contextlib.redirect_stderr(io.StringIO()):
         dist.destroy_process_group = lambda group=None: calls.append(list(made[0].events))
         try:
             with DdpPatch(LaunchSettings()):

@@ -20,7 +20,7 @@ from foretrain.schedule.policies import spec
 class Standin:
     refuse: str | None = None
     made: ClassVar[list[Standin]] = []
-    apart = False
+    asynchronous = False
 
     def __init__(self, module, optimizers, **options):
         if self.refuse:

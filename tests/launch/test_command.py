@@ -1,14 +1,12 @@
-"""The command line: what is ours, what is torchrun's, what is the script's, and what is refused before it starts."""
+"""The command line: options of foretrain, of torchrun and of the script, and errors before anything starts."""
 
 from __future__ import annotations
 
 import os
+import signal
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("torch")
-
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import errors
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -137,23 +135,34 @@ def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, mess
             "is refused by torchrun (Unsupported nproc_per_node value: many); torchrun --help",
         ),
         ("run --nnodes a:b -- train.py", "options: '--nnodes a:b' is refused by torchrun (invalid literal"),
+        ("run --servers 0 -- train.py", "servers: 0 is no number of servers to start"),
+        ("run --servers 1 --snapshot-dir x -- train.py", "snapshot-dir: 'x' is of no use to what"),
+        ("run --servers 2 --server-restarts -1 -- train.py", "server-restarts: -1 is no number"),
+        ("run --servers 2 --elastic -- train.py", "elastic: '2' would end with any rank of this node"),
+        ("run --servers 2 --nnodes 2 -- train.py", "loopback device of one of 2 nodes"),
+        ("run --servers 1 --consistency some -- train.py", "consistency: 'some' is unknown"),
+        (
+            "run --servers 1 --updates workers --consistency async -- train.py",
+            "consistency: 'async' cannot be with optimizers on the workers",
+        ),
+        ("run --updates servers -- train.py", "updates: 'servers' is of no use to all-reduce"),
+        ("run --consistency async -- train.py", "consistency: 'async' is of no use to all-reduce"),
+        ("server --address 0.0.0.0:0 --workers 2", "means every address of this host"),
+        ("server --address nowhere --workers 2", "address: 'nowhere' is no address and port"),
+        ("server --address 127.0.0.1:0 --workers 0", "workers: 0 is no number of workers"),
+        ("server --address 127.0.0.1:0 --workers 2 --shard 2", "shard: 2 is none of 1 servers"),
+        ("server --address 127.0.0.1:0 --workers 2 --timeout 0s", "timeout: '0s' is no time to wait"),
+        ("server --address 127.0.0.1:0 --workers 2", "nobody is let in without a secret"),
     ],
 )
-def test_what_is_refused_before_anything_starts(started, capsys, line, message):
+def test_errors_before_anything_starts(started, monkeypatch, capsys, line, message):
+    if line.startswith("server") and "secret" not in message:
+        monkeypatch.setenv(command.SECRET, "ab" * 32)
     with pytest.raises(SystemExit) as ended:
         main(line.split())
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
     assert started == []
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--help"])
-    assert not ended.value.code
-    out = capsys.readouterr().out
-    for word in ("--schedule", "--nproc", "--compression", "--timeout", "--secret-file", "--module", "torchrun"):
-        assert word in out
 
 
 @pytest.mark.parametrize(
@@ -181,8 +190,6 @@ def test_exit_status_of_the_first_rank_that_failed(started, monkeypatch, capsys,
 
 
 def test_exit_status_of_a_signal(started, monkeypatch, capsys):
-    import signal
-
     def interrupted(_):
         raise SignalException("", signal.SIGINT)
 

@@ -11,11 +11,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
-
-pytest.importorskip("torch")
 
 from tests.plugins.torch.ranks import QUIET
 from tests.processes import started
@@ -97,12 +94,15 @@ for step in range(10**9):
 """
 
 
+def with_scripts(folder: Path) -> Path:
+    for name, text in {"neighbour": "WIDTH = 16", "train": TRAIN, "failing": FAILING, "endless": ENDLESS}.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "neighbour.py").write_text("WIDTH = 16\n")
-    for name, text in {"train": TRAIN, "failing": FAILING, "endless": ENDLESS}.items():
-        (tmp_path / f"{name}.py").write_text(dedent(text))
-    return tmp_path
+    return with_scripts(tmp_path)
 
 
 def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,12 +1,11 @@
 """One rank of ``foretrain run``."""
 
 import logging
+import sys
 
 import pytest
 
-pytest.importorskip("torch")
-
-from foretrain.launch.worker import show_log
+from foretrain.launch.worker import print_script_traceback, run_as_main, show_log
 
 
 @pytest.fixture
@@ -29,3 +28,26 @@ def test_choices_searches_and_warnings_go_to_stderr(logger, capsys):
         "foretrain: tuned after 3 samples",
         "foretrain: a warning",
     ]
+
+
+def test_the_script_sees_what_python_would_show_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "neighbour.py").write_text("NAME = 'neighbour'")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, neighbour; print(__name__, sys.argv, sys.path[0], neighbour.NAME, __file__)")
+    monkeypatch.setattr(sys, "argv", ["before"])
+    monkeypatch.setattr(sys, "path", ["cwd", *sys.path])
+    run_as_main(str(script), ["-x", "1"])
+    assert capsys.readouterr().out.strip() == f"__main__ {[str(script), '-x', '1']} {tmp_path} neighbour {script}"
+
+
+def test_tracebacks_begin_in_the_script(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("def step():\n    raise ArithmeticError('too bad')\n\nstep()\n")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(ArithmeticError) as caught:
+        run_as_main(str(script), [])
+    print_script_traceback(caught.type, caught.value, caught.tb.tb_next)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].endswith('script.py", line 4, in <module>')
+    assert lines[-1] == "ArithmeticError: too bad"
