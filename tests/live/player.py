@@ -11,31 +11,8 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import NamedTuple
 
-from foretrain.live.event_log import (
-    ANSWER,
-    ASK,
-    BEGIN,
-    COLLECTIVE,
-    CONTRIBUTION,
-    FORGET,
-    GROUP,
-    HEADER,
-    KERNEL,
-    LEAVE,
-    MESSAGE,
-    NOTE,
-    OPERATIONS,
-    READY,
-    RECORD,
-    RECORD_LAYOUT,
-    RUN,
-    SPLITS,
-    STEP,
-    STREAM,
-    TASKS,
-    WAIT,
-    frames,
-)
+from foretrain.live import event_log as log
+from foretrain.live.event_log import frames
 from foretrain.live.executor import Executor, execute
 from foretrain.live.folding import Folding
 from foretrain.live.rank_trace import SimulationTrace
@@ -57,8 +34,8 @@ class Reply(NamedTuple):
         """(rank in the group, weight, bytes) of each."""
         found, at = [], 0
         while at < len(self.payload):
-            rank, weight, size = CONTRIBUTION.unpack_from(self.payload, at)
-            at += CONTRIBUTION.size
+            rank, weight, size = log.CONTRIBUTION.unpack_from(self.payload, at)
+            at += log.CONTRIBUTION.size
             found.append((rank, weight, self.payload[at : at + size]))
             at += size
         return found
@@ -77,85 +54,89 @@ class Rank:
     _group: int = 0
 
     def put(self, kind, *, flag=0, code=0, stream=0, a=0, b=0, c=0, host=0, count=0, payload=b""):
-        self._records += RECORD_LAYOUT.pack(kind, flag, code, stream, a, b, c, host, len(payload), count)
+        self._records += log.RECORD_LAYOUT.pack(kind, flag, code, stream, a, b, c, host, len(payload), count)
         self._payloads += payload
 
     def run(self, stream, work, *, floor=0, copied=0):
         """Kernels launched now; or later, if there is a ``floor``. Copy engines do ``copied`` of ``work``."""
-        self.put(RUN, stream=stream, a=work, b=max(floor, self.clock + work), c=copied, count=1)
+        self.put(log.RUN, stream=stream, a=work, b=max(floor, self.clock + work), c=copied, count=1)
 
     def kernels(self, stream, *durations, every=0, copied=0):
         """The same, traced: one kernel launched each ``every``."""
         launches = [self.clock + every * i for i in range(len(durations))]
         floor = max(launch + sum(durations[i:]) for i, launch in enumerate(launches))
-        each = (KERNEL.pack(i, 0, launches[i], durations[i]) for i in range(len(durations)))
+        each = (log.KERNEL.pack(i, 0, launches[i], durations[i]) for i in range(len(durations)))
         payload = b"".join(each)
-        self.put(RUN, stream=stream, a=sum(durations), b=floor, c=copied, count=len(durations), payload=payload)
+        self.put(log.RUN, stream=stream, a=sum(durations), b=floor, c=copied, count=len(durations), payload=payload)
 
     def record(self, stream):
         self._event += 1
-        self.put(RECORD, stream=stream, a=self._event, host=self.clock)
+        self.put(log.RECORD, stream=stream, a=self._event, host=self.clock)
         return self._event
 
     def wait(self, stream, event):
-        self.put(WAIT, stream=stream, a=event)
+        self.put(log.WAIT, stream=stream, a=event)
 
     def call(self, stream, operation, size=0, *, group=0, root=0, payload=b"", splits=None):
         if splits is not None:
-            self.put(SPLITS, payload=struct.pack(f"<{len(splits)}q", *splits))
+            self.put(log.SPLITS, payload=struct.pack(f"<{len(splits)}q", *splits))
         self._event += 1
-        code, event, host = OPERATIONS.index(operation), self._event, self.clock
-        self.put(COLLECTIVE, code=code, stream=stream, a=event, b=group, c=size, host=host, count=root, payload=payload)
+        code, event, host = log.OPERATIONS.index(operation), self._event, self.clock
+        self.put(
+            log.COLLECTIVE, code=code, stream=stream, a=event, b=group, c=size, host=host, count=root, payload=payload
+        )
         return event
 
     def message(self, stream, peer, size, *, sends, group=0, more=False, payload=b""):
         self._event += 1
         how = {"flag": int(more), "code": int(not sends), "stream": stream, "count": peer, "payload": payload}
-        self.put(MESSAGE, **how, a=self._event, b=group, c=size, host=self.clock)
+        self.put(log.MESSAGE, **how, a=self._event, b=group, c=size, host=self.clock)
         return self._event
 
     def group(self, *members, family=1):
         self._group += 1
-        self.put(GROUP, a=self._group, b=family, payload=struct.pack(f"<{len(members)}i", *members))
+        self.put(log.GROUP, a=self._group, b=family, payload=struct.pack(f"<{len(members)}i", *members))
         return self._group
 
     def tasks(self, number, announcement, *, lane=99):
-        self.put(TASKS, stream=lane, a=number, payload=announcement.encode())
+        self.put(log.TASKS, stream=lane, a=number, payload=announcement.encode())
 
     def begin(self, stream, number):
-        self.put(BEGIN, stream=stream, b=number, host=self.clock)
+        self.put(log.BEGIN, stream=stream, b=number, host=self.clock)
 
     def ready(self, stream, number, task):
         self._event += 1
-        self.put(READY, stream=stream, a=self._event, b=number, count=task, host=self.clock)
+        self.put(log.READY, stream=stream, a=self._event, b=number, count=task, host=self.clock)
         return self._event
 
     def forget(self, *events):
-        self.put(FORGET, payload=struct.pack(f"<{len(events)}q", *events))
+        self.put(log.FORGET, payload=struct.pack(f"<{len(events)}q", *events))
 
     def step(self, number, event):
-        self.put(NOTE, code=STEP, a=number, b=event, host=self.clock)
+        self.put(log.NOTE, code=log.STEP, a=number, b=event, host=self.clock)
 
     def note(self, code, *, a=0, b=0, payload=b""):
-        self.put(NOTE, code=code, a=a, b=b, host=self.clock, payload=payload)
+        self.put(log.NOTE, code=code, a=a, b=b, host=self.clock, payload=payload)
 
     def frame(self, asking=False):
-        header = HEADER.pack(len(self._records) // RECORD_LAYOUT.size, len(self._payloads), self.clock, asking, 0)
+        header = log.HEADER.pack(
+            len(self._records) // log.RECORD_LAYOUT.size, len(self._payloads), self.clock, asking, 0
+        )
         data = header + bytes(self._records) + bytes(self._payloads)
         self._records.clear()
         self._payloads.clear()
         return data, asking
 
     def ask(self, code, *, stream=0, a=0, b=0):
-        self.put(ASK, code=code, stream=stream, a=a, b=b, host=self.clock)
+        self.put(log.ASK, code=code, stream=stream, a=a, b=b, host=self.clock)
         return self.frame(asking=True)
 
     def leave(self, status=0):
-        return self.ask(LEAVE, a=status)
+        return self.ask(log.LEAVE, a=status)
 
     def hear(self, data):
-        status, size, time, value = ANSWER.unpack_from(data)
-        reply = Reply(bool(status), time, value, data[ANSWER.size : ANSWER.size + size])
+        status, size, time, value = log.ANSWER.unpack_from(data)
+        reply = Reply(bool(status), time, value, data[log.ANSWER.size : log.ANSWER.size + size])
         if not reply.failed:
             self.clock = max(self.clock, time)
         self.replies.append(reply)
@@ -297,10 +278,10 @@ def _drive(generator, rank, end):
 
 
 def _answer(answers):
-    head = answers.read(ANSWER.size)
-    if len(head) < ANSWER.size:
+    head = answers.read(log.ANSWER.size)
+    if len(head) < log.ANSWER.size:
         raise ConnectionResetError
-    return head + answers.read(ANSWER.unpack(head)[1])
+    return head + answers.read(log.ANSWER.unpack(head)[1])
 
 
 def calling(operation, size=4, *, clock=0, **how):
@@ -309,7 +290,7 @@ def calling(operation, size=4, *, clock=0, **how):
     def program(rank):
         rank.clock = clock
         rank.call(1, operation, size, **how)
-        yield rank.ask(STREAM, stream=1)
+        yield rank.ask(log.STREAM, stream=1)
 
     return program
 

@@ -109,16 +109,16 @@ def test_a_ring_of_messages_beside_a_pipeline() -> None:
 def test_more_live_ranks_are_whole_pipelines() -> None:
     groups, families = mesh(4, 4, 4)
     messages = pipeline(along(groups, families, 0, 0))
-    folding = Folding.first(64, 9, groups, families, messages)
+    folding = Folding.discover(64, groups, families, messages, n=9)
     assert folding.live == (0, 1, 16, 17, 32, 33, 48, 49)
     assert [folding.representative(rank) for rank in (1, 2, 3, 18, 19)] == [1, 0, 1, 16, 17]
-    assert Folding.first(64, 8).live == tuple(range(8))
-    assert Folding.first(8, 8).live == Folding.all_live(8).live
+    assert Folding.discover(64, n=8).live == tuple(range(8))
+    assert Folding.discover(8, n=8).live == Folding.all_live(8).live
 
 
 def test_groups_with_live_members_are_nobodys_image() -> None:
     groups, families = mesh(4, 4)
-    folding = Folding.first(16, 6, groups, families)
+    folding = Folding.discover(16, groups, families, n=6)
     live = [along(groups, families, 1, rank) for rank in (0, 4)]
     assert folding.images(live[1])[0] == live[1]
     together = [image for group in live for image in folding.images(group)]
@@ -145,7 +145,7 @@ def test_every_group_and_message_has_one_live_image(sizes: list[int], dim: int, 
     own = along(groups, families, dim, 0)
     messages = pipeline(own) if len(own) > 1 else []
     least = len(own)
-    folding = Folding.first(world, min(max(live, least), world), groups, families, messages)
+    folding = Folding.discover(world, groups, families, messages, n=min(max(live, least), world))
     alive = set(folding.live)
     for family in set(families):
         siblings = [g for g, f in zip(groups, families, strict=True) if f == family]
@@ -174,8 +174,8 @@ def test_groups_may_come_later_and_again() -> None:
     ("make", "words"),
     [
         (lambda: Folding.discover(4, [(0, 4)], [1], []), "--nproc"),
-        (lambda: Folding.first(4, 5), "not a number of ranks among 4"),
-        (lambda: Folding.first(4, 1, [(0, 2), (1, 3)], [1, 1], pipeline((0, 2))), "2 stages"),
+        (lambda: Folding.discover(4, n=5), "not a number of ranks among 4"),
+        (lambda: Folding.discover(4, [(0, 2), (1, 3)], [1, 1], pipeline((0, 2)), n=1), "2 stages"),
         (lambda: Folding.discover(4, [], [], [(0, 9, (0, 9))]), "names no rank"),
         (lambda: Folding.discover(4, [(0, 1)], [], []), "one per group"),
     ],

@@ -1,4 +1,4 @@
-"""Where a live simulation runs, as text: a topology, a simple cluster, or one GPU.
+"""Clusters of a live simulation, as text: a topology, a simple cluster, or one GPU.
 
 dgx-h100:16                     what `foretrain.network.deployment_notation` reads: servers and fabric link by link
 dgx-h100:2,ranks=0-11           a part of it
@@ -31,13 +31,13 @@ def place(text: str) -> Deployment:
     """Return the cluster that ``text`` describes, whose collectives NCCL chooses unless it says ``collective=``.
 
     Raises:
-        ConfigError: what is wrong, and what to write instead.
+        ConfigError: ``text`` is no cluster, or does not name its GPUs.
     """
     return equipped(text)[0]
 
 
 def equipped(text: str, device: str | None = None) -> tuple[Deployment, Path | None]:
-    """Return the same cluster with other devices, and the file of their measurements if one was given.
+    """Return the cluster that ``text`` describes with other devices, and the file of their measurements, if any.
 
     Args:
         text: the cluster.
@@ -45,7 +45,7 @@ def equipped(text: str, device: str | None = None) -> tuple[Deployment, Path | N
             processor computes and communicates, collectives are Gloo's rings.
 
     Raises:
-        ConfigError: what is wrong, and what to write instead.
+        ConfigError: as `place`, or the file is of other devices than the cluster's.
     """
     where, path, chosen = _described(text), None, "nccl"
     if device is not None:

@@ -1,6 +1,6 @@
 """Process groups and their collectives.
 
-The k-th collective of a group is the same for all members, and begins when all members that are executed have come.
+The k-th collective of a group is the same for all members, and begins when all live members have reached it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CommGroup:
 
     Attributes:
         members: world ranks in the group's order.
-        live: those that are executed, in the same order.
+        live: the live members, in the same order.
         family: number of the family it was made in.
         index: rank in the group of each member.
         weights: how many members each of ``live`` stands for.
@@ -45,13 +45,13 @@ class CommGroup:
         self._folding = folding
 
     def stand_in(self, member: int) -> int:
-        """Return the live member that does what ``member`` would do."""
+        """Return the live member that represents ``member``."""
         stand_in = self._folding.representative(member)
         return stand_in if stand_in in self.weights else self.live[0]
 
     @cached_property
     def stand_ins(self) -> bytes:
-        """Return the ranks in the group, int32, that stand for each member; empty if each does for those behind."""
+        """Return the group ranks, int32, that represent each member; empty if each live one represents those behind."""
         found, last = [], 0
         usual = True
         for position, member in enumerate(self.members):
@@ -65,7 +65,7 @@ class CommGroup:
 
 
 class RankHandle:
-    """A live rank as those see it who meet it: its number, how fast its GPUs compute, its trace."""
+    """Live rank as its communications know it: number, compute speed of its GPUs, trace."""
 
     __slots__ = ("_posted", "rank", "rank_trace", "sm_shares")
 
@@ -74,7 +74,7 @@ class RankHandle:
         self._posted = 0
 
     def order(self) -> Order:
-        """Return the place of the next communication that it posts."""
+        """Return the order of the next communication that the rank posts."""
         self._posted += 1
         return self.rank, self._posted
 
@@ -99,7 +99,7 @@ def who(ranks: Sequence[int]) -> str:
 
 
 class CollectiveCall:
-    """One rank's call of a collective."""
+    """Call of a collective by one rank."""
 
     __slots__ = ("arrived", "code", "comm", "event", "handle", "host", "order", "payload", "root", "size", "stream")
 
@@ -126,11 +126,11 @@ class CollectiveCall:
 
 
 class Collective:
-    """One collective: the parts of the live members of its group.
+    """Collective of a group: the calls of its live members.
 
     Attributes:
         number: which of the group's, from 1.
-        parts: by world rank; in the group's order once it is complete.
+        parts: the members' calls by world rank; in the group's order once it is complete.
     """
 
     def __init__(self, starts: CommLaunches, group: CommGroup, number: int) -> None:
@@ -178,7 +178,7 @@ class Collective:
             part.handle.sm_shares.of(part.stream.number).communication(1)
 
     def request(self) -> CollectiveRequest:
-        """Return what the network is to carry."""
+        """Return the arguments of the network's collective."""
         parts, members = self.parts, self.group.members
         splits = None
         if self._splits:
@@ -201,7 +201,7 @@ class Collective:
             part.stream.resume(now)
 
     def values(self) -> bytes | None:
-        """Return the answer to a question for its values; None as long as records are missing."""
+        """Return the answer to `VALUES`; None until all records are there."""
         if not self.complete():
             return None
         givers = self._givers()
@@ -216,11 +216,11 @@ class Collective:
         return bytes(answer)
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call when all records are there."""
+        """Call ``call`` when all records are there."""
         self._askers.append(call)
 
     def missing(self) -> list[int]:
-        """Return the live ranks whose streams have not come."""
+        """Return the live ranks whose streams have not reached the collective."""
         return [rank for rank in self.group.live if rank not in self.parts or not self.parts[rank].arrived]
 
     def unposted(self) -> list[int]:
@@ -233,15 +233,15 @@ class Collective:
 
     def check(self) -> None:
         """Raise Disagreement unless all calls so far are the same."""
-        said: dict[tuple[int, int, int], list[int]] = {}
+        calls: dict[tuple[int, int, int], list[int]] = {}
         for rank, part in self.parts.items():
-            said.setdefault((part.code, 0 if self._splits else part.size, part.root), []).append(rank)
-        if len(said) > 1:
-            raise self._disagreement(said)
+            calls.setdefault((part.code, 0 if self._splits else part.size, part.root), []).append(rank)
+        if len(calls) > 1:
+            raise self._disagreement(calls)
 
-    def _disagreement(self, said: dict[tuple[int, int, int], list[int]]) -> Disagreement:
+    def _disagreement(self, calls: dict[tuple[int, int, int], list[int]]) -> Disagreement:
         lines: list[str] = []
-        for (code, size, root), ranks in sorted(said.items(), key=lambda item: min(item[1])):
+        for (code, size, root), ranks in sorted(calls.items(), key=lambda item: min(item[1])):
             ranks.sort()
             call = "call" if len(ranks) > 1 else "calls"
             root_text = f", root {root}" if root else ""
@@ -259,7 +259,7 @@ class Collective:
         )
 
     def _givers(self) -> tuple[int, ...]:
-        """Return the live members whose contribution the result is made of."""
+        """Return the live members that contribute to the result."""
         any_part = next(iter(self.parts.values()))
         if any_part.code not in ROOTED:
             return self.group.live

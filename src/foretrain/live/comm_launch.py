@@ -1,4 +1,4 @@
-"""Communications that begin at one instant, and what they are handed to.
+"""Communications that begin at one instant, handed to the network in a fixed order.
 
 # Note [Starts of one instant]
 All that begins at one instant is handed to the traffic at its end, ordered by rank and by position in its log: the
@@ -7,11 +7,12 @@ order must not tell which frame came first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.simulation.world import START, TIMER, VirtualWorld
 from foretrain.units import Time
 
@@ -19,39 +20,8 @@ Order: TypeAlias = tuple[int, int]
 """World rank, and position among all that it has posted."""
 
 
-class CommTraffic(Protocol):
-    """Communication across the network. It owns a reference to the world, and calls ``done`` through it."""
-
-    def collective(
-        self,
-        operation: str,
-        size: int,
-        group: tuple[int, ...],
-        splits: Mapping[int, tuple[int, ...]] | None,
-        done: Callable[[], None],
-    ) -> None:
-        """Begin a collective now.
-
-        Args:
-            operation: of `OPERATIONS`.
-            size: bytes, as COLLECTIVE says in `foretrain.live.event_log`; of uneven all-to-alls the most of any rank.
-            group: world ranks in the group's order, whether executed or not.
-            splits: of uneven all-to-alls, by executed world rank, bytes to each member in the group's order.
-            done: to be called at its end.
-        """
-        ...
-
-    def messages(self, transfers: Sequence[tuple[int, int, int]], done: Sequence[Callable[[], None]]) -> None:
-        """Begin all ``transfers`` now: (source, target, bytes), different world ranks; one of ``done`` for each."""
-        ...
-
-    def regrouped(self) -> None:
-        """Take note that the folding has learnt of a group."""
-        ...
-
-
 class CollectiveRequest(NamedTuple):
-    """The arguments of `CommTraffic.collective`, less ``done``."""
+    """The arguments of `NetworkTraffic.collective`, less ``done``."""
 
     operation: str
     size: int
@@ -61,10 +31,10 @@ class CollectiveRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingComm:
-    """A communication that all members have reached, or a decision of a policy at the same instant.
+    """Communication that all members have reached, or decision of a policy at the same instant.
 
     Attributes:
-        order: its place among those that begin at the same instant.
+        order: its rank among those that begin at the same instant.
         request: the collective, or (source, target, bytes) of a message; None if it crosses no network.
         on_start: called when it begins.
         on_end: called when the network is through with ``request``.
@@ -77,14 +47,14 @@ class PendingComm:
 
 
 class CommLaunches:
-    """Lets communications begin; see Note [Starts of one instant].
+    """Queue of communications by the instant at which they begin; see Note [Starts of one instant].
 
     Args:
-        world: whose time it is.
-        traffic: what they are handed to.
+        world: the virtual clock.
+        traffic: the network that carries them.
     """
 
-    def __init__(self, world: VirtualWorld, traffic: CommTraffic) -> None:
+    def __init__(self, world: VirtualWorld, traffic: NetworkTraffic) -> None:
         self.world = world
         self._traffic = traffic
         self._due: dict[Time, list[PendingComm]] = {}

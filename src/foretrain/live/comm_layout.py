@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from foretrain.collective import Operation
 from foretrain.errors import ConfigError
 from foretrain.network.collective_placement import (
-    Arrangement,
     arrange,
     choice_on,
     chunks,
@@ -87,7 +86,7 @@ def algorithm(where: Deployment, operation: str, size: int, members: NDArray[np.
 
 
 def layout(where: Deployment, operation: str, members: NDArray[np.int64], name: str, pieces: int) -> CommLayout:
-    """Return the transfers of ``operation``, carried by what `algorithm` says."""
+    """Return the transfers of ``operation`` by algorithm ``name``; see `algorithm`."""
     if operation in ("broadcast", "reduce"):
         return _chain(where, members, towards_root=operation == "reduce")
     if operation in ("gather", "scatter"):
@@ -95,21 +94,15 @@ def layout(where: Deployment, operation: str, members: NDArray[np.int64], name: 
     if operation == "all_to_all":
         return _all_pairs(len(members))
     arrangement = arrange(name, cast(Operation, operation), where.topology, members.tolist(), pieces)
-    return _from_plan(arrangement, members)
+    plan, place = arrangement.plan, {member: index for index, member in enumerate(members.tolist())}
+    order = np.array([place[rank] for rank in arrangement.ranks.tolist()])
+    columns = plan.source, plan.target, plan.channel, plan.size(1.0), plan.steps, plan.first, plan.after, plan.lag
+    return CommLayout(order, arrangement.helpers, *columns)
 
 
 def message() -> CommLayout:
     """Return one transfer, from the first to the second."""
     return _at_once(2, np.zeros(1, np.int32), np.ones(1, np.int32), np.ones(1))
-
-
-def _from_plan(arrangement: Arrangement, members: NDArray[np.int64]) -> CommLayout:
-    """Return the layout of a plan."""
-    plan = arrangement.plan
-    place = {member: index for index, member in enumerate(members.tolist())}
-    order = np.array([place[rank] for rank in arrangement.ranks.tolist()])
-    columns = plan.source, plan.target, plan.channel, plan.size(1.0), plan.steps, plan.first, plan.after, plan.lag
-    return CommLayout(order, arrangement.helpers, *columns)
 
 
 def _chain(where: Deployment, members: NDArray[np.int64], *, towards_root: bool) -> CommLayout:
@@ -132,7 +125,7 @@ def _fan(count: int, *, towards_root: bool) -> CommLayout:
 
 
 def _all_pairs(count: int) -> CommLayout:
-    """An even all-to-all; among very many ranks each sends to some, evenly spread over the others, all it has."""
+    """Return an even all-to-all; of very many ranks each sends all its bytes to a few evenly spread others."""
     apart = np.arange(1, count)
     if count > ALL_PAIRS:
         most = max(_LEAST_TARGETS, ALL_PAIRS**2 // (4 * count))
@@ -143,7 +136,7 @@ def _all_pairs(count: int) -> CommLayout:
 
 
 def uneven(count: int, source: NDArray[np.int64], target: NDArray[np.int64], size: NDArray[np.int64]) -> CommLayout:
-    """An all-to-all of ``count`` ranks with a message for each entry, of ``size`` bytes if the operation has one."""
+    """Return an all-to-all of ``count`` ranks with a message for each entry; sizes are for an operation of one byte."""
     sent = source != target
     return _at_once(count, source[sent], target[sent], size[sent].astype(np.float64))
 
@@ -155,7 +148,7 @@ def _at_once(
     share: NDArray[np.float64],
     channel: NDArray[np.integer] | None = None,
 ) -> CommLayout:
-    """Return transfers of one step that wait for nobody."""
+    """Return transfers of one step without dependencies."""
     none, many = np.zeros(0, np.int32), len(source)
     lanes = np.zeros(many, np.int32) if channel is None else channel.astype(np.int32)
     ends = source.astype(np.int32), target.astype(np.int32)
@@ -191,11 +184,11 @@ class Rows:
     """Known rows of one all-to-all.
 
     Attributes:
-        told: ranks and their rows, as bytes of int64.
-        alike: whether all members send what the first has told.
+        known: ranks and their rows, as bytes of int64.
+        alike: whether all members have the first row.
     """
 
-    told: tuple[tuple[int, bytes], ...]
+    known: tuple[tuple[int, bytes], ...]
     alike: bool
 
     @classmethod
@@ -205,13 +198,13 @@ class Rows:
         for rank, row in by_rank.items():
             if len(row) != len(group):
                 raise ConfigError("splits", len(row), f"of rank {rank} are not one per rank", f"give {len(group)}")
-        told = ((rank, np.asarray(row, np.int64).tobytes()) for rank, row in by_rank.items())
-        return cls(tuple(told), not isinstance(splits, Mapping))
+        known = ((rank, np.asarray(row, np.int64).tobytes()) for rank, row in by_rank.items())
+        return cls(tuple(known), not isinstance(splits, Mapping))
 
     def sends(self, group: Sequence[int], representative: Callable[[int], int], most: int) -> Sends | None:
         """Return the messages of all members, None if they are more than ``most``; see Note [Two readings of a row]."""
         index = {rank: place for place, rank in enumerate(group)}
-        rows = {index[rank]: np.frombuffer(row, np.int64) for rank, row in self.told}
+        rows = {index[rank]: np.frombuffer(row, np.int64) for rank, row in self.known}
         own = np.array(self._tellers(group, representative, index))
         moves = not self.alike and relative(rows)
         parts: list[tuple[NDArray[np.int64], ...]] = []
@@ -230,9 +223,9 @@ class Rows:
     def _tellers(
         self, group: Sequence[int], representative: Callable[[int], int], index: Mapping[int, int]
     ) -> list[int]:
-        """Return for each member the place whose row it shares: the first's where no known row represents it."""
-        places = {rank: index[rank] for rank, _ in self.told}
-        first = index[self.told[0][0]]
+        """Return for each member the place of the row that it shares; the first's where its representative has none."""
+        places = {rank: index[rank] for rank, _ in self.known}
+        first = index[self.known[0][0]]
         return [places.get(rank, places.get(representative(rank), first)) for rank in group]
 
 

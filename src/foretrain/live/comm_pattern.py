@@ -1,9 +1,9 @@
-"""What an operation of the live simulation sends, among its group and among the groups that act at the same moment.
+"""Traffic of one operation, in its group and in the groups that act at the same moment.
 
 A collective becomes a *pattern*: the flows of all groups that it contends with by symmetry, routed once for all sizes.
 Algorithm, protocol and latency are NCCL's (`foretrain.collective.nccl`) where the cluster's collective is ``"nccl"``.
 
-# Note [What NCCL's time is of]
+# Note [NCCL's times on shared links]
 A choice of NCCL's model has a time on an idle network. Flows of the bare bytes are simulated for all groups that act
 together; if they need less than the model says, they are made larger in proportion, since flags and copies take their
 part of the links; if they need more, the network is the limit, and it takes as long as that. Unlike `Deployment`, which
@@ -99,11 +99,11 @@ class RoutedPattern:
 
 
 class RoutedCluster:
-    """The cluster as patterns are laid on it.
+    """Cluster with its router, on which patterns are laid.
 
     Args:
         where: topology, collective, routing and GPU; its ranks are the world's, in their order.
-        tell: told what takes long to simulate, a line each.
+        tell: called with a line about each exchange that takes long to simulate.
     """
 
     def __init__(self, where: Deployment, tell: Callable[[str], None] = lambda line: None) -> None:
@@ -194,7 +194,7 @@ class RoutedCluster:
         return Paths(first, np.concatenate(legs) if legs else direct.links)
 
     def _helpers(self, layout: CommLayout, group: Group, first: Group) -> list[int]:
-        """Return the nodes that help ``group``: those that stand to it as those of ``first`` stand to that."""
+        """Return the helpers of ``group``: at the same distance from it as those of ``first`` are from that."""
         if group is first or not layout.helpers:
             return list(layout.helpers)
         ranks, nodes = self.where.topology.ranks, self.where.topology.nodes
@@ -233,7 +233,7 @@ class NcclCost(NamedTuple):
 
 
 def cost(laid: RoutedPattern, ground: RoutedCluster, operation: Operation, size: int, group: Group) -> NcclCost:
-    """Return what makes ``laid`` take the time of NCCL's model; see Note [What NCCL's time is of]."""
+    """Return what makes ``laid`` take the time of NCCL's model; see Note [NCCL's times on shared links]."""
     where = ground.where
     members = ground.members[list(group)].tolist()
     choice, _ = choice_on(where.topology, members, where.device, operation, size)
@@ -298,7 +298,7 @@ def _joined_steps(program: Program) -> Program:
 
 
 def _contending(paths: Paths, flows: int, groups: int, links: int) -> NDArray[np.int64]:
-    """Which groups, of so many flows each, contend with the first: by links in common, or through others that do."""
+    """Return the groups, of so many flows each, that share links with the first, directly or through others."""
     owner = np.repeat(np.arange(groups), np.diff(paths.first[:: max(flows, 1)])) if flows else np.zeros(0, np.int64)
     met = np.zeros(groups, np.bool_)
     met[0] = True
@@ -322,22 +322,22 @@ def _end(program: Program, capacity: NDArray[np.float64]) -> float:
 
 
 _LONG: Final = 5.0
-"""Seconds from which on an exchange is told of before it is simulated."""
+"""Seconds of simulation from which an exchange is reported before it begins."""
 
 
 class FidelityPolicy:
-    """Decides exchange by exchange.
+    """Choice between fluid and packets, exchange by exchange.
 
     Args:
         where: the cluster, and its fidelity.
-        tell: told what takes long, and what is not simulated packet by packet, a line each.
+        tell: called with a line about what takes long, or is not simulated packet by packet.
     """
 
     def __init__(self, where: Deployment, tell: Callable[[str], None]) -> None:
         self._where, self._tell = where, tell
         self._left = where.fidelity.budget
         self._speed = 0.0
-        self._said = False
+        self._reported = False
 
     def of(self, program: Program) -> Fidelity:
         """Return the fidelity that an exchange is simulated with."""
@@ -352,7 +352,7 @@ class FidelityPolicy:
             if found.seconds > _LONG:
                 self._tell(f"packet level: an exchange of {found}")
             return dataclasses.replace(fidelity, level="packet")
-        if not self._said:
-            self._said = True
+        if not self._reported:
+            self._reported = True
             self._tell(f"auto: an exchange of {found} is more than what is left of the budget; such ones are fluids")
         return dataclasses.replace(fidelity, level="fluid")

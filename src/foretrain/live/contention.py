@@ -1,7 +1,7 @@
-"""Patterns in flight: each alone by its known time, and those that share links flow by flow.
+"""Patterns in flight: alone they take a known time, and those that share links are simulated flow by flow.
 
 # Note [Domains]
-What is in flight falls into *domains*: patterns that share links, directly or through others. A domain's future is a
+Patterns in flight form *domains*: patterns that share links, directly or through others. A domain's future is a
 function of what began in it and when, so it is remembered as a tree of such *moments*: where the same begins again at
 the same distances, as in every step of a training, nothing is simulated. Only what is not known yet makes a domain
 simulate, from its beginning. Times inside a domain count from there, so that it has the same future at any time.
@@ -28,7 +28,7 @@ Done = Callable[[], None]
 
 @dataclass(slots=True, eq=False)
 class _MemoNode:
-    """A pattern has just begun in a domain.
+    """Node of the memory of domains: a pattern has just begun.
 
     Attributes:
         after: by (when, what) begins next, the moment then.
@@ -42,7 +42,7 @@ class _MemoNode:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A pattern in flight: the same number for the same place in the world's order of beginnings."""
+    """Pattern in flight; ``sequence`` is its number in the order of beginnings."""
 
     pattern: CommPattern
     began: Time
@@ -51,10 +51,10 @@ class _Entry:
 
 
 class Contention:
-    """The network's links, and what is under way on them.
+    """Patterns in flight on the network's links, by domain.
 
     Args:
-        world: where time passes.
+        world: the virtual clock.
         topology: the network.
     """
 
@@ -112,7 +112,7 @@ class Contention:
 
 
 class _Domain:
-    """Patterns that share links, from when the first began until none is under way; see Note [Domains]."""
+    """Domain: patterns that share links, from the first beginning to the last end; see Note [Domains]."""
 
     def __init__(self, root: _MemoNode, history: list[_Entry], topology: Topology) -> None:
         self.history: list[_Entry] = []
@@ -172,7 +172,7 @@ class _Domain:
         return [self.running.pop(index) for index in over]
 
     def _simulated(self) -> NetworkSimulator:
-        """Return the flows of all that began, as they stand after what was last looked at."""
+        """Return the simulator of all patterns of the domain, loaded on first use."""
         if self._carrier is None:
             self._carrier, self._handles = self._fidelity.carrier(self._topology), []
             for entry in self.history:

@@ -1,6 +1,6 @@
-"""The critical path of a step: which intervals, one behind the other and from rank to rank, its time is made of.
+"""Critical path of a step: the chain of intervals, from rank to rank, that determines its time.
 
-# Note [What binds]
+# Note [Binding intervals]
 The path is walked backwards from the end of the last step of the rank that ends it last to where that step began.
 Something that ends at t began at s because of what was over last before it:
 
@@ -32,7 +32,7 @@ MESSAGES = ("send", "recv")
 
 
 class PathSegment(NamedTuple):
-    """A part of the path; times in ps.
+    """Segment of a critical path; times in ps.
 
     Attributes:
         rank: where it happened.
@@ -51,7 +51,7 @@ class PathSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The path of one step.
+    """Critical path of one step.
 
     Attributes:
         rank: the one whose step ended last.
@@ -67,22 +67,21 @@ class CriticalPath:
 
     def shares(self) -> dict[str, float]:
         """Return each name's part of the step's time, largest first; they sum to 1."""
-        found: defaultdict[str, Time] = defaultdict(int)
-        for piece in self.pieces:
-            found[piece.name] += piece.end - piece.begin
-        length = self.end - self.begin
-        return {name: time / length for name, time in sorted(found.items(), key=lambda item: (-item[1], item[0]))}
+        return dict(sorted(self._parts("name").items(), key=lambda part: (-part[1], part[0])))
 
     def kinds(self) -> dict[str, float]:
         """Return each kind's part of the step's time."""
+        return dict(sorted(self._parts("kind").items()))
+
+    def _parts(self, attribute: str) -> dict[str, float]:
         found: defaultdict[str, Time] = defaultdict(int)
         for piece in self.pieces:
-            found[piece.kind] += piece.end - piece.begin
-        return {kind: time / (self.end - self.begin) for kind, time in sorted(found.items())}
+            found[getattr(piece, attribute)] += piece.end - piece.begin
+        return {key: time / (self.end - self.begin) for key, time in found.items()}
 
 
 def critical_path(rank_traces: Mapping[int, RankTrace]) -> CriticalPath | None:
-    """The path of the last step; see Note [What binds]. None where no activities were kept or no step was made."""
+    """Return the path of the last step; see Note [Binding intervals]. None without activities or steps."""
     stepped = [rank_trace for rank_trace in rank_traces.values() if rank_trace.traced and rank_trace.steps]
     if not stepped:
         return None
@@ -121,7 +120,7 @@ class _Walk:
                     self._met[_comm_key(activity)].append((rank, activity))
 
     def back(self, rank: int, begin: Time, end: Time) -> Iterator[PathSegment]:
-        """Return the pieces, last first."""
+        """Yield the segments, last first."""
         stream, time, launched = -1, end, False
         while time > begin:
             activity = None if launched else self._that_ended(rank, time, stream)
@@ -139,7 +138,7 @@ class _Walk:
             yield piece._replace(begin=max(piece.begin, begin))
 
     def _host(self, rank: int, time: Time) -> PathSegment:
-        """Return the host until ``time``, since it had last stopped."""
+        """Return the segment of the host from its last stop until ``time``."""
         rank_trace = self._rank_traces[rank]
         before = bisect_left(rank_trace.stops, time, key=attrgetter("answered"))
         kind = "host" if time > rank_trace.since else "unseen"

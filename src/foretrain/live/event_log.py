@@ -30,7 +30,7 @@ Records and the meaning of their fields (unnamed fields are 0):
                rank is no member of, since they tell which ranks are alike. Group 0, the world, exists from the start.
 ``ASK``        The rank stops until it is answered; last of its frame. ``code`` says what for (`QUESTIONS`).
 ``FORGET``     Payload: int64 events that nobody refers to any more.
-``NOTE``       Something to remember: ``code`` of `NOTES`, ``a`` and ``b``, payload as the note says.
+``NOTE``       Entry of the rank's trace: ``code`` of `NOTES`, ``a`` and ``b``, payload as the note says.
 ``TASKS``      A policy exchanges gradients from here on, as exchange ``a`` of this rank; ``stream`` is where that is
                shown. Payload: JSON, `foretrain.live.event_log.ModelAnnouncement`.
 ``BEGIN``      ``stream`` comes to the first gradient of another round of exchange ``b``, at ``host`` at the earliest.
@@ -80,7 +80,7 @@ OPERATIONS: Final = (
 STREAM: Final = 0
 """Question: when is all work on ``stream`` done? Answer: that time, or ``host`` if it was done before."""
 DEVICE: Final = 1
-"""Question: the same of all streams of device ``stream >> 16``."""
+"""Question: when is all work on all streams of device ``stream >> 16`` done? Answer as for `STREAM`."""
 EVENT: Final = 2
 """Question: when has event ``a`` happened? Answered with ``host`` if before."""
 QUERY_STREAM: Final = 3
@@ -110,8 +110,7 @@ ANNOTATION: Final = 3
 """Note: a range that the script has named begins (``a`` 1) or ends (``a`` 0) at ``host``; payload its name. ``b`` is
 the number of the host's thread, 0 the script's own; ranges of a thread are nested."""
 COST: Final = 4
-"""Note: payload JSON, of what was launched in step ``a`` how much predicted time came from which provenance; and which
-operators were unknown until then."""
+"""Note: payload JSON, predicted time of step ``a``'s kernels by provenance, and the operators unknown until then."""
 NAME: Final = 5
 """Note: number ``a`` stands for the kernel name in the payload."""
 NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name")
@@ -132,7 +131,7 @@ ASKING: Final = 1
 
 
 class LogRecord(NamedTuple):
-    """One record of a rank's log."""
+    """Record of a rank's log."""
 
     kind: int
     flag: int
@@ -185,7 +184,7 @@ def answer(time: Time = 0, value: int = 0, payload: bytes = b"", *, failed: bool
 
 
 class ModelAnnouncement(msgspec.Struct, frozen=True):
-    """The payload of a record ``TASKS``; see `foretrain.live.event_log`.
+    """Payload of a record ``TASKS``; see `foretrain.live.event_log`.
 
     Attributes:
         model: its class, for people.
@@ -193,7 +192,7 @@ class ModelAnnouncement(msgspec.Struct, frozen=True):
         ranks: of the world, among which gradients are summed, in the group's order.
         names: of the parameters, by task.
         sizes: bytes, by task.
-        seen: the steps that this rank has watched.
+        seen: profile of the steps that this rank has observed.
     """
 
     model: str

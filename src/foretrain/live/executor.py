@@ -19,10 +19,10 @@ from typing import Any, Final, NoReturn
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
 from foretrain.live.collectives import who
-from foretrain.live.comm_launch import CommTraffic
 from foretrain.live.event_log import ASK, FORGET, LEAVE, Frame, answer, frames
 from foretrain.live.folding import Folding, Message
 from foretrain.live.gpu import CommRegistry, DeferredQueries, HostQuery, SimulatedGpu
+from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.simulation.world import VirtualWorld
 from foretrain.units import SECOND, Time, format_time
@@ -30,10 +30,10 @@ from foretrain.units import SECOND, Time, format_time
 Waiting = Callable[[tuple[int, ...], float], None]
 
 _FOREVER: Final[Time] = 1 << 62
-_QUIET: Final = 1.0
-"""Seconds without a word from any rank after which that is told."""
-_LAST_WORDS: Final = 2.0
-"""Seconds that ranks have to come to a stop when one of them is lost."""
+_QUIET_TIME: Final = 1.0
+"""Seconds without a frame from any rank until the caller is told which ranks compute."""
+_SETTLE_TIME: Final = 2.0
+"""Seconds for the other ranks to reach their next stop when one rank is lost."""
 _POLLING_LIMIT: Final[Time] = 24 * 3600 * SECOND
 """Virtual time after which a rank that does nothing but ask whether something has happened is told that it never will.
 Long enough for every timeout that a script may have of its own."""
@@ -41,7 +41,7 @@ _READ: Final = 1 << 20
 
 
 class FoldingInvalid(ForetrainError):
-    """Ranks that were taken to be like others exchange messages with live ones, so they must be live themselves.
+    """Represented ranks exchange messages with live ones, so they must be live themselves.
 
     Attributes:
         messages: source, target, and the group they were addressed in.
@@ -53,7 +53,7 @@ class FoldingInvalid(ForetrainError):
 
 
 class RankLost(PeerLost):
-    """A live rank has ended without saying so; ``rank`` is its number."""
+    """A live rank's connection closed before it left; ``rank`` is its number."""
 
     def __init__(self, rank: int, text: str) -> None:
         self.rank = rank
@@ -61,11 +61,11 @@ class RankLost(PeerLost):
 
 
 class LiveRank:
-    """A rank that is executed.
+    """State of a live rank.
 
     Attributes:
         clock: the least that its host's clock can be.
-        query: what it has stopped for; None if it runs.
+        query: the query it waits for; None while it runs.
         left: whether it has ended as it should.
         polling_since: since when, by its clock, it has only polled for an event of unknown time; None if it has not.
     """
@@ -81,22 +81,22 @@ class LiveRank:
 
 
 class Executor:
-    """Executes the logs of all live ranks in one world. Knows no sockets: `execute` does.
+    """Executor of the logs of all live ranks in one world; `execute` connects it to sockets.
 
     Args:
         world: owned by the executor from now on.
-        traffic: what communications are handed to.
+        traffic: the network.
         folding: which ranks are live.
         reply: sends an answer to a rank.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
-        trace: remembers what happens.
+        trace: where steps and activities are recorded.
         steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
     """
 
     def __init__(
         self,
         world: VirtualWorld,
-        traffic: CommTraffic,
+        traffic: NetworkTraffic,
         folding: Folding,
         reply: Callable[[int, bytes], None],
         *,
@@ -119,7 +119,7 @@ class Executor:
         return all(rank.left for rank in self._ranks.values())
 
     def receive(self, number: int, frame: Frame) -> None:
-        """Take what a rank has sent.
+        """Take a frame that a rank has sent.
 
         Raises:
             Disagreement: ranks that meet call different things.
@@ -143,7 +143,7 @@ class Executor:
             self._deferred.at(query)
 
     def advance(self) -> None:
-        """Let time advance as far as it may, until a rank runs on.
+        """Advance virtual time as far as possible, until a rank goes on.
 
         Raises:
             StallError: all ranks have stopped, and none can be answered.
@@ -153,7 +153,7 @@ class Executor:
             self._stall("all ranks wait, and nothing more can happen:")
 
     def finish(self) -> None:
-        """Let happen what is left to happen when all ranks have left.
+        """Execute the work that is left when all ranks have left.
 
         Raises:
             StallError: something waits for a rank that has ended, and was not ended on purpose.
@@ -176,14 +176,14 @@ class Executor:
         """Handle a closed connection: RankLost unless the rank has left."""
         rank = self._ranks[number]
         if not rank.left:
-            self._world.advance(_FOREVER)  # nobody is waited for any more: the others' streams get to where they stand
+            self._world.advance(_FOREVER)  # so that the others' streams reach what they wait for
             waits = "".join(f"\n  - {line}" for line in self._waits(number)[:12])
             heard = f"last heard of {format_time(rank.clock)} after its start"
             waiting = f"For it wait, as far as is known:{waits}" if waits else "No other rank waits for it yet"
             raise RankLost(number, f"rank {number} ended early, without saying so; {heard}. {waiting}")
 
     def refuse(self, text: str) -> None:
-        """Answer all that have stopped with an error."""
+        """Answer all waiting ranks with an error."""
         for rank in self._ranks.values():
             if rank.query is not None:
                 rank.query = None
@@ -216,7 +216,7 @@ class Executor:
         self._send(rank.number, data)
 
     def _check_polling(self, rank: LiveRank, query: HostQuery) -> None:
-        """Raise if ``rank`` polls what never happens: all others have come as far as they can when it is told no."""
+        """Raise StallError if ``rank`` polls for an event that never happens: all others can go no further."""
         if not query.queries or query.known():
             rank.polling_since = None
             return
@@ -256,7 +256,7 @@ class Executor:
 def execute(
     sockets: Mapping[int, socket.socket],
     world: VirtualWorld,
-    traffic: CommTraffic,
+    traffic: NetworkTraffic,
     folding: Folding,
     *,
     slowdown: float = 1.0,
@@ -268,12 +268,8 @@ def execute(
 
     Args:
         sockets: the executor's end of each live rank's socket pair, blocking.
-        world: where all happens.
-        traffic: what communications are handed to; knows ``world``.
-        folding: which ranks are live.
-        slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
-        trace: remembers what happens; by default no activities.
-        steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
+        world, traffic, folding, slowdown, steps: as of `Executor`.
+        trace: where steps and activities are recorded; by default without activities.
         waiting: called about once a second while nothing comes: which ranks compute on their host, for how many s.
 
     Raises:
@@ -284,7 +280,7 @@ def execute(
     trace = trace or SimulationTrace(folding.live)
 
     def reply(rank: int, data: bytes) -> None:
-        with suppress(ConnectionError):  # That it is gone is what reading will tell.
+        with suppress(ConnectionError):  # Reading will show that it is gone.
             sockets[rank].sendall(data)
 
     executor = Executor(world, traffic, folding, reply, slowdown=slowdown, trace=trace, steps=steps)
@@ -302,7 +298,7 @@ def execute(
 
 @contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """Make Python look for cycles less often: queued records are many, and scanning them takes half the time."""
+    """Collect garbage less often: scanning the many queued records takes half the time."""
     threshold = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)
     try:
@@ -317,7 +313,7 @@ def _serve(executor: Executor, sockets: Mapping[int, socket.socket], waiting: Wa
             selector.register(end, selectors.EVENT_READ, (rank, end, bytearray()))
         heard = time.monotonic()
         while not executor.over:
-            ready = selector.select(_QUIET)
+            ready = selector.select(_QUIET_TIME)
             if not ready:
                 waiting(executor.running(), time.monotonic() - heard)
                 continue
@@ -330,7 +326,7 @@ def _serve(executor: Executor, sockets: Mapping[int, socket.socket], waiting: Wa
 
 
 def _receive(executor: Executor, selector: selectors.BaseSelector, ready: list[Any]) -> set[int]:
-    """Read what has arrived; return the ranks that are gone without having left."""
+    """Read what has arrived; return the ranks whose connections closed before they left."""
     gone = set()
     for key, _ in ready:
         rank, end, buffer = key.data
@@ -346,10 +342,10 @@ def _receive(executor: Executor, selector: selectors.BaseSelector, ready: list[A
 
 
 def _receive_from_others(executor: Executor, selector: selectors.BaseSelector, gone: set[int]) -> None:
-    """Let the others run until they stand still, so that it is known who waits for those who are gone."""
-    until = time.monotonic() + _LAST_WORDS
+    """Let the other ranks run until they wait, to find out which wait for the lost ones."""
+    until = time.monotonic() + _SETTLE_TIME
     while set(executor.running()) - gone and time.monotonic() < until:
-        gone |= _receive(executor, selector, selector.select(_LAST_WORDS / 10))
+        gone |= _receive(executor, selector, selector.select(_SETTLE_TIME / 10))
 
 
 def _read(end: socket.socket) -> bytes:

@@ -22,7 +22,7 @@ class ScriptFailed(PeerLost):
 
 
 def script_failure(trace: SimulationTrace, waits: Sequence[str] = ()) -> ScriptFailed | None:
-    """Return the first rank whose script has failed, if one has; ``waits`` for it."""
+    """Return the error of the first rank whose script failed, with the ``waits`` for it; None if none did."""
     for rank, rank_trace in trace.rank_traces.items():
         if rank_trace.status:
             text = f"the script failed on rank {rank} with exit status {rank_trace.status}"
@@ -31,7 +31,7 @@ def script_failure(trace: SimulationTrace, waits: Sequence[str] = ()) -> ScriptF
 
 
 def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
-    """Return ``failed`` with the hint that the script was started ``before`` and may have met its own leftovers."""
+    """Return ``failed`` with the hint that an earlier start of the script may have caused it."""
     times = "once" if before == 1 else f"{before} times"
     return ScriptFailed(
         failed.status,
@@ -41,7 +41,7 @@ def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
 
 
 def cause_of(error: ForetrainError, ranks: Ranks, trace: SimulationTrace) -> ForetrainError:
-    """Return why a rank ended early, where others only noticed that it did."""
+    """Return the cause of ``error``: the exit of a rank that others only noticed."""
     if isinstance(error, StallError):
         return script_failure(trace, error.waits) or error
     if isinstance(error, RankLost) and (status := ranks.status(error.rank)) is not None:
@@ -59,7 +59,7 @@ class OutOfMemory(ForetrainError):
 
     Attributes:
         ranks: the live ranks that failed so.
-        tried: what the first of them wanted, as PyTorch writes sizes.
+        tried: the size that the first of them requested, as PyTorch writes it.
         status: the exit status of a script that does not handle it.
     """
 
@@ -79,7 +79,7 @@ class OutOfMemory(ForetrainError):
 
 
 def check_memory(trace: SimulationTrace) -> None:
-    """Raise OutOfMemory if any rank has failed for want of memory."""
+    """Raise OutOfMemory if any rank ran out of memory."""
     failed = tuple(rank_trace for rank_trace in trace.rank_traces.values() if rank_trace.memory.get("out_of_memory"))
     if failed:
         raise OutOfMemory(failed)

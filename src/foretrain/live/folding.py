@@ -1,15 +1,15 @@
-"""Which ranks are alike, so that few processes stand for very many.
+"""Folding: few live ranks represent the many that act alike.
 
     folding = Folding.discover(1024, groups, families, messages)
     folding.live                     # (0, 256, 512, 768): one per stage of the pipeline
     folding.representative(300)      # 256
 
-# Note [Who is alike]
-A collective is symmetric in its members, so that one of them can stand for all. A message is not: what a stage of a
-pipeline does depends on its place. So a rank is known by its *places*: for every family of groups (the groups that the
-script made in one go) in which messages are sent, its index in its own group; and where messages go over the world, its
-index in its *chain*, one of the shifted copies of what rank 0 is connected with that tile the world. Ranks of equal
-places are alike. The live ranks are those whom rank 0 reaches by messages, which have every place once.
+# Note [Symmetric ranks]
+A collective is symmetric in its members, so that one of them can represent all. A message is not: a pipeline's stages
+do different work. So a rank is identified by its *places*: in every family of groups (the groups that the script made
+one after the other) in which messages are sent, its index in its own group; and for messages over the world, its index
+in its *chain*, one of the shifted copies of rank 0's connected ranks that tile the world. Ranks of equal places act
+alike. The live ranks are those that rank 0 reaches by messages; they have every place once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_RANGES = 4
 
 
 class Folding:
-    """Which ranks are live, and whom each of them stands for.
+    """Live ranks, and the ranks that each of them represents.
 
     Args:
         world: ranks in all.
@@ -65,13 +65,14 @@ class Folding:
     def discover(
         cls,
         world: int,
-        groups: Sequence[Group],
-        families: Sequence[int],
-        messages: Iterable[Message],
+        groups: Sequence[Group] = (),
+        families: Sequence[int] = (),
+        messages: Iterable[Message] = (),
         *,
         heard: Collection[int] = (0,),
+        n: int | None = None,
     ) -> Folding:
-        """Find as few live ranks as messages allow; see Note [Who is alike].
+        """Find as few live ranks as messages allow; see Note [Symmetric ranks].
 
         Args:
             world: ranks in all.
@@ -80,44 +81,15 @@ class Folding:
             messages: what was sent, both ends of it.
             heard: ranks all of whose messages are among ``messages``. What rank 0 sends over the world to rank s, rank
                 s is taken to send to 2s, and so on to the end of the world, until it has been heard.
+            n: how many live ranks to have, at most: beside the fewest, further ones in order with all their peers.
 
         Raises:
-            ConfigError: a group or message names a rank that there is not, or lists are of different lengths.
-        """
-        return cls._found(world, 0, groups, families, messages, heard)
-
-    @classmethod
-    def first(
-        cls,
-        world: int,
-        n: int,
-        groups: Sequence[Group] = (),
-        families: Sequence[int] = (),
-        messages: Iterable[Message] = (),
-        *,
-        heard: Collection[int] = (0,),
-    ) -> Folding:
-        """Return ``n`` live ranks: those `discover` finds, and further ones in order, as many as have all their peers.
-
-        Raises:
-            ConfigError: as `discover`; ``n`` is more than the world, or less than what `discover` finds.
+            ConfigError: a group or message names a rank that there is not, lists are of different lengths, or ``n`` is
+                more than the world or less than the fewest.
         """
         _check_world(world)
-        if not 1 <= n <= world:
+        if n is not None and not 1 <= n <= world:
             raise ConfigError("live", n, f"is not a number of ranks among {world}", f"write 1 to {world}, or auto")
-        return cls._found(world, n, groups, families, messages, heard)
-
-    @classmethod
-    def _found(
-        cls,
-        world: int,
-        n: int,
-        groups: Sequence[Group],
-        families: Sequence[int],
-        messages: Iterable[Message],
-        heard: Collection[int],
-    ) -> Folding:
-        _check_world(world)
         if len(groups) != len(families):
             raise ConfigError("families", len(families), "are not one per group", f"give {len(groups)}")
         known = cls.all_live(world)
@@ -134,21 +106,17 @@ class Folding:
         places = list(zip(*(known._places(family) for family in inside), chain, strict=True))
         near = _neighbours(_pairs(places, known, inside, bool(over)))
         live = _live(places, near)
-        if n and n < len(live):
-            raise ConfigError("live", n, f"is less than the {len(live)} stages that messages connect", "write auto")
-        for rank in range(world if n > len(live) else 0):
-            more = set() if rank in live else _connected(rank, near)
-            if len(live) + len(more - live) <= n:
-                live |= more
+        if n is not None:
+            live = _more_live(live, n, world, near)
         made = cls(world, live, _represented(places, live), shifts)
         for group, family in zip(groups, families, strict=True):
             made.add(group, family)
         made._messaging = inside
-        made.final = bool(n)
+        made.final = n is not None
         return made
 
     def add(self, group: Group, family: int) -> None:
-        """Add a group of a family that the script has made; one that is known already changes nothing.
+        """Add a group of a family that the script has made; a known one changes nothing.
 
         Raises:
             ConfigError: it is no group of ranks of the world.
@@ -197,7 +165,7 @@ class Folding:
         return counts
 
     def images(self, group: Group) -> tuple[Group, ...]:
-        """The groups that act at the moment when ``group`` does, on ranks that its members stand for; itself first.
+        """Return ``group`` and the groups of represented ranks that communicate whenever it does.
 
         A group without live members is the image of exactly one of its family, that of its first member's
         representative.
@@ -349,6 +317,17 @@ def _live(places: list[tuple[object, ...]], near: dict[int, list[int]]) -> set[i
             more = _connected(rank, near)
             live |= more
             have |= {places[one] for one in more}
+    return live
+
+
+def _more_live(live: set[int], n: int, world: int, near: dict[int, list[int]]) -> set[int]:
+    """Return ``live`` and further ranks in order, ``n`` at most, each with all ranks it is connected with."""
+    if n < len(live):
+        raise ConfigError("live", n, f"is less than the {len(live)} stages that messages connect", "write auto")
+    for rank in range(world if n > len(live) else 0):
+        more = set() if rank in live else _connected(rank, near)
+        if len(live) + len(more - live) <= n:
+            live |= more
     return live
 
 

@@ -1,4 +1,4 @@
-"""What a live simulation found: times, memory, and how well they are known."""
+"""Forecast of a live simulation: times, memory, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PeakMemory:
         allocated: by tensors.
         reserved: from the GPU, by PyTorch's caching allocator.
         breakdown: of ``allocated``, what it was for.
-        retries: how often the allocator had to give its cache back to go on.
+        retries: how often the allocator had to release its cache to go on.
     """
 
     allocated: int
@@ -36,20 +36,20 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True)
 class RankForecast:
-    """One live rank, and those it stands for.
+    """Forecast of one live rank and of those it represents.
 
     Attributes:
         rank: in the world.
         members: how many ranks are like it, itself included.
-        steps: the account of every step; see Note [Accounts of a step] in `foretrain.live.rank_trace`.
+        steps: the account of every step; see Note [Step breakdown] in `foretrain.live.rank_trace`.
         memory: at its peak.
-        flops: of the median step, what activation checkpointing computes twice counted twice.
+        flops: of the median step; recomputation by activation checkpointing counts again.
         recomputed: of them, for the second time.
-        times: of its kernels by provenance: measured, interpolated, modelled, unknown.
+        times: of its kernels, by provenance: measured, interpolated, modelled, unknown.
         spread: standard deviation of all these, ps.
         kernels: launched in it.
         warmup: steps that do not count.
-        by_name: of its kernels the time by name, ps; empty where it was not told.
+        by_name: time of its kernels by name, ps; empty where not recorded.
     """
 
     rank: int
@@ -82,7 +82,7 @@ class Forecast:
         cluster: as text.
         device: the GPU.
         world: ranks.
-        classes: who stands for whom, for a person.
+        classes: which rank represents which, as text.
         ranks: the live ones.
         links: bytes that each link of the network carried in all.
         warnings: what the ranks warned of, and how often.
@@ -138,7 +138,7 @@ def forecast_of(
     classes: Sequence[str],
     wall: float,
 ) -> Forecast:
-    """Sum up what the executor has heard.
+    """Return the forecast from the traces of the live ranks.
 
     Raises:
         ForetrainError: no rank has made a step of an optimizer, or time has not advanced.

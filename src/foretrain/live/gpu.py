@@ -1,7 +1,7 @@
-"""One rank's simulated GPUs and its host's queries: sorts the records of its log into streams, and answers them.
+"""Simulated GPUs of one rank, whose streams run the records of its log, and the queries of its host.
 
-What a query is about becomes known in the world; its answer never depends on what happened to be known when it was
-asked. A query about one instant, the asking host's, is answered when nothing more can happen at that instant.
+An answer never depends on how much the executor knew when the query came. A query about one instant, the host's own, is
+answered when nothing more can happen at that instant.
 """
 
 from __future__ import annotations
@@ -11,37 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from foretrain.live import event_log
 from foretrain.live.collectives import Collective, CollectiveCall, CommGroup, RankHandle
-from foretrain.live.comm_launch import CommLaunches, CommTraffic
-from foretrain.live.event_log import (
-    BEGIN,
-    COLLECTIVE,
-    DEVICE,
-    ELAPSED,
-    EVENT,
-    FORGET,
-    GROUP,
-    LEAVE,
-    MESSAGE,
-    NOTE,
-    OPERATIONS,
-    QUERY_EVENT,
-    QUERY_STREAM,
-    QUESTIONS,
-    READY,
-    RECORD,
-    ROOM,
-    RUN,
-    SPLITS,
-    STEP,
-    STREAM,
-    TASKS,
-    VALUES,
-    WAIT,
-    LogRecord,
-    answer,
-)
+from foretrain.live.comm_launch import CommLaunches
+from foretrain.live.event_log import COLLECTIVE, MESSAGE, OPERATIONS, RECORD, RUN, WAIT, LogRecord, answer
 from foretrain.live.folding import Folding
+from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.p2p import P2PBatch, P2PEndpoint, P2PMatcher
 from foretrain.live.rank_trace import RankTrace
 from foretrain.live.scheduled_gradients import GradientSchedules, Member
@@ -55,7 +30,7 @@ ALL_TO_ALL: Final = OPERATIONS.index("all_to_all")
 class CommRegistry:
     """Groups, collectives and messages under way, shared by all ranks."""
 
-    def __init__(self, world: VirtualWorld, traffic: CommTraffic, folding: Folding) -> None:
+    def __init__(self, world: VirtualWorld, traffic: NetworkTraffic, folding: Folding) -> None:
         self.starts = CommLaunches(world, traffic)
         self.p2p = P2PMatcher(self.starts, folding)
         self.schedules = GradientSchedules(self.starts, traffic, folding)
@@ -71,7 +46,7 @@ class CommRegistry:
         return group
 
     def learn(self, members: tuple[int, ...], family: int) -> None:
-        """Tell folding and traffic of a group that the script has made."""
+        """Add a group that the script has made to folding and traffic."""
         if (members, family) not in self._learnt:
             self._learnt.add((members, family))
             self._folding.add(members, family)
@@ -86,20 +61,20 @@ class CommRegistry:
         return collective
 
     def disagreements(self) -> None:
-        """Raise if members of a group have called different things, though not all have called yet."""
+        """Raise Disagreement if members of a group have called different collectives so far."""
         for group in self._groups.values():
             for collective in group.pending.values():
                 collective.check()
 
 
 class SimulatedGpu:
-    """Launched work of one rank.
+    """GPUs of one rank: their streams, events and groups.
 
     Args:
         rank: in the world.
-        world: whose time it is.
-        registry: where it meets the others.
-        rank_trace: keeps what happens.
+        world: the virtual clock.
+        registry: groups and communications of all ranks.
+        rank_trace: where steps and activities are recorded.
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         size: ranks of the world.
     """
@@ -121,7 +96,7 @@ class SimulatedGpu:
         self._exchanges: dict[int, Member] = {}
 
     def take(self, entries: Sequence[LogRecord]) -> None:
-        """Queue ``entries``, but no questions, and execute what can be executed."""
+        """Queue ``entries``, which contain no queries, and execute what can be executed."""
         streams, events = self._streams, self._events
         for entry in entries:
             kind, _, _, number, a, _, _, host, _, _ = entry
@@ -158,7 +133,7 @@ class SimulatedGpu:
         return [stream.tail() for number, stream in self._streams.items() if device_of(number) == device]
 
     def calls(self) -> Iterator[CommCall]:
-        """Return the communications that its streams stand at, by stream."""
+        """Yield the communications that its streams wait for, by stream."""
         for _, stream in sorted(self._streams.items()):
             if isinstance(stream.blocked, CollectiveCall | P2PBatch):
                 yield stream.blocked
@@ -192,32 +167,32 @@ class SimulatedGpu:
 
     def _other(self, entry: LogRecord) -> None:
         """Handle one of the rarer records."""
-        if entry.kind == FORGET:
+        if entry.kind == event_log.FORGET:
             for number in memoryview(entry.payload).cast("q"):
                 self._events.pop(number, None)
-        elif entry.kind == GROUP:
+        elif entry.kind == event_log.GROUP:
             members = tuple(memoryview(entry.payload).cast("i"))
             self._copies[members] += 1
             self._groups[entry.a] = self._registry.group(members, self._copies[members], entry.b)
             self._registry.learn(members, entry.b)
-        elif entry.kind == SPLITS:
+        elif entry.kind == event_log.SPLITS:
             self._splits = tuple(memoryview(entry.payload).cast("q"))
-        elif entry.kind in (BEGIN, READY):
+        elif entry.kind in (event_log.BEGIN, event_log.READY):
             here, landed = self._exchanges[entry.b].take(entry)
             if landed is not None:
                 self._events[entry.a] = landed
             (self._streams.get(entry.stream) or self._stream(entry.stream)).queue.append((RECORD, here, entry.host))
-        elif entry.kind == TASKS:
+        elif entry.kind == event_log.TASKS:
             self._exchanges[entry.a] = self._registry.schedules.join(self._handle, entry)
-        elif entry.kind == NOTE and entry.code == STEP:
+        elif entry.kind == event_log.NOTE and entry.code == event_log.STEP:
             self._rank_trace.marks[entry.a] = entry.host
             event = self._events[entry.b]
             event.then(partial(self._mark, entry.a, event))
-        elif entry.kind == NOTE:
+        elif entry.kind == event_log.NOTE:
             self._rank_trace.note(entry)
 
     def _mark(self, step: int, event: StreamEvent) -> None:
-        """Close the account of ``step`` when nothing more can happen before its end, which is known now."""
+        """Close ``step`` when nothing more can happen before its end, which is known now."""
         assert event.time is not None
         self._world.schedule(event.time, LOOK, self._close, step, event.time)
 
@@ -232,13 +207,13 @@ class HostQuery:
     """Query of one rank's host.
 
     Args:
-        gpu: the asker's.
+        gpu: of the rank that asks.
         entry: the ASK.
-        reply: called once, with the time at which the asker goes on and the answer.
+        reply: called once, with the time at which the rank goes on and the answer.
 
     Attributes:
-        host: when the asker asked, by its clock.
-        comm: whose values it asks for, or None.
+        host: the rank's clock when it asked.
+        comm: the communication whose values it asks for, or None.
     """
 
     def __init__(self, gpu: SimulatedGpu, entry: LogRecord, reply: Callable[[Time, bytes], None]) -> None:
@@ -247,13 +222,13 @@ class HostQuery:
         self.comm: Collective | P2PEndpoint | None = None
         self._reply = reply
         self._events: list[StreamEvent] = []
-        self._gpu, self._a = gpu, entry.a
+        self._gpu = gpu
         self._asked_about(entry)
 
     @property
     def queries(self) -> bool:
         """Return whether it asks for the state at `host`."""
-        return self.code in (QUERY_STREAM, QUERY_EVENT)
+        return self.code in (event_log.QUERY_STREAM, event_log.QUERY_EVENT)
 
     def known(self) -> bool:
         """Return whether the times of all events it depends on are known."""
@@ -261,7 +236,7 @@ class HostQuery:
 
     def put(self) -> None:
         """Answer as soon as possible; queries that cannot be answered at once go to `DeferredQueries`."""
-        if self.code == LEAVE:
+        if self.code == event_log.LEAVE:
             self._reply(self.host, answer(self.host))
         elif self.comm is not None:
             self._answer_values(self.comm)
@@ -272,37 +247,41 @@ class HostQuery:
             self._proceed()
 
     def look(self) -> None:
-        """Answer a query: `host` is now, or what it is about is known."""
+        """Answer a query about the instant `host`, which is now unless the events are known."""
         done = all(event.time is not None and event.time <= self.host for event in self._events)
         self._reply(self.host, answer(self.host, int(done)))
 
     def _asked_about(self, entry: LogRecord) -> None:
         gpu, code = self._gpu, entry.code
         try:
-            if code in (STREAM, QUERY_STREAM):
+            if code in (event_log.STREAM, event_log.QUERY_STREAM):
                 self._events = [gpu.stream_end(entry.stream)]
-            elif code == DEVICE:
+            elif code == event_log.DEVICE:
                 self._events = gpu.device_ends(device_of(entry.stream))
-            elif code in (EVENT, QUERY_EVENT, ROOM):
+            elif code in (event_log.EVENT, event_log.QUERY_EVENT, event_log.ROOM):
                 self._events = [gpu.event(entry.a)]
-            elif code == ELAPSED:
+            elif code == event_log.ELAPSED:
                 self._events = [gpu.event(entry.a), gpu.event(entry.b)]
-            elif code == VALUES:
+            elif code == event_log.VALUES:
                 self.comm = gpu.event(entry.a).comm
                 assert self.comm is not None, f"rank {gpu.rank}: event {entry.a} is no communication's"
         except KeyError as error:
-            text = f"rank {gpu.rank} asks for {QUESTIONS[code]} of event {error}, which it never recorded or forgot"
-            raise AssertionError(text) from None
+            what = f"{event_log.QUESTIONS[code]} of event {error}"
+            raise AssertionError(f"rank {gpu.rank} asks for {what}, which it never recorded or forgot") from None
 
     def _proceed(self) -> None:
-        """Wait for the next event that is not known, or answers."""
+        """Wait for the next event whose time is not known, or answer."""
         for event in self._events:
             if event.time is None:
                 event.then(self._proceed)
                 return
         times = [event.time for event in self._events if event.time is not None]
         time = max([self.host, *times])
-        value = times[1] - times[0] if self.code == ELAPSED else times[0] if self.code == ROOM else 0
+        value = 0
+        if self.code == event_log.ELAPSED:
+            value = times[1] - times[0]
+        elif self.code == event_log.ROOM:
+            value = times[0]
         self._reply(time, answer(time, value))
 
     def _answer_values(self, comm: Collective | P2PEndpoint) -> None:
@@ -314,7 +293,7 @@ class HostQuery:
 
 
 class DeferredQueries:
-    """Queries that wait for their instant. All of one instant are answered together, whoever asked first."""
+    """Queries that wait for their instant; those of one instant are answered together."""
 
     def __init__(self, world: VirtualWorld) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""Traffic of the live ranks in the simulated network: collectives and messages begin, and end.
+"""Traffic of the live ranks in the simulated network: collectives and messages.
 
 traffic = NetworkTraffic(world, cluster("dgx-h100:16,collective=nccl"), folding)
 traffic.collective("all_gather", 2**28, group, None, done)
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from foretrain.live.comm_pattern import (
 )
 from foretrain.live.contention import Contention
 from foretrain.live.event_log import OPERATIONS
+from foretrain.live.folding import Folding
 from foretrain.network.collective_placement import choice_on
 from foretrain.network.deployment import Deployment
 from foretrain.schedule import CostModel
@@ -39,28 +40,7 @@ Done = Callable[[], None]
 _OF_MESSAGES: Final = ("all_to_all", "gather", "scatter")
 """Collectives that NCCL does by sends and receives."""
 _SEEN: Final = 1 << 14
-"""Group tuples that are known by their identity."""
-
-
-class SymmetricGroups(Protocol):
-    """Which groups and messages act at the same moment; see `foretrain.live.folding.Folding`."""
-
-    @property
-    def world(self) -> int:
-        """Return number of ranks."""
-        ...
-
-    def representative(self, rank: int) -> int:
-        """Return the live rank that stands for ``rank``."""
-        ...
-
-    def images(self, group: Group) -> tuple[Group, ...]:
-        """Return all groups that act when ``group`` does, itself first."""
-        ...
-
-    def message_images(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
-        """Return all messages that are sent when ``source`` sends to ``target``, that one first."""
-        ...
+"""Group tuples that are looked up by identity."""
 
 
 class NetworkTraffic:
@@ -71,10 +51,10 @@ class NetworkTraffic:
     at the same moment is simulated with them as far as it contends.
 
     Args:
-        world: where time passes.
+        world: the virtual clock.
         where: the cluster: topology, ranks, routing and collective, ``"nccl"`` for NCCL's choice at each size.
         folding: which ranks are alike.
-        tell: told what takes long to simulate, a line each.
+        tell: called with a line about each exchange that takes long to simulate.
 
     Raises:
         ConfigError: cluster and folding are not of equally many ranks.
@@ -84,7 +64,7 @@ class NetworkTraffic:
         self,
         world: VirtualWorld,
         where: Deployment,
-        folding: SymmetricGroups,
+        folding: Folding,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         if folding.world != len(where.members):
@@ -103,7 +83,7 @@ class NetworkTraffic:
         self._marked = np.zeros(len(where.capacity))
 
     def collective(self, operation: str, size: int, group: Group, splits: Splits | None, done: Done) -> None:
-        """Begin now; ``done`` is called through the world when all members have ended.
+        """Begin a collective now; call ``done`` through the world when all members have ended.
 
         Args:
             operation: of `foretrain.live.event_log.OPERATIONS`.
@@ -113,7 +93,6 @@ class NetworkTraffic:
                 rank of live members, from whose rows those of the others follow; see Note [Two readings of a row] in
                 `foretrain.live.comm_layout`. More messages than all pairs of 256 ranks are taken for an even
                 all-to-all.
-            done: called without arguments.
 
         Raises:
             ConfigError: the operation is unknown, or NCCL cannot do it.
@@ -151,11 +130,11 @@ class NetworkTraffic:
         return self._where.overhead
 
     def regrouped(self) -> None:
-        """Look anew at which groups act together: some have become known."""
+        """Forget which groups act together: the folding has learnt of another."""
         self._looked.clear()
 
     def carried(self) -> NDArray[np.float64]:
-        """Bytes that each link of the fluid network has carried or begun to carry, of all ranks; float64 (links,)."""
+        """Return the bytes that all ranks have sent over each link, ended or not; float64 (links,)."""
         total = np.zeros(len(self._where.capacity))
         for pattern, times in self._times.items():
             links, bytes_ = pattern.carried

@@ -1,8 +1,8 @@
 """Messages between two ranks of a group: sends and receives match in their order.
 
 # Note [Messages and folding]
-A message whose one end is not executed is matched with what the representatives of its ends do in the groups of the
-same family: in a ring of alike ranks the one that is executed sends to its successor and receives from itself.
+A message one end of which is on a represented rank is matched among the representatives of its ends, in the groups of
+the same family: in a ring of symmetric ranks the live one sends to its successor and receives from itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Channel: TypeAlias = tuple[object, int, int]
 
 
 class P2PBatch:
-    """The messages of one NCCL group on one rank.
+    """Messages of one NCCL group on one rank.
 
-    They proceed together: the stream stands until the last is over, and that is when the events of all happen.
+    They proceed together: the stream waits until the last has ended, and the events of all happen then.
     """
 
     __slots__ = ("ends", "handle", "host", "left", "stream")
@@ -62,7 +62,7 @@ class P2PBatch:
 
 
 class P2PEndpoint:
-    """One end of a message, on the rank that sends or receives it.
+    """Endpoint of a message: its send or its receive, on one rank.
 
     Attributes:
         peer: the rank at the other end, as the script says.
@@ -70,24 +70,6 @@ class P2PEndpoint:
         number: which of those that this rank sends to (or receives from) the peer in the group, from 1.
         event: the end of the batch.
     """
-
-    __slots__ = (
-        "_askers",
-        "_sent",
-        "arrived",
-        "batch",
-        "begun",
-        "event",
-        "group",
-        "message",
-        "number",
-        "order",
-        "other",
-        "payload",
-        "peer",
-        "sends",
-        "size",
-    )
 
     def __init__(self, batch: P2PBatch, group: CommGroup, entry: LogRecord, other: int, number: int) -> None:
         self.batch, self.group, self.other, self.number = batch, group, other, number
@@ -109,7 +91,7 @@ class P2PEndpoint:
             self.message.try_to_begin()
 
     def match(self, message: P2PTransfer) -> None:
-        """Join the other end, whose record has arrived."""
+        """Match this end with the other, which has been posted."""
         self.message, self._sent = message, message.sender.payload
         askers, self._askers = self._askers, []
         for asker in askers:
@@ -130,7 +112,7 @@ class P2PEndpoint:
         self.batch.end_of_one(now)
 
     def values(self) -> bytes | None:
-        """The answer to a question for its values: what is sent; None as long as the other end's record is missing."""
+        """Return the answer to `VALUES`, the bytes that are sent; None until the other end has been posted."""
         payload = self._sent
         if payload is None:
             return None
@@ -138,11 +120,11 @@ class P2PEndpoint:
         return CONTRIBUTION.pack(self.group.index[source], 1, len(payload)) + payload if payload else b""
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call when the other end's record is there."""
+        """Call ``call`` when the other end has been posted."""
         self._askers.append(call)
 
     def unposted(self) -> list[int]:
-        """Return the live ranks whose records are not there."""
+        """Return the live rank that has not posted the other end, if it has not."""
         return [self.other] if self._sent is None else []
 
     def other_has_come(self) -> bool:
@@ -211,7 +193,7 @@ class P2PMatcher:
         self.unfolded: list[tuple[int, int, tuple[int, ...]]] = []
 
     def post(self, batch: P2PBatch, group: CommGroup, entry: LogRecord) -> P2PEndpoint:
-        """Return a record of ``batch``'s rank is there."""
+        """Add a send or receive of ``batch``'s rank, and match it with the other end if that was posted."""
         rank, peer, sends = batch.handle.rank, group.members[entry.extra], not entry.code
         other = self._folding.representative(peer)
         counted = (group, rank, peer, sends)
@@ -219,7 +201,7 @@ class P2PMatcher:
         end = P2PEndpoint(batch, group, entry, other, number)
         if other != peer and not self._folding.final:
             self.unfolded.append((rank, peer, group.members) if sends else (peer, rank, group.members))
-            return end  # It waits for ever: the ranks are to start again.
+            return end  # It never matches: the ranks start again.
         place = group if other == peer else group.family
         channel = (place, rank, other) if sends else (place, other, rank)
         sent, received = self._unmatched.setdefault(channel, (deque(), deque()))

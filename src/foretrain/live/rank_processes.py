@@ -27,11 +27,11 @@ Building = Callable[[int, int], None]
 
 
 class Ranks:
-    """A fork server and its ranks, ended with this object. A context manager.
+    """Context manager of a fork server and its ranks, which end with it.
 
     Args:
-        settings: what all ranks are told.
-        building: told how far the fake device's compilation is, where it has to be compiled.
+        settings: of all ranks.
+        building: called with the progress of compiling the simulated device, if it must be compiled.
 
     Raises:
         ForetrainError: from `start`, if the device cannot be compiled or PyTorch is another release.
@@ -78,7 +78,7 @@ class Ranks:
         return self.ended.get(rank)
 
     def dismiss(self, timeout: float = _END_WITHIN) -> None:
-        """Close the ranks' sockets, and wait ``timeout`` s for the ranks to print where they stood."""
+        """Close the ranks' sockets, and wait ``timeout`` s for the ranks to print the lines they were at."""
         for end in self.sockets.values():
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -88,7 +88,7 @@ class Ranks:
                 self.status(rank, max(until - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """End all ranks and the fork server, and whatever else they have started; wait for it to end."""
+        """Kill the fork server, all ranks and their children; wait for the fork server to end."""
         if self._process is not None:
             # It leads a group, which may outlive it.
             with suppress(ProcessLookupError, PermissionError):
@@ -103,10 +103,12 @@ class Ranks:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         with theirs:
+            # A fixed order of sets, for equal forecasts; and one thread per rank, as torchrun has by default.
+            environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONHASHSEED": "0"}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "foretrain.live.device.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=environment,
                 start_new_session=True,
             )
         ours.sendall(json.dumps({"settings": self._settings.to_json()}).encode())
@@ -123,10 +125,10 @@ class Ranks:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise ForetrainError(f"the process that starts the simulated ranks {self._how_it_ended()}")
+            raise ForetrainError(f"the process that starts the simulated ranks {self._end_status()}")
         return json.loads(data)
 
-    def _how_it_ended(self) -> str:
+    def _end_status(self) -> str:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
@@ -140,9 +142,3 @@ class Ranks:
             self.pids[message["forked"]] = message["pid"]
         elif "ended" in message:
             self.ended[message["ended"]] = message["status"]
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the fork server, and so of all ranks."""
-    # The order of sets must not change from run to run. That each rank has one thread is torchrun's own default.
-    return {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONHASHSEED": "0"}

@@ -1,6 +1,6 @@
-"""What happened to each rank: steps in numbers, and, where it is asked for, every kernel and communication.
+"""Traces of ranks: step breakdowns and, if asked for, every kernel and communication.
 
-# Note [Accounts of a step]
+# Note [Step breakdown]
 A rank's step lasts from one STEP mark to the next. Every instant of it belongs to the first of these that fits: some
 stream computes; some communication is under way (then it is *exposed*); some stream stands at a communication whose
 other members have not come (*waiting*: stragglers, the bubble of a pipeline); or the GPU is *idle*: it waits for its
@@ -19,15 +19,15 @@ from foretrain.live.event_log import ANNOTATION, COST, KERNEL, MEMORY, NAME, WAR
 from foretrain.units import Time
 
 HOST = -1
-"""The stream of what the script does itself; of its host's thread n, that less n."""
+"""Stream number of the host's main thread; thread n of the host has that less n."""
 _WARMUP = 2
 """Steps in which memory is allocated and the optimizer makes its state."""
 _LONG = 100_000
-"""Bounds of spans after which a rank whose script marks no steps is accounted for all the same."""
+"""Bounds of intervals to keep at most; then they are settled although the script has made no step."""
 
 
 class StepBreakdown(NamedTuple):
-    """The account of one step of one rank; times in ps.
+    """Breakdown of one step of one rank; times in ps.
 
     Attributes:
         number: as the script's optimizer counted.
@@ -51,7 +51,7 @@ class StepBreakdown(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """One interval of one rank; times in ps.
+    """Activity of one rank: an interval; times in ps.
 
     Attributes:
         kind: a kernel, a communication, or a range that the script has named.
@@ -79,12 +79,12 @@ class Activity(NamedTuple):
 
 
 class HostSync(NamedTuple):
-    """The host stood still until its GPU was done with something.
+    """Interval in which the host blocked on its GPU; times in ps.
 
     Attributes:
-        question: what it asked for, by `foretrain.live.event_log.QUESTIONS`.
-        asked: since when, ps.
-        answered: until when, ps.
+        question: the query, as an index of `foretrain.live.event_log.QUESTIONS`.
+        asked: when it blocked.
+        answered: when it went on.
     """
 
     question: int
@@ -93,7 +93,7 @@ class HostSync(NamedTuple):
 
 
 class RankTrace:
-    """The trace of one rank.
+    """Trace of one rank.
 
     Args:
         rank: in the world.
@@ -102,13 +102,13 @@ class RankTrace:
 
     Attributes:
         steps: the accounts of all.
-        memory: what the rank last said of its memory.
+        memory: the last `MEMORY` note of the rank.
         warnings: texts and how often each came.
         traced: whether activities are kept.
-        warmup: so many steps say nothing about the others.
+        warmup: number of first steps that are not representative.
         status: with which exit status the rank has left, or None.
         marks: what the host's clock showed at each step's end, by number; the GPU may have been far behind.
-        stops: where the host has stopped for its GPU; only while activities are kept.
+        stops: where the host blocked on its GPU; only while activities are kept.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class RankTrace:
             self.stops.append(HostSync(question, asked, answered))
 
     def note(self, note: LogRecord) -> None:
-        """Remember what the rank says."""
+        """Record a note of the rank."""
         if note.code == ANNOTATION and self.traced:
             self._ranges.setdefault(note.b, []).append((note.host, bool(note.a), note.payload.decode()))
         elif note.code == NAME:
@@ -216,7 +216,7 @@ class RankTrace:
             self._stepped(self.rank, step)
 
     def settle(self, now: Time, running: Iterable[Time]) -> None:
-        """Add to the account what is known of the time until now, so that nothing of it need be kept."""
+        """Sum up the time until now, so that its intervals can be dropped."""
         begin, now = self._settled, max(now, self._settled)
         computed = [*self._computed, *_until(now, running)]
         either = [*computed, *self._communicated, *_until(now, self._began.values())]
@@ -235,7 +235,7 @@ class RankTrace:
         return self.steps[-self._kept].begin if self._kept and len(self.steps) >= self._kept else 0
 
     def is_long(self) -> bool:
-        """Return whether it is time to `settle`, though no step ends."""
+        """Return whether so many intervals are kept that they should be settled though no step ends."""
         return len(self._computed) + len(self._communicated) + len(self._waited) > _LONG
 
     def activities(self) -> Iterator[Activity]:
@@ -253,7 +253,7 @@ class RankTrace:
                     yield Activity("annotation", HOST - thread, name, begin, begin, host)
 
     def _kernels(self, stream: int, reached: Time, begin: Time, end: Time, run: tuple[Any, ...]) -> Iterator[Activity]:
-        """Return the kernels of a run: as launched, or behind each other and stretched if communication slowed them."""
+        """Yield the kernels of a run: as launched, or back to back and stretched if communication slowed them."""
         payload, work = run[9], run[4]
         if not payload:
             yield Activity("kernel", stream, f"{run[8]} kernels", reached, begin, end)
@@ -320,7 +320,7 @@ def _since(time: Time, marks: list[tuple[Time, bool, str]]) -> list[tuple[Time, 
 
 
 class SimulationTrace:
-    """The rank_traces of all live ranks.
+    """Traces of all live ranks.
 
     Args:
         ranks: the live ranks.

@@ -32,7 +32,7 @@ Live = Literal["auto", "all"] | int
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Outcome of a run: as in `foretrain.live.simulate.Simulated`."""
+    """Outcome of a run; attributes as in `foretrain.live.simulate.Simulated`."""
 
     trace: SimulationTrace
     folding: Folding
@@ -41,7 +41,7 @@ class RunOutcome:
 
 
 class _Steps:
-    """Hears of every step, and asks with each of the first live rank what links have carried since the one before."""
+    """Callback of every step; records the bytes that links carried in the last step of the first live rank."""
 
     def __init__(self, traffic: NetworkTraffic, first: int, stepped: Callable[[int, StepBreakdown], None]) -> None:
         self._traffic, self._first, self._stepped = traffic, first, stepped
@@ -54,9 +54,9 @@ class _Steps:
 
 
 class Refold:
-    """Starts the ranks with as few live as seems enough, and again with more where messages show that it is not.
+    """Runs with as few live ranks as possible, repeated with more where messages show that more are needed.
 
-    Only a run tells with whom a rank exchanges messages; see Note [Who is alike] in `foretrain.live.folding`.
+    Only a run shows with whom a rank exchanges messages; see Note [Symmetric ranks] in `foretrain.live.folding`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Refold:
         self._heard: set[int] = set()
 
     def run(self) -> RunOutcome:
-        """Run them until all have ended; raise as `foretrain.live.simulate.simulate` does."""
+        """Run the ranks until all have ended; raise as `foretrain.live.simulate.simulate` does."""
         for before in range(self._settings.world):
             folding = self._folding()
             if before:
@@ -95,9 +95,8 @@ class Refold:
             return Folding.all_live(world)
         groups = [group for group, _ in self._groups]
         families = [family for _, family in self._groups]
-        if self._live == "auto":
-            return Folding.discover(world, groups, families, self._messages, heard=self._heard or (0,))
-        return Folding.first(world, int(self._live), groups, families, self._messages, heard=self._heard or (0,))
+        number = None if self._live == "auto" else int(self._live)
+        return Folding.discover(world, groups, families, self._messages, heard=self._heard or (0,), n=number)
 
     def _once(self, settings: RankSettings, folding: Folding) -> RunOutcome:
         world = VirtualWorld()

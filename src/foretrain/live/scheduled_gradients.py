@@ -21,15 +21,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from foretrain.comm.observation import workload_of
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement
 from foretrain.live.collectives import CommGroup, RankHandle, who
-from foretrain.live.comm_launch import CommLaunches, CommTraffic, Order, PendingComm
+from foretrain.live.comm_launch import CommLaunches, Order, PendingComm
 from foretrain.live.event_log import BEGIN, READY, LogRecord, ModelAnnouncement
 from foretrain.live.folding import Folding
+from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.streams import StreamEvent, late
 from foretrain.planner import tune
 from foretrain.planner.backends import cluster_of
@@ -41,31 +42,19 @@ from foretrain.workload.step import Workload
 _KEPT: Final = 100_000
 """Decisions that an exchange remembers."""
 _LAST: Final = 1 << 40
-"""In the place of a rank: what a policy asked to be woken for comes behind what ranks bring."""
-
-
-class PolicyTraffic(CommTraffic, Protocol):
-    """The traffic as a policy wants it."""
-
-    def cost(self, group: tuple[int, ...]) -> CostModel:
-        """Return the cost of one all-reduce in ``group``, θ included."""
-        ...
-
-    def overhead(self) -> Time:
-        """Return θ: the cost of handing over one operation before its first byte moves."""
-        ...
+"""Rank in the order of a policy's own timers: they fire after what ranks bring at the same instant."""
 
 
 class GradientSchedules:
-    """The exchanges of all ranks."""
+    """Exchanges of all ranks, by the ranks that sum gradients."""
 
-    def __init__(self, starts: CommLaunches, traffic: CommTraffic, folding: Folding) -> None:
+    def __init__(self, starts: CommLaunches, traffic: NetworkTraffic, folding: Folding) -> None:
         self._starts, self._traffic, self._folding = starts, traffic, folding
         self._known: dict[tuple[tuple[int, ...], int], ModelSchedule] = {}
         self._joined: dict[tuple[tuple[int, ...], int], int] = {}
 
     def join(self, handle: RankHandle, entry: LogRecord) -> Member:
-        """Join ``handle`` to an exchange: the k-th among these ranks is the same for all of them."""
+        """Join ``handle`` to an exchange: the k-th that a rank announces among the same ranks is that of the others."""
         announced = ModelAnnouncement.decode(entry.payload)
         count = self._joined[announced.ranks, handle.rank] = self._joined.get((announced.ranks, handle.rank), 0) + 1
         schedule = self._known.get((announced.ranks, count))
@@ -83,7 +72,7 @@ class GradientSchedules:
 
 
 class Member:
-    """One rank's part in an exchange.
+    """Member of an exchange: one rank, and the sums that it waits for.
 
     Attributes:
         handle: the rank.
@@ -98,7 +87,7 @@ class Member:
         self._rounds = 0
 
     def take(self, entry: LogRecord) -> tuple[StreamEvent, StreamEvent | None]:
-        """A BEGIN or READY: the event that the stream gets there, and of a READY the one that its task has landed."""
+        """Return the events that the stream reaches a BEGIN or READY, and that a READY's task has landed."""
         here, landed = StreamEvent(), None
         if entry.kind == BEGIN:
             self._rounds += 1
@@ -108,7 +97,7 @@ class Member:
             barrier = self._schedule.barrier(self._rounds - 1, entry.extra)
             landed = StreamEvent()
             self.sum_events[entry.extra].append(landed)
-        barrier.expect(self.handle.order())
+        barrier.orders.append(self.handle.order())
         here.then(lambda: barrier.arrive(self.handle, here.time or 0))
         return here, landed
 
@@ -120,13 +109,15 @@ class ModelSchedule:
         group: among whom gradients are summed.
         plan: policy and what it was made from; None until all members have announced the exchange.
         begins: when each round began on all members, ps.
+        names: of the tasks.
     """
 
-    def __init__(self, starts: CommLaunches, traffic: CommTraffic, group: CommGroup) -> None:
+    def __init__(self, starts: CommLaunches, traffic: NetworkTraffic, group: CommGroup) -> None:
         self.group = group
         self.plan: SchedulePlan | None = None
         self.begins: list[Time] = []
         self._starts, self._world, self._traffic = starts, starts.world, traffic
+        self.names: tuple[str, ...] = ()
         self._announced: dict[int, ModelAnnouncement] = {}
         self._members: dict[int, Member] = {}
         self._barriers: dict[tuple[int, int | None], RoundBarrier] = {}
@@ -142,17 +133,17 @@ class ModelSchedule:
     @property
     def settled(self) -> bool:
         """Return whether a step was made in which the policy's decisions are those of all steps to come."""
-        return self.plan is not None and len(self.begins) > self.plan.warmup + 1
+        return self.plan is not None and len(self.begins) > self.plan.policy.warmup + 1
 
     @property
     def members(self) -> list[Member]:
-        """Return the live ones, in the group's order."""
+        """Return the live members, in the group's order."""
         return [self._members[rank] for rank in self.group.live]
 
     def join(self, handle: RankHandle, lane: int, announced: ModelAnnouncement) -> Member:
-        """Return a live member's announcement is there; with the last the policy is made."""
+        """Add a live member; make the policy when all have announced the exchange."""
         member = self._members[handle.rank] = Member(handle, lane, self, len(announced.names))
-        self._announced[handle.rank] = announced
+        self._announced[handle.rank], self.names = announced, announced.names
         self._check(handle.rank)
         if len(self._members) == len(self.group.live):
             self._make()
@@ -166,28 +157,24 @@ class ModelSchedule:
         return found
 
     def arrived(self, barrier: RoundBarrier, latest: Time) -> None:
-        """Begin what ``coming`` stands for at ``latest``, when all members have arrived."""
+        """Begin the round or task of ``barrier`` at ``latest``, when all members have arrived."""
         del self._barriers[barrier.step, barrier.task]
         self._starts.at(latest, PendingComm(min(barrier.orders), None, barrier.begin))
 
     def post(self, step: int, task: int | None) -> None:
-        """Tell the policy."""
+        """Post to the policy that a round has begun, or that a task of it is ready."""
         assert self._engine is not None
         if task is not None:
             self._engine.post(Ready(task))
             return
         self.begins.append(self.now())
-        if self.plan is not None and step == self.plan.warmup + 1:
+        if self.plan is not None and step == self.plan.policy.warmup + 1:
             for member in self.members:
                 member.handle.rank_trace.settled()
         self._engine.post(StepBegin(step))
 
-    def name_of(self, task: int) -> str:
-        """Return the name of ``task``."""
-        return next(iter(self._announced.values())).names[task]
-
     def waiting(self) -> list[str]:
-        """Return which ranks wait for what."""
+        """Return a line for each task that has not completed, and for the ranks that are missing."""
         lines = list(self._engine.waiting()) if self._engine else []
         lacking = [rank for rank in self.group.live if rank not in self._members]
         if lacking:
@@ -197,7 +184,7 @@ class ModelSchedule:
     # ── the engine's world ──
 
     def now(self) -> Time:
-        """Return the present."""
+        """Return the virtual time."""
         return self._world.now()
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
@@ -217,7 +204,7 @@ class ModelSchedule:
             member.handle.rank_trace.reached(self, now)
             member.handle.rank_trace.began(self, now)
             member.handle.sm_shares.of(member.lane).communication(1)
-        self.call_at(now + self._network().overhead(), partial(self._send, chunk))
+        self.call_at(now + self._traffic.overhead(), partial(self._send, chunk))
 
     def _send(self, chunk: Chunk) -> None:
         self._traffic.collective(chunk.op, chunk.size, self.group.members, None, self._end)
@@ -242,12 +229,9 @@ class ModelSchedule:
         first, more = self.plan.job.tasks[chunk.pieces[0].task].name, len(chunk.pieces) - 1
         return f"{chunk.op} {first} +{more}" if more else f"{chunk.op} {first}"
 
-    def _network(self) -> PolicyTraffic:
-        return self._traffic  # pyright: ignore[reportReturnType] whoever lets ranks announce exchanges gives one
-
     def _make(self) -> None:
         announced = [self._announced[rank] for rank in self.group.live]
-        self.plan = plan_schedule(announced, self._network().cost(self.group.members))
+        self.plan = plan_schedule(announced, self._traffic.cost(self.group.members))
         self._engine = Engine(self.plan.policy, self, self.plan.job.tasks, self._landed, deque(maxlen=_KEPT))
 
     def _check(self, rank: int) -> None:
@@ -260,17 +244,13 @@ class ModelSchedule:
 
 
 class RoundBarrier:
-    """A round, or a task of it, to which the members of a group come."""
+    """Barrier of a round, or of a task of it, among the members of a group."""
 
     def __init__(self, schedule: ModelSchedule, step: int, task: int | None) -> None:
         self.step, self.task = step, task
         self._schedule = schedule
         self.orders: list[Order] = []
         self._arrivals: dict[RankHandle, Time] = {}
-
-    def expect(self, order: Order) -> None:
-        """Count a member whose record has arrived."""
-        self.orders.append(order)
 
     def arrive(self, handle: RankHandle, time: Time) -> None:
         """Note that the stream of ``handle`` arrives at ``time``."""
@@ -282,16 +262,16 @@ class RoundBarrier:
             self._schedule.arrived(self, max(self._arrivals.values()))
 
     def waiting(self) -> str:
-        """Return which ranks have arrived, and which have not; empty if none has."""
+        """Describe which ranks have arrived and which have not; empty if none has."""
         lacking = [rank for rank in self._schedule.group.live if rank not in {handle.rank for handle in self._arrivals}]
         if not self._arrivals or not lacking:
             return ""
         here = sorted(handle.rank for handle in self._arrivals)
-        what = "began" if self.task is None else f"made task {self._schedule.name_of(self.task)!r} ready in"
+        what = "began" if self.task is None else f"made task {self._schedule.names[self.task]!r} ready in"
         return f"{who(here)} {what} round {self.step} of {self._schedule.group}, {who(lacking)} did not"
 
     def begin(self) -> None:
-        """Account for the members' waits, and tell the policy."""
+        """Account for the members' waits, and post to the policy."""
         now = self._schedule.now()
         for handle, came in self._arrivals.items():
             if self.task is not None:
@@ -301,7 +281,7 @@ class RoundBarrier:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """Plan for the exchange of a model's gradients.
+    """Policy for the exchange of a model's gradients, and the step it was made for.
 
     Attributes:
         workload: the step of the slowest member, as it was observed.
@@ -317,14 +297,9 @@ class SchedulePlan:
     policy: ScheduledPolicy
     bound: Bound
 
-    @property
-    def warmup(self) -> int:
-        """Return rounds after which the policy's decisions repeat."""
-        return self.policy.warmup
-
 
 def plan_schedule(announced: Sequence[ModelAnnouncement], cost: CostModel) -> SchedulePlan:
-    """Return the plan for members that have announced this, in a network where an all-reduce costs ``cost``."""
+    """Return the plan for the slowest of the members, on a network where an all-reduce costs ``cost``."""
     slowest = max(announced, key=lambda one: one.seen.compute)
     place = f"{len(slowest.ranks)} simulated ranks"
     workload = workload_of(slowest.seen, slowest.names, slowest.sizes, slowest.model, place)

@@ -30,7 +30,6 @@ from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.live.refold import Live, ProgressCallbacks, Refold, RunOutcome, reporting_warnings
 from foretrain.live.scheduled_gradients import SchedulePlan
-from foretrain.network import Cluster
 from foretrain.network.deployment import Deployment
 from foretrain.network.topology.graph import Topology
 from foretrain.planner import Recommendation, SavedPlan, choose
@@ -42,7 +41,7 @@ from foretrain.units import Time
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A forecast and what it was made of.
+    """Forecast with the traces and traffic that it was made from.
 
     Attributes:
         forecast: the numbers.
@@ -89,13 +88,13 @@ def simulate(
         steps: after how many steps of the optimizer to end the script; None lets it run to its end.
         kept: of how many last steps to keep every kernel and communication; None keeps all.
         factor: of the framework's efficiency, or its name; see `foretrain.device.gpu`.
-        host: what launching an operator costs the host, ps, or the CPU time that the script takes on this machine, with
-            which no two forecasts are alike; None is what it costs on servers with GPUs.
+        host: the host's time to launch an operator, ps; or this machine's CPU time, with which forecasts are not
+            reproducible; None is the time on servers with GPUs.
         calibration: a file of what was measured on the cluster's devices, preferred to what is known of them.
-        memory: bytes that a GPU has, instead of what its kind has: how much would the script need?
+        memory: bytes of GPU memory; overrides the preset, e.g. to find the peak that a script needs.
         operators: where to write the operators that were launched, for ``foretrain calibrate``.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
-        watch: told how far it is.
+        watch: callbacks that report progress.
 
     Raises:
         ConfigError: there is no such policy, the script does not exist, or the cluster does not say what its GPUs are.
@@ -196,7 +195,9 @@ def recommended_schedule(watched: Simulated, device: str | None) -> Recommendati
     if found is None or found[1] < 2:
         return None
     plan, ranks = found
-    return choose(plan.workload, _plan_cluster(plan, ranks, device), careful=True)
+    known = device if device in preset_names() else None
+    cluster = dataclasses.replace(cluster_of(plan.job.cost, ranks), device=known)
+    return choose(plan.workload, cluster, careful=True)
 
 
 def plan_differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
@@ -212,8 +213,3 @@ def plan_differences(done: Simulated, saved: SavedPlan) -> tuple[str, ...]:
 def _largest_model(done: Simulated) -> tuple[SchedulePlan, int] | None:
     plans = [(one.plan, len(one.group.members)) for one in done.trace.schedules if one.plan is not None]
     return max(plans, key=lambda each: each[0].workload.size, default=None)
-
-
-def _plan_cluster(plan: SchedulePlan, ranks: int, device: str | None) -> Cluster:
-    known = device if device in preset_names() else None
-    return dataclasses.replace(cluster_of(plan.job.cost, ranks), device=known)

@@ -1,7 +1,7 @@
-"""The streams of one simulated GPU: queues of records, each executed when the stream gets there.
+"""Streams of one simulated GPU: queues of records, executed in order.
 
 # Note [Positions]
-A stream's *position* is when it is through with what it has executed. It may lie ahead of the world's time: what a
+A stream's *position* is the end of what it has executed. It may lie ahead of the world's time: what a
 RECORD or WAIT comes to is known as soon as the stream is there, and waits for nothing. Only the end of a run (while
 communication may still slow it down) and the start of a communication are things that happen in the world.
 
@@ -29,11 +29,11 @@ from foretrain.simulation.world import TIMER, VirtualWorld
 from foretrain.units import Time
 
 CALL: Final = COLLECTIVE
-"""The item of a queue that is a rank's part in a communication."""
+"""Kind of the queue's items that are communications of the rank."""
 
 
 class StreamEvent:
-    """Event that happens once. ``time`` is None until it is known when, which may be before.
+    """Event that happens once. ``time`` may be known in advance, and is None until then.
 
     Attributes:
         comm: the communication whose end it is, if it is one.
@@ -64,12 +64,12 @@ class StreamEvent:
 
 
 class CommCall(Protocol):
-    """A rank's part in a communication, to which its stream comes."""
+    """Communication of a rank, in the queue of its stream."""
 
     host: Time
 
     def arrive(self, time: Time) -> None:
-        """Note that the stream is there; it stands until `Stream.resume`."""
+        """Mark the stream as arrived; it waits until `Stream.resume`."""
         ...
 
     def missing(self) -> list[int]:
@@ -81,7 +81,7 @@ class SmShare:
     """Compute speed of a GPU: see Note [Fluid work].
 
     Args:
-        world: whose time it is.
+        world: the virtual clock.
         slowdown: how much longer computing takes while any of the GPU's communications is under way, 1 or more.
     """
 
@@ -115,7 +115,7 @@ class SmShare:
             self.share()
 
     def share(self) -> None:
-        """Give every run the pace that it has from now on."""
+        """Set the speed of every run from now on."""
         stretch = self._slowdown if self._communications else 1.0
         if len(self.running) == 1:
             self.running[0].repace(stretch)
@@ -151,38 +151,19 @@ class SmShares:
 
 
 def device_of(stream: int) -> int:
-    """Return which of its rank's GPUs stream number ``stream`` is of."""
+    """Return the index of the GPU of stream number ``stream``."""
     return stream >> 16
 
 
 class Stream:
-    """One stream.
+    """CUDA stream of a simulated GPU.
 
     Attributes:
         queue: a RUN as it came, ``(RECORD, event, host)``, ``(WAIT, event)`` or ``(CALL, call)``.
         position: see Note [Positions].
-        blocked: what it stands at: an event, a call, or itself while a run is under way; None if it does not.
+        blocked: what it waits for: an event, a call, or itself while a run is under way; None if nothing.
         demand: the part of the run under way that needs multiprocessors, 0 to 1.
     """
-
-    __slots__ = (
-        "_announced",
-        "_begin",
-        "_left",
-        "_pace",
-        "_rank_trace",
-        "_reached",
-        "_run",
-        "_since",
-        "_stretch",
-        "_version",
-        "_world",
-        "blocked",
-        "demand",
-        "number",
-        "position",
-        "queue",
-    )
 
     def __init__(self, number: int, world: VirtualWorld, pace: SmShare, rank_trace: RankTrace) -> None:
         self.number = number
@@ -222,14 +203,14 @@ class Stream:
                 return
 
     def resume(self, time: Time) -> None:
-        """Go on after what the stream stood at, which is over since ``time``."""
+        """Go on after what the stream waited for, which ended at ``time``."""
         self.blocked = None
         if time > self.position:
             self.position = time
         self.advance()
 
     def tail(self) -> StreamEvent:
-        """Return the event that all that is now in the queue is done."""
+        """Return the event that everything in the queue has been executed."""
         if self.blocked is None:
             return StreamEvent(self.position)
         if not self.queue or self.queue[-1][0] != RECORD:
@@ -268,7 +249,7 @@ class Stream:
         return self._begin <= now
 
     def announce(self) -> None:
-        """Make the GPU share anew when the run under way begins to flow, if that is later."""
+        """Recompute the GPU's shares when the run under way begins to flow, if that is later."""
         if not self._announced and self._begin > self._world.now():
             self._announced = True
             self._world.schedule(self._begin, TIMER, self._pace.share)

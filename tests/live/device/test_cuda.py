@@ -15,8 +15,8 @@ from torch import nn
 from tests.live.command import on_gpus, simulate
 
 
-@on_gpus()
 @pytest.mark.smoke
+@on_gpus()
 def test_settings_handles_and_versions_are_those_of_a_build_with_cuda() -> None:
     import pytest
 
@@ -124,8 +124,8 @@ def test_values_stay_in_a_storage_that_grows() -> None:
     assert told[0] == objects[dist.get_rank()]
 
 
-@on_gpus()
 @pytest.mark.smoke
+@on_gpus()
 def test_a_represented_world_writes_and_reads_distributed_checkpoints() -> None:
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -146,8 +146,8 @@ def test_a_represented_world_writes_and_reads_distributed_checkpoints() -> None:
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
-@on_gpus()
 @pytest.mark.smoke
+@on_gpus()
 def test_a_replayed_graph_takes_the_kernels_time_and_one_launch() -> None:
     import pytest
 

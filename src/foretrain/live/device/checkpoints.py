@@ -1,8 +1,7 @@
 """Distributed checkpoints of ranks most of which are represented by others, and asynchronous ones.
 
-Represented ranks tell what their representative tells, so the plan of a checkpoint has the representative's parts many
-times over, and theirs not at all. What is written is the live ranks' share, and that
-is what they read again.
+Represented ranks report the parts of their representative, so that the plan of a checkpoint has these many times, and
+those of represented ranks not at all. The live ranks' share is written, and read again.
 
 # Note [Asynchronous checkpoints]
 A thread that agrees with other ranks on a checkpoint while the script trains does so at another moment in every run,
@@ -26,15 +25,15 @@ from foretrain.live.device import put
 
 
 def install() -> None:
-    """Let such plans pass, and save in the script's thread; not before modules are imported, which takes seconds."""
+    """Accept such plans and save in the script's thread, once the modules are imported, which takes seconds."""
     package = "torch.distributed.checkpoint"
     sys.meta_path.insert(
-        0, _Finder({f"{package}.default_planner": _spare, f"{package}._async_thread_executor": _save_at_once})
+        0, _Finder({f"{package}.default_planner": _drop_duplicates, f"{package}._async_thread_executor": _save_at_once})
     )
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as others do, and changes each when it has been imported."""
+    """Import hook that changes modules when they have been imported."""
 
     def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
         self._changes = changes
@@ -73,7 +72,7 @@ def _save_at_once(module: ModuleType) -> None:
     put(module._ThreadBasedAsyncCheckpointExecutor, execute_save=execute_save)
 
 
-def _spare(module: ModuleType) -> None:
+def _drop_duplicates(module: ModuleType) -> None:
     plain_dedup, plain_validate = module.dedup_save_plans, module._validate_global_plan
 
     def dedup_save_plans(plans: list[Any], *rest: Any) -> list[Any]:

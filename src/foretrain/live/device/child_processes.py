@@ -5,7 +5,7 @@ where the script would ``spawn`` a process for each GPU of its server, a rank be
 
 All other processes that the script starts are interpreters without a simulated GPU (or, forked, with one whose log
 nobody reads). Those that prepare data need none, and no rank's clock counts their work. One that is to train on a GPU
-is told what to do instead, before it fails for a reason that misleads, or waits for others for ever.
+gets an error that says what to do instead.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch.utils.data import DataLoader
 
 from foretrain.errors import ConfigError
 from foretrain.live.device import put
-from foretrain.live.device.script import script_frame
+from foretrain.live.device.script import script_line
 from foretrain.live.device.settings import RankSettings
 
 _LIBRARIES = ("torch.", "multiprocessing.", "concurrent.")
-"""Whose processes serve the script, e.g. as workers of a DataLoader or a pool."""
+"""Libraries whose processes serve the script, e.g. as workers of a DataLoader or a pool."""
 
 
 class WithoutGpu:
-    """Target of a process of the script's own, which may be sent to it: runs the script's target without a GPU.
+    """Target of a child process, picklable: calls the script's target, and refuses the use of a GPU.
 
     Args:
-        target: what the script has it run.
-        place: file and line that start it.
+        target: the script's own.
+        place: file and line that start the process.
     """
 
     def __init__(self, target: Callable[..., object], place: str) -> None:
@@ -69,9 +69,8 @@ def install_child_guard() -> None:
     def guarded(self: Any) -> None:
         target = self._target
         if os.getpid() == owner and target is not None and not _serves(target):
-            frame = script_frame()
-            place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
-            self._target = WithoutGpu(target, place)
+            file, line = script_line()
+            self._target = WithoutGpu(target, f"{file}:{line}")
         start(self)
 
     put(BaseProcess, start=guarded)
@@ -82,7 +81,7 @@ def _serves(target: Any) -> bool:
 
 
 class JoinedProcesses:
-    """``torch.multiprocessing.ProcessContext`` of processes that have ended."""
+    """Stands for ``torch.multiprocessing.ProcessContext`` of processes that have ended."""
 
     processes: tuple[Any, ...] = ()
 
@@ -130,9 +129,8 @@ def install_data_loader(warn: Callable[[str], None]) -> None:
         nonlocal warned
         if loader.num_workers and not warned:
             warned = True
-            frame = script_frame()
-            place = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame else ""
-            warn(f"{place}what DataLoader's workers do takes no virtual time: steps never wait for data")
+            file, line = script_line()
+            warn(f"{file}:{line}: work of DataLoader's workers takes no virtual time: steps never wait for data")
         return make(loader)
 
     put(DataLoader, _get_iterator=get_iterator)

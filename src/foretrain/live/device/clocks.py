@@ -1,4 +1,4 @@
-"""The script's clocks show virtual time, so that what it prints of its own speed is the forecast.
+"""Clocks of the script, in virtual time, so that the speed it prints of itself is the forecast.
 
 ``time.time`` begins at the real time of the start; the others begin at 0. CPU-time clocks show the same, as a host that
 waits for nothing computes. ``time.sleep`` passes virtual time at once, and reading a clock a little, so that a loop
@@ -28,13 +28,13 @@ from types import ModuleType
 from foretrain.units import MICROSECOND, NANOSECOND, SECOND, Time
 
 READ: Time = 100 * NANOSECOND
-"""What reading a clock costs from Python; 50 to 100 ns are usual."""
+"""Time to read a clock from Python; 50 to 100 ns are usual."""
 _YIELD = 0.001
 """Seconds that the script's thread sleeps at least for real, if it sleeps so long."""
 _MOST_YIELD = 0.1
 """Seconds that it sleeps at most for real."""
-_NOTHING: Time = 100 * MICROSECOND
-"""A script whose clock has passed less than this between two sleeps does nothing but sleep."""
+_IDLE: Time = 100 * MICROSECOND
+"""Time between two sleeps below which the script does nothing but sleep."""
 _WAITING = (
     "asyncio.base_events",
     "multiprocessing.connection",
@@ -80,25 +80,23 @@ def install(host: Callable[[], Time], spend: Callable[[Time], None]) -> None:
 
 
 class _Clock:
-    """The rank's clock as the thread that looks at it sees it; see Note [Threads and the clock].
+    """Rank's clock as the calling thread sees it; see Note [Threads and the clock].
 
     Args:
         host: the rank's clock, ps.
         spend: lets it pass.
-        really: sleeps so many real seconds.
+        sleep: the real ``time.sleep``.
     """
 
-    def __init__(
-        self, host: Callable[[], Time], spend: Callable[[Time], None], really: Callable[[float], None]
-    ) -> None:
-        self._host, self._spend, self._really = host, spend, really
-        self._woke: Time = -_NOTHING
+    def __init__(self, host: Callable[[], Time], spend: Callable[[Time], None], sleep: Callable[[float], None]) -> None:
+        self._host, self._spend, self._real_sleep = host, spend, sleep
+        self._woke: Time = -_IDLE
         self._yield = _YIELD
         self._own = threading.local()
 
     def read(self) -> Time:
         """Return the time, after what it takes to read it."""
-        if not _of_the_script():
+        if not _is_script_thread():
             return self._pass(READ)
         self._spend(READ)
         return self._host()
@@ -106,24 +104,24 @@ class _Clock:
     def sleep(self, seconds: float) -> None:
         """Pass virtual time in the script's thread, real time in others."""
         duration, began = round(seconds * SECOND), self._host()
-        if _of_the_script():
-            self._yield = min(2 * self._yield, _MOST_YIELD) if began - self._woke < _NOTHING else _YIELD
-            self._really(min(seconds, self._yield))
+        if _is_script_thread():
+            self._yield = min(2 * self._yield, _MOST_YIELD) if began - self._woke < _IDLE else _YIELD
+            self._real_sleep(min(seconds, self._yield))
             self._spend(duration)
             self._woke = self._host()
         else:
-            self._really(seconds)
+            self._real_sleep(seconds)
             self._pass(duration if self._host() == began else 0)
 
     def _pass(self, duration: Time) -> Time:
-        """Let the clock of a thread pass that is not the script's."""
+        """Advance the own clock of a thread that is not the script's."""
         own = self._own
         own.now = max(getattr(own, "now", 0), self._host()) + duration
         return own.now
 
 
-def _of_the_script() -> bool:
-    """Return whether this thread is the script's, or none of Python's, and so one of autograd's."""
+def _is_script_thread() -> bool:
+    """Return whether this thread is the script's or autograd's; the latter is none of Python's."""
     thread = threading.current_thread()
     return thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
 

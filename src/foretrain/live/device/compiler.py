@@ -86,7 +86,7 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
 
 
 def _run(graph: fx.GraphModule, device: ModuleType, replayed: bool) -> Callable[..., Any]:
-    """Call ``graph``, whose launches cost the host as much as one if they are replayed."""
+    """Return a call of ``graph``; if replayed as a CUDA graph, it costs the host one launch."""
 
     def run(*inputs: Any) -> Any:
         launch = device.launch()
@@ -153,7 +153,7 @@ def _fusible(node: fx.Node) -> bool:
     if node.target is torch.ops.aten.scatter.value:  # of a constant into a constant: a comparison, in a loss's gradient
         return True
     tags, name = node.target.tags, node.target.overloadpacket._qualified_op_name
-    return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in _ALSO
+    return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in _FUSIBLE
 
 
 def _free(node: fx.Node) -> bool:
@@ -164,50 +164,22 @@ def _free(node: fx.Node) -> bool:
     return target.is_view
 
 
-_ALSO = {
-    f"aten::{name}"
-    for name in (
-        "_softmax",
-        "_softmax_backward_data",
-        "_log_softmax",
-        "_log_softmax_backward_data",
-        "native_layer_norm",
-        "native_layer_norm_backward",
-        "_fused_rms_norm",
-        "_fused_rms_norm_backward",
-        "native_dropout",
-        "native_dropout_backward",
-        "native_group_norm",
-        "native_group_norm_backward",
-        "native_batch_norm",
-        "native_batch_norm_backward",
-        "nll_loss_forward",
-        "nll_loss_backward",
-        "silu_backward",
-        "gelu_backward",
-        "sum",
-        "mean",
-        "amax",
-        "cat",
-        "clone",
-        "_to_copy",
-        "full",
-        "scalar_tensor",
-        "arange",
-        "full_like",
-        "zeros_like",
-        "ones_like",
-        "embedding",
-        "index",
-        "gather",
-        "slice_backward",
-        "constant_pad_nd",
-    )
-} | {"prims::convert_element_type", "prims::iota"}
+_FUSIBLE_NAMES = (
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    *("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"),
+    *("native_group_norm", "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward"),
+    *("native_dropout", "native_dropout_backward", "nll_loss_forward", "nll_loss_backward"),
+    *("silu_backward", "gelu_backward", "sum", "mean", "amax"),
+    *("cat", "clone", "_to_copy", "constant_pad_nd", "slice_backward"),
+    *("full", "full_like", "zeros_like", "ones_like", "scalar_tensor", "arange"),
+    *("embedding", "index", "gather"),
+)
+_FUSIBLE = {f"aten::{name}" for name in _FUSIBLE_NAMES} | {"prims::convert_element_type", "prims::iota"}
+"""Operators that Inductor fuses though they are tagged neither pointwise nor reduction."""
 
 
 def boundary(run: Sequence[fx.Node]) -> int:
-    """Bytes that a kernel of all of ``run`` reads and writes: what comes from outside, and what is used there."""
+    """Return the bytes that one kernel of ``run`` reads from outside and writes for users outside."""
     inside = set(run)
     read = {source for node in run for source in node.all_input_nodes if source not in inside}
     written = [node for node in run if not _free(node) and any(_outside(user, inside) for user in node.users)]

@@ -60,7 +60,7 @@ class Properties:
 
 
 def install(device: ModuleType, properties: Properties) -> None:
-    """Make ``torch.cuda`` believe in ``device``, the loaded extension; every GPU of the server has ``properties``."""
+    """Make ``torch.cuda`` use ``device``, the loaded extension; every GPU of the server has ``properties``."""
     streams.install(device)
     streams.install_graphs(device)
     install_nvtx(device)
@@ -86,7 +86,7 @@ def properties_of(gpu: Device) -> Properties:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of functions that are never called here."""
+    """Do nothing, in place of functions without effect here."""
 
 
 def _refuse_several_gpus(*_: Any, **__: Any) -> None:
@@ -137,7 +137,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         return {"segments": segments, "device_traces": [], "allocator_settings": {}, "external_annotations": []}
 
     return {
-        "_cuda_init": lambda: None,
+        **dict.fromkeys(_WITHOUT_EFFECT, _nothing),
         "_cuda_getDeviceCount": device.device_count,
         "_cuda_setDevice": device.set_device,
         "_cuda_getDevice": device.current_device,
@@ -155,28 +155,20 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_getCompiledVersion": lambda: int(float(CUDA) * 1000) // 10 * 10,
         "_cuda_get_device_properties": lambda index: properties,
         "_cuda_get_sync_debug_mode": lambda: 0,
-        "_cuda_set_sync_debug_mode": lambda mode: None,
         "_cuda_sleep": sleep,
         "_cuda_getCurrentBlasHandle": lambda: 1,
-        "_cuda_ipc_collect": lambda: None,
-        "_cuda_lock_mutex": lambda: None,
-        "_cuda_unlock_mutex": lambda: None,
         "_cuda_emptyCache": device.empty_cache,
-        "_host_emptyCache": lambda: None,
         "_cuda_memoryStats": device.memory_stats,
         "_cuda_resetPeakMemoryStats": device.reset_peak,
         "_cuda_resetAccumulatedMemoryStats": device.reset_accumulated,
         "_cuda_setMemoryFraction": device.set_memory_fraction,
         "_cuda_getMemoryFraction": device.memory_fraction,
         "_cuda_memorySnapshot": snapshot,
-        "_cuda_record_memory_history": lambda *_, **__: None,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_set_allocator_settings": device.set_allocator_settings,
         "_accelerator_setAllocatorSettings": device.set_allocator_settings,
         "_has_cudnn": True,
         "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-        "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
-        "_cuda_attach_out_of_memory_observer": lambda call: None,
     }
 
 
@@ -244,45 +236,32 @@ def _printing(device: ModuleType) -> None:
 
 
 _SEVERAL_GPUS = (
-    "_broadcast",
-    "_broadcast_coalesced",
-    "_broadcast_out",
-    "_gather",
-    "_gather_out",
-    "_scatter",
-    "_scatter_out",
+    *("_broadcast", "_broadcast_coalesced", "_broadcast_out"),
+    *("_gather", "_gather_out", "_scatter", "_scatter_out"),
 )
-"""What one process calls to use several GPUs."""
+"""Functions by which one process uses several GPUs."""
+_WITHOUT_EFFECT = (
+    *("_cuda_init", "_cuda_ipc_collect", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_host_emptyCache"),
+    *("_cuda_set_sync_debug_mode", "_cuda_set_cudnn_benchmark_limit"),
+    *("_cuda_record_memory_history", "_cuda_attach_out_of_memory_observer"),
+)
+"""Functions that have no effect here."""
 _ABSENT_TYPES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator", "_MemPool")
 _ABSENT_FUNCTIONS = (
-    "_cuda_beginAllocateCurrentThreadToPool",
-    "_cuda_beginAllocateCurrentStreamToPool",
-    "_cuda_beginAllocateToPool",
-    "_cuda_endAllocateToPool",
-    "_cuda_endAllocateCurrentStreamToPool",
-    "_cuda_releasePool",
-    "_cuda_checkPoolLiveAllocations",
-    "_construct_storage_from_data_pointer",
-    "_cuda_getCheckpointState",
-    "_cuda_setCheckpointPoolState",
-    "_free_And_Remove_DeleterFn",
-    "_has_Standard_Deleter",
-    "_set_cached_tensors_enabled",
-    "_add_cached_tensor",
-    "_remove_cached_tensor",
-    "_construct_CUDA_Tensor_From_Storage_And_Metadata",
-    "_storage_Use_Count",
-    "_set_storage_access_error_msg",
-    "_set_storage_data_ptr_access_error_msg",
-    "_cuda_changeCurrentAllocator",
-    "_tensors_data_ptrs_at_indices_equal",
-    "_map_Storage_Refs",
+    *("_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool", "_cuda_beginAllocateCurrentStreamToPool"),
+    *("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool", "_cuda_releasePool"),
+    *("_cuda_getCheckpointState", "_cuda_setCheckpointPoolState", "_cuda_checkPoolLiveAllocations"),
+    *("_cuda_changeCurrentAllocator", "_free_And_Remove_DeleterFn", "_has_Standard_Deleter"),
+    *("_set_cached_tensors_enabled", "_add_cached_tensor", "_remove_cached_tensor"),
+    *("_construct_storage_from_data_pointer", "_construct_CUDA_Tensor_From_Storage_And_Metadata"),
+    *("_set_storage_access_error_msg", "_set_storage_data_ptr_access_error_msg", "_storage_Use_Count"),
+    *("_tensors_data_ptrs_at_indices_equal", "_map_Storage_Refs"),
 )
-"""What TorchInductor imports when there is a GPU, though nothing here calls it."""
+"""Functions that TorchInductor imports when there is a GPU; nothing here calls them."""
 
 
 def install_nvtx(device: ModuleType) -> None:
-    """Put functions in place of those that a build without CUDA lacks."""
+    """Install the NVTX functions that a build without CUDA lacks."""
     handles = itertools.count(1)
     depth = 0
 
@@ -305,10 +284,8 @@ def install_nvtx(device: ModuleType) -> None:
     def end(handle: int) -> None:
         pop()
 
-    def nothing(*_: Any) -> None:
-        """Do nothing: a mark has no duration."""
-
-    functions = {"rangePushA": push, "rangePop": pop, "rangeStartA": start, "rangeEnd": end, "markA": nothing}
+    # A mark has no duration.
+    functions = {"rangePushA": push, "rangePop": pop, "rangeStartA": start, "rangeEnd": end, "markA": _nothing}
     functions |= {
         "deviceRangeStart": lambda message, stream: start(message),
         "deviceRangeEnd": lambda ref, stream: end(ref),
@@ -317,7 +294,7 @@ def install_nvtx(device: ModuleType) -> None:
 
 
 def install_storages(device: ModuleType) -> None:
-    """Let storages be made, resized and copied on ``device``, the loaded extension."""
+    """Make storages on ``device``, the loaded extension: create, resize and copy."""
     plain_new, plain_resize, plain_copy = (
         getattr(torch.UntypedStorage, name) for name in ("__new__", "resize_", "copy_")
     )
@@ -348,6 +325,6 @@ def install_storages(device: ModuleType) -> None:
 
 
 def _numbers(storage: torch.UntypedStorage) -> torch.Tensor:
-    # Floats, as made-up ones are what scripts store, and storing decides nothing: nobody need be warned.
+    # Floats: storing values that are not real is usual, and needs no warning.
     kind = torch.bfloat16 if storage.nbytes() % 2 == 0 else torch.uint8
     return torch.empty(0, dtype=kind, device=storage.device).set_(storage)

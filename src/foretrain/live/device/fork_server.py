@@ -15,7 +15,6 @@ folder of the run and ends the group; and the kernel ends a rank when the fork s
 from __future__ import annotations
 
 import ast
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -46,7 +45,7 @@ _STACK = 64 << 20
 def main(descriptor: int) -> None:
     """Serve until the socket closes."""
     signal.signal(signal.SIGTERM, lambda *_: _end_group())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides what ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides what ends
     _die_with_parent(signal.SIGTERM)
     _deepen_stack()
     with socket.socket(fileno=descriptor) as control:
@@ -56,12 +55,12 @@ def main(descriptor: int) -> None:
                 return
             settings = RankSettings.from_json(json.loads(told)["settings"])
             signal.signal(signal.SIGTERM, lambda *_: _end_group(settings))
-            device = native_build.load(lambda done, every: _tell(control, building=[done, every]))
+            device = native_build.load(lambda done, every: _send(control, building=[done, every]))
             _prepare(device, settings)
         except (ForetrainError, ImportError, OSError) as error:
-            _tell(control, failed=str(error))
+            _send(control, failed=str(error))
             return
-        _tell(control, ready=True)
+        _send(control, ready=True)
         _RankForker(control, device, settings).serve()
     _end_group(settings)
 
@@ -81,7 +80,7 @@ def _prepare(device: ModuleType, settings: RankSettings) -> None:
 
 
 class _RankForker:
-    """Forks ranks and tells of their ends."""
+    """Fork ranks, and report their exits over the control socket."""
 
     def __init__(self, control: socket.socket, device: ModuleType, settings: RankSettings) -> None:
         self._control, self._device, self._settings = control, device, settings
@@ -89,8 +88,8 @@ class _RankForker:
 
     def serve(self) -> None:
         """Serve until the other end of the control socket is closed."""
-        wakeup, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        wakeup, notify = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with selectors.DefaultSelector() as ready:
             ready.register(self._control, selectors.EVENT_READ)
@@ -100,7 +99,7 @@ class _RankForker:
 
     def _handle(self, ready: set[Any], wakeup: int) -> bool:
         if wakeup in ready:
-            with contextlib.suppress(BlockingIOError):
+            with suppress(BlockingIOError):
                 os.read(wakeup, 1024)
             self._reap()
         if self._control in ready:
@@ -113,12 +112,12 @@ class _RankForker:
     def _fork(self, rank: int, descriptor: int) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become(rank, descriptor)
+            self._run_rank(rank, descriptor)
         os.close(descriptor)
         self._ranks[pid] = rank
-        _tell(self._control, forked=rank, pid=pid)
+        _send(self._control, forked=rank, pid=pid)
 
-    def _become(self, rank: int, descriptor: int) -> None:
+    def _run_rank(self, rank: int, descriptor: int) -> None:
         """Run the rank from begin to end; never returns."""
         from foretrain.live.device.rank import run
         from foretrain.live.device.script import SimulationEnded
@@ -146,7 +145,7 @@ class _RankForker:
             if not pid:
                 return
             if pid in self._ranks:
-                _tell(self._control, ended=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
+                _send(self._control, ended=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
 
 
 def _end_group(settings: RankSettings | None = None) -> None:
@@ -176,23 +175,23 @@ def _receive(control: socket.socket) -> tuple[str, list[int]]:
     return data.decode(), descriptors
 
 
-def _tell(control: socket.socket, **message: Any) -> None:
-    with contextlib.suppress(BrokenPipeError):
+def _send(control: socket.socket, **message: Any) -> None:
+    with suppress(BrokenPipeError):
         control.sendall(json.dumps(message).encode())
 
 
 def _die_with_parent(number: int) -> None:
     """Ask the system, where it can, for signal ``number`` when the parent dies."""
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
 
 
 _ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
-"""What the first optimizer of a script imports, and DistributedDataParallel: a second, and 50 MiB in every rank."""
+"""Modules that optimizers and DistributedDataParallel import: a second, and 50 MiB in every rank."""
 
 
 def preload(settings: RankSettings) -> None:
-    """Import the modules of PyTorch that the script names; what goes wrong is left to the script to meet."""
+    """Import the modules of PyTorch that the script names; errors are left to the script."""
     for name in dict.fromkeys([*_ALWAYS, *_torch_imports(_script_source(settings))]):
         with suppress(Exception):
             importlib.import_module(name)

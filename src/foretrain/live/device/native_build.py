@@ -1,4 +1,4 @@
-"""Compiles the fake device on first use, keeps it in the user's cache, and loads it.
+"""Compile the simulated device on first use, keep it in the user's cache, and load it.
 
 One C++ extension, compiled by g++ against the headers that come with PyTorch. What is kept is named after the sources,
 PyTorch's version, Python's and the compiler that is asked for, so that another of these compiles anew.
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 
 class BuildError(ForetrainError):
-    """The fake device could not be compiled. ``output`` is what the compiler said."""
+    """The simulated device could not be compiled; ``output`` is the compiler's."""
 
     def __init__(self, message: str, output: str = "") -> None:
         self.output = output
@@ -69,7 +69,7 @@ def built(progress: Progress | None = None) -> Path:
     if not library.exists():
         folder = _writable(name)
         library = folder / f"{NAME}.so"
-        with _alone(folder):
+        with _build_lock(folder):
             if not library.exists():
                 _compile(folder, library, progress or (lambda done, all_: None))
     return library
@@ -124,10 +124,6 @@ def _writable(name: str) -> Path:
     return folder
 
 
-def _files() -> list[Path]:
-    return sorted(_SOURCES.glob("*.cpp"))
-
-
 def _fingerprint(version: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(_SOURCES.glob("*.?pp")):
@@ -137,8 +133,8 @@ def _fingerprint(version: str) -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let only one process compile; the others wait and find it done."""
+def _build_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of the build folder: one process compiles, others wait."""
     with open(folder / "lock", "w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +162,7 @@ def _compile(folder: Path, library: Path, progress: Progress) -> None:
 
 def _objects(base: list[str], scratch: Path, progress: Progress) -> list[Path]:
     """Compile all files, as many at a time as there are processors."""
-    files = _files()
+    files = sorted(_SOURCES.glob("*.cpp"))
     objects = [scratch / f"{path.stem}.o" for path in files]
     progress(0, len(files))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

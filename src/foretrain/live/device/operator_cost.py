@@ -45,20 +45,20 @@ _DTYPES = {
 
 
 def share(device: Device) -> None:
-    """Read the tables that most scripts need of ``device``, so that ranks forked after this share them: 16 MiB."""
+    """Read the tables of ``device`` that most scripts need, 16 MiB, so that ranks forked later share them."""
     model = OperatorModel(device)
     for shape in (Gemm(128, 128, 128), Attention(1, 1, 1, 128, 128, 128)):
         model.estimate(shape)
 
 
 class Prices:
-    """The callable that the extension asks; see ``set_price`` in ``native/kernels.hpp``.
+    """Cost function of operators that the extension calls; see ``set_price`` in ``native/kernels.hpp``.
 
     Args:
         device: what computes.
         factor: multiplies every duration that was not measured on such a device.
-        measured: what was.
-        remembering: whether to keep what it was asked for, for `write`.
+        measured: durations measured on such a device.
+        remembering: whether to keep the calls, for `write`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Prices:
     def __call__(
         self, operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]
     ) -> tuple[int, str, int, float, float]:
-        """Duration in ps, the kernel's name, the number of its provenance, FLOPs, and the duration's relative sigma."""
+        """Return duration in ps, kernel name, number of the provenance, FLOPs, and relative sigma of the duration."""
         call = OperatorCall(operator, _metas(arguments))
         what = _work(operator, call.arguments, _metas(results))
         if self._remembering and not isinstance(what, Nothing):
@@ -105,7 +105,7 @@ class Prices:
 
     @property
     def unknown(self) -> list[str]:
-        """Return operators that nothing is known of but the bytes of their arguments."""
+        """Return the operators that are charged for the bytes of their arguments alone."""
         return sorted(self._unknown)
 
 

@@ -32,13 +32,13 @@ def cuda_operators() -> list[str]:
     """Return names with overload, e.g. ``"add.Tensor"``, of namespace ``aten``."""
     entries = dict(_entries(_native_functions()))
     names = [
-        name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NOTHING)[0])
+        name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NO_ENTRY)[0])
     ]
     return list(dict.fromkeys([*names, *_ALSO]))
 
 
 def checked_operators() -> tuple[list[str], list[str]]:
-    """Operators that refuse tensors on different devices: by the check that torchgen writes, and by TensorIterator's.
+    """Return operators that refuse tensors on different devices: by torchgen's check, and by TensorIterator's.
 
     Names as those of `cuda_operators`; the others check for themselves, or not at all.
     """
@@ -54,7 +54,7 @@ def checked_operators() -> tuple[list[str], list[str]]:
     return [name for name in generated if name in known], [name for name in iterated if name in known]
 
 
-_NOTHING: tuple[frozenset[str], str] = frozenset(), ""
+_NO_ENTRY: tuple[frozenset[str], str] = frozenset(), ""
 
 
 def _native_functions() -> str:
@@ -95,7 +95,7 @@ Tensor = torch.Tensor
 
 
 def install_shapes() -> torch.library.Library:
-    """Register them; they live as long as what is returned."""
+    """Register shape functions that PyTorch lacks; they live as long as the returned library."""
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name, shape in _SHAPES.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
@@ -109,11 +109,7 @@ def _statistics_of(tensor: Tensor) -> Tensor:
     return tensor.new_empty(tensor.shape[1], dtype=kind)
 
 
-def _batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _statistics_of(x), _statistics_of(x)
-
-
-def _batch_norm_gather_stats(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _batch_norm_stats(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _statistics_of(x), _statistics_of(x)
 
 
@@ -155,8 +151,8 @@ def _scaled_product(left: Tensor, right: Tensor, *_: Any, out: Tensor, **__: Any
 
 _SHAPES: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": _batch_norm_stats,
-    "batch_norm_gather_stats": _batch_norm_gather_stats,
-    "batch_norm_gather_stats_with_counts": _batch_norm_gather_stats,
+    "batch_norm_gather_stats": _batch_norm_stats,
+    "batch_norm_gather_stats_with_counts": _batch_norm_stats,
     "batch_norm_elemt": _batch_norm_elemt,
     "batch_norm_backward_reduce": _batch_norm_backward_reduce,
     "batch_norm_backward_elemt": _batch_norm_backward_elemt,

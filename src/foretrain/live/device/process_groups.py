@@ -30,7 +30,7 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
 
     Args:
         device: the loaded extension.
-        store: makes the store that ranks meet in.
+        store: makes the store of the rendezvous.
     """
     _install_nccl(device)
     _install_gloo(device)
@@ -76,7 +76,7 @@ class _Configuration:
 
 
 class _Named(type):
-    """isinstance by the backend's name, as all groups here are of one C++ class."""
+    """Metaclass with isinstance by the backend's name, as all groups here are of one C++ class."""
 
     backend: str
 
@@ -93,7 +93,8 @@ def _install_nccl(device: ModuleType) -> None:
         NCCLConfig = _Configuration
 
         def __new__(cls, store: Store, rank: int, size: int, options: Any = None, **_: Any) -> Any:
-            return device.group("nccl", rank, _ranks(options, size), options or NcclOptions())
+            ranks = getattr(options, "global_ranks_in_group", None) or range(size)
+            return device.group("nccl", rank, list(ranks), options or NcclOptions())
 
     for module in (distributed_c10d, dist):
         put(module, ProcessGroupNCCL=ProcessGroupNCCL, is_nccl_available=lambda: True)
@@ -109,24 +110,17 @@ def _install_nccl(device: ModuleType) -> None:
 
 
 def _install_gloo(device: ModuleType) -> None:
-    def create(store: Store, rank: int, size: int, timeout: Any) -> Any:
-        ranks = _member_ranks[-1] if _member_ranks and len(_member_ranks[-1]) == size else list(range(size))
-        return device.group("gloo", rank, list(ranks), Backend.Options("gloo"))
-
     class ProcessGroupGloo(metaclass=_Named):
         """Simulated; isinstance holds for every group of backend "gloo"."""
 
         backend = "gloo"
 
         def __new__(cls, store: Store, rank: int, size: int, timeout: Any = None) -> Any:
-            return create(store, rank, size, timeout)
+            ranks = _member_ranks[-1] if _member_ranks and len(_member_ranks[-1]) == size else range(size)
+            return device.group("gloo", rank, list(ranks), Backend.Options("gloo"))
 
     for module in (distributed_c10d, dist):
         put(module, ProcessGroupGloo=ProcessGroupGloo)
-
-
-def _ranks(options: Any, size: int) -> list[int]:
-    return list(getattr(options, "global_ranks_in_group", None) or range(size))
 
 
 def _install_rendezvous(store: Callable[[], Store]) -> None:
@@ -137,9 +131,7 @@ def _install_rendezvous(store: Callable[[], Store]) -> None:
 
 
 _member_ranks: list[Sequence[int]] = []
-"""Of the group that is being made; Gloo's constructor is not told."""
-
-
+"""World ranks of the group that is being made, which Gloo's constructor does not get."""
 _local_families: list[set[int]] = []
 """The ranks of families of groups whose members alone need make them; the same one for each group of a family."""
 
@@ -155,7 +147,7 @@ def hidden_siblings(world: int) -> str | None:
 
 
 def _install_families(device: ModuleType) -> None:
-    """Tell of every group that a script makes, its own or not: they say which ranks are alike."""
+    """Announce every group that the script makes: families of groups show which ranks act alike."""
     families = _Families(device.announce_group)
     helper = distributed_c10d._new_process_group_helper
 
@@ -193,7 +185,7 @@ def _install_families(device: ModuleType) -> None:
 
 
 def _install_objects() -> None:
-    """Give objects of a root that is not executed as those of the rank that stands for it."""
+    """Take objects of a represented root from the rank that represents it."""
     plain, plain_scatter = dist.broadcast_object_list, dist.scatter_object_list
 
     def broadcast_object_list(
@@ -230,7 +222,7 @@ def _install_objects() -> None:
 
 
 class _Families:
-    """Numbers groups that were made in one go: of the same size, one after the other, with no rank in common.
+    """Families of groups: those made one after the other, of the same size, with no rank in common.
 
     Attributes:
         told: the ranks of the family's groups so far.
@@ -252,7 +244,7 @@ class _Families:
 
 
 STORE_TIMEOUT: Final = timedelta(seconds=30)
-"""How long a rank waits for a note where some ranks are only represented."""
+"""Time that a rank waits for a key of a store when some ranks are only represented."""
 _REMEDY: Final = (
     "foretrain: some ranks are not live but represented by others (the lines on folding above say which), and leave no "
     "notes in a store; if this one is theirs, run all with --live all"
@@ -261,15 +253,15 @@ _REMEDY: Final = (
 
 def shared_store(path: str, folded: bool) -> FileStore:
     """Return the store that all live ranks of a run share."""
-    return _ImpatientFileStore(path, -1) if folded else FileStore(path, -1)
+    return _BoundedFileStore(path, -1) if folded else FileStore(path, -1)
 
 
 def install_stores() -> None:
     """Make stores that a script creates itself not wait for ranks that are only represented."""
-    put(dist, TCPStore=_ImpatientTCPStore)
+    put(dist, TCPStore=_BoundedTCPStore)
 
 
-class _ImpatientFileStore(FileStore):
+class _BoundedFileStore(FileStore):
     def __init__(self, path: str, ranks: int) -> None:
         super().__init__(path, ranks)
         super().set_timeout(STORE_TIMEOUT)
@@ -278,7 +270,7 @@ class _ImpatientFileStore(FileStore):
         """Ignore the timeouts that process groups set, of many minutes."""
 
 
-class _ImpatientTCPStore(TCPStore):
+class _BoundedTCPStore(TCPStore):
     def __init__(
         self,
         host_name: str,
@@ -293,7 +285,7 @@ class _ImpatientTCPStore(TCPStore):
 
 
 def explain_store_timeout(error: BaseException) -> None:
-    """Add to an error of a folded run what may be behind it, if a store is."""
+    """Add the likely cause to an error of a store in a folded run."""
     text = str(error)
     if isinstance(error, RuntimeError) and ("Timeout waiting for key" in text or "ait timeout" in text):
         error.add_note(_REMEDY)

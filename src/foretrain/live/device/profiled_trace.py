@@ -1,4 +1,4 @@
-"""The trace that ``torch.profiler`` exports, in virtual time and with the simulated GPU's kernels."""
+"""Traces that ``torch.profiler`` exports, in virtual time and with the simulated GPU's kernels."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def virtual(
     Args:
         text: JSON, as PyTorch's profiler writes it; its times are of the real clock.
         clock: the rank's clock by the real one, ns.
-        launches: what the GPU ran.
+        launches: work that ran on the GPU.
         numbers: by index of a function, the number that the profiler has given it.
-        hosts: whether what the host did is wanted.
+        hosts: whether to keep the events of the host.
     """
     document = json.loads(text, parse_float=_Number)
     base = document.get("baseTimeNanoseconds", 0)
@@ -151,14 +151,14 @@ _KERNELS = {
     "reduce": "Reduce",
     "barrier": "AllReduce",
 }
-"""NCCL's own; everything else it does by sends and receives."""
+"""Kernels of NCCL by operation; all others are sends and receives."""
 _NAMES = {
     "all_reduce": "allreduce",
     "all_gather": "_allgather_base",
     "reduce_scatter": "_reduce_scatter_base",
     "all_to_all": "all_to_all",
 }
-"""What ProcessGroupNCCL calls them, where that is another name."""
+"""Names of ProcessGroupNCCL that differ."""
 
 
 def kernel_of(operation: str) -> str:

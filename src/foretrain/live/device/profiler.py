@@ -1,4 +1,4 @@
-"""``torch.profiler`` in virtual time: the host's functions by the rank's clock, and the kernels of the simulated GPU.
+"""``torch.profiler`` in virtual time: functions of the host by the rank's clock, and kernels of the simulated GPU.
 
 # Note [Two observers]
 PyTorch's own profiler runs as in a build without CUDA, and takes down names, shapes, stacks and memory, by the real
@@ -27,7 +27,7 @@ from foretrain.live.device.profiled_trace import Launched
 from foretrain.units import NANOSECOND, Time
 
 _FUNCTIONS = ("cpu_op", "user_annotation")
-"""What PyTorch's profiler calls the functions that both observe."""
+"""Categories of the functions that both observe."""
 _FIRST = 1 << 16
 """Number of the first launch; PyTorch numbers functions from 1."""
 
@@ -77,7 +77,7 @@ def install(device: ModuleType) -> None:
 
 
 def _on_the_host(activities: set[ProfilerActivity]) -> set[ProfilerActivity]:
-    """Return what PyTorch's own profiler is to observe: launches come with the functions that launch them."""
+    """Return the activities for PyTorch's own profiler: the host alone, if anything."""
     return {ProfilerActivity.CPU} if activities else activities
 
 
@@ -106,11 +106,11 @@ class ProfilerResult:
     """Result of PyTorch's profiler in virtual time: in place of ``_ProfilerResult``, whose methods it has.
 
     Args:
-        real: what it found by the real clock.
+        real: PyTorch's result, by the real clock.
         began: when it began, ps.
         functions: the functions of the host, in the order of their beginnings.
         launches: what they launched.
-        activities: which of the two are wanted.
+        activities: those to report, of CPU and CUDA.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ProfilerResult:
 
 
 def _matched(events: Sequence[Any], functions: Sequence[Function]) -> dict[int, Any]:
-    """The profiler's event of each function, by the function's index; of threads on which both have seen as many."""
+    """Return the profiler's event of each function, by index, on threads where both observed as many."""
     by_thread: dict[int, list[Any]] = {}
     for event in events:
         by_thread.setdefault(event.start_thread_id(), []).append(event)
@@ -169,10 +169,10 @@ def _matched(events: Sequence[Any], functions: Sequence[Function]) -> dict[int, 
 
 
 class ProfilerClock:
-    """The rank's clock by the real one, both in ns: it steps at what both observers have seen.
+    """Rank's clock as a function of the real one, both in ns; it steps at the events that both observers have seen.
 
-    Where they have not seen the same, e.g. as the script toggled the profiler, the device's own look at the real clock
-    tells; that is a fraction of a microsecond beside the profiler's.
+    Where they differ, e.g. as the script toggled the profiler, the device's own reading of the real clock serves; it is
+    within a fraction of a microsecond of the profiler's.
     """
 
     def __init__(self, began: Time, functions: Sequence[Function], matched: dict[int, Any]) -> None:
@@ -194,7 +194,7 @@ class ProfilerClock:
 
 
 class HostEvent:
-    """An event of the host, in virtual time."""
+    """Event of the host, in virtual time."""
 
     def __init__(self, event: Any, clock: Callable[[int], int]) -> None:
         self._event = event
@@ -217,11 +217,11 @@ class HostEvent:
 
 
 class KernelEvent:
-    """An event of the GPU; ``number`` is of the function that launched it, 0 if none did."""
+    """Event of the GPU; ``number`` is that of the function that launched it, 0 if none did."""
 
     def __init__(self, one: Launched, number: int) -> None:
         stream = one.cuda_stream
-        self._told = _NOTHING | {
+        self._values = _HOST_ONLY | {
             "name": one.kernel,
             "activity_type": one.kind,
             "device_index": one.device,
@@ -237,41 +237,21 @@ class KernelEvent:
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
         try:
-            value = self._told[name]
+            value = self._values[name]
         except KeyError:
             raise AttributeError(name) from None
         return lambda: value
 
 
-_NOTHING: dict[str, Any] = {
-    "overload_name": "",
-    "is_async": False,
-    "external_id": 0,
-    "shapes": [],
-    "dtypes": [],
-    "concrete_inputs": [],
-    "kwinputs": {},
+_HOST_ONLY: dict[str, Any] = {
+    **dict.fromkeys(["external_id", "fwd_thread_id", "scope", "flops", "nbytes", "flow_id", "flow_type"], 0),
+    **dict.fromkeys(["sequence_nr", "cuda_elapsed_us", "privateuse1_elapsed_us"], -1),
+    **dict.fromkeys(["python_id", "python_parent_id", "python_module_id"], -1),
+    **dict.fromkeys(["is_async", "is_user_annotation", "is_python_function", "is_hidden_event", "flow_start"], False),
+    **dict.fromkeys(["overload_name", "metadata_json"], ""),
+    **{name: [] for name in ["shapes", "dtypes", "concrete_inputs", "stack"]},
+    **{name: [] for name in ["structured_input_shapes", "structured_input_strides"]},
+    **{name: {} for name in ["kwinputs", "extra_meta"]},
     "device_type": DeviceType.CUDA,
-    "fwd_thread_id": 0,
-    "stack": [],
-    "scope": 0,
-    "sequence_nr": -1,
-    "flops": 0,
-    "nbytes": 0,
-    "cuda_elapsed_us": -1,
-    "privateuse1_elapsed_us": -1,
-    "is_user_annotation": False,
-    "is_python_function": False,
-    "is_hidden_event": False,
-    "metadata_json": "",
-    "extra_meta": {},
-    "flow_id": 0,
-    "flow_type": 0,
-    "flow_start": False,
-    "structured_input_shapes": [],
-    "structured_input_strides": [],
-    "python_id": -1,
-    "python_parent_id": -1,
-    "python_module_id": -1,
 }
-"""What an event of the GPU has to say of what only the host's have."""
+"""Values of a GPU event's attributes that only events of the host have."""

@@ -1,4 +1,4 @@
-"""One simulated rank: the device made real to PyTorch, the script run, and what it leaves behind."""
+"""Simulated rank: activates the device, runs the script, notes steps and memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import json
 import math
 import os
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -42,21 +41,21 @@ from foretrain.live.device.operator_cost import HostOptimizerStep, local_part
 from foretrain.live.device.settings import RankSettings
 
 _MOST_READS = 20_000
-"""Values that are not real which a script may read at one place before it is taken to wait for one of them."""
+"""Reads of values that are not real, at one line, after which the script is taken to wait for one of them."""
 _STEPS_READ = 1_000
-"""Steps in which a script without --steps may do so before it is told that such a value may never end it."""
+"""Steps of a script without --steps that read such a value before it is warned that it may never end."""
 _FLOATING = ("Float", "Half", "Double")
-"""What names of floating dtypes have in them, BFloat16 and Float8_e4m3fn included."""
+"""Parts of the names of floating dtypes, e.g. of BFloat16 and Float8_e4m3fn."""
 
 Place: TypeAlias = tuple[str, int]
 """A file and its line."""
 
 _kept: list[object] = []
-"""What must live as long as the process."""
+"""Objects that must live as long as the process."""
 
 
 def activate(device: ModuleType, settings: RankSettings) -> None:
-    """Make PyTorch believe in the device; once per process, before it forks."""
+    """Make PyTorch use the simulated device; once per process, before it forks."""
     gpu, _ = settings.measured()
     own = set(device.native_operators())
     device.install([name for name in operators.cuda_operators() if name not in own], *operators.checked_operators())
@@ -66,7 +65,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     device.set_launch(0 if gpu.serial else settings.launch)
     cuda.install(device, cuda.properties_of(gpu))
     if gpu.serial:
-        _as_on_a_cpu()
+        _use_cpu_optimizers()
     process_groups.install(device, lambda: process_groups.shared_store(settings.store, settings.folded))
     if settings.folded:
         process_groups.install_stores()
@@ -122,7 +121,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     return status
 
 
-def _as_on_a_cpu() -> None:
+def _use_cpu_optimizers() -> None:
     """Make optimizers go from parameter to parameter, as on CPUs; they join them in lists only on GPUs."""
     # No attribute of torch.optim leads to the second.
     for module in (_foreach_utils, sys.modules["torch.optim.optimizer"]):
@@ -160,7 +159,7 @@ class _Steps:
         self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
         self._host = host
         self._made: dict[int, int] = {}
-        # By identity: a reference would keep the memory of a state that the script has dropped.
+        # By identity: a reference would keep a state that the script has dropped in memory.
         self._states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._before: dict[str, Any] = device.counts()
         self.done = 0
@@ -251,12 +250,11 @@ class _Watchdog:
         for place in self._reads if self._settings.steps is None else ():
             self._steps_read[place] += 1
             if self._steps_read[place] == _STEPS_READ:
-                self._doubt_an_end(place)
+                self._warn_of_endless_loop(place)
         self._reads.clear()
 
     def __call__(self, what: str) -> None:
-        frame = script.script_frame()
-        place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("?", 0)
+        place = script.script_line()
         count = self._reads[place] = self._reads.get(place, 0) + 1
         where = f"{place[0]}:{place[1]}"
         if place not in self._warned and not any(name in what for name in _FLOATING):
@@ -269,7 +267,7 @@ class _Watchdog:
                 f" waits for one of them never ends; bound it, or read a value that the host computes"
             )
 
-    def _doubt_an_end(self, place: Place) -> None:
+    def _warn_of_endless_loop(self, place: Place) -> None:
         """Warn at once, on stderr: warnings that are shown at the end would come too late."""
         text = (
             f"foretrain: {place[0]}:{place[1]} has read a value that is not real in {_STEPS_READ:,} steps: if the"
@@ -282,10 +280,8 @@ class _Watchdog:
 def _leave_log(device: ModuleType, socket: int) -> None:
     """Disconnect a child of the rank, e.g. a DataLoader's worker, from the log: it has no GPU and no clock."""
     device.connect(-1)
-    try:
+    with suppress(OSError):
         os.close(socket)
-    except OSError:
-        traceback.clear_frames(None)
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:
@@ -298,7 +294,7 @@ def _out_of_memory(error: BaseException | None) -> str | None:
 
 
 def _note_memory(device: ModuleType, failure: str | None) -> None:
-    """Write the last note: the rank's peak memory on its fullest GPU, and why it was too little if it was."""
+    """Write the last note: peak memory of the rank's fullest GPU, and the allocator's error if it was too little."""
     needs = [device.memory_needed(index) for index in range(device.device_count())]
     most = max(needs, key=lambda need: (need["reserved"], need["allocated"]))
     device.note(device.MEMORY, 0, 0, json.dumps(most | {"out_of_memory": failure}).encode())

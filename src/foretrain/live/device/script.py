@@ -1,4 +1,4 @@
-"""The script in a rank: run as Python itself would, up to what is left to the interpreter's end."""
+"""Script of a rank: run as by Python itself, with its threads and exit handlers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
 _OURS = (_HERE, os.path.abspath(run_as_main.__code__.co_filename), "<frozen runpy>")
 _NUMBERED = re.compile(r"\b(GPU |cuda:|rank )\d+")
-"""What differs between ranks that fail alike."""
+"""Numbers that differ between ranks that fail alike."""
 
 
 class Enough(BaseException):
@@ -35,11 +35,11 @@ class Enough(BaseException):
 
 
 class SimulationEnded(Exception):
-    """The simulation is over for another reason than this rank; nobody listens to it any more."""
+    """The executor has ended the simulation for another reason than this rank."""
 
 
 def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
-    """Run the script and what it has left to the interpreter's end; return the exit status, and why it failed.
+    """Run the script with its threads and exit handlers; return the exit status, and the error if it failed.
 
     Raises:
         SimulationEnded: the executor has ended the simulation.
@@ -52,14 +52,14 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
     except SystemExit as error:
         status = _exit_status(error)
     except BrokenPipeError:
-        status = 128 + SIGPIPE  # who reads what the script prints, e.g. head, has seen enough
+        status = 128 + SIGPIPE  # the reader of the output, e.g. head, has closed it
     except DistBackendError as error:
-        _tell_place(error, rank)
+        _print_position(error, rank)
         raise SimulationEnded from None
     except BaseException as error:
         if settings.folded:
             explain_store_timeout(error)
-        _tell(error, settings, rank)
+        _print_failure(error, settings, rank)
         status, failure = 1, error
     _end(threads)
     return status, failure
@@ -75,7 +75,7 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def _end(threads: bool) -> None:
-    """End as the interpreter does after a script; ``threads`` if those that the script has started are awaited."""
+    """End as the interpreter does after a script; with ``threads``, wait for those that the script started."""
     if threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
@@ -84,11 +84,11 @@ def _end(threads: bool) -> None:
         sys.stderr.flush()
 
 
-def _tell(error: BaseException, settings: RankSettings, rank: int) -> None:
+def _print_failure(error: BaseException, settings: RankSettings, rank: int) -> None:
     """Print the traceback on stderr, in one piece; once, where several ranks fail alike."""
-    told = traceback.TracebackException.from_exception(error)
-    _without_ours(told)
-    text = "".join(told.format())
+    trace = traceback.TracebackException.from_exception(error)
+    _remove_own_frames(trace)
+    text = "".join(trace.format())
     if first_to_say(text, settings):
         sys.stderr.write(f"foretrain: the script failed on rank {rank}:\n{text}")
     else:
@@ -108,18 +108,18 @@ def first_to_say(text: str, settings: RankSettings) -> bool:
     return True
 
 
-def _without_ours(told: traceback.TracebackException | None) -> None:
-    """Take out the frames that led to the script, and those of the simulated GPU that it called."""
-    if told is None:
+def _remove_own_frames(trace: traceback.TracebackException | None) -> None:
+    """Remove the frames below the script and those of the simulated GPU."""
+    if trace is None:
         return
-    kept = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
-    told.stack = traceback.StackSummary.from_list(kept)
-    _without_ours(told.__cause__)
-    _without_ours(told.__context__)
+    kept = [frame for frame in trace.stack if not frame.filename.startswith(_OURS)]
+    trace.stack = traceback.StackSummary.from_list(kept)
+    _remove_own_frames(trace.__cause__)
+    _remove_own_frames(trace.__context__)
 
 
-def _tell_place(error: BaseException, rank: int) -> None:
-    """Print where a rank stood when the simulation ended: which line calls what the others do not."""
+def _print_position(error: BaseException, rank: int) -> None:
+    """Print the line of the script at which a rank waited when the simulation ended."""
     stack = traceback.extract_tb(error.__traceback__)
     for frame in reversed(stack):
         if not frame.filename.startswith((_LIBRARY, _PACKAGE, *_OURS)):
@@ -127,9 +127,12 @@ def _tell_place(error: BaseException, rank: int) -> None:
             return
 
 
-def script_frame() -> FrameType | None:
-    """Return the innermost frame that is neither PyTorch's nor ours."""
-    return next((frame for frame in _frames() if not frame.f_code.co_filename.startswith((_LIBRARY, *_OURS))), None)
+def script_line() -> tuple[str, int]:
+    """Return file and line of the innermost frame that is neither PyTorch's nor ours; ``"?"`` and 0 without one."""
+    for frame in _frames():
+        if not frame.f_code.co_filename.startswith((_LIBRARY, *_OURS)):
+            return frame.f_code.co_filename, frame.f_lineno
+    return "?", 0
 
 
 def _frames() -> Iterator[FrameType]:

@@ -1,4 +1,4 @@
-"""What every simulated rank is told: the server it stands in, and the script."""
+"""Settings of simulated ranks: script, server and device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foretrain.device.calibration import Calibration, load
 from foretrain.units import MICROSECOND, Time
 
 LAUNCH: Time = 6 * MICROSECOND
-"""What an eager framework's host spends on one kernel; 5 to 10 µs are usual."""
+"""Host time of an eager framework for one kernel; 5 to 10 µs are usual."""
 WATCHED = 2
 """Steps to watch before a policy schedules. The first pays for allocations; in virtual time more are alike."""
 
@@ -29,13 +29,13 @@ class RankSettings:
         folded: whether some ranks of the job are only represented by others.
         steps: of the optimizer after which the script is ended; None lets it run to its own end.
         launch: ps the host spends on launching a kernel.
-        measured_host: whether it spends what this machine's CPU does instead.
+        measured_host: whether it spends this machine's CPU time instead.
         factor: by which every predicted time of an operator is multiplied, for a framework's own efficiency.
-        tracing: whether every kernel is told of, or only runs of them.
+        tracing: whether every kernel is logged, or only runs of them.
         calibration: a file of what was measured on the device, or None.
         operators: where to write which operators were launched, with the rank behind it, or None.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
-        memory: bytes that a GPU has, instead of what its kind has, or None.
+        memory: bytes of GPU memory, overriding the preset, or None.
         reserve: bytes of a GPU's memory that PyTorch does not see: CUDA's context and NCCL's buffers.
     """
 

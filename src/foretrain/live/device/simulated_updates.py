@@ -3,9 +3,9 @@
 The real runtime has a thread that waits for them.
 
 # Note [Order of updates]
-They stand on one stream in the order of first use, so that one that has come waits for those before it. Whoever needs
-it waits for these anyhow, for a forward pass uses parameters in that order. Their launches cost the host no time, as
-they are another thread's in the real runtime.
+Updates are queued on one stream in the order of first use, so that each waits for those before it. This delays nothing:
+a forward pass uses parameters in that order. Their launches cost the host no time, as they are another thread's in the
+real runtime.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SMALL = 64 << 10
 
 
 class Mark:
-    """An event of the rank's log, forgotten when nobody can ask for it any more."""
+    """Event of the rank's log, forgotten when this object is deleted."""
 
     __slots__ = ("_forget", "number")
 
@@ -37,7 +37,7 @@ class Mark:
 
 
 class SimulatedUpdates:
-    """Updates on a stream of their own, each behind the sums it needs; see Note [Order of updates].
+    """Deferred updates on a stream of their own, each behind the sums it needs; see Note [Order of updates].
 
     Args:
         device: the loaded extension.

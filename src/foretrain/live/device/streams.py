@@ -28,7 +28,7 @@ from foretrain.live.device import put
 
 
 def install(device: ModuleType) -> None:
-    """Put the classes in place of the placeholders, and the functions that return streams."""
+    """Install the classes in place of the placeholders, and the functions that return streams."""
 
     def index(of: Any = None) -> int:
         if of is None:
@@ -91,22 +91,22 @@ def install(device: ModuleType) -> None:
             return hash((self.stream_id, self.device_index))
 
     class ExternalStream(Stream):
-        """A stream of somebody else's; there are none here."""
+        """Stream of another library, of which there are none here."""
 
         def __new__(cls, stream_ptr: int, device: Any = None) -> Any:
             return super().__new__(cls, stream_id=stream_ptr, device_index=index(device), device_type=1)
 
     class Event(torch.Event):
-        """A CUDA event in virtual time; all of them know when they happened, but only those made for it tell."""
+        """CUDA event in virtual time; all have a time, but only those made for timing report it."""
 
-        _tells: bool
+        _timed: bool
 
         def __new__(
             cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
         ) -> Event:
             where = torch.device("cuda", device.current_device())
             self = super().__new__(cls, where, enable_timing=True, blocking=blocking, interprocess=False)
-            self._tells = enable_timing
+            self._timed = enable_timing
             return self
 
         def record(self, stream: torch.Stream | None = None) -> None:
@@ -117,7 +117,7 @@ def install(device: ModuleType) -> None:
 
         def elapsed_time(self, end_event: Any) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
             """Return ms from this event to ``end_event``; ValueError unless both were made with ``enable_timing``."""
-            if not (self._tells and getattr(end_event, "_tells", True)):
+            if not (self._timed and getattr(end_event, "_timed", True)):
                 raise ValueError("Both events must be created with argument 'enable_timing=True'.")
             return device.elapsed(self.event_id, end_event.event_id)
 
@@ -145,7 +145,7 @@ def install(device: ModuleType) -> None:
 
 
 _after_replay: dict[object, Callable[[], None]] = {}
-"""What the graph that is being captured does behind each of its replays, by what it is done for."""
+"""Calls after each replay of the graph that is being captured, by the object they are for."""
 
 
 def after_replays(what: object, call: Callable[[], None]) -> bool:
