@@ -1,9 +1,8 @@
-"""The engine: runs one pure policy in one world and keeps the log of what was decided.
+"""Engine that runs one pure policy in one world and keeps the log of its decisions.
 
-A policy has no clock, thread, tensor or socket; a world has no opinion. What must hold whatever the policy does is
-checked here, by counting: of no task are more bytes started than it has, none before its gradient exists, none gathered
-before it is reduced; and a task has *landed* when as many bytes as it has arrived. Which bytes these are is checked
-where nobody waits for it, by `foretrain.schedule.script.validate`.
+A policy has no clock, thread, tensor or socket; a world decides nothing. The engine checks by counting that no task
+sends more bytes than it has, none before its gradient exists, and gathers none before it is reduced. A task has
+*landed* when all its bytes have arrived. `foretrain.schedule.script.validate` checks which bytes a schedule sends.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from foretrain.units import Time
 
 
 class Policy(Protocol):
-    """A pure state machine: the same events at the same times give the same actions."""
+    """Pure state machine: the same events at the same times give the same actions."""
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
         """Return the actions in response to ``event``, in order. ``now`` never decreases."""
@@ -27,23 +26,23 @@ class Policy(Protocol):
 
 
 class World(Protocol):
-    """Where a policy runs: a clock, a timer and a way to send. Callbacks never run inside these calls."""
+    """Clock, timer and network of a policy. Callbacks never run inside these calls."""
 
     def now(self) -> Time:
-        """The present."""
+        """Return the present time."""
         ...
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
-        """Runs ``call`` at ``when``, or as soon as possible after it."""
+        """Run ``call`` at ``when``, or as soon as possible after it."""
         ...
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Sends ``chunk`` behind all that were started before; calls ``done(chunk)`` when it has arrived."""
+        """Send ``chunk`` behind all that were started before; call ``done(chunk)`` when it has arrived."""
         ...
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """One line of the log: at ``time`` in step ``step`` the policy started ``chunk``."""
+    """Entry of the log: at ``time`` in step ``step`` the policy started ``chunk``."""
 
     time: Time
     step: int
@@ -51,7 +50,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 class Engine:
-    """Runs ``policy`` in ``world``. `post` and the world's callbacks must come from one thread.
+    """Engine of ``policy`` in ``world``. `post` and the world's callbacks must come from one thread.
 
     Args:
         policy: decides.
@@ -82,11 +81,11 @@ class Engine:
 
     @property
     def log(self) -> tuple[Decision, ...]:
-        """Every decision so far, in order."""
+        """Return all decisions so far, in order."""
         return tuple(self._log)
 
     def post(self, event: Event) -> None:
-        """Gives ``event`` to the policy and carries out what it answers."""
+        """Give ``event`` to the policy and carry out its actions."""
         if type(event) is Ready:
             self._release(event.task)
         elif type(event) is StepBegin:

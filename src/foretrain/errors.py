@@ -11,14 +11,13 @@
     │
     │   and where they are raised:
     ├── PlanError        a collective does not do what it promises (`foretrain.collective.verification`)
-    ├── BuildError       the simulated GPU does not compile: has what the compiler said
-    (`foretrain.live.device.native_build`) ├── ScriptFailed     a PeerLost: a simulated rank's script failed
-    (`foretrain.live.failures`) ├── Malformed        a message to a parameter server that does not read or belong
-    (`foretrain.comm.ps.frames`) ├── LinkError        a connection between ranks cannot be made or is over
-    (`foretrain.comm.coordinator.link`) ├── OutOfMemory      a simulated GPU's memory is not enough: names rank and use
-    (`foretrain.live.failures`) └── LabError         a lab cannot be built, found or used: says what to type
-    instead (`foretrain.lab`)
-        └── LaunchError  a rank in a lab failed, or the ranks took too long: has what it wrote last (`foretrain.lab`)
+    ├── BuildError       the simulated GPU does not compile (`foretrain.live.device.native_build`)
+    ├── ScriptFailed     a PeerLost: a simulated rank's script failed (`foretrain.live.failures`)
+    ├── OutOfMemory      a simulated GPU has too little memory (`foretrain.live.failures`)
+    ├── Malformed        a message to a parameter server is invalid (`foretrain.comm.ps.frames`)
+    ├── LinkError        a connection between ranks fails or has ended (`foretrain.comm.coordinator.link`)
+    └── LabError         a lab cannot be built, found or used (`foretrain.lab`)
+        └── LaunchError  a rank in a lab failed, or the ranks took too long (`foretrain.lab`)
 
 A message says what was wrong, the value, and what to do. `ConfigError.at` adds the outer part of a field's path on
 the way out, so that ``rate`` becomes ``cluster.toml: links.rate``.
@@ -31,11 +30,11 @@ from collections.abc import Iterable
 
 
 class ForetrainError(Exception):
-    """The root: catch this to catch everything foretrain raises on purpose."""
+    """Root of all errors that foretrain raises on purpose."""
 
 
 class ConfigError(ForetrainError, ValueError):
-    """An input is wrong. ``field`` is its path, ``value`` what stood there, ``remedy`` what to write instead."""
+    """Error of an input. ``field`` is its path, ``value`` the wrong value, ``remedy`` what to write instead."""
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
@@ -51,11 +50,11 @@ class ConfigError(ForetrainError, ValueError):
 
 
 class ScheduleError(ForetrainError):
-    """A schedule or policy breaks a rule of the vocabulary in `foretrain.tasks`."""
+    """Error of a schedule or policy that breaks a rule of the vocabulary in `foretrain.tasks`."""
 
 
 class StallError(ForetrainError):
-    """Nothing more can happen and the work is not done. ``waits`` says who waits for what, one line each."""
+    """Deadlock: no event is left and the work is not done. ``waits`` lists who waits for what, one line each."""
 
     def __init__(self, what: str, waits: Iterable[str]) -> None:
         self.waits = tuple(waits)
@@ -66,26 +65,26 @@ class StallError(ForetrainError):
 
 
 class RecordError(ForetrainError):
-    """A training step cannot be recorded, or what a script gives cannot be trained."""
+    """Error of a training step that cannot be recorded, or of a script whose result cannot be trained."""
 
 
 class PeerLost(ForetrainError):
-    """Another rank is gone. Says which, since when, and what was under way."""
+    """Loss of another rank; names it, since when, and what was under way."""
 
 
 class Disagreement(ForetrainError):
-    """Ranks that must agree do not. Says on what, and which rank differs."""
+    """Disagreement between ranks; names the subject and the rank that differs."""
 
 
 class MissingExtra(ForetrainError, ImportError):
-    """An optional package is not installed."""
+    """Error of an optional package that is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs the package '{package}'; install it with: pip install 'foretrain[{extra}]'")
 
 
 def unknown(field: str, value: object, choices: Iterable[str]) -> ConfigError:
-    """The error for a name that is none of ``choices``; lists the near ones first, or all when nothing is near."""
+    """Return the error for a name that is none of ``choices``; it lists the near ones first."""
     names = sorted(choices)
     folded = {name.lower().replace("-", "_"): name for name in names}
     wanted = str(value).lower().replace("-", "_")

@@ -1,4 +1,4 @@
-"""Write a file so that a reader finds the old text or the new one, and never half of it."""
+"""Read a file, and write one so that a reader finds the old text or the new one, and never half of it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
         raise ConfigError("path", os.fspath(path), problem, "choose a file in a folder you may write to") from error
+
+
+def read_text(path: str | os.PathLike[str], field: str, remedy: str) -> str:
+    """Return the text of a UTF-8 file; ConfigError with ``field`` and ``remedy`` where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(field, os.fspath(path), f"cannot be read ({why})", remedy) from None
 
 
 def write_json(path: str | os.PathLike[str], value: object) -> None:

@@ -1,4 +1,4 @@
-"""The vocabulary policies, engines and worlds share: tasks and chunks, events in, actions out.
+"""Vocabulary of policies, engines and worlds: tasks and chunks, events and actions.
 
 A *task* is one gradient tensor to exchange. A *chunk* is what is sent at once: a piece of one task (partition) or
 pieces of many (fusion). These are msgspec structs and not dataclasses because hundreds of thousands are made per
@@ -14,11 +14,11 @@ import msgspec
 from foretrain.units import Time
 
 Op: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
-"""What a chunk does. On a parameter server they read push-and-pull, push, and pull."""
+"""Operation of a chunk. On a parameter server they mean push-and-pull, push, and pull."""
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """One gradient tensor.
+    """Gradient tensor to exchange.
 
     Attributes:
         index: its place in registration order and in every table indexed by task.
@@ -50,7 +50,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepBegin(msgspec.Struct, frozen=True, gc=False):
-    """The backward pass of a step begins."""
+    """Event: the backward pass of a step begins."""
 
     step: int
 
@@ -68,17 +68,17 @@ class Done(msgspec.Struct, frozen=True, gc=False):
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
-    """The time a policy asked for with `WakeAt` has come."""
+    """Event: the time that a policy requested with `WakeAt` has come."""
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """Send this chunk now, behind whatever was started before it."""
+    """Action: send a chunk behind all that were started before it."""
 
     chunk: Chunk
 
 
 class WakeAt(msgspec.Struct, frozen=True, gc=False):
-    """Post `Wake` at this time."""
+    """Action: post `Wake` at a time."""
 
     time: Time
 

@@ -13,7 +13,7 @@ Kind: TypeAlias = Literal["forward", "backward", "update", "communication", "wai
 
 
 class Span(NamedTuple):
-    """One interval that happened.
+    """Interval of work on a lane.
 
     Attributes:
         lane: where: ``"gpu"``, ``"optimizer"`` or the name of a pipe.
@@ -46,7 +46,7 @@ class Timeline:
             self.add(span)
 
     def add(self, span: Span) -> None:
-        """Appends one span."""
+        """Append a span."""
         self._lanes.append(span.lane)
         self._kinds.append(span.kind)
         self._names.append(span.name)
@@ -62,11 +62,11 @@ class Timeline:
             yield Span(lane, kind, name, step, start, end, size)
 
     def lanes(self) -> tuple[str, ...]:
-        """The lanes in the order of their first span."""
+        """Return the lanes in the order of their first span."""
         return tuple(dict.fromkeys(self._lanes))
 
     def between(self, start: Time, end: Time) -> Timeline:
-        """The spans that touch ``[start, end)``, clipped to it and shifted to begin at 0."""
+        """Return the spans that touch ``[start, end)``, clipped to it and shifted to begin at 0."""
         clipped = Timeline()
         for span in self:
             if span.start < end and span.end > start:
@@ -75,7 +75,7 @@ class Timeline:
         return clipped
 
     def busy(self, lane: str, *kinds: Kind) -> Time:
-        """Time in which ``lane`` did anything (of ``kinds``, if given), overlaps counted once."""
+        """Return the time in which ``lane`` did anything (of ``kinds``, if given), overlaps counted once."""
         total = covered = 0
         wanted = [(s.start, s.end) for s in self if s.lane == lane and (not kinds or s.kind in kinds)]
         for start, end in sorted(wanted):
@@ -84,7 +84,7 @@ class Timeline:
         return total
 
     def to_bytes(self) -> bytes:
-        """Canonical bytes: the same spans give the same bytes on every machine."""
+        """Return canonical bytes: the same spans give the same bytes on every machine."""
         return b"\n".join(json.dumps(span, ensure_ascii=False, separators=(",", ":")).encode() for span in self)
 
 

@@ -17,8 +17,7 @@ from foretrain.cli.arguments import (
     write_outputs,
 )
 from foretrain.cli.progress import progress_bar
-from foretrain.errors import ConfigError
-from foretrain.files import write_atomically, write_json
+from foretrain.files import read_text, write_atomically, write_json
 
 
 def compare(
@@ -124,7 +123,7 @@ def schedule(
     workload, place = scenario.read()
     place = with_fidelity(place, workload.size, fidelity)
     if run:
-        text = _read(run)
+        text = read_text(run, "run", "give the path of a schedule")
         found = simulate(workload, place, Written(text, barrier, name=run.name), trace=False)
         time = format_time(found.iteration_time)
         sys.stdout.write(f"{run}: {time} an iteration, {found.gap:.1%} above the optimum\n")
@@ -135,13 +134,6 @@ def schedule(
         write_atomically(out, text)
     else:
         sys.stdout.write(text)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("run", str(path), f"cannot be read ({error})", "give the path of a schedule") from None
 
 
 def catalog() -> None:

@@ -43,12 +43,12 @@ class Advice:
 
     @property
     def text(self) -> str:
-        """All in one sentence."""
+        """Return verdict and reasons as one sentence."""
         return f"{self.verdict}; {self.reasons}."
 
 
 def fastest(runs: Sequence[Run]) -> Run:
-    """The fastest run of a schedule that one would use: the ideal only where there is no other."""
+    """Return the fastest run of a usable schedule; the ideal only where there is no other."""
     return min(runs, key=lambda run: (run.schedule.name == IDEAL, run.iteration_time))
 
 
@@ -104,7 +104,7 @@ def _caveat(baseline: Run, best: Run, updates: Time) -> str:
 
 
 def _why(run: Run) -> str:
-    """Name the resource that decides, in numbers."""
+    """Return the resource that limits ``run``, with numbers."""
     b = run.bound
     share = f"communication takes {b.link / b.compute:.2f}× as long as computation"
     if b.kind == "compute-bound":
@@ -124,7 +124,7 @@ def _costly(run: Run) -> bool:
 
 
 def _what_helps(run: Run) -> str:
-    """The change outside the schedule that shortens T* most, if any does by 5 %."""
+    """Return the change outside the schedule that shortens T* most, if any does by 5 %."""
     now = run.bound
     if now.kind == "compute-bound":
         return "only faster computation would help, e.g. lower precision or a faster GPU"
@@ -165,12 +165,12 @@ def _half_sized(run: Run) -> int:
 
 ALL_SCHEDULES: tuple[str, ...] = tuple(POLICIES)
 Progress = Callable[[str, int, int], None]
-"""What is being done now, how many are done, of how many."""
+"""Callback with the present item, the number done and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Schedules side by side.
+    """Comparison of schedules on one workload and cluster.
 
     Attributes:
         workload: what was trained.
@@ -200,11 +200,11 @@ class Comparison:
 
     @property
     def best(self) -> Run:
-        """The fastest run that is not the ideal one."""
+        """Return the fastest run; the ideal only where there is no other."""
         return fastest(self.runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, times in seconds, for JSON."""
+        """Return plain numbers, times in seconds, for JSON."""
         return {
             "workload": self.workload.name,
             "source": self.workload.source,
@@ -236,7 +236,7 @@ def compare(
     trace: bool = True,
     progress: Progress = lambda what, done, total: None,
 ) -> Comparison:
-    """Simulates every schedule on ``workload`` and ``where``.
+    """Simulate every schedule on ``workload`` and ``where``.
 
     Args:
         workload: one worker's step.

@@ -48,7 +48,7 @@ Axis: TypeAlias = str | int | float | list[str | int | float] | Range
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A value as a number: bytes/s, bytes, seconds, or what it is without a unit.
+    """Value as a number: bytes/s, bytes, seconds, or what it is without a unit.
 
     Attributes:
         kind: of what.
@@ -60,7 +60,7 @@ class Quantity:
 
 
 def quantity(value: Value) -> Quantity | None:
-    """``value`` as a number with a kind; None for a text that is none, such as a name."""
+    """Return ``value`` as a number with a kind; None for a text that is no quantity, such as a name."""
     if not isinstance(value, str):
         return Quantity("number", value)
     for kind, parse in _PARSERS.items():
@@ -79,7 +79,7 @@ _PARSERS: dict[str, Callable[[str], int | float]] = {"rate": parse_rate, "size":
 
 
 def values(axis: Axis, field: str) -> tuple[Value, ...]:
-    """All values of ``axis``, in order, each once. Raises ConfigError for an empty list and a range that is none."""
+    """Return the values of ``axis``, in order, without repetition. Raises ConfigError for an empty list or range."""
     if isinstance(axis, Range):
         return tuple(dict.fromkeys(_spread(axis, field)))
     if isinstance(axis, list):
@@ -90,7 +90,10 @@ def values(axis: Axis, field: str) -> tuple[Value, ...]:
 
 
 def _spread(given: Range, field: str) -> list[Value]:
-    """Values inside are rounded to three digits, and to whole numbers where both ends are; the ends stay as written."""
+    """Return the values of a range.
+
+    The ends stay as written; values inside are rounded to three digits, and to whole numbers where both ends are.
+    """
     low, high = quantity(given.low), quantity(given.high)
     for end, text in ((low, given.low), (high, given.high)):
         if end is None:
@@ -138,7 +141,7 @@ _CONDITION_EXAMPLE = "write e.g. 'schedule = p3 and rate >= 50Gbps'"
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One of the comparisons that a condition has."""
+    """Comparison of a name with a value."""
 
     name: str
     relation: str
@@ -170,7 +173,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Comparisons that must all hold."""
+    """Condition: comparisons that must all hold."""
 
     comparisons: tuple[Term, ...]
 
@@ -180,7 +183,7 @@ class Condition:
 
 
 def condition(text: str, names: Collection[str]) -> Condition:
-    """Reads a condition about ``names``. Raises ConfigError."""
+    """Return the condition that ``text`` spells, about ``names``. Raises ConfigError."""
     found = []
     for part in re.split(r"\s+and\s+", text.strip()):
         match = _COMPARISON.fullmatch(part)

@@ -32,7 +32,7 @@ from foretrain.workload.step import jittered
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a workload comes from: the zoo, with what was asked of it, or a file.
+    """Origin of a workload: a model of the zoo with its options, or a file.
 
     Attributes:
         name: the model's name, or that in the file.
@@ -50,7 +50,7 @@ class Source:
     recorded: Workload | None = field(default=None, compare=False, repr=False)
 
     def build(self, device: str) -> Workload:
-        """The workload; a model of the zoo on ``device`` unless it names its own. Raises ConfigError."""
+        """Return the workload; a model of the zoo on ``device`` unless it names its own. Raises ConfigError."""
         if self.recorded is not None:
             return self.recorded
         return zoo(
@@ -72,7 +72,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A cluster by its notation.
+    """Cluster by its notation.
 
     Attributes:
         notation: as `foretrain.network.cluster` takes it.
@@ -92,7 +92,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A point of a sweep.
+    """Scenario: one point of a sweep.
 
     Attributes:
         source: what is trained.
@@ -114,7 +114,7 @@ class Scenario:
 
     @property
     def id(self) -> str:
-        """20 hexadecimal digits that depend on nothing but what is simulated: neither on order nor on names of axes."""
+        """Return 20 hexadecimal digits of a hash of what is simulated; order and names of axes do not count."""
         content = {
             "workload": self.source.content(),
             "cluster": self.where.content(),
@@ -169,21 +169,21 @@ def digest(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The results of some scenarios, in their order, and how many seconds they took."""
+    """Results of a batch of scenarios, in its order, and the seconds that it took."""
 
     results: tuple[ScenarioResult, ...]
     seconds: float
 
 
 def evaluate(scenarios: Sequence[Scenario]) -> Evaluated:
-    """Simulates each of ``scenarios``. What fails says why in its result; only our own bugs raise."""
+    """Simulate each of ``scenarios``; a result holds the error of a scenario that fails. Only bugs raise."""
     began = time.perf_counter()
     results = tuple(result_of(one) for one in scenarios)
     return Evaluated(results, time.perf_counter() - began)
 
 
 def result_of(scenario: Scenario) -> ScenarioResult:
-    """Simulates ``scenario``."""
+    """Simulate ``scenario``."""
     try:
         return _result(scenario)
     except ForetrainError as error:

@@ -1,4 +1,4 @@
-"""Simulates what a sweep still lacks, through joblib: in processes here, or on a Dask or Ray cluster.
+"""Execution of a sweep through joblib: in processes here, or on a Dask or Ray cluster.
 
 # Note [Batches]
 A batch costs a message and a pickle, some milliseconds, so it should take about a second; how many scenarios that are
@@ -48,7 +48,7 @@ def run(
     address: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Simulates those of ``scenarios`` whose results are not in ``journal``, and adds them there.
+    """Simulate those of ``scenarios`` whose results are not in ``journal``, and add them there.
 
     Whatever ends it early, Ctrl-C included: results that have arrived are kept, and no process stays behind.
 
@@ -93,7 +93,7 @@ def run(
 
 @contextmanager
 def _closed(results: Generator[Evaluated]) -> Iterator[Generator[Evaluated]]:
-    """``results``, which are closed in the end: then joblib gives up what is under way, and need not tell us so."""
+    """Close ``results`` at the end, so that joblib abandons what is under way; its warning about that is ignored."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\d+ tasks", UserWarning, r"joblib\.")
         with closing(results):
@@ -101,7 +101,7 @@ def _closed(results: Generator[Evaluated]) -> Iterator[Generator[Evaluated]]:
 
 
 class _Queue:
-    """Hands out what is to be done in batches; see Note [Batches]. Threads of joblib take them, one at a time."""
+    """Queue of batches of scenarios; see Note [Batches]. Threads of joblib take them, one at a time."""
 
     def __init__(self, todo: Sequence[Scenario], workers: int) -> None:
         self._todo = todo
@@ -112,13 +112,13 @@ class _Queue:
         self._lock = threading.Lock()
 
     def learn(self, made: Evaluated) -> None:
-        """Takes account of how long a batch took; older ones count ever less, as what is simulated changes."""
+        """Record the duration of a batch; older batches count less and less."""
         with self._lock:
             self._seconds = self._seconds / 2 + made.seconds
             self._measured = self._measured / 2 + len(made.results)
 
     def batches(self) -> Iterator[tuple[Scenario, ...]]:
-        """Batch after batch, until nothing is left."""
+        """Yield batches until no scenario is left."""
         while True:
             with self._lock:
                 left = len(self._todo) - self._taken
@@ -171,7 +171,7 @@ def _as_worker(parent: int) -> None:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes and threads that are started meanwhile never hear Ctrl-C; this thread hears it afterwards."""
+    """Block SIGINT for processes and threads that start inside; this thread receives it afterwards."""
     resource_tracker.ensure_running()  # which unblocks signals when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

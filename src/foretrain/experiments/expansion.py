@@ -1,4 +1,4 @@
-"""From a file to scenarios: the product of what it lists, without what it excludes, each scenario once."""
+"""Expansion of a sweep file into scenarios: the product of its lists without exclusions, each scenario once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """All scenarios of a sweep.
+    """Scenarios of a sweep.
 
     Attributes:
         scenarios: by id, in the order of the file: workloads, then clusters, then seeds, then schedules. So what a
@@ -45,7 +45,7 @@ class Expansion:
 
 
 def expand(sweep: SweepFile, folder: str | Path = ".") -> Expansion:
-    """All scenarios of ``sweep``; the files that it names are looked for from ``folder``.
+    """Return the scenarios of ``sweep``; the files that it names are relative to ``folder``.
 
     Every workload, cluster and schedule is read once here, so that what is wrong with one is said before anything runs.
 
@@ -126,7 +126,7 @@ def _check(sources: Sequence[Source], wheres: Sequence[tuple[Where, str]]) -> No
 
 
 def _wheres(given: str | ClusterAxis, index: int, folder: Path) -> Iterator[tuple[Where, str]]:
-    """Each cluster with the GPU that it has."""
+    """Yield each cluster with its GPU."""
     field = f"clusters[{index}]"
     one = ClusterAxis(given) if isinstance(given, str) else given
     for notation in (one.notation,) if isinstance(one.notation, str) else one.notation:
@@ -167,7 +167,7 @@ def _where(notation: str, point: Mapping[str, Value], field: str, folder: Path) 
 
 
 def _plans(given: str | ScheduleAxis, index: int, tuned: bool) -> Iterator[tuple[Spec, bool]]:
-    """Each schedule with its knobs, and whether others are to be searched."""
+    """Yield each schedule with its knobs, and whether its free knobs are searched."""
     field = f"schedules[{index}]"
     one = ScheduleAxis(given) if isinstance(given, str) else given
     wanted = tuned if one.tuned is None else one.tuned
@@ -197,7 +197,7 @@ def _knob_values(plan: Spec, known: Mapping[str, Knob], name: str, axis: Axis, f
 
 
 def _draws(sweep: SweepFile) -> list[tuple[float, int]]:
-    """Each spread with each seed; without a spread there is nothing to draw."""
+    """Return each jitter with each seed; without jitter the only seed is 0."""
     if isinstance(sweep.seeds, int):
         if sweep.seeds < 1:
             raise ConfigError("seeds", sweep.seeds, "is no number of seeds", "write 1 or more, or a list of seeds")

@@ -23,7 +23,7 @@ from foretrain.files import write_atomically
 
 
 class ScenarioResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The numbers of one scenario; all but ``id`` and ``error`` are at their defaults where it could not be simulated.
+    """Result of one scenario; all but ``id`` and ``error`` are at their defaults where it could not be simulated.
 
     Attributes:
         id: the scenario's.
@@ -76,14 +76,14 @@ class ScenarioResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StoredResults(msgspec.Struct, frozen=True):
-    """One file: results, and the version of foretrain that found them."""
+    """Entry of the store: results, and the version of foretrain that found them."""
 
     version: str
     results: list[ScenarioResult]
 
 
 class ResultStore:
-    """The entries of one folder, while this process has it. Use it as a context manager.
+    """Result store of one folder, locked by this process. A context manager.
 
     Args:
         folder: made where it is not there.
@@ -140,7 +140,7 @@ class ResultStore:
                 self.stale += len(entry.results)
 
     def add(self, results: Iterable[ScenarioResult]) -> None:
-        """Writes an entry with ``results``, which are in `found` from then on."""
+        """Write an entry with ``results``, and add them to `found`."""
         new = list(results)
         if not new:
             return

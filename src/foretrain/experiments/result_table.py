@@ -31,7 +31,7 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name, what it holds, and what that means."""
+    """Column: its name, kind and meaning."""
 
     name: str
     kind: Kind
@@ -81,7 +81,7 @@ _PARTS = ("id", "error", "knobs")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A sweep's results.
+    """Table of a sweep's results.
 
     Attributes:
         columns: parameters, axes, outcomes, knobs.
@@ -92,21 +92,21 @@ class Table:
     rows: tuple[Row, ...]
 
     def column(self, name: str) -> Column:
-        """The column called ``name``."""
+        """Return the column called ``name``."""
         return next(column for column in self.columns if column.name == name)
 
     @property
     def failed(self) -> tuple[Row, ...]:
-        """Rows of what could not be simulated."""
+        """Return the rows that could not be simulated."""
         return tuple(row for row in self.rows if row["error"] is not None)
 
     @property
     def made(self) -> tuple[Row, ...]:
-        """Rows of what was."""
+        """Return the rows that were simulated."""
         return tuple(row for row in self.rows if row["error"] is None)
 
     def write(self, path: Path) -> None:
-        """Writes a Parquet file, whole or not at all. MissingExtra without pyarrow."""
+        """Write a Parquet file, whole or not at all. MissingExtra without pyarrow."""
         arrow, parquet = _arrow()
         made = arrow.Table.from_pylist(list(self.rows), schema=self._schema(arrow))
         out = BytesIO()
@@ -124,7 +124,7 @@ class Table:
 
 
 def check_parquet() -> None:
-    """Raises MissingExtra without what writes Parquet files: before a long sweep rather than after it."""
+    """Raise MissingExtra without pyarrow, before a long sweep rather than after it."""
     _arrow()
 
 
@@ -138,7 +138,7 @@ def _arrow() -> tuple[Any, Any]:
 
 
 def table(scenarios: Mapping[str, Scenario], results: Mapping[str, ScenarioResult]) -> Table:
-    """The results of those of ``scenarios`` that have one."""
+    """Return the results of those of ``scenarios`` that have one."""
     pairs = [(one, results[known]) for known, one in scenarios.items() if known in results]
     axes = _axes([one for one, _ in pairs])
     knobs = _knobs([result for _, result in pairs])
@@ -165,7 +165,7 @@ def _parameters(one: Scenario) -> Row:
 
 
 def _axes(scenarios: Iterable[Scenario]) -> tuple[Column, ...]:
-    """A column for each axis: a number where all its values are of one kind, otherwise text."""
+    """Return a column for each axis: a number where all its values are of one kind, otherwise text."""
     kinds: dict[str, set[Kind]] = {}
     for point in dict.fromkeys(one.where.axes for one in scenarios):
         for name, value in point:
@@ -218,7 +218,7 @@ _KEY = ("workload", "batch", "sequence", "precision", "device", "cluster")
 
 
 def over_seeds(table: Table) -> list[Row]:
-    """A row for each scenario but for its seed: numbers are medians, ``seeds`` says of how many."""
+    """Return a row for each scenario without its seed: numbers are medians over ``seeds`` seeds."""
     numbers = [column.name for column in table.columns if column.kind not in ("text", "flag", "count")]
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in table.made:
@@ -239,7 +239,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def best(rows: Iterable[Row]) -> list[Row]:
-    """For each workload and cluster the fastest schedule; the ideal only where there is no other."""
+    """Return the fastest schedule for each workload and cluster; the ideal only where there is no other."""
     groups: dict[tuple[object, ...], Row] = {}
     for row in rows:
         key = (*(row[name] for name in _KEY), row["jitter"])
@@ -266,7 +266,7 @@ class ParetoFront:
 
 
 def check_objectives(names: Sequence[str]) -> None:
-    """Raises ConfigError for what a front cannot be made of, as far as that is known before there are results."""
+    """Raise ConfigError for objectives that no result can have."""
     numbers = [column.name for column in (*PARAMETERS, *OUTCOMES) if column.kind not in ("text", "flag")]
     for name in names:
         if name not in numbers and not name.startswith(("axis_", "knob_")):
@@ -277,7 +277,7 @@ def check_objectives(names: Sequence[str]) -> None:
 
 
 def front(rows: Sequence[Row], objectives: Sequence[str] = ()) -> ParetoFront:
-    """The Pareto front of each workload. Raises ConfigError for objectives that the rows do not have."""
+    """Return the Pareto front of each workload. Raises ConfigError for objectives that the rows do not have."""
     first, second = objectives or _usual(rows)
     for name in (first, second):
         if rows and name not in rows[0]:
@@ -300,7 +300,7 @@ def _usual(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _undominated(rows: Iterable[Row], first: str, second: str) -> tuple[Row, ...]:
-    """Along ``second``, each that is better in ``first`` than all before it."""
+    """Return the rows that are better in ``first`` than all before them along ``second``."""
     found: list[Row] = []
     reached = math.inf
     for row in sorted(rows, key=lambda row: (_cost(row, second), _cost(row, first))):

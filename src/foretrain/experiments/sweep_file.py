@@ -31,6 +31,7 @@ import msgspec
 from foretrain.device import Precision
 from foretrain.errors import ConfigError, unknown
 from foretrain.experiments.conditions import Axis, Range
+from foretrain.files import read_text
 
 
 class WorkloadAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -61,7 +62,7 @@ class ScheduleAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole file.
+    """Keys of a sweep file.
 
     Attributes:
         workloads: what is trained; a text is a model of the zoo.
@@ -101,14 +102,8 @@ _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
 def read(path: str | Path) -> SweepFile:
-    """The sweep that the file at ``path`` declares. Raises ConfigError that names the file and the field."""
-    try:
-        text = Path(path).read_bytes().decode()
-    except UnicodeDecodeError:
-        raise ConfigError("sweep", str(path), "is no UTF-8", "save the file as UTF-8") from None
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})"
-        raise ConfigError("sweep", str(path), problem, "give the path of a sweep's .toml file") from None
+    """Return the sweep that the file at ``path`` declares. Raises ConfigError that names the file and the field."""
+    text = read_text(path, "sweep", "give the path of a sweep's .toml file, in UTF-8")
     try:
         return parse(text)
     except ConfigError as error:
@@ -116,7 +111,7 @@ def read(path: str | Path) -> SweepFile:
 
 
 def parse(text: str) -> SweepFile:
-    """The sweep that ``text`` declares. Raises ConfigError that names the field, and near ones where it is unknown."""
+    """Return the sweep that ``text`` declares. Raises ConfigError that names the field, and near ones if unknown."""
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -124,15 +119,15 @@ def parse(text: str) -> SweepFile:
     try:
         sweep = msgspec.convert(table, SweepFile)
     except msgspec.ValidationError as error:
-        raise _told(str(error), table) from None
+        raise _config_error(str(error), table) from None
     for field in _TABLES:
         if not getattr(sweep, field):
             raise ConfigError(field, [], "is empty", f"write e.g. {field} = {_EXAMPLES[field]}")
     return sweep
 
 
-def _told(message: str, table: dict[str, Any]) -> ConfigError:
-    """msgspec's error in the words of ours."""
+def _config_error(message: str, table: dict[str, Any]) -> ConfigError:
+    """Return msgspec's error as a ConfigError."""
     found = _PATH.fullmatch(message)
     assert found is not None
     path, problem = found["path"] or "", found["problem"]
@@ -152,7 +147,7 @@ _HELP = "see docs/sweep.md for what a sweep may say"
 
 
 def _fields(path: str) -> tuple[str, ...]:
-    """The fields that the table at ``path`` may have."""
+    """Return the fields that the table at ``path`` may have."""
     top, _, rest = path.partition(".")
     kind = SweepFile if not path else Range if rest else _TABLES.get(top.partition("[")[0], Range)
     return kind.__struct_encode_fields__

@@ -35,7 +35,7 @@ class Tally:
 
 
 class Lossy:
-    """One collective, run round after round of training.
+    """Collective whose packets may be lost, run in each round of training.
 
     Attributes:
         plan, layout: what is moved, and how it is cut.

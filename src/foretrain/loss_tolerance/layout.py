@@ -26,7 +26,7 @@ VALUE = 4
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One message.
+    """Tensor, sent as one message.
 
     Attributes:
         name: of the parameter.
@@ -41,7 +41,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """How ``count`` consecutive blocks are cut into packets.
+    """Packets of ``count`` consecutive blocks.
 
     Attributes:
         packet: int64 (count, width), the packet that each value is in.

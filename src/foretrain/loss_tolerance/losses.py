@@ -17,7 +17,7 @@ _Key: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tagged:
-    """The packets of one step of one transfer as their host tagged them; columns are (packets,).
+    """Tagged packets of one step of one transfer; columns are (packets,).
 
     They are in order, message by message and byte by byte.
 
@@ -42,7 +42,7 @@ Tags: TypeAlias = Mapping[tuple[int, int], Tagged]
 
 
 class LossPattern(Protocol):
-    """Which packets a network lost in one run of a collective.
+    """Losses of packets in one run of a collective.
 
     Asked once for every step of every transfer, in the order of `foretrain.loss_tolerance.plan_steps.script`.
     """
@@ -62,7 +62,7 @@ class LookaheadLosses(LossPattern, Protocol):
 
 
 class Random:
-    """Packets are lost one by one. With the same seed, what is lost at a low p is lost at every higher one too."""
+    """Independent losses of packets. With the same seed, what is lost at a low p is lost at every higher one too."""
 
     def __init__(self, p: float, seed: int | Sequence[int] = 0, *, important: float | None = None) -> None:
         """Loses droppable packets with probability ``p`` and all others with ``important``, the same by default."""
@@ -78,7 +78,7 @@ class Random:
 
 
 class Bursty:
-    """Packets are lost in runs (Gilbert, 1960): all while the wire is bad, none while it is good.
+    """Losses of packets in runs (Gilbert, 1960): all while the link is bad, none while it is good.
 
     A run has ``burst`` packets on average, and a share ``p`` is lost in the long run. Each step finds the wire in
     either state with the chances of the long run. Whether a packet is droppable makes no difference; see `Protected`.
@@ -109,7 +109,7 @@ class Bursty:
 
 
 class OnLinks:
-    """Each link of a transfer's path loses packets by itself; a grey failure is a rate of one link."""
+    """Independent losses on each link of a transfer's path; a grey failure is a rate of one link."""
 
     def __init__(
         self, paths: Sequence[Sequence[int]], rates: Mapping[int, float], seed: int | Sequence[int] = 0
@@ -128,7 +128,7 @@ class OnLinks:
 
 
 class Protected:
-    """Other losses, without those of packets that may not be dropped."""
+    """Losses of another pattern, without those of packets that may not be dropped."""
 
     def __init__(self, losses: LossPattern) -> None:
         self._losses = losses
@@ -152,7 +152,7 @@ class RecordedLosses:
     def of_ranges(
         cls, ranges: Mapping[_Key, Sequence[tuple[int, int]]], sizes: Mapping[_Key, int], payload: int
     ) -> RecordedLosses:
-        """From byte ranges [start, stop) of each step; a packet is lost if any of its bytes is.
+        """Return losses from byte ranges [start, stop) of each step; a packet is lost if any of its bytes is.
 
         Args:
             ranges: by (message, transfer, step), sorted and disjoint.
@@ -183,9 +183,3 @@ def packets_in(ranges: Sequence[tuple[int, int]], size: int, payload: int) -> ND
             raise ConfigError("ranges", (start, stop), f"is not a range within {size} bytes", "give [start, stop)")
         touched[start // payload : -(-stop // payload)] = True
     return touched
-
-
-def ranges_of(lost: NDArray[np.bool_], size: int, payload: int) -> list[tuple[int, int]]:
-    """The byte ranges [start, stop) of lost packets, sorted and as long as they can be: the reverse of `packets_in`."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], lost, [False]]).astype(np.int8)))
-    return [(int(a) * payload, min(int(b) * payload, size)) for a, b in edges.reshape(-1, 2)]

@@ -17,7 +17,7 @@ from foretrain.collective.verification import initial
 from foretrain.loss_tolerance.survival import check_chance
 
 Gap: TypeAlias = Literal["zero", "held"]
-"""What stands where a value that was to overwrite is lost. See Note [Gaps]."""
+"""Replacement for a lost value that was to overwrite. See Note [Gaps]."""
 
 # Note [Gaps]
 # A step that adds and loses a packet adds zero there: the gradient is taken as 0 and nothing is rescaled (DLCP). For
@@ -29,7 +29,7 @@ Gap: TypeAlias = Literal["zero", "held"]
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One step of one transfer.
+    """Step of a transfer.
 
     Attributes:
         transfer, step: which.
@@ -49,7 +49,7 @@ class PlanStep:
 
 
 def script(plan: Plan) -> tuple[PlanStep, ...]:
-    """All steps of ``plan``, round by round and within one by transfer. StallError if transfers wait for each other."""
+    """Return the steps of ``plan`` by round, then by transfer. StallError if transfers wait for each other."""
     ended, made = np.zeros(plan.transfers, np.int64), []
     for number, ready in enumerate(rounds(plan)):
         for one in ready.tolist():
@@ -88,7 +88,7 @@ def expected(plan: Plan, p: float, *, gap: Gap = "zero") -> NDArray[np.float64]:
 
 
 def surviving(plan: Plan, p: float, *, gap: Gap = "zero") -> float:
-    """The mean over ranks, blocks and contributors of what the plan's operation should have brought as 1.
+    """Return the mean over ranks, blocks and contributors of what the plan's operation should have brought as 1.
 
     For a reduce-scatter each block counts at its owner, for an all-gather and an all-reduce at every rank.
     """

@@ -65,7 +65,7 @@ class LossyExchange:
             raise ConfigError("workers", self.ranks, "exchange nothing", "write at least 2")
 
     def apply(self, trial: Trial) -> Replicas:
-        """Ranks that begin with the trial's model."""
+        """Return ranks that begin with the trial's model."""
         if self.back == "reliable":
             return SharedModel(trial, self)
         return Serving(trial, self) if self.way == "parameter_server" else PerRankModel(trial, self)
@@ -90,7 +90,7 @@ class Replicas(Protocol):
         ...
 
     def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
-        """One round; returns the mean loss of all ranks' shards. ``losses``: of both halves, or of an all-reduce."""
+        """Train one round; return the mean loss of all shards. ``losses``: of both halves, or of an all-reduce."""
         ...
 
     def drift(self) -> float:
@@ -101,7 +101,7 @@ class Replicas(Protocol):
 
 
 class SharedModel:
-    """Losses on the way to the sums alone; all ranks have the same model, so there is one."""
+    """Replicas with losses on the way to the sums alone: all ranks share one model."""
 
     def __init__(self, trial: Trial, exchange: LossyExchange) -> None:
         self._rank = Replica(trial, trial.model, trial.optimizer)
@@ -121,7 +121,7 @@ class SharedModel:
 
 
 class PerRankModel:
-    """An all-reduce that loses on both ways: every rank applies what it got to a model of its own."""
+    """Replicas over an all-reduce that loses on both ways: each rank has its own model."""
 
     def __init__(self, trial: Trial, exchange: LossyExchange) -> None:
         pairs = [(trial.model, trial.optimizer)]
@@ -148,7 +148,7 @@ class PerRankModel:
 
 
 class Serving:
-    """A server sums what arrives and updates; workers pull parameters and keep the previous ones where that fails.
+    """Replicas over a server that sums and updates; workers keep the previous value of a parameter whose pull is lost.
 
     Buffers, such as batch norm's statistics, are the workers' together.
     """
@@ -182,7 +182,7 @@ class Serving:
 
 
 class Replica:
-    """A model and its optimizer, whose parameters and gradients come and go as one vector."""
+    """Model and optimizer of a rank, with parameters and gradients as one vector."""
 
     def __init__(self, trial: Trial, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._loss, self._model, self._optimizer = trial.loss, model, optimizer
@@ -190,7 +190,7 @@ class Replica:
         self._sizes = [one.numel() for _, one in self._own]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Its parameters as messages; a layer is the module that a parameter is in, in the order of registration."""
+        """Return the parameters as messages; a layer is the module of a parameter, in the order of registration."""
         layers: dict[str, int] = {}
         owners = [name.rpartition(".")[0] for name, _ in self._own]
         return tuple(
@@ -199,7 +199,7 @@ class Replica:
         )
 
     def gradient(self, shard: Any) -> tuple[NDArray[np.float32], float]:
-        """The gradient (values,) of a shard's mean loss, and that loss."""
+        """Return the gradient (values,) of a shard's mean loss, and that loss."""
         self._model.zero_grad(set_to_none=True)
         loss = self._loss(self._model, shard)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -210,7 +210,7 @@ class Replica:
         return torch.cat(parts).numpy(), loss.item()
 
     def apply(self, gradient: NDArray[np.float32]) -> None:
-        """One step of the optimizer."""
+        """Make one step of the optimizer with ``gradient``."""
         for (_, one), part in zip(self._own, torch.from_numpy(gradient).split(self._sizes), strict=True):
             one.grad = part.view_as(one).clone()
         self._optimizer.step()
@@ -221,7 +221,7 @@ class Replica:
             return torch.cat([one.reshape(-1) for _, one in self._own]).numpy()
 
     def load(self, parameters: NDArray[np.float32]) -> None:
-        """The reverse of `parameters`."""
+        """Set the parameters; the reverse of `parameters`."""
         with torch.no_grad():
             for (_, one), part in zip(self._own, torch.from_numpy(parameters).split(self._sizes), strict=True):
                 one.copy_(part.view_as(one))
@@ -237,7 +237,7 @@ def _collective(
 
 
 def _packed(collective: Lossy, rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Ranks' vectors and zeros for helpers, (ranks + helpers, blocks, width)."""
+    """Return ranks' vectors and zeros for helpers, (ranks + helpers, blocks, width)."""
     packed = collective.layout.pack(np.stack(rows))
     nothing = np.zeros((collective.plan.helpers, *packed.shape[1:]), np.float32)
     return np.concatenate([packed, nothing])

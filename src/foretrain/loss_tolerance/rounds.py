@@ -1,4 +1,4 @@
-"""Rounds of training whose exchange crosses a network of packets: what each of them lost, and how long it took.
+"""Rounds of training over a network of packets: their losses and times.
 
     exchange + tensors ── plans ──▶ programs of flows ──▶ Packets ──▶ Recorded losses, which `Training` takes, and times
 
@@ -29,7 +29,7 @@ from foretrain.units import Time
 
 @dataclass(frozen=True, slots=True)
 class TimedRound:
-    """One exchange.
+    """Exchange of one round over the network.
 
     Attributes:
         losses: of an all-reduce, or of push and pull.
@@ -95,13 +95,13 @@ class NetworkRounds:
         self._halves: dict[tuple[int, int], _Half] = {}
 
     def __call__(self, number: int) -> Sequence[LossPattern]:
-        """The losses of round ``number``."""
+        """Return the losses of round ``number``."""
         if self._by_magnitude:
             return tuple(_Foreseen(self, number, half) for half in range(len(self._plans)))
         return self.round(number).losses
 
     def round(self, number: int) -> TimedRound:
-        """Round ``number``, from 0 on.
+        """Return round ``number``, from 0 on.
 
         Raises:
             ConfigError: packets are tagged by magnitude, and that round has not been trained.
@@ -123,7 +123,7 @@ class NetworkRounds:
         return [self.round(number).time for number in range(rounds)]
 
     def simulate(self, number: int, half: int, tags: Tags | None) -> RecordedLosses:
-        """Has the network carry one half of round ``number``, whose packets are tagged so; None: all are droppable."""
+        """Simulate one half of round ``number`` with the tags of its packets; None: all are droppable."""
         network, plan = self._network(number), self._plans[half]
         if network.transport.payload != self._exchange.payload:
             what = f"is not the exchange's, {self._exchange.payload}"
@@ -144,7 +144,7 @@ class NetworkRounds:
         return TensorLayout(self._tensors, plan.blocks, self._exchange.payload)
 
     def _static(self, half: int) -> Tags | None:
-        """Tags that do not depend on values."""
+        """Return the tags that do not depend on values."""
         if self._exchange.tagging.by == "packet":
             return None
         plan = self._plans[half]
@@ -194,7 +194,7 @@ class NetworkRounds:
         return [np.concatenate(steps) for steps in found]
 
     def _lost(self, plan: Plan, outcome: Outcome) -> dict[tuple[int, int, int], NDArray[np.bool_]]:
-        """By message, transfer and step: which packets never came."""
+        """Return which packets never arrived, by message, transfer and step."""
         return {
             (flow // plan.transfers, flow % plan.transfers, step): ~came
             for flow, steps in enumerate(outcome.came)
@@ -204,7 +204,7 @@ class NetworkRounds:
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """An all-reduce, a push or a pull: what it lost, how long it took, and packets that were lost, of how many."""
+    """Half of a round (all-reduce, push or pull): its losses, time, and lost packets of those sent."""
 
     losses: RecordedLosses
     time: Time

@@ -19,7 +19,7 @@ from foretrain.loss_tolerance.losses import Tagged
 from foretrain.loss_tolerance.survival import check_chance
 
 Criterion: TypeAlias = Literal["packet", "layer", "magnitude"]
-"""By what a packet may be dropped: any; those of front layers; those whose values are small on average."""
+"""Which packets may be dropped: any; those of front layers; those whose values are small on average."""
 
 QUEUES = 8
 
@@ -61,7 +61,7 @@ class Tagger:
         self._seen: dict[int, list[NDArray[np.float64]]] = {}
 
     def tag(self, number: int, cut: Cut, data: NDArray[np.float32], *, note: bool = True) -> Tagged:
-        """The packets of one step in round ``number`` of the collective, which carry ``data`` (count, width).
+        """Return the packets of one step in round ``number`` of the collective, which carry ``data`` (count, width).
 
         They are what the next round of training compares with, unless ``note`` is false.
         """
@@ -78,7 +78,7 @@ class Tagger:
         return Tagged(cut.message, cut.size, self._queue[cut.message], droppable)
 
     def turn(self) -> None:
-        """One round of training is over: what was seen in it is what the next one compares with."""
+        """End a round of training: its magnitudes become the thresholds of the next."""
         share = self.tagging.share
         self._thresholds = {
             number: float(np.quantile(np.concatenate(seen), share)) for number, seen in self._seen.items()

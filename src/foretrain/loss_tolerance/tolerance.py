@@ -129,7 +129,7 @@ class ToleranceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """All trainings at one p.
+    """Trainings at one p.
 
     Attributes:
         p: lost on each hop.
@@ -237,7 +237,7 @@ def profile(
     name: str = "build",
     progress: Callable[[str, float, float], None] = lambda what, done, total: None,
 ) -> Profile:
-    """Trains at every p with every seed.
+    """Train at every p with every seed.
 
     Args:
         build: makes a `Trial`, or what looks like one, from a seed.
@@ -269,7 +269,7 @@ def profile(
 
 
 def _catch_up(training: Training, settings: ToleranceSettings, target: float, meter: _Meter) -> None:
-    """Trains on until it is as accurate as without losses, or the rounds are used up."""
+    """Train on until it is as accurate as without losses, or the rounds are used up."""
     step = max(settings.spacing)
     while training.curve().reaches(target) is None and not training.diverged:
         if training.rounds + step > settings.more * settings.rounds:
@@ -303,7 +303,7 @@ def _last(levels: Sequence[Level], good: Sequence[bool]) -> float:
 
 
 class _Meter:
-    """Counts rounds for a bar: those of catching up only where they were used."""
+    """Counter of rounds for a bar: those of catching up only where they were used."""
 
     def __init__(self, settings: ToleranceSettings, progress: Callable[[str, float, float], None]) -> None:
         self._tell, self._each = progress, settings.rounds

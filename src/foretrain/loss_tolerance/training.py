@@ -50,7 +50,7 @@ class AccuracyCurve:
 
 
 class Training:
-    """One trial under one exchange; `advance` trains on."""
+    """Training of a trial with an exchange; `advance` trains on."""
 
     def __init__(self, trial: Trial, exchange: LossyExchange, losses: LossesOf | float = 0.0, seed: int = 0) -> None:
         """``losses``: of every round, or the share p that is lost at random, with ``seed``."""
@@ -82,7 +82,7 @@ class Training:
         return found
 
     def curve(self) -> AccuracyCurve:
-        """Until now."""
+        """Return the curve until now."""
         tallies = self._replicas.tallies
         sent, lost = sum(one.sent for one in tallies), sum(one.lost for one in tallies)
         share = lost / sent if sent else 0.0
@@ -98,7 +98,7 @@ def drawn(p: float, replicas: Replicas, seed: int) -> LossesOf:
 
 
 def _may_diverge() -> np.errstate:
-    """Around what may: it is found by its results, not by warnings."""
+    """Ignore numpy's warnings: divergence is detected by its results."""
     return np.errstate(over="ignore", invalid="ignore")
 
 

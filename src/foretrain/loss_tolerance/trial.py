@@ -20,7 +20,7 @@ CONTRACT = (
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One training from its beginning.
+    """Ingredients of one training.
 
     Attributes:
         model: with float32 parameters.

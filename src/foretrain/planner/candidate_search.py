@@ -1,4 +1,4 @@
-"""Candidates against each other: simulated once, and not at all where a bound says that they cannot win.
+"""Search among candidates: each is simulated once, or skipped where a bound says that it cannot win.
 
 T* of the place  ≥ best ─▶ nothing there can win
 bound of policy  ≥ best ─▶ it cannot: with a barrier no less than WFBP, split at the barrier no less than DeAR
@@ -19,7 +19,7 @@ from foretrain.units import Time, format_time
 from foretrain.workload.step import Workload
 
 ENOUGH = 0.01
-"""What is this near to a bound is as good as at it: no forecast is better than that."""
+"""Relative distance to a bound below which no search is worth it: no forecast is better than that."""
 _SEARCHED = 0.02
 """A front runner that is further than this from its bound is worth a search."""
 _ORDER = ("bytescheduler", "dear", "p3", "prophet", "pace", "mgwfbp", "fusion", "tic", "tictac", "fifo")
@@ -40,7 +40,7 @@ _BASELINE = 18
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy with its knobs, on one engine, with one compression.
+    """Candidate: a policy with its knobs, an engine and a compression.
 
     Attributes:
         workload: what it exchanges, compressed.
@@ -67,7 +67,7 @@ class Candidate:
 
 
 class Setting:
-    """One engine with one compression: remembers what was simulated there.
+    """Engine with a compression, and the iteration times simulated there.
 
     Args:
         workload: what is exchanged, compressed.
@@ -93,19 +93,19 @@ class Setting:
         return self._known[key]
 
     def candidate(self, plan: Spec) -> Candidate:
-        """``plan``, simulated."""
+        """Return ``plan`` as a simulated candidate."""
         return replace(self.skipped(plan, ""), time=self.time(plan))
 
     def skipped(self, plan: Spec, why_not: str) -> Candidate:
-        """``plan``, not simulated."""
+        """Return ``plan`` as a candidate that was not simulated."""
         return Candidate(self.workload, self.place, self.compression, plan, self.optimum, why_not=why_not)
 
     def first(self, name: str) -> Candidate:
-        """A policy with its analytic knobs."""
+        """Return a policy with its analytic knobs."""
         return self.candidate(start(self.workload, self.place, name, careful=self._careful))
 
     def searched(self, name: str, evaluations: int = _SEARCH, enough: float = ENOUGH) -> Candidate:
-        """A policy with the knobs that a search finds, which ends when ``enough`` above the policy's own bound."""
+        """Return a policy with searched knobs; the search ends within ``enough`` of the policy's own bound."""
         good = int(self.least(name) * (1 + enough))
         plan = tune(
             self.workload,
@@ -119,11 +119,11 @@ class Setting:
         return self.candidate(plan)
 
     def baseline(self) -> Candidate:
-        """DDP at its best bucket size."""
+        """Return DDP at its best bucket size."""
         return self.searched("ddp", _BASELINE, ENOUGH / 4)
 
     def sharpened(self, one: Candidate) -> Candidate:
-        """``one`` with more of a search behind it, where the last percent decides."""
+        """Return ``one`` after a longer search, where the last percent decides."""
         found = self.searched(one.schedule.name, 2 * _SEARCH, ENOUGH / 4)
         return min((one, found), key=lambda each: each.time or 0)
 
@@ -134,7 +134,7 @@ class Setting:
         return max(self.optimum.time, self.optimum.dear) if name == "dear" else self.optimum.time
 
     def field(self, best: Time) -> list[Candidate]:
-        """Every policy with analytic knobs, or why it cannot beat the fastest so far, which takes ``best``."""
+        """Return every policy with analytic knobs, or why it cannot beat ``best``, the fastest time so far."""
         found = []
         for name in _ORDER:
             least = self.least(name)
@@ -147,7 +147,7 @@ class Setting:
 
 
 def run(settings: list[Setting], baseline: Candidate) -> list[Candidate]:
-    """All candidates, those that were simulated first and the fastest of them at the front."""
+    """Return all candidates: those simulated by time, then those skipped."""
     assert baseline.time is not None
     best = baseline.time
     found: list[tuple[Setting, Candidate]] = []

@@ -23,7 +23,7 @@ from foretrain.units import Time
 
 @dataclass(frozen=True, slots=True)
 class GainUncertainty:
-    """One standard deviation of each, as a share.
+    """Relative standard deviations of a forecast and of its inputs.
 
     Attributes:
         forecast: of an iteration, whatever it is given: the median error of forecasts ÷ 0.67.
@@ -41,7 +41,7 @@ class GainUncertainty:
 
 
 NONE = GainUncertainty(0.0, 0.0, 0.0, 0.0, 0.0)
-"""Forecasts that are the truth: what is left is room for updates."""
+"""Exact forecasts: only the room for updates is uncertain."""
 ALL_REDUCE = GainUncertainty()
 """Steps in the lab: forecasts off by 1.0 % in the median."""
 SERVED = GainUncertainty(forecast=0.016, rate=0.12, overhead=0.4, latency=0.4)
@@ -60,7 +60,7 @@ def usual(place: Place, crowding: float = 0.0) -> GainUncertainty:
 
 
 def uncertainty(baseline: Candidate, one: Candidate, doubts: tuple[GainUncertainty, GainUncertainty]) -> float:
-    """One standard deviation of the gain of ``one`` over ``baseline``, as a share of an iteration.
+    """Return the standard deviation of the gain of ``one`` over ``baseline``, as a share of an iteration.
 
     Args:
         baseline: simulated, as is ``one``.
@@ -80,7 +80,7 @@ def uncertainty(baseline: Candidate, one: Candidate, doubts: tuple[GainUncertain
 
 
 def _worse(one: Candidate, doubt: GainUncertainty) -> Iterator[Time]:
-    """The iteration time with each parameter worse by one standard deviation."""
+    """Yield the iteration time with each parameter worse by one standard deviation."""
     for place, factor in (
         (one.place.scaled(1 / (1 + doubt.rate)) if doubt.rate else one.place, 1.0),
         (_changed(one.place, "overhead", doubt.overhead), 1.0),
@@ -95,7 +95,7 @@ def _worse(one: Candidate, doubt: GainUncertainty) -> Iterator[Time]:
 
 
 def _changed(place: Place, parameter: str, share: float) -> Place:
-    """``place`` with more of θ, or of latency."""
+    """Return ``place`` with more of θ, or of latency."""
     if not share:
         return place
     if isinstance(place, Cluster):

@@ -22,7 +22,7 @@ _MEDIAN = math.sqrt(math.pi / 2)
 
 
 class IterationTimes(NamedTuple):
-    """Iterations under the same knobs.
+    """Measured iteration time with one setting of knobs.
 
     Attributes:
         time: what one takes, in the unit of what was given.
@@ -36,7 +36,7 @@ class IterationTimes(NamedTuple):
 
 
 def robust(times: Sequence[float]) -> IterationTimes:
-    """The median of ``times`` without outliers and without a tenth at both ends.
+    """Return the median of ``times`` without outliers and without a tenth at both ends.
 
     ByteScheduler (SOSP 2019) trims ends and takes the mean of more than a hundred iterations; the median of a few
     resists what a checkpoint or a neighbour costs now and then. Outliers are those further than four standard
@@ -63,7 +63,7 @@ _STEP = math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The free knobs of ``plan``: those that it does not set.
+    """Space of the free knobs of ``plan``: those that it does not set.
 
     Attributes:
         plan: a policy and the knobs that are kept.
@@ -79,14 +79,14 @@ class Space:
 
     @classmethod
     def of(cls, plan: Spec, workload: Workload, *, running: bool = False) -> Space:
-        """The space for ``workload``; of a ``running`` job also what only noise gives a meaning."""
+        """Return the space for ``workload``; for a ``running`` job with the knobs that matter only under noise."""
         known = POLICIES[plan.name].knobs
         free = tuple(k for k in known if (k.tunable or (running and k.noisy)) and k.name not in plan.knobs)
         sizes = [gradient.size for gradient in workload.gradients]
         return cls(plan, free, max(sizes), sum(sizes))
 
     def limits(self, knob: Knob) -> tuple[float, float]:
-        """The least and the most of ``knob`` that makes a difference."""
+        """Return the least and the largest value of ``knob`` that makes a difference."""
         if knob.kind == "size":
             # A partition larger than the largest tensor, or anything larger than all of them, changes nothing.
             most = self.largest if knob.name in ("partition", "slice") else self.total
@@ -97,7 +97,7 @@ class Space:
         return float(knob.low), float(knob.high)
 
     def rounded(self, value: float, knob: Knob) -> float:
-        """``value`` with two significant digits, within the limits."""
+        """Return ``value`` with two significant digits, within the limits."""
         low, high = self.limits(knob)
         value = max(min(value, high), low)
         if value > 0:
@@ -105,7 +105,7 @@ class Space:
         return knob.check(min(max(value, knob.low), knob.high))
 
     def at(self, **values: float) -> Spec:
-        """The policy with these knobs and those that are kept."""
+        """Return the policy with these knobs and those that are kept."""
         return Spec(self.plan.name, {**self.plan.knobs, **values})
 
     def point(self, spec: Spec) -> tuple[float, ...]:
@@ -128,7 +128,7 @@ class Space:
         return self.at(**values)
 
     def grid(self, points: int) -> list[Spec]:
-        """All combinations of ``points`` sizes and times each, and of what grids have."""
+        """Return all combinations of ``points`` sizes and times each, and of the values of grids."""
         found: list[dict[str, float]] = [{}]
         for knob in self.free:
             if knob.grid:
@@ -141,7 +141,7 @@ class Space:
         return [self.at(**each) for each in found]
 
     def neighbours(self, spec: Spec, knob: Knob, stride: float) -> list[Spec]:
-        """``spec`` with ``knob`` ``stride`` times as large, and as small; or a place up and down its grid."""
+        """Return ``spec`` with ``knob`` multiplied and divided by ``stride``, or one place up and down its grid."""
         value = spec.settings[knob.name]
         if knob.grid:
             here = _place(knob, value)

@@ -1,4 +1,4 @@
-"""The tuner of a running job: told what iterations take, it says which knobs come next.
+"""Tuner of a running job: from iteration times it chooses the next knobs.
 
     begin ──▶ try ──▶ settle, measure a window ──▶ tell ──▶ ask ──▶ try … ──▶ hold the best ──▶ drift: begin again
                └── much worse than the best: back to it at once             link changed ──▶ look: begin again
@@ -36,7 +36,7 @@ class What(Enum):
 
 
 class TunerEvent(NamedTuple):
-    """One decision.
+    """Decision of the tuner.
 
     Attributes:
         iteration: when, counted from 0.
@@ -52,7 +52,7 @@ class TunerEvent(NamedTuple):
 
 
 class Tuner:
-    """Searches for knobs while a job runs.
+    """Tuner that searches for knobs while a job runs.
 
     Args:
         proposer: says what to try.
@@ -102,7 +102,7 @@ class Tuner:
 
     @property
     def best(self) -> Spec:
-        """The best knobs by what is known."""
+        """Return the best knobs known."""
         return self._proposer.best
 
     @property
@@ -111,7 +111,7 @@ class Tuner:
         return None if self.searching else self._best
 
     def iterated(self, time: float) -> Spec | None:
-        """An iteration took ``time``; returns other knobs from here on, or None for the same."""
+        """Record the time of an iteration; return the knobs to use from now on, or None for the same."""
         self._iteration += 1
         if self._skip:
             self._skip -= 1
@@ -129,7 +129,7 @@ class Tuner:
         return self.spec if self.spec != before else None
 
     def relinked(self, slower: float) -> Spec | None:
-        """The link takes ``slower`` times as long as it did; as `iterated`, for the iteration that has just ended.
+        """Record that the link takes ``slower`` times as long as it did; called instead of `iterated`.
 
         How long iterations take now decides what becomes of it: a link that is half as fast may be no matter.
         """
@@ -154,7 +154,7 @@ class Tuner:
             self._next()
 
     def _too_slow(self) -> bool:
-        """The last two iterations were, so that one alone is forgiven."""
+        """Return whether the last two iterations were too slow; one alone does not count."""
         if self._best is None or len(self._times) < 2 or self.spec == self._proposer.best:
             return False
         return min(self._times[-1], self._times[-2]) > self._guard * self._best.time
@@ -174,7 +174,7 @@ class Tuner:
         logger.info("tuned after %d samples: %s", self.samples, self.spec)
 
     def _went_back(self) -> None:
-        """Two iterations with the best tell whether it was the knobs, or the network."""
+        """After two iterations with the best knobs, decide whether the knobs or the network were slow."""
         if len(self._times) < 2:
             return
         if self._best is not None and min(self._times) > self._guard * self._best.time:
@@ -191,7 +191,7 @@ class Tuner:
             self._restart(self._best)
 
     def _hold(self) -> None:
-        """The first window of its own is what later ones are held against."""
+        """Compare each window with the first of the kept knobs."""
         if self._best is not None and self._far_off(self._best):
             while len(self._times) > _SOON:
                 self._times.popleft()
@@ -209,7 +209,7 @@ class Tuner:
             self._restart(self._best)
 
     def _far_off(self, usual: IterationTimes) -> bool:
-        """The latest iterations, one as the other, take much longer than is ``usual``, or much less."""
+        """Return whether each of the latest iterations takes much longer or shorter than ``usual``."""
         latest = list(self._times)[-_SOON:]
         slow, fast = self._guard * usual.time, usual.time / self._guard
         return len(latest) == _SOON and (min(latest) > slow or max(latest) < fast)

@@ -31,13 +31,12 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from foretrain.errors import ConfigError, unknown
-from foretrain.files import write_atomically
+from foretrain.files import read_text, write_atomically
 from foretrain.network import Cluster, Exchange, Place
 from foretrain.planner.backends import engine_of
 from foretrain.planner.choice import Recommendation, choose
@@ -155,7 +154,7 @@ class SavedPlan:
 
 
 def saved(choice: Recommendation) -> SavedPlan:
-    """``choice`` to keep."""
+    """Return ``choice`` as a plan file stores it."""
     chosen, place = choice.chosen, choice.chosen.place
     ranks = place.workers if isinstance(place, Cluster) else place.total_gpus
     assert choice.baseline.time is not None
@@ -172,7 +171,7 @@ def saved(choice: Recommendation) -> SavedPlan:
 
 
 def _spelled_out(plan: Spec) -> Spec:
-    """``plan`` with every knob that a search may have left at its default, so that it stays what it is."""
+    """Return ``plan`` with every tunable knob spelled out, so that later defaults do not change it."""
     tuned = {knob.name: plan.settings[knob.name] for knob in POLICIES[plan.name].knobs if knob.tunable}
     return Spec(plan.name, {**tuned, **plan.knobs})
 
@@ -223,26 +222,21 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save(plan: SavedPlan, path: str | os.PathLike[str]) -> None:
-    """Writes ``plan``; an existing file is replaced in one step or not at all."""
+    """Write ``plan``; an existing file is replaced in one step or not at all."""
     write_atomically(path, dumps(plan))
 
 
 def load(path: str | os.PathLike[str]) -> SavedPlan:
-    """Reads a plan. Raises ConfigError that names the file, the key, what stood there and what to write."""
-    name = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError("plan", name, f"cannot be read ({why})", "give the path of a plan file") from None
+    """Read a plan. Raises ConfigError that names the file, the key, what stood there and what to write."""
+    text = read_text(path, "plan", "give the path of a plan file")
     try:
         return loads(text)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
+        raise ConfigError(f"{os.fspath(path)}: {error.field}", error.value, error.problem, error.remedy) from None
 
 
 def dumps(plan: SavedPlan) -> str:
-    """The file's text."""
+    """Return the plan file's text."""
     known = {knob.name: knob for knob in POLICIES[plan.schedule.name].knobs}
     made = plan.made_for
     tables: dict[str, dict[str, Any]] = {
@@ -277,7 +271,7 @@ def dumps(plan: SavedPlan) -> str:
 
 
 def loads(text: str) -> SavedPlan:
-    """The plan that ``text`` spells; ConfigError names the key."""
+    """Return the plan that ``text`` spells; ConfigError names the key."""
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -358,7 +352,7 @@ def _written(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The wish that the planner choose, once there is a workload and a cluster to choose for. It has no knobs."""
+    """Request that the planner chooses a schedule, once workload and cluster are known. It has no knobs."""
 
     def __str__(self) -> str:
         return AUTO
@@ -387,7 +381,7 @@ def requested_schedule(schedule: str | os.PathLike[str] | ScheduleRequest) -> Sc
 
 
 def resolved(schedule: ScheduleRequest, workload: Workload, place: Place) -> Spec:
-    """The policy with its knobs that ``schedule`` comes to for ``workload`` on ``place``, by its own engine."""
+    """Return the policy with its knobs that ``schedule`` means for ``workload`` on ``place``."""
     if isinstance(schedule, Auto):
         return choose(workload, place).schedule
     return schedule.schedule if isinstance(schedule, SavedPlan) else schedule

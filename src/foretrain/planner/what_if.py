@@ -1,4 +1,4 @@
-"""What-if analysis: faster links, more hosts, half the bytes, and other changes, one at a time.
+"""Analysis of what-ifs: faster links, more hosts, half the bytes, and other changes, one at a time.
 
 Each case is a choice of its own (`foretrain.planner.choice`), so that every network has the schedule that suits it.
 """
@@ -19,7 +19,7 @@ from foretrain.units import exact_rate, parse_rate, to_seconds
 from foretrain.workload.step import Workload
 
 CHANGES = ("rate", "hosts", "batch", "topology", "servers", "compression")
-"""What may be changed."""
+"""Keys of changes."""
 NOW = "as it is"
 """The case without a change."""
 _HELPS = 1.05
@@ -28,7 +28,7 @@ _HELPS = 1.05
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """One what-if.
+    """What-if case.
 
     Attributes:
         label: the change as it was asked for, or `NOW`.
@@ -44,11 +44,11 @@ class WhatIf:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of the whole cluster."""
+        """Return samples per second of the whole cluster."""
         return self.workload.batch * self.place.total_gpus / to_seconds(self.choice.time)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, times in seconds, for JSON."""
+        """Return plain numbers, times in seconds, for JSON."""
         chosen = self.choice.chosen
         return {
             "case": self.label,
@@ -67,7 +67,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfs:
-    """All cases, the first of which is `NOW`."""
+    """What-if cases, of which the first is `NOW`."""
 
     cases: tuple[WhatIf, ...]
 
@@ -77,13 +77,13 @@ class WhatIfs:
 
     @property
     def most(self) -> WhatIf | None:
-        """The change that helps most; None where none brings 5 %."""
+        """Return the change that helps most; None where none brings 5 %."""
         best = max(self.cases, key=lambda case: case.throughput)
         return best if self.factor(best) >= _HELPS else None
 
     @property
     def advice(self) -> str:
-        """One sentence."""
+        """Return the main finding as a sentence."""
         if len(self.cases) == 1:
             return "Nothing was changed."
         if (most := self.most) is None:
@@ -91,7 +91,7 @@ class WhatIfs:
         return f"{most.label} helps most: {self.factor(most):.2f}× the samples a second."
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+        """Return plain numbers, for JSON."""
         most = self.most
         rows = [case.to_dict() | {"factor": self.factor(case)} for case in self.cases]
         return {"cases": rows, "helps_most": most and most.label}
@@ -115,7 +115,7 @@ def what_if(
     rebatched: Callable[[int], Workload] | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> WhatIfs:
-    """The best schedule as it is, and after each of ``changes`` alone.
+    """Return the best schedule without a change, and after each of ``changes`` alone.
 
     Args:
         workload: one worker's step.
@@ -143,7 +143,7 @@ def what_if(
 
 
 def scaled(workload: Workload, batch: int) -> Workload:
-    """``workload`` with another batch, its passes in proportion, and its updates as they are."""
+    """Return ``workload`` with another batch: passes in proportion, updates unchanged."""
     slower = workload.slowed(batch / workload.batch)
     layers = tuple(
         dataclasses.replace(new, update=old.update) for new, old in zip(slower.layers, workload.layers, strict=True)
@@ -154,7 +154,7 @@ def scaled(workload: Workload, batch: int) -> Workload:
 def _changed(
     text: str, workload: Workload, place: Place, rebatched: Callable[[int], Workload]
 ) -> tuple[Workload, Place, tuple[str, ...]]:
-    """Workload, place and what compression is allowed after one change."""
+    """Return workload, place and allowed compressions after one change."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not value:
         raise ConfigError(key, value, "has no value", "write e.g. 'rate=25Gbps'")

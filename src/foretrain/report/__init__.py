@@ -1,4 +1,4 @@
-"""What people look at: tables, pictures, one self-contained page, traces.
+"""Reports: tables, pictures, self-contained pages and traces.
 
     rich.print(summary(comparison))              # the table, what bounds it and the advice, for a terminal
     page(comparison, "vgg16.html")               # one file that needs no network

@@ -46,7 +46,7 @@ SERIES = (
 
 
 def canvas(height: int, columns: int = 1, **layout: Any) -> go.Figure:
-    """An empty figure in the house style. MissingExtra without plotly."""
+    """Return an empty figure in the house style. MissingExtra without plotly."""
     try:
         from plotly.subplots import make_subplots
     except ModuleNotFoundError as error:
@@ -66,7 +66,7 @@ def canvas(height: int, columns: int = 1, **layout: Any) -> go.Figure:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One key number: its label, the number, and a line that explains it."""
+    """Key number: its label, the number, and a line that explains it."""
 
     label: str
     value: str
@@ -101,7 +101,7 @@ def document(template: str, figures: Mapping[str, go.Figure], **values: object) 
 
 
 def _json(figure: go.Figure) -> str:
-    """A figure that cannot end the script element it is written into."""
+    """Return a figure as JSON that cannot end the script element around it."""
     text = figure.to_json()
     assert text is not None
     return text.replace("<", "\\u003c")

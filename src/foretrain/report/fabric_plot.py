@@ -75,7 +75,7 @@ def _positions(tiers: NDArray[np.int64], pairs: list[tuple[int, int]]) -> tuple[
 
 
 def _rows(tiers: NDArray[np.int64], near: list[list[int]]) -> tuple[list[float], list[float]]:
-    """One row a tier. The lowest is in groups of what hangs on the same switches, higher ones are above their own."""
+    """Return coordinates with a row for each tier: the lowest grouped by common switches, others above members."""
     x, y = [0.0] * len(tiers), [0.0] * len(tiers)
     lowest = np.flatnonzero(tiers == tiers.min()).tolist()
     groups: dict[tuple[int, ...], list[int]] = {}

@@ -37,7 +37,7 @@ class OperatorShare:
 
 @dataclass(frozen=True, slots=True)
 class KindLoad:
-    """How the links of one kind were used in a step.
+    """Utilisation of the links of one kind in a step.
 
     Attributes:
         kind: which.
@@ -100,7 +100,7 @@ class SimulationFindings:
 
     @cached_property
     def operators(self) -> tuple[OperatorShare, ...]:
-        """By time, longest first; empty where neither the ranks told of them nor activities were kept."""
+        """Return operators by time, longest first; empty where no times of kernels were recorded."""
         sums: defaultdict[str, float] = defaultdict(float)
         for rank in self.forecast.ranks:
             for name, time in (rank.by_name or self._kernel_times(rank)).items():
@@ -111,19 +111,19 @@ class SimulationFindings:
 
     @property
     def step_time(self) -> Time:
-        """The last step of the first live rank, in which links carried what is said of them."""
+        """Return the time of the first live rank's last step, in which the links' traffic was counted."""
         step = self.forecast.first.steps[-1]
         return step.end - step.begin
 
     @cached_property
     def utilisation(self) -> NDArray[np.float64]:
-        """Of each link of the network the bytes of a step over what it could carry in that time, float64 (links,)."""
+        """Return the utilisation of each link in a step: bytes carried over capacity, float64 (links,)."""
         could = self.done.network.rate * to_seconds(self.step_time)
         return np.divide(self.done.carried, could, out=np.zeros(len(could)), where=could > 0)
 
     @cached_property
     def loads(self) -> tuple[KindLoad, ...]:
-        """How the links of each kind were used, the busiest kind first."""
+        """Return the utilisation of each kind of links, the busiest first."""
         return tuple(sorted(map(self._load, link_kinds(self.done.network)), key=lambda load: -load.busiest))
 
     def _load(self, kind: LinkKind) -> KindLoad:
@@ -133,7 +133,7 @@ class SimulationFindings:
         return KindLoad(kind, float(used.max()), name, float(used.mean()), float(self.done.carried[links].sum()))
 
     def _kernel_times(self, rank: RankForecast) -> dict[str, Time]:
-        """Of the last step, from what was kept of it."""
+        """Return the kernels' times of the last step, from the activities that were kept."""
         rank_trace = self.done.trace.rank_traces[rank.rank]
         begin = rank_trace.steps[-1].begin
         sums: defaultdict[str, Time] = defaultdict(int)
@@ -144,12 +144,12 @@ class SimulationFindings:
 
 
 def step_time(rank: RankForecast) -> Time:
-    """In the mean over a rank's steady steps."""
+    """Return the mean time of a rank's steady steps."""
     return sum(step.end - step.begin for step in rank.steady) // len(rank.steady)
 
 
 def share(rank: RankForecast, name: str) -> float:
-    """The part of a rank's steps that one time of their accounts is."""
+    """Return the share of one account (e.g. "compute") in a rank's steps."""
     return rank.mean(name) / max(step_time(rank), 1)
 
 

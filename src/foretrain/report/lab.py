@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +29,7 @@ _WORTH = 1.03
 
 @dataclass(frozen=True, slots=True)
 class LabRow:
-    """One line of the table as text.
+    """Line of the table as text.
 
     Attributes:
         name: of the case.
@@ -107,7 +107,7 @@ def _baseline(result: LabResult) -> str:
 
 
 def reasons(result: LabResult) -> str:
-    """How far the optimum is, and how far off the forecast was."""
+    """Return the distance to the optimum and the errors of forecasts, as a sentence."""
     parts = []
     if result.best:
         parts.append(f"that is {result.best.gap:.1%} above the optimum, {format_time(result.best.bound.time)}")
@@ -130,27 +130,18 @@ def _losses(one: CaseResult) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class LabSummary:
-    """All that a terminal shows of a result."""
-
-    result: LabResult
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        result = self.result
-        yield Text.assemble(("lab       ", "dim"), str(result))
-        yield Text.assemble(("workload  ", "dim"), describe(result.workload))
-        yield Text.assemble(("measured  ", "dim"), f"{_operation(result)}: {costs(result)}")
-        yield Text("")
-        yield lab_table(result)
-        yield Text("")
-        good = result.best is not None and result.baseline is not None and result.speedup(result.best) >= _WORTH
-        yield Text(f"{verdict(result)}; {reasons(result)}.", style="bold green" if good else "bold yellow")
-
-
-def lab_summary(result: LabResult) -> LabSummary:
-    """Return the summary for ``rich.print``."""
-    return LabSummary(result)
+def lab_summary(result: LabResult) -> Group:
+    """Return lab, workload, costs, table and findings for ``rich.print``."""
+    good = result.best is not None and result.baseline is not None and result.speedup(result.best) >= _WORTH
+    return Group(
+        Text.assemble(("lab       ", "dim"), str(result)),
+        Text.assemble(("workload  ", "dim"), describe(result.workload)),
+        Text.assemble(("measured  ", "dim"), f"{_operation(result)}: {costs(result)}"),
+        Text(""),
+        lab_table(result),
+        Text(""),
+        Text(f"{verdict(result)}; {reasons(result)}.", style="bold green" if good else "bold yellow"),
+    )
 
 
 def _operation(result: LabResult) -> str:

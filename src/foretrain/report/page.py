@@ -28,7 +28,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class BoundTerm:
-    """One summand of T*: its label, its text and its share of T* in percent."""
+    """Summand of T*: its label, its text and its share of T* in percent."""
 
     label: str
     time: str

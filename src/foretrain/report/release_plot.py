@@ -150,7 +150,7 @@ def _numbers(data: Staircase, apart: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """One pair of axes in the SVG: ``top`` and ``height`` in px, values from 0 to ``most``."""
+    """Pair of axes in the SVG: ``top`` and ``height`` in px, values from 0 to ``most``."""
 
     top: float
     height: float

@@ -158,7 +158,7 @@ def interval(found: SimulationFindings) -> str:
 
 
 def shown(time: Time) -> str:
-    """A duration for a person."""
+    """Return a duration as text; 0 without a unit."""
     return format_time(time) if time else "0"
 
 
@@ -176,7 +176,7 @@ def memory_left(found: SimulationFindings) -> str:
 
 
 def provenance(found: SimulationFindings) -> str:
-    """Where the kernels' times are from."""
+    """Return the sources of the kernels' times, with their shares."""
     first = found.forecast.first
     total = sum(first.times) or 1
     parts = (f"{time / total:.0%} {name}" for name, time in zip(PROVENANCES, first.times, strict=True) if time)

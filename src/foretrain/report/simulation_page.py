@@ -192,7 +192,7 @@ def memory(found: SimulationFindings) -> go.Figure:
 
 
 def steps(found: SimulationFindings) -> go.Figure:
-    """How long each step of each live rank took; the warm-up is where it is not steady."""
+    """Return a figure of the time of each step of each live rank, warm-up included."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = canvas(280, hovermode="closest", showlegend=1 < len(ranks) <= len(SERIES))
     for index, rank in enumerate(ranks):

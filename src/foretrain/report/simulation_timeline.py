@@ -75,7 +75,7 @@ def thin(bars: Sequence[Bar], length: Time, most: int = _MOST) -> list[Bar]:
 
 
 def _merged(groups: Sequence[Sequence[Bar]]) -> Iterator[Bar]:
-    """One for each of ``groups``, one behind the other."""
+    """Yield a bar for each of ``groups``, one after the other."""
     at = groups[0][0].begin
     for group in groups:
         at = max(at, group[0].begin)

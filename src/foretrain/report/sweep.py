@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -49,7 +49,7 @@ def findings(table: Table, objectives: Sequence[str] = ()) -> SweepFindings:
 
 
 def to_dict(found: SweepFindings) -> dict[str, Any]:
-    """Plain numbers for JSON: in seconds, bytes and bytes per second, as in the Parquet file."""
+    """Return plain numbers for JSON: in seconds, bytes and bytes per second, as in the Parquet file."""
     return {
         "columns": {column.name: column.about for column in found.table.columns},
         "rows": list(found.table.rows),
@@ -123,27 +123,15 @@ def _more(found: SweepFindings) -> str:
     return f"Those that gain most; {left:,} more are in the file." if left > 0 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepSummary:
-    """All that a terminal shows of a sweep."""
-
-    found: SweepFindings
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = self.found
-        if found.best:
-            yield _best_table(found)
-            yield Text(_more(found), style="dim")
-            for name, rows in found.front.rows.items():
-                yield _front_table(found, name, rows)
-                yield Text("")
-        yield Text(f"{verdict(found)}.", style="bold green" if _good(found) else "bold yellow")
-        yield Text(f"{reasons(found)}.", style="dim")
-
-
-def summary(found: SweepFindings) -> SweepSummary:
-    """For ``rich.print``."""
-    return SweepSummary(found)
+def summary(found: SweepFindings) -> Group:
+    """Return tables and findings for ``rich.print``."""
+    shown: list[RenderableType] = []
+    if found.best:
+        shown += [_best_table(found), Text(_more(found), style="dim")]
+        for name, rows in found.front.rows.items():
+            shown += [_front_table(found, name, rows), Text("")]
+    verdict_line = Text(f"{verdict(found)}.", style="bold green" if _good(found) else "bold yellow")
+    return Group(*shown, verdict_line, Text(f"{reasons(found)}.", style="dim"))
 
 
 def _best_table(found: SweepFindings) -> RichTable:
@@ -216,7 +204,7 @@ def _cards(found: SweepFindings) -> list[Card]:
 
 
 def _front_figure(found: SweepFindings) -> go.Figure:
-    """All scenarios as points, and a line along the front of each workload."""
+    """Return a figure of all scenarios as points, with a line along the front of each workload."""
     first, second = found.front.objectives
     figure = canvas(460, hovermode="closest")
     rows = found.rows[:: len(found.rows) // MOST + 1]
@@ -323,7 +311,7 @@ def _dimension(column: Column, values: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _marks(values: Sequence[float]) -> list[float]:
-    """Some of ``values``, from the least to the largest, to write beside the axis."""
+    """Return up to `_TICKS` of ``values``, from the least to the largest, to write beside the axis."""
     ordered = sorted(set(values))
     if len(ordered) <= _TICKS:
         return ordered
@@ -331,7 +319,7 @@ def _marks(values: Sequence[float]) -> list[float]:
 
 
 def written(column: Column, value: float | None) -> str:
-    """A value of ``column`` for a person."""
+    """Return a value of ``column`` as text with its unit."""
     if value is None:
         return "none"
     if column.kind == "time":

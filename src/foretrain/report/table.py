@@ -57,7 +57,7 @@ def knobs(run: Run) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One line of the table as text, for a terminal and for a page.
+    """Line of the table as text, for a terminal and for a page.
 
     Attributes:
         name: of the schedule.
@@ -160,7 +160,7 @@ def _caption(comparison: Comparison) -> Text:
 
 
 def describe(workload: Workload) -> str:
-    """One line: what a step is and where its times came from."""
+    """Return a line that describes a step and the source of its times."""
     update = f", update {format_time(workload.update)}" if workload.update else ""
     source = f" ({workload.source})" if workload.source else ""
     return (
@@ -172,7 +172,7 @@ def describe(workload: Workload) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSummary:
-    """All that a terminal shows of a comparison, as wide as the terminal is."""
+    """Summary of a comparison in a terminal, as wide as the terminal."""
 
     comparison: Comparison
 
@@ -198,10 +198,10 @@ def summary(comparison: Comparison) -> ComparisonSummary:
 
 
 def plain_table() -> Table:
-    """Without lines, its heads dim."""
+    """Return a table without lines, with dim heads."""
     return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
 
 
 def foldable(schedule: str) -> str:
-    """A schedule's notation with a space before its knobs, where a narrow column breaks it; it reads as before."""
+    """Return a schedule's notation with a space before its knobs, at which a narrow column may break it."""
     return schedule.replace("(", " (", 1)

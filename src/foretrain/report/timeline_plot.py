@@ -128,7 +128,7 @@ def _row_labels(item: RunLanes) -> list[str]:
 
 
 def _add_block(figure: go.Figure, item: RunLanes, index: int, top: int, visible: bool) -> None:
-    """One trace a lane and kind, and one for the ends of the iterations."""
+    """Add a trace for each lane and kind, and one for the ends of the iterations."""
     for row, (lane, spans) in enumerate(item.lanes, start=1):
         for kind in KINDS:
             chosen = [span for span in spans if span.kind == kind]

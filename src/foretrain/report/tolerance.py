@@ -1,4 +1,4 @@
-"""How much loss a model tolerates: a table for a terminal, and a page with accuracy over p and over rounds."""
+"""Report of a loss tolerance: a table for a terminal, and a page with accuracy over p and over rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToleranceRow:
-    """One line of the table as text.
+    """Line of the table as text.
 
     Attributes:
         p: what a hop was to lose.
@@ -42,7 +42,7 @@ class ToleranceRow:
 
 
 def rows(found: Profile) -> list[ToleranceRow]:
-    """A row for every p."""
+    """Return a row for every p."""
     return [_row(found, level) for level in found.levels]
 
 
@@ -76,7 +76,7 @@ def verdict(found: Profile) -> str:
 
 
 def reasons(found: Profile) -> str:
-    """How it was found."""
+    """Return settings and test of the profile as a sentence."""
     one = found.settings
     level = 100 * (1 - 2 * one.alpha)
     return (
@@ -93,23 +93,10 @@ def _exchange(found: Profile) -> str:
     return f"{way.ranks} workers, {name}, {way.back} way back{held}, losing {kinds[way.tagging.by]}"
 
 
-@dataclass(frozen=True, slots=True)
-class ToleranceSummary:
-    """All that a terminal shows of a profile."""
-
-    found: Profile
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield table(self.found)
-        yield Text("")
-        style = "bold green" if self.found.tolerable else "bold yellow"
-        yield Text(f"{verdict(self.found)}.", style=style)
-        yield Text(f"{reasons(self.found)}.", style="dim")
-
-
-def summary(found: Profile) -> ToleranceSummary:
-    """For ``rich.print``."""
-    return ToleranceSummary(found)
+def summary(found: Profile) -> Group:
+    """Return the table and the findings for ``rich.print``."""
+    verdict_line = Text(f"{verdict(found)}.", style="bold green" if found.tolerable else "bold yellow")
+    return Group(table(found), Text(""), verdict_line, Text(f"{reasons(found)}.", style="dim"))
 
 
 def table(found: Profile) -> Table:

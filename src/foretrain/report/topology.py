@@ -42,7 +42,7 @@ class Facts:
 
     @classmethod
     def of(cls, topology: Topology) -> Facts:
-        """All of them; a few seconds for ten thousand ranks."""
+        """Return all metrics; a few seconds for ten thousand ranks."""
         kinds = link_kinds(topology)
         return cls(
             topology,

@@ -52,7 +52,7 @@ class LinkKind:
 
 
 def link_kinds(topology: Topology) -> list[LinkKind]:
-    """All links by kind: those inside servers first, then those further and further up."""
+    """Return all links by kind: those inside servers first, then by tier."""
     words = [_word(node) for node in topology.nodes]
     heights = [(node.tier, node.kind == "switch", word) for node, word in zip(topology.nodes, words, strict=True)]
     groups: dict[tuple[int, int, str], list[int]] = {}
@@ -140,7 +140,7 @@ class DrawnLinks:
 
     @classmethod
     def of(cls, topology: Topology, used: NDArray[np.float64] | None = None) -> DrawnLinks:
-        """All links of ``topology``."""
+        """Return all links of ``topology``."""
         kinds = link_kinds(topology)
         kind = np.zeros(topology.links, np.int64)
         for number, one in enumerate(kinds):
@@ -234,7 +234,7 @@ def lines(
 
 
 def _along(path: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Where a line is pointed at: a third along a straight one, whose middle others cross, and the top of a bow."""
+    """Return the point of a line's hover text: a third along a straight line, or the top of a bow."""
     if len(path) > 2:
         return path[len(path) // 2]
     (x, y), (u, v) = path

@@ -8,7 +8,7 @@ from foretrain.tasks import Chunk, Op, Piece, Start, Task
 
 
 def whole(op: Op, tasks: Sequence[Task], bucket: Sequence[int]) -> Chunk:
-    """One chunk of all bytes of the tasks in ``bucket``."""
+    """Return a chunk of all bytes of the tasks in ``bucket``."""
     pieces = tuple(Piece(i, 0, tasks[i].size) for i in bucket)
     return Chunk(op, pieces, sum(piece.size for piece in pieces))
 
@@ -34,7 +34,7 @@ class Buckets:
         self._next = 0
 
     def ready(self, task: int) -> list[Start]:
-        """``task`` is ready: the chunks that may start now, in order."""
+        """Record that ``task`` is ready; return the chunks that may start now, in order."""
         self._missing[self._bucket_of[task]] -= 1
         first = self._next
         while self._next < len(self._missing) and not self._missing[self._next]:
@@ -43,7 +43,7 @@ class Buckets:
 
 
 def by_size(order: Sequence[int], tasks: Sequence[Task], caps: Sequence[int]) -> list[tuple[int, ...]]:
-    """Splits ``order`` into buckets as PyTorch's ``compute_bucket_assignment_by_size`` does for one dtype and device.
+    """Split ``order`` into buckets as PyTorch's ``compute_bucket_assignment_by_size`` does for one dtype and device.
 
     A bucket is closed as soon as its size *reaches* the cap, so it may exceed it. ``caps[k]`` is for bucket k; the last
     cap serves all that follow.

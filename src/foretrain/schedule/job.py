@@ -34,7 +34,7 @@ class CostModel:
 
     @property
     def startup(self) -> Time:
-        """α: what the smallest operation costs, and two operations cost more than one."""
+        """Return α: the cost of the smallest operation."""
         return max(self.overhead, self.floor)
 
     def time(self, size: int) -> Time:
@@ -48,7 +48,7 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One workload as the scheduler sees it.
+    """Workload as the scheduler sees it.
 
     Attributes:
         tasks: indexed by `Task.index`, registration order.
@@ -70,7 +70,7 @@ class Job:
 
     @classmethod
     def of(cls, workload: Workload, cost: CostModel) -> Job:
-        """``workload`` on a network of ``cost``."""
+        """Return the job of ``workload`` on a network of ``cost``."""
         gradients = workload.gradients
         order = sorted(range(len(gradients)), key=lambda i: (gradients[i].layer, i))
         rank = {index: place for place, index in enumerate(order)}

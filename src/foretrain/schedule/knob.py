@@ -1,4 +1,4 @@
-"""Knobs: what may be tuned about a policy, declared as data beside it."""
+"""Knobs of policies, declared as data beside each policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretrain.units import exact_size, exact_time, parse_size, parse_time
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One number a policy takes.
+    """Number that a policy takes.
 
     Attributes:
         name: the keyword argument of the policy's constructor.
@@ -34,7 +34,7 @@ class Knob:
     grid: tuple[float, ...] = ()
 
     def check(self, value: float) -> float:
-        """``value``, in range and of the knob's type; ConfigError otherwise."""
+        """Return ``value`` in the knob's type; ConfigError where it is out of range."""
         whole = self.kind != "factor"
         if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != value // 1):
             raise ConfigError(
@@ -46,7 +46,7 @@ class Knob:
         return int(value) if whole else float(value)
 
     def parse(self, text: str) -> float:
-        """The value that ``text`` spells."""
+        """Return the value that ``text`` spells."""
         if self.kind == "size":
             return parse_size(text, self.name)
         if self.kind == "time":
@@ -57,7 +57,7 @@ class Knob:
             raise ConfigError(self.name, text, "is not a number", f"write e.g. '{self.write(self.default)}'") from None
 
     def write(self, value: float) -> str:
-        """Text that `parse` turns back into exactly ``value``."""
+        """Return text that `parse` turns back into exactly ``value``."""
         if self.kind == "size" and value == value // 1:
             return exact_size(int(value))
         if self.kind == "time" and value == value // 1:

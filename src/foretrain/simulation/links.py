@@ -48,7 +48,7 @@ class Pipes:
         self._free: dict[str, Time] = {hop.pipe: 0 for route in routes.values() for hop in route}
 
     def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
-        """Sends ``chunk`` through every hop of its route."""
+        """Send ``chunk`` through every hop of its route."""
         self._enter(chunk, self._routes[chunk.op], 0, world, done)
 
     def _enter(
@@ -72,19 +72,19 @@ class Pipes:
 
 
 Out = Callable[[Time], None]
-"""Called when something is out, with the time when its turn came."""
+"""Callback at the end of a transfer, with the time at which it began."""
 
 
 class Lane(Protocol):
     """Lane of a link: the transfers of one connection, one after the other."""
 
     def send(self, work: Time, world: VirtualWorld, out: Out) -> None:
-        """Sends what takes ``work`` ps with the wire to itself, behind all that was sent before."""
+        """Send a transfer that takes ``work`` ps without contention, behind all that was sent before."""
         ...
 
 
 class ExclusiveLink:
-    """A lane that has its wire to itself."""
+    """Link with a single lane."""
 
     def __init__(self) -> None:
         self._free: Time = 0
@@ -97,7 +97,7 @@ class ExclusiveLink:
 
 
 class SharedLink:
-    """A wire of ``count`` lanes.
+    """Link of ``count`` lanes that share its rate.
 
     What is left of a lane's head is counted in parts of a picosecond, so small that equal shares are whole.
     """
@@ -110,7 +110,7 @@ class SharedLink:
         self._asked = 0
 
     def begin(self, lane: _Shared, world: VirtualWorld) -> None:
-        """``lane``, which was not busy, is."""
+        """Record that ``lane`` has become busy."""
         self._progress(world.now())
         self._busy.append(lane)
         lane.next(world.now(), self._parts)
@@ -124,7 +124,7 @@ class SharedLink:
         self._since = now
 
     def _arm(self, world: VirtualWorld) -> None:
-        """Has itself called when the next head is out, if nobody begins before."""
+        """Schedule `_leave` for the end of the next transfer; a new one makes it void."""
         self._asked += 1
         if self._busy:
             least = max(0, min(lane.left for lane in self._busy))
@@ -148,7 +148,7 @@ class SharedLink:
 
 
 class _Shared:
-    """One of the lanes of a `SharedLink`."""
+    """Lane of a `SharedLink`."""
 
     def __init__(self, wire: SharedLink) -> None:
         self._wire = wire
@@ -163,7 +163,7 @@ class _Shared:
             self._wire.begin(self, world)
 
     def next(self, now: Time, parts: int) -> None:
-        """The head's turn has come."""
+        """Begin the first waiting transfer."""
         self.start, self.left = now, self.waiting[0][0] * parts
 
 
@@ -172,7 +172,7 @@ LANE = "network"
 
 
 class Operations:
-    """First in, first out; each takes θ and what the fluid simulation says of it alone.
+    """Carrier of collectives, first in, first out: each takes θ and its time without contention in the fluid network.
 
     Args:
         where: the job's deployment.
@@ -187,7 +187,7 @@ class Operations:
         self._free: Time = 0
 
     def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
-        """Sends ``chunk`` behind all that were started before."""
+        """Send ``chunk`` behind all that were started before."""
         start = max(self._free, world.now())
         self._free = start + self._where.overhead + self._where.duration(chunk.op, chunk.size)
         if self._timeline is not None:

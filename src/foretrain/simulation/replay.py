@@ -1,8 +1,7 @@
-"""Replay: a training loop without tensors, in any world.
+"""Training loop without tensors, in any world.
 
-It computes as a GPU would, one layer after the other; releases gradients when the workload says so; and holds each
-layer's forward until its own parameters have landed and been updated, or the whole pass until all have where the policy
-keeps the barrier. Each policy decides only what is sent.
+Layers compute one after the other, as on a GPU. Gradients are released at the workload's times. The forward pass of a
+layer waits until its own parameters have landed and been updated; under a policy with a barrier it waits for all.
 
     step k:   backward (t = 0) ── gradients released ──┐            step k+1: backward …
                                                        └ landed → updated → forward of that layer
@@ -23,7 +22,7 @@ from foretrain.workload.step import Workload
 
 
 class TrainingLoop:
-    """Runs ``steps`` steps of ``workload`` under ``policy`` in ``world``.
+    """Loop of ``steps`` steps of ``workload`` under ``policy`` in ``world``.
 
     Args:
         workload: what is computed and released.
@@ -32,9 +31,8 @@ class TrainingLoop:
         world: where it runs.
         steps: how many; ``steps`` + 1 backward passes begin.
         timeline: where to record computation; None records nothing.
-        finished: called once when the last step is complete.
-        served: whether whoever carries the chunks says what has `landed`, as where a sum comes back by itself after
-            its push is done; otherwise a task has landed when all its bytes are done.
+        served: whether the carrier of the chunks calls `landed`, as over a parameter server, where a sum comes back
+            after its push is done; otherwise a task has landed when all its bytes are done.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class TrainingLoop:
         world: World,
         steps: int,
         timeline: Timeline | None = None,
-        finished: Callable[[], None] = lambda: None,
         served: bool = False,
     ) -> None:
         self._workload = workload
@@ -54,7 +51,6 @@ class TrainingLoop:
         self._barrier = policy.barrier
         self._steps = steps
         self._timeline = timeline
-        self._finished = finished
         self._engine = Engine(policy, world, job.tasks, None if served else self.landed)
         self._releases = [
             (release, tuple(group)) for release, group in groupby(job.by_release, key=job.releases.__getitem__)
@@ -71,17 +67,25 @@ class TrainingLoop:
         """Return the policy's decisions."""
         return self._engine.log
 
-    @property
-    def complete(self) -> bool:
-        """Return whether all steps have run."""
-        return len(self.begins) > self._steps
-
     def begin(self) -> None:
-        """Begins the first backward pass now."""
-        self._begin_backward()
+        """Begin a backward pass now."""
+        now = self._world.now()
+        self.begins.append(now)
+        if self.on_begin:
+            self.on_begin()
+        if len(self.begins) > self._steps:
+            return
+        self._reset()
+        self._engine.post(StepBegin(len(self.begins) - 1))
+        for release, group in self._releases:
+            self._world.call_at(now + release, lambda group=group: self._release(group))
+        self._gpu = now + self._workload.backward
+        self._world.call_at(self._gpu, self._end_backward)
+        if self._timeline is not None:
+            self._draw_backward(now)
 
     def landed(self, task: int) -> None:
-        """The sum of ``task`` is here."""
+        """Record that the sum of ``task`` has arrived."""
         layer = self._job.layers[task]
         self._missing[layer] -= 1
         self._unlanded -= 1
@@ -92,12 +96,9 @@ class TrainingLoop:
                 self._draw("optimizer", "update", self._workload.layers[layer].name, now, now + update)
         self._advance()
 
-    def raise_if_stalled(self) -> None:
-        """StallError, saying who waits for what, unless all steps have run."""
-        self.raise_if_stalled_before(self._steps)
-
-    def raise_if_stalled_before(self, steps: int) -> None:
-        """Raise StallError unless the first ``steps`` steps are complete."""
+    def raise_if_stalled(self, steps: int | None = None) -> None:
+        """Raise StallError that lists who waits for what, unless the first ``steps`` steps are complete."""
+        steps = self._steps if steps is None else steps
         if len(self.begins) > steps:
             return
         step = len(self.begins) - 1
@@ -116,23 +117,6 @@ class TrainingLoop:
         self._gpu: Time = 0
         self._computing = True
 
-    def _begin_backward(self) -> None:
-        now = self._world.now()
-        self.begins.append(now)
-        if self.on_begin:
-            self.on_begin()
-        if self.complete:
-            self._finished()
-            return
-        self._reset()
-        self._engine.post(StepBegin(len(self.begins) - 1))
-        for release, group in self._releases:
-            self._world.call_at(now + release, lambda group=group: self._release(group))
-        self._gpu = now + self._workload.backward
-        self._world.call_at(self._gpu, self._end_backward)
-        if self._timeline is not None:
-            self._draw_backward(now)
-
     def _release(self, group: Sequence[int]) -> None:
         for task in group:
             self._engine.post(Ready(task))
@@ -142,7 +126,7 @@ class TrainingLoop:
         self._advance()
 
     def _advance(self) -> None:
-        """Runs the forward pass as far as what has landed allows."""
+        """Run the forward pass up to the first layer whose gradients are missing."""
         if self._computing or (self._barrier and self._unlanded):
             return
         layers = self._workload.layers
@@ -158,10 +142,10 @@ class TrainingLoop:
             self._next += 1
         if self._next == len(layers):
             self._computing = True
-            self._world.call_at(self._gpu, self._begin_backward)
+            self._world.call_at(self._gpu, self.begin)
 
     def _update_all(self) -> None:
-        """The barrier: everything has landed, now everything is updated, on the GPU."""
+        """Update all parameters on the GPU, after the last gradient has landed at the barrier."""
         now = self._world.now()
         if now > self._gpu:
             self._draw("gpu", "wait", "barrier", self._gpu, now)

@@ -25,7 +25,7 @@ from foretrain.workload.step import Workload
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One of the jobs.
+    """Job on a shared network.
 
     Attributes:
         workload: one worker's step.
@@ -47,7 +47,7 @@ def together(
     trace: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Run, ...]:
-    """Runs all ``tenants`` at once until each has made ``steps`` steps after its warm-up; a run for each.
+    """Return a run of each of ``tenants``, all simulated at once until each has made ``steps`` steps after its warm-up.
 
     The network is simulated as closely as the first tenant's fidelity says. ``progress`` is told how many steps are
     made, of how many.
@@ -60,7 +60,7 @@ def together(
         StallError: a schedule leaves bytes unsent.
     """
     _check(tenants, steps)
-    world = VirtualWorld(_Nowhere())
+    world = VirtualWorld()
     network = _Shared(world, tenants[0].where)
     running = [_Running(tenant, network, world, trace) for tenant in tenants]
 
@@ -76,12 +76,12 @@ def together(
         one.launch(stop_when_all_have)
     world.run()
     for one in running:
-        one.replay.raise_if_stalled_before(one.warmup + steps)
+        one.replay.raise_if_stalled(one.warmup + steps)
     return tuple(one.run(steps) for one in running)
 
 
 class _Running:
-    """A tenant in the world: its replay, and its stream of collectives."""
+    """Tenant in the world: its training loop and its stream of collectives."""
 
     def __init__(self, tenant: Tenant, network: _Shared, world: VirtualWorld, trace: bool) -> None:
         self.plan = spec(tenant.schedule)
@@ -102,7 +102,7 @@ class _Running:
         return len(self.replay.begins) - 1 - self.warmup
 
     def launch(self, began: Callable[[], None]) -> None:
-        """Begins at the tenant's offset; ``began`` is called at every step."""
+        """Begin at the tenant's offset; ``began`` is called at every step."""
         self.replay.on_begin = began
         self._world.call_at(self._offset, self.replay.begin)
 
@@ -123,19 +123,19 @@ class _Running:
 
 
 class _Through:
-    """The common world, with a carrier of one's own."""
+    """The common world with the carrier of one job."""
 
     def __init__(self, world: VirtualWorld, carrier: ChunkCarrier) -> None:
         self._world, self._carrier = world, carrier
         self.now, self.call_at = world.now, world.call_at
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Hands ``chunk`` to this job's stream."""
+        """Hand ``chunk`` to this job's stream."""
         self._carrier.carry(chunk, self._world, done)
 
 
 class _Stream:
-    """The collectives of one job: one at a time in the network, after θ each."""
+    """Collectives of one job: one at a time in the network, after θ each."""
 
     def __init__(
         self, network: _Shared, where: Deployment, timeline: Timeline | None, label: Callable[[Chunk], tuple[str, int]]
@@ -145,7 +145,7 @@ class _Stream:
         self._busy = False
 
     def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
-        """Sends ``chunk`` behind all that were started before."""
+        """Send ``chunk`` behind all that were started before."""
         self._waiting.append((chunk, done, self._label(chunk)))
         if not self._busy:
             self._next(world)
@@ -168,7 +168,7 @@ class _Stream:
 
 
 class _Shared:
-    """The network that all jobs share: time passes in it as it does in the world."""
+    """Network that all jobs share, advanced with the time of the world."""
 
     def __init__(self, world: VirtualWorld, where: Deployment) -> None:
         self._world = world
@@ -177,18 +177,18 @@ class _Shared:
         self._asked = 0
 
     def send(self, program: Program, landed: Callable[[], None]) -> None:
-        """Starts ``program`` now; calls ``landed`` when all of it has arrived."""
+        """Start ``program`` now; call ``landed`` when all of it has arrived."""
         self._pass()  # what arrives at this very moment does so before
         self._landed[self._carrier.add(program)] = landed
         self._arm()
 
     def _pass(self) -> None:
-        """Time passes in the network, too; what has arrived by now is told."""
+        """Advance the network to the present, and schedule the callbacks of programs that have completed."""
         for handle in self._carrier.advance(self._world.now()):
             self._world.schedule(self._world.now(), TIMER, self._landed.pop(handle))
 
     def _arm(self) -> None:
-        """Has itself called when the next program completes, if nothing else comes before."""
+        """Schedule `_arrive` for the next completion; an earlier change makes it void."""
         self._asked += 1
         when = self._carrier.next_completion()
         if when is not None:
@@ -196,17 +196,9 @@ class _Shared:
 
     def _arrive(self, asked: int) -> None:
         if asked != self._asked:
-            return  # Something came in between, and changed when.
+            return  # a later `send` changed the next completion
         self._pass()
         self._arm()
-
-
-class _Nowhere:
-    """The carrier of a world in which every job brings its own."""
-
-    def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
-        """Refuse: no network, no transfers."""
-        raise AssertionError("a tenant sends through its own stream")
 
 
 def _check(tenants: Sequence[Tenant], steps: int) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One workload on one cluster under one schedule, in steady state.
+    """Run of a workload on a cluster under a schedule, in steady state.
 
     Attributes:
         workload: what ran.
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of the whole cluster."""
+        """Return samples per second of the whole cluster."""
         return self.workload.batch * self.cluster.total_gpus / to_seconds(self.iteration_time)
 
     def last_steps(self, count: int = 2) -> Timeline:
@@ -85,7 +85,7 @@ class Run:
         return write(chunks, Job.of(self.workload, self.cluster.cost).tasks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, times in seconds, for JSON."""
+        """Return plain numbers, times in seconds, for JSON."""
         return {
             "workload": self.workload.name,
             "cluster": str(self.cluster),
@@ -100,19 +100,19 @@ class Run:
         }
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_dict` as JSON, whole or not at all."""
+        """Write `to_dict` as JSON, whole or not at all."""
         write_json(path, self.to_dict())
 
 
 def job_on(workload: Workload, where: Place) -> Job:
-    """The scheduler's view of ``workload`` on ``where``."""
+    """Return the scheduler's view of ``workload`` on ``where``."""
     if not isinstance(workload, Workload):
         raise ConfigError("workload", workload, "is no workload", "write e.g. ft.workload.zoo('vgg16')")
     return Job.of(workload, where.cost)
 
 
 def bound(workload: Workload, where: str | Place) -> Bound:
-    """T* of ``workload`` on ``where``: see `foretrain.schedule.bounds`."""
+    """Return T* of ``workload`` on ``where``: see `foretrain.schedule.bounds`."""
     place = cluster(where)
     work = workload.slowed(place.slowdown)
     return bound_of(work, job_on(work, place))
@@ -126,7 +126,7 @@ def simulate(
     steps: int = 2,
     trace: bool = True,
 ) -> Run:
-    """Runs ``workload`` on ``where`` under ``schedule`` and measures its steady state.
+    """Simulate ``workload`` on ``where`` under ``schedule`` and measure the steady state.
 
     Args:
         workload: one worker's step.

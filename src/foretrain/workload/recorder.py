@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 class Stopwatch(Protocol):
-    """Takes marks cheaply while a step runs, and turns them into times when it is over."""
+    """Stopwatch that takes marks while a step runs, and turns them into times afterwards."""
 
     place: str
     """What is being timed, for people: ``"CPU (2 threads)"``."""
 
     def mark(self) -> Any:
-        """This moment, in whatever form is cheapest."""
+        """Take a mark of the present moment, in the cheapest form."""
         ...
 
     def settle(self, marks: Sequence[Any]) -> list[Time]:
@@ -75,7 +75,7 @@ class CudaStopwatch:
         self.place = torch.cuda.get_device_name(device)
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all work queued so far."""
+        """Return an event behind all work queued so far."""
         event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self._device))
         return event
@@ -92,7 +92,7 @@ class CudaStopwatch:
 
 
 def stopwatch(devices: set[torch.device]) -> Stopwatch:
-    """The stopwatch for a model whose parameters live on ``devices``."""
+    """Return the stopwatch for a model whose parameters live on ``devices``."""
     import torch
 
     if len(devices) != 1:
@@ -167,7 +167,7 @@ def record(
 
 
 class _Probe:
-    """Keeps the log of one step at a time.
+    """Hooks that keep the log of one step at a time.
 
     Attributes:
         sizes: bytes of each parameter's gradient as it was accumulated; 0 for one that is not a dense tensor.
@@ -194,7 +194,7 @@ class _Probe:
 
     @contextmanager
     def attached(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-        """All hooks are in place inside, and none afterwards."""
+        """Attach all hooks inside the block, and none afterwards."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         with ExitStack() as stack:

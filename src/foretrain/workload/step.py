@@ -1,4 +1,4 @@
-"""One training step: layers that compute, gradients that must be exchanged, and random jitter of their times.
+"""Training step: layers that compute, gradients to exchange, and random jitter of their times.
 
 t = 0 is the moment the backward pass begins (knowledge of the field counts from there): a gradient's ``release`` is
 counted from it. The forward pass that follows belongs to the *next* step and needs the updated parameters.
@@ -18,7 +18,7 @@ from foretrain.units import Time, exact_time
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One piece of computation, in forward order: ``forward``, ``backward`` and ``update`` in picoseconds."""
+    """Layer, in forward order: ``forward``, ``backward`` and ``update`` in picoseconds."""
 
     name: str
     forward: Time
@@ -28,7 +28,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One parameter tensor's gradient.
+    """Gradient of a parameter tensor.
 
     Attributes:
         name: the parameter's name, unique in its workload.
@@ -45,7 +45,7 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One training step of one worker.
+    """Training step of one worker.
 
     Attributes:
         name: e.g. ``"resnet50"``.
@@ -146,7 +146,7 @@ _MOST = 1.0
 
 
 def jittered(workload: Workload, sigma: float, seed: int) -> Workload:
-    """``workload`` with each layer's forward, backward and update time multiplied by its own log-normal factor.
+    """Return ``workload`` with each layer's forward, backward and update time multiplied by its own log-normal factor.
 
     A factor is exp(σz − σ²/2) with z from N(0, 1): its mean is 1, its relative spread about ``sigma``. Every iteration
     has the same times, so this is what is unknown about a step, not what varies from step to step. Gradients are
@@ -180,7 +180,7 @@ def jittered(workload: Workload, sigma: float, seed: int) -> Workload:
 
 
 def check_sigma(sigma: object) -> None:
-    """Raises ConfigError for what `jittered` does not take."""
+    """Raise ConfigError for a spread that `jittered` does not take."""
     if isinstance(sigma, bool) or not isinstance(sigma, int | float) or not 0 <= sigma <= _MOST:
         raise ConfigError("jitter", sigma, "is no spread from 0 to 1", "write e.g. 0.03")
 

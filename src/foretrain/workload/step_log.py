@@ -33,7 +33,7 @@ _WRAPPERS = {
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """The parts of a model, by number.
+    """Parts of a model, by number.
 
     Attributes:
         modules: qualified names; the model itself is number 0 and carries its class's name.
@@ -51,7 +51,7 @@ class Anatomy:
 
 
 def dissect(model: torch.nn.Module) -> Anatomy:
-    """The anatomy of ``model``; RecordError when its steps could not be recorded."""
+    """Return the anatomy of ``model``; RecordError when its steps could not be recorded."""
     _check(model)
     number = {name: index for index, (name, _) in enumerate(model.named_modules())}
     owners: dict[int, list[int]] = {}
@@ -84,12 +84,12 @@ def _check(model: torch.nn.Module) -> None:
 
 
 Kind: TypeAlias = Literal["begin", "call", "pause", "resume", "backward", "returned", "release", "update", "updated"]
-"""What happened: the step begins, a module is called, evaluation begins and ends, a backward call begins and returns, a
-gradient is accumulated, an optimizer's step begins and ends."""
+"""Kinds of events: the step begins, a module is called, evaluation begins and ends, a backward call begins and returns,
+a gradient is accumulated, an optimizer's step begins and ends."""
 
 
 class HookEvent(NamedTuple):
-    """Something a hook saw. ``subject`` is a module in a call, a parameter in a release, and nothing elsewhere."""
+    """Event of a hook. ``subject`` is a module in a call and a parameter in a release."""
 
     kind: Kind
     subject: int
@@ -124,7 +124,7 @@ class _Round:
 
 
 class _Reading:
-    """Follows a log through one step; one method per kind of entry."""
+    """Reader of a log of one step; it has a method for each kind of event."""
 
     def __init__(self) -> None:
         self.rounds = [_Round()]

@@ -61,7 +61,7 @@ _MODELS: dict[str, ImageModel | SequenceModel] = {
 
 
 def zoo_models() -> tuple[str, ...]:
-    """The names `zoo` knows."""
+    """Return the names that `zoo` knows."""
     return tuple(_MODELS)
 
 
@@ -74,7 +74,7 @@ def zoo(
     throughput: float | None = None,
     sequence: int | None = None,
 ) -> Workload:
-    """One training step of a well-known model on one GPU.
+    """Return one training step of a well-known model on one GPU.
 
     Args:
         name: as in `zoo_models`; case, ``-`` and ``_`` do not matter (``"ResNet-50"``).

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerKernel:
-    """One launch on the device.
+    """Kernel launch on the device.
 
     Attributes:
         kind: what bounds it.
@@ -50,7 +50,7 @@ class LayerKernel:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter tensor; ``operator`` is the index of the operator that uses it first."""
+    """Parameter tensor; ``operator`` is the index of the operator that uses it first."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayer:
-    """One layer: its kernels in the forward and in the backward pass."""
+    """Layer: its kernels in the forward and in the backward pass."""
 
     name: str
     forward: tuple[LayerKernel, ...]
@@ -102,12 +102,12 @@ class Net:
         self._parameters: dict[str, Parameter | None] = {}
 
     def declare(self, names: Iterable[str]) -> None:
-        """Registers parameters now that are used later."""
+        """Register parameters that are used later."""
         for name in names:
             self._parameters.setdefault(name)
 
     def build(self) -> Architecture:
-        """The finished net."""
+        """Return the finished net."""
         missing = [name for name, parameter in self._parameters.items() if parameter is None]
         assert not missing, f"declared and never used: {missing}"
         return Architecture(tuple(self._operators), tuple(p for p in self._parameters.values() if p is not None))
@@ -158,7 +158,7 @@ class Net:
         self._norm(name, passes=2, features=self.shape[-1], bias=bias)
 
     def embedding(self, name: str, rows: int, width: int, tied: bool = False) -> None:
-        """Looks up one row for each token of ``shape[0]``; the gradient is dense, as PyTorch's is by default."""
+        """Add a look-up of one row for each token of ``shape[0]``; the gradient is dense, PyTorch's default."""
         self.shape = (self.shape[0], width)
         looked_up = math.prod(self.shape)
         backward = LayerKernel("memory", moved=3 * looked_up, fixed=rows * width)
@@ -169,23 +169,23 @@ class Net:
     # What is folded into the operator before it.
 
     def elementwise(self, passes: int) -> None:
-        """Reads and writes the current tensor ``passes`` times: 2 for an activation in place, 3 for a sum."""
+        """Read and write the current tensor ``passes`` times: 2 for an activation in place, 3 for a sum."""
         self._fold(LayerKernel("memory", moved=passes * math.prod(self.shape)))
 
     def pool(self, kernel: int, stride: int = 1, padding: int = 0) -> None:
-        """Maximum or average over a window."""
+        """Add a maximum or average over a window."""
         before = math.prod(self.shape)
         self.shape = (self.shape[0], *self._slide((kernel, kernel), stride, padding))
         self._fold(LayerKernel("memory", moved=before + math.prod(self.shape)))
 
     def flatten(self, height: int = 1, width: int = 1) -> None:
-        """Averages adaptively to ``height`` × ``width``, then flattens."""
+        """Average adaptively to ``height`` × ``width``, then flattens."""
         before = math.prod(self.shape)
         self.shape = (self.shape[0] * height * width,)
         self._fold(LayerKernel("memory", moved=before + self.shape[0]))
 
     def attention(self, heads: int, width: int, keys: int, fused: bool = False) -> None:
-        """Scores, softmax and weighted sum of ``shape[0]`` queries over ``keys`` keys.
+        """Add scores, softmax and weighted sum of ``shape[0]`` queries over ``keys`` keys.
 
         ``fused`` never writes the scores to memory and skips the masked half (FlashAttention, causal); otherwise the
         scores are scaled, masked, normalized and dropped out, each a pass of read and write.
@@ -240,7 +240,7 @@ read. Half precision moves as much: it saves two bytes of gradient and writes a 
 def layers_of(
     net: Architecture, device: Device, precision: Precision, batch: int, optimizer: Optimizer
 ) -> tuple[Layer, ...]:
-    """The operators of ``net`` with their times."""
+    """Return the operators of ``net`` with their times."""
     size = element_size(precision)
 
     def total(kernels: Sequence[LayerKernel]) -> Time:
@@ -282,7 +282,7 @@ def rescaled(layers: Sequence[Layer], batch: int, throughput: float) -> tuple[La
 
 
 def gradients_of(net: Architecture, layers: Sequence[Layer], precision: Precision) -> tuple[Gradient, ...]:
-    """One gradient per parameter, in registration order; a tied one belongs to its first use."""
+    """Return a gradient for each parameter, in registration order; a tied one belongs to its first use."""
     size = element_size(precision)
     released = list(accumulate(layer.backward for layer in reversed(layers)))[::-1]
     return tuple(
