@@ -28,11 +28,8 @@ class CoordinatorClient:
     """Link of one rank to the coordinator, and the thread that listens on it.
 
     Args:
-        tasks: indexed by task.
         small: bytes of ready tasks below which no message is sent; see Note [Batched small tasks].
         spec: the policy that the coordinator begins with.
-        executor: issues this rank's collectives.
-        link: to rank 0.
         peer_timeout: seconds of silence after which the coordinator counts as lost.
         check_every: steps between two hashes; 0 never.
         failed: called once with the error that ended the job.

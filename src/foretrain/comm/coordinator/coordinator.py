@@ -44,9 +44,7 @@ class Coordinator:
     """Coordinator of an all-reduce job.
 
     Args:
-        job: tasks and what sending costs.
-        spec: the policy to run.
-        executor: issues this rank's collectives.
+        job: tasks and the cost of sending.
         links: to every other rank.
         peer_timeout: seconds of silence after which a rank counts as lost.
         stall_timeout: seconds after which work without progress counts as stuck.

@@ -76,7 +76,7 @@ class Link:
 
     # Note [Closing from another thread]. A descriptor number is reused as soon as it is closed, so it must not be
     # closed under a thread that is about to wait on it. `shutdown` ends every wait; `close` then closes the descriptor
-    # under both locks, which whoever waited has released. They are reentrant for the sake of signal handlers.
+    # under both locks, which waiting threads have released. They are reentrant for the sake of signal handlers.
 
     def __init__(self, connected: socket.socket, peer: int, send_timeout: float = SEND_TIMEOUT) -> None:
         self.peer = peer

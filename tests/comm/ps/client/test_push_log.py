@@ -291,7 +291,11 @@ def test_every_worker_gets_every_sum_once_whatever_is_lost(seed, workers, shards
     memories = [Memory(chance) for _ in range(shards)]
     with pytest.MonkeyPatch.context() as patch:
         if keeps:
-            patch.setattr(job, "mode", lambda what, mine, count, lost, anew, _: Sgd(mine, what.tasks, count, anew=anew))
+            patch.setattr(
+                job,
+                "mode",
+                lambda what, mine, count, lost, restarted, _: Sgd(mine, what.tasks, count, restarted=restarted),
+            )
             patch.setattr(job, "Snapshots", lambda *options: memories[options[-2]])
         train(chance, workers, shards, rate, keeps)
 

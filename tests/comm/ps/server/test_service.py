@@ -306,6 +306,8 @@ def frames_of_strangers():
     for length in (0, 1, 59, 60, 61, 500):
         yield [os.urandom(length)]
         yield [os.urandom(length)] * 3
+    yield [pack(Header(FrameKind.PUSH, sender=9)) + bytes(16), b"abc"]
+    yield [pack(Header(FrameKind.PUSH)).replace(b"fs\x07", b"fs\x63") + bytes(16)]
     yield [pack(Header(FrameKind.HELLO, sender=77)) + bytes(16), bytes(32)]
     yield [pack(Header(FrameKind.PUSH)) + bytes(16), bytes(100_000)]
 

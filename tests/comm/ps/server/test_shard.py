@@ -118,7 +118,7 @@ def test_held_sums_are_sent_when_they_are_pulled():
 
 
 def test_a_restarted_shard_begins_with_any_round():
-    one, values = shard(2, anew=True), np.ones(COUNT, np.float32)
+    one, values = shard(2, restarted=True), np.ones(COUNT, np.float32)
     assert push(one, 0, 41, values) == []
     told = alike(push(one, 1, 41, 2 * values), 0, 1)
     assert bytes(told.data) == (3 * values).tobytes()
@@ -131,14 +131,14 @@ def test_a_restarted_shard_begins_with_any_round():
 
 def test_a_resent_round_that_is_overtaken_is_dropped():
     """Worker 1 says rounds 5 and 6 again, and worker 0 rounds 6 and 7: it has all sums of 6, so nobody lacks 5's."""
-    one, values = shard(2, anew=True), np.ones(COUNT, np.float32)
+    one, values = shard(2, restarted=True), np.ones(COUNT, np.float32)
     push(one, 1, 5, values)
     push(one, 0, 6, values)
     push(one, 0, 7, values)
     assert push(one, 1, 5, values) == []
     told = alike(push(one, 1, 6, 2 * values), 0, 1)
     assert (told.step, bytes(told.data)) == (6, (3 * values).tobytes())
-    one = shard(2, anew=True)
+    one = shard(2, restarted=True)
     push(one, 1, 5, values)
     push(one, 0, 7, values)
     assert push(one, 0, 6, values) == []

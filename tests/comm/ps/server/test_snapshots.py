@@ -181,7 +181,7 @@ def test_writing_that_is_slower_than_training_is_logged_once(tmp_path, caplog, m
 def stateful(monkeypatch):
     """Services of declared sums keep parameters instead."""
     monkeypatch.setattr(
-        module, "mode", lambda declaration, mine, workers, lost, anew, _: Sgd(mine, declaration.tasks, workers)
+        module, "mode", lambda declaration, mine, workers, lost, restarted, _: Sgd(mine, declaration.tasks, workers)
     )
 
 

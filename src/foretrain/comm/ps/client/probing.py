@@ -36,10 +36,8 @@ class PushProbe:
 
     Args:
         links: to every shard, established.
-        workers: N.
-        job: its name.
-        epoch: declarations of this worker before this one.
-        stall_timeout: seconds after which a round that does not come back is stuck.
+        epoch: number of this worker's earlier declarations.
+        stall_timeout: seconds after which an outstanding round counts as stuck.
     """
 
     def __init__(self, links: Links, workers: int, job: str, epoch: int, stall_timeout: float) -> None:

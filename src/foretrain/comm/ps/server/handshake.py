@@ -53,13 +53,7 @@ class AuthenticatedPeer(NamedTuple):
 
 
 class ServerHandshake:
-    """Pending handshakes of one shard.
-
-    Args:
-        secret: the job's.
-        shard: the server's number.
-        workers: N.
-    """
+    """Pending handshakes of one shard with N ``workers``."""
 
     def __init__(self, secret: bytes, shard: int, workers: int) -> None:
         self._secret, self._shard, self._workers = secret, shard, workers

@@ -1,4 +1,4 @@
-"""One job on one shard: admits workers, handles their messages, and decides who is lost.
+"""Job of one shard: admits workers, handles their messages, and finds lost ones.
 
 It knows the shard and its snapshots, peers and clocks, but no socket: a function sends messages.
 """
@@ -109,10 +109,6 @@ def _flag(error: ForetrainError) -> int:
 class ShardJob:
     """Job on this shard, from the first worker that joins to the last that leaves.
 
-    Args:
-        terms: of the server.
-        hand_over: sends frames.
-
     Attributes:
         name: the job's; None before the first worker.
         peers: present workers.
@@ -218,7 +214,7 @@ class ShardJob:
             for answer, data in answers:
                 self._send(peer, answer, data)
         elif kind is FrameKind.RECEIVED:
-            peer.outbox.received(header.size)
+            peer.send_queue.received(header.size)
         elif kind is FrameKind.DECLARE:
             self._declare(peer, header, Declaration.decode(bytes(payload)))
             self._answer(peer)
@@ -262,8 +258,8 @@ class ShardJob:
         self._tell_progress()
 
     def _acknowledge(self, peer: Peer) -> None:
-        if peer.told < peer.pushes:
-            peer.told = peer.pushes
+        if peer.acknowledged < peer.pushes:
+            peer.acknowledged = peer.pushes
             self._send(peer, Header(FrameKind.RECEIVED, step=peer.epoch or 0, offset=peer.pushes))
 
     def _answer(self, peer: Peer) -> None:
@@ -347,12 +343,12 @@ class ShardJob:
     def _enqueue(self, deliveries: Iterable[Delivery]) -> None:
         for worker, value in deliveries:
             if (peer := self.peers.of_rank(worker)) is not None:
-                peer.outbox.put(self._urgency[value.part], value)
+                peer.send_queue.put(self._urgency[value.part], value)
 
     # ── messages to workers ──
 
     def _send_values(self, peer: Peer) -> None:
-        while values := peer.outbox.take():
+        while values := peer.send_queue.take():
             items = [Item(part, start, end - start, data or b"") for part, _, start, end, data in values]
             self._send(peer, *bundle(Header(FrameKind.VALUE, step=values[0].step), items))
 

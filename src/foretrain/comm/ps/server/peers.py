@@ -21,30 +21,30 @@ class Peer:
         route: of its first connection, on which the handshake ran.
         session: of the first connection.
         beside: session of the second connection, see `foretrain.comm.ps.frames.ASIDE`.
-        outbox: values to send.
+        send_queue: values to send.
         heard: time of its last message, s of the monotonic clock.
         aside: route of the second connection; None before its first message.
         gone: time at which its connection was found broken.
         epoch: number of its declarations before the present one; None before there is one.
         pushes: messages with pushes that have arrived since the declaration.
-        told: number of them that were acknowledged.
+        acknowledged: number of them with an answer.
     """
 
     rank: int
     route: bytes
     session: AuthenticatedSession
     beside: AuthenticatedSession
-    outbox: SendQueue
+    send_queue: SendQueue
     heard: float
     aside: bytes | None = None
     gone: float | None = None
     epoch: int | None = None
     pushes: int = 0
-    told: int = 0
+    acknowledged: int = 0
 
     def declares(self, epoch: int) -> None:
         """Note a new declaration, which all later pushes belong to."""
-        self.epoch, self.pushes, self.told = epoch, 0, 0
+        self.epoch, self.pushes, self.acknowledged = epoch, 0, 0
 
     def sealed(self, header: Header, payload: bytes | memoryview) -> list[bytes | memoryview]:
         """Return the route, then the frames, of a message."""

@@ -81,7 +81,7 @@ class SumShard:
         tasks: of the whole job.
         workers: N; their ranks are 0 to N − 1.
         lost: workers that push no more.
-        anew: whether this shard replaces one of a job under way, see Note [Restarted shards].
+        restarted: whether this shard replaces one of a job under way, see Note [Restarted shards].
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class SumShard:
         tasks: Sequence[Declared],
         workers: int,
         lost: Iterable[int] = (),
-        anew: bool = False,
+        restarted: bool = False,
     ) -> None:
         self._held = {part.number: _Held(part, tasks[part.task]) for part in parts}
-        self._workers, self._anew = workers, anew
+        self._workers, self._restarted = workers, restarted
         self._group = (1 << workers) - 1 & ~sum(1 << rank for rank in lost)
 
     def push(
@@ -124,13 +124,13 @@ class SumShard:
             raise Malformed("range", f"{size} bytes at {offset} of part {part}, which has {whole}")
         if data is not None and len(data) != size:
             raise Malformed("size", f"{len(data)} bytes where {size} are announced")
-        if not here.latest - 1 <= step <= here.latest + 1 + self._anew and here.latest >= 0:
+        if not here.latest - 1 <= step <= here.latest + 1 + self._restarted and here.latest >= 0:
             if step < here.latest:
                 return []
             raise Malformed("round", f"round {step} of part {part}, which is in round {here.latest}")
         found = here.rounds[step & 1]
         if found is None or found.step < step:
-            if found is not None and not found.coverage.whole and not self._anew:
+            if found is not None and not found.coverage.whole and not self._restarted:
                 raise Malformed("round", f"round {step} of part {part} before round {found.step} is complete")
             found = here.rounds[step & 1] = _Round(step, again, whole, self._group, self._workers)
         elif found.step > step:
@@ -321,7 +321,7 @@ def mode(
     parts: Iterable[ShardPart],
     workers: int,
     lost: Iterable[int],
-    anew: bool = False,
+    restarted: bool = False,
     optimizer_shard: OptimizerShardFactory | None = None,
 ) -> Mode:
     """Return the shard for ``parts`` of a declared job: a `SumShard`, or what ``optimizer_shard`` makes.
@@ -330,7 +330,7 @@ def mode(
         ConfigError: optimizers are declared and ``optimizer_shard`` is None.
     """
     if declaration.optimized is None:
-        return SumShard(parts, declaration.tasks, workers, lost, anew)
+        return SumShard(parts, declaration.tasks, workers, lost, restarted)
     if optimizer_shard is None:
         remedy = "start it with foretrain server where PyTorch is installed, or write updates='workers'"
         raise ConfigError("updates", "servers", "is declared, and this server runs no optimizers", remedy)

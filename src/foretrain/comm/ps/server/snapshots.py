@@ -86,10 +86,7 @@ class Snapshots:
     Args:
         folder: made if it is absent; several shards and jobs may share it.
         every: rounds between two snapshots.
-        declaration: of the job.
-        epoch: number of its earlier declarations.
-        shard: number of the server.
-        shards: how many there are.
+        epoch: number of earlier declarations.
 
     Attributes:
         saved: by worker, its rounds in the newest file; empty before the first.
