@@ -47,20 +47,20 @@ class SimulatedParallel(ScheduledDataParallel):
     """A DistributedDataParallel whose gradients the executor's policy exchanges where that is possible."""
 
     def _attach(self, optimizers: tuple[Optimizer, ...]) -> None:
-        taking = cast("SimulatedTakeover", self.takeover)
+        takeover = cast("SimulatedTakeover", self.takeover)
         self._record.attached = SimulatedAttached(
-            taking.device,
+            takeover.device,
             self.module,
             optimizers,
             self.process_group,
-            spec(taking.settings.schedule),
+            spec(takeover.settings.schedule),
             self._role.compression,
-            taking.launch,
+            takeover.launch,
         )
 
 
 class SimulatedTakeover(DdpPatch):
-    """A context manager around the script.
+    """Context manager around the script, whose DistributedDataParallel a policy schedules.
 
     Args:
         device: the loaded extension.
@@ -75,7 +75,7 @@ class SimulatedTakeover(DdpPatch):
         self.device, self.launch = device, launch
 
     def recorded(self, wrapper: ScheduledDataParallel) -> ModelRecord:
-        """Return a record whose words go to the executor."""
+        """Return a record that sends its warnings to the executor."""
         return _Record(wrapper, self)
 
     def warn(self, text: str) -> None:
@@ -97,13 +97,13 @@ class SimulatedTakeover(DdpPatch):
 
 
 class _Record(ModelRecord):
-    def __init__(self, wrapper: ScheduledDataParallel, taking: SimulatedTakeover) -> None:
+    def __init__(self, wrapper: ScheduledDataParallel, takeover: SimulatedTakeover) -> None:
         super().__init__(wrapper)
-        self._taking = taking
+        self._takeover = takeover
 
     def end(self, error: BaseException | None = None) -> None:
         if self.attached is not None and self.attached.schedule is None:
-            self._taking.warn(
+            self._takeover.warn(
                 f"--schedule: {self.name} was only watched: the policy begins after {WATCHED} steps, give it more"
             )
         super().end(error)
@@ -113,11 +113,11 @@ class _Record(ModelRecord):
         attached, self.attached = self.attached, None
         if attached is not None:
             attached.close()
-        self._taking.warn(f"--schedule: {self.name} runs with PyTorch's own DistributedDataParallel: {reason}")
+        self._takeover.warn(f"--schedule: {self.name} runs with PyTorch's own DistributedDataParallel: {reason}")
 
 
 class LoggedExchange:
-    """An exchange by records of the rank's log; see `foretrain.comm.coordinator.protocol.CoordinatedExchange`."""
+    """Exchange by records of the rank's log; see `foretrain.comm.coordinator.protocol.CoordinatedExchange`."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class LoggedExchange:
         self._device.begin(self._number)
 
     def ready(self, task: int, used: bool) -> None:
-        """Allow ``task`` to be sent; where it is sent as another type, once that is made."""
+        """Announce that ``task`` may be sent; if it is sent as another type, after the conversion."""
         if self._wire is not None:
             self._views[task].to(self._wire)
         self._updates.promised(task, self._device.ready(self._number, task), used)
@@ -150,27 +150,26 @@ class LoggedExchange:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRuntime:
-    """The parts of a scheduled model; as `foretrain.plugins.torch.builder.RuntimeParts`."""
+    """Parts of a scheduled model; as `foretrain.plugins.torch.builder.RuntimeParts`."""
 
     scheduled: GradientDispatcher
     exchange: LoggedExchange
     updates: SimulatedUpdates
 
     def close(self, reason: str | None = None) -> None:
-        """Let go of parameters and gradients."""
+        """Release parameters and gradients."""
         self.scheduled.close()
         self.updates.unblock()
 
 
 class SimulatedAttached(AttachedModel[LoggedRuntime]):
-    """`foretrain.plugins.torch.attached.Attached` without other ranks to agree with, links, threads and
-    measurements.
+    """Attached model of a simulated rank: without links, threads, measurements, or other ranks to agree with.
 
     Args:
         device: the loaded extension.
         model: what is trained.
         optimizers: its parameters' own.
-        group: among whom gradients are summed.
+        group: the ranks whose gradients are summed.
         schedule: the policy.
         compression: what gradients are sent as; None sends them as they are.
         launch: ps the host spends on launching a kernel.
@@ -188,7 +187,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         compression: Compression | None,
         launch: Time,
     ) -> None:
-        # Its step is the forecast's to measure, and who is lost the executor's to see: options for both are not used.
+        # The forecast measures the step and the executor sees lost ranks: options for both are not used.
         super().__init__(
             model,
             group,
@@ -197,7 +196,7 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         self._extension, self._launch, self._policy = device, launch, schedule
         self._lane = device.new_stream()
         self._began: torch.cuda.Event | None = None
-        self._told = False
+        self._warned = False
         self._claim_parameters()
         self._list_parameters()
         self._begin(optimizers, group, Buffers(model, group, self._check_peers))
@@ -223,16 +222,16 @@ class SimulatedAttached(AttachedModel[LoggedRuntime]):
         finally:
             del access_guards.updating[threading.get_ident()]
         if not deferred:
-            self._tell_of_barrier()
+            self._warn_of_barrier()
         else:
             for hook in tuple(_global_optimizer_post_hooks.values()):
                 hook(optimizer, (), {})
         return deferred
 
-    def _tell_of_barrier(self) -> None:
-        """Warn, once, that this policy cannot do here what it is for."""
-        if not self._told:
-            self._told = True
+    def _warn_of_barrier(self) -> None:
+        """Warn, once, that the policy cannot defer updates into the next forward pass."""
+        if not self._warned:
+            self._warned = True
             text = (
                 f"--schedule: {type(self.model).__name__}: optimizer.step() waits for all gradients, since the script "
                 "looks at them before (GradScaler, clipping); nothing crosses into the next forward pass"
