@@ -16,7 +16,7 @@ from foretrain.comm.ps.frames import ABSENT, FrameKind, Header, unbundle
 from foretrain.comm.ps.placement import Declaration, Declared, Placement
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
-from foretrain.comm.ps.session import set_password
+from foretrain.comm.ps.session import ZeroCopy, set_password
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch.ps.server import make_optimizer_shard
 
@@ -51,7 +51,7 @@ class Worker:
     """Pushes gradients to one service and keeps what comes back."""
 
     def __init__(self, service_address, rank: int, secret: bytes = SECRET, shard: int = 0, job: str = "") -> None:
-        self.context, self.rank = zmq.Context(), rank
+        self.context, self.zero_copy, self.rank = zmq.Context(), ZeroCopy(), rank
         self.connection = Connection(self.context, service_address, secret, job, rank, shard)
         self.heard: list[tuple[Header, bytes]] = []
         self.acknowledges = True
@@ -62,6 +62,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.connection.close()
         self.context.destroy(linger=0)
+        self.zero_copy.close()
 
     def until(self, ready: Callable[[], bool], timeout: float = 60.0) -> None:
         """Reads until ``ready``."""
