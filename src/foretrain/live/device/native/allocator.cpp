@@ -381,7 +381,7 @@ class Allocator::State {
     pool.shelf(block->stream).free.insert(block);
   }
 
-  // Caches a block that nobody uses any more, merged with its free neighbours.
+  // Caches a block that is no longer in use, merged with its free neighbours.
   void free_block(Block* block) {
     statistics_.active.decrease(block->small, 1);
     statistics_.active_bytes.decrease(block->small, block->size);

@@ -1,4 +1,4 @@
-// The memory of one fake GPU: what PyTorch's caching allocator would reserve, split, keep and run out of.
+// Memory of one simulated GPU: reserves, splits, caches and runs out of memory as PyTorch's caching allocator does.
 //
 // A model of c10::cuda::CUDACachingAllocator of PyTorch 2.13, backend "native" (c10/cuda/CUDACachingAllocator.cpp). It
 // hands out addresses that nothing is behind: never dereference them. One instance per device; std only, no torch, no
@@ -47,7 +47,7 @@ struct Settings {
   AllocatorOptions options;
 };
 
-// What the allocator asks of the device's streams. Called with the allocator's lock held: must not call the allocator
+// Functions of the device's streams that the allocator calls. Called with the allocator's lock held: must not call the allocator
 // nor wait for a lock that is held while calling it. Where they are missing, all events are over at once. Events are
 // asked for in the order in which they were recorded on their stream, and none behind one that is not over.
 struct StreamCallbacks {
@@ -102,7 +102,7 @@ struct SegmentInfo {
   std::vector<BlockInfo> blocks;
 };
 
-// Where an allocation lies: what cudaIpcGetMemHandle needs.
+// Position of an allocation, for cudaIpcGetMemHandle.
 struct Allocation {
   BlockInfo block;
   Stream stream = 0;
@@ -146,7 +146,7 @@ class Allocator {
   void reset_peak();
   void reset_accumulated();
 
-  // Bytes of the device that nobody has reserved, and its capacity, as cudaMemGetInfo says.
+  // Free bytes of the device and its capacity, as of cudaMemGetInfo.
   std::pair<std::uint64_t, std::uint64_t> memory_info() const;
 
   // All segments in the order of their addresses.
@@ -155,7 +155,7 @@ class Allocator {
   // The allocation that begins at `address`. Throws std::invalid_argument if there is none.
   Allocation find(Address address) const;
 
-  // What a request of `bytes` would be rounded to, and the segment that would be reserved for it.
+  // The size to which a request of `bytes` is rounded, and the segment that would be reserved for it.
   std::uint64_t rounded(std::uint64_t bytes) const;
   std::uint64_t segment_for(std::uint64_t bytes) const;
 

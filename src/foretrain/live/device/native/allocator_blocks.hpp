@@ -19,7 +19,7 @@ namespace foretrain {
 using Address = std::uint64_t;
 using Stream = std::int32_t;
 
-// Virtual addresses of one expandable segment; what of them is backed by memory is told by its blocks.
+// Virtual addresses of one expandable segment; its blocks say which of them are backed by memory.
 struct ExpandableSegment {
   Address address = 0;
   std::uint64_t size = 0;
@@ -217,7 +217,7 @@ class BlockTable {
   void erase(Address address) {
     std::size_t hole = home(address);
     while (slots_[hole]->address != address) hole = (hole + 1) & mask();
-    // What stands behind the hole and would no longer be found across it moves into it.
+    // An entry behind the hole that would no longer be found across it moves into it.
     for (std::size_t at = (hole + 1) & mask(); slots_[at]; at = (at + 1) & mask()) {
       const std::size_t from_home = (at - home(slots_[at]->address)) & mask();
       if (from_home >= ((at - hole) & mask())) {

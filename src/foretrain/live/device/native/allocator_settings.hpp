@@ -1,4 +1,4 @@
-// What the caching allocator may be told: the options of PYTORCH_CUDA_ALLOC_CONF, and the device it lives on.
+// Settings of the caching allocator: options of PYTORCH_CUDA_ALLOC_CONF, and its device.
 //
 // Sizes are bytes, fractions are of the device's capacity. Source of keys, defaults, units and limits: PyTorch 2.13,
 // c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.{h,cpp}. Where we depart: a key that is unknown or
@@ -18,7 +18,7 @@ namespace foretrain {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
-// The options of PYTORCH_CUDA_ALLOC_CONF that change what is allocated where.
+// Options of PYTORCH_CUDA_ALLOC_CONF that change sizes or places of allocations.
 struct AllocatorOptions {
   // Larger blocks are never split and serve only requests of nearly their size.
   std::uint64_t max_split_size = kUnlimited;

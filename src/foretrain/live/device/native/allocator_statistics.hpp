@@ -1,4 +1,4 @@
-// The statistics of the caching allocator, as torch.cuda.memory_stats() names them, and what the memory is used for.
+// Statistics of the caching allocator, named as by torch.cuda.memory_stats(), and a breakdown by purpose.
 // Source: PyTorch 2.13, c10/core/CachingDeviceAllocator.h (DeviceStats) and c10/core/Allocator.h (Stat).
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace foretrain {
 
-// What an allocation is for. Numbers above kOther and below kTags are free for the caller.
+// Purpose of an allocation. Numbers above kOther and below kTags are free for the caller.
 using Tag = std::uint8_t;
 enum : Tag { kParameter, kGradient, kOptimizer, kActivation, kWorkspace, kOther };
 constexpr std::size_t kTags = 16;
@@ -37,7 +37,7 @@ struct Stat {
   void reset_accumulated() { allocated = freed = 0; }
 };
 
-// The same quantity of both pools together and of each.
+// One quantity, of both pools together and of each.
 struct PoolStat {
   Stat all, small_pool, large_pool;
 

@@ -1,4 +1,4 @@
-// Which device and stream the thread is on, and what a CUDA event is.
+// Current device and stream of the thread, and CUDA events.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -1,4 +1,4 @@
-// What operators find whose result hangs on values that are not there.
+// Results of operators that depend on values that do not exist.
 #pragma once
 
 #include <ATen/core/ivalue.h>

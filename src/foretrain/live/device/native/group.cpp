@@ -42,7 +42,7 @@ std::int64_t number_of_group(const std::vector<std::int32_t>& ranks, int occurre
   return static_cast<std::int64_t>(hash >> 1) | 1;  // never 0, which is the world
 }
 
-// The end of a collective, which is forgotten when nobody can ask for it any more.
+// End of a collective, forgotten when no object refers to it.
 struct End {
   EventId id;
   explicit End(EventId event) : id(event) {}
@@ -51,19 +51,19 @@ struct End {
 };
 using EndPtr = std::shared_ptr<End>;
 
-// What a member contributed, and for how many it stands.
+// Contribution of a live member, and the number of members that it represents.
 struct Share {
   int rank, members;
   std::string bytes;
 };
 
-// What all contributed, in the group's order. `real` if no contribution was made up.
+// Contributions of all members, in the group's order. `real` if no contribution was made up.
 struct Shares {
   std::vector<Share> all;
   std::vector<std::int32_t> stand_ins;  // by rank in the group; empty if each share is also of the members behind it
   bool real = true;
 
-  // The share of `rank`, or of who stands for it.
+  // Contribution of `rank`, or of the rank that represents it.
   const Share& of(int rank) const {
     int giver = stand_ins.empty() ? rank : stand_ins[rank];
     auto behind = std::upper_bound(all.begin(), all.end(), giver, [](int r, const Share& share) { return r < share.rank; });
@@ -138,7 +138,7 @@ Tensor reduced(const std::vector<Share>& shares, const ReduceOp& op, int size, a
   return total.to(type);
 }
 
-// What each output will hold, given what the members contributed.
+// Contents of each output, given the members' contributions.
 using Outcome = std::function<Tensors(const Shares&)>;
 
 // A tensor without its storage's life: outputs wait for values that would otherwise keep them alive in a circle.
@@ -318,7 +318,7 @@ std::string with_counts(const Splits& counts, const std::string& bytes) {
   return std::string(reinterpret_cast<const char*>(counts.data()), counts.size() * sizeof(std::int64_t)) + bytes;
 }
 
-// What `share` has for the member `rank` of so many.
+// The part of `share` for the member `rank` of so many.
 std::string_view sent_to(int rank, int size, std::string_view share, at::ScalarType type) {
   Splits counts(size);
   auto head = counts.size() * sizeof(std::int64_t), each = c10::elementSize(type);
@@ -533,7 +533,7 @@ class Group final : public c10d::Backend {
     log().splits(counts);
   }
 
-  // What each member sends here. Undefined where it is not as much as is `expected`: another stands for that member.
+  // Parts that each member sends here. Undefined where the size is not `expected`: another represents that member.
   Tensors exchanged(const Shares& shares, const Splits& expected, at::ScalarType type) const {
     Tensors parts;
     for (int rank = 0; rank < size_; ++rank) {
@@ -543,7 +543,7 @@ class Group final : public c10d::Backend {
     return parts;
   }
 
-  // What each member gives: one output for each, or one for all.
+  // Parts of each member: one output for each, or one for all.
   Outcome concatenation(const Tensors& outputs, const Tensors& inputs) {
     auto given = counts_of(outputs);
     bool apart = static_cast<int>(outputs.size()) == size_;
@@ -628,7 +628,7 @@ class Group final : public c10d::Backend {
     auto given = inputs.empty() ? std::optional<std::string>("") : contribution(inputs);
     if (given && !counts.empty()) given = with_counts(counts, *given);
     bool known = given && outcome && !log().capturing();
-    // As NCCL since PyTorch 2.7: what need not be asynchronous runs on the stream of who called it.
+    // As NCCL since PyTorch 2.7: synchronous operations run on the caller's stream.
     c10::StreamId stream = async || coalescing_ || !cuda ? stream_of(device) : current_stream(device);
     if (cuda && !coalescing_) log().wait_for_room(stream_key(device, stream));
     log().spend(LAUNCHES * log().launch());

@@ -14,7 +14,7 @@ using Backend = c10::intrusive_ptr<c10d::Backend>;
 Backend make_group(const std::string& name, int rank, std::vector<std::int32_t> ranks,
                    c10::intrusive_ptr<c10d::Backend::Options> options);
 
-// Tells the executor of a group, whether this process is a member or not. Groups with one `family` were made together.
+// Announces a group to the executor, of which this process need not be a member. Groups of one `family` were made together.
 std::int64_t announce_group(const std::vector<std::int32_t>& ranks, std::int64_t family);
 
 }  // namespace foretrain

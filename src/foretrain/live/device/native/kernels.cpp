@@ -38,7 +38,7 @@ thread_local int fused = 0;
 int capability = 90;
 std::atomic<std::int64_t> priced{0}, computed{0};
 
-// What a GPU's kernel checks before it runs, as torchgen writes it or as `at::TensorIterator` does.
+// Checks of a GPU's kernel before it runs, as of torchgen or of `at::TensorIterator`.
 enum class Alike { ANY, GENERATED, ITERATOR };
 
 std::unordered_map<std::string, Alike>& checks() {
@@ -46,7 +46,7 @@ std::unordered_map<std::string, Alike>& checks() {
   return *all;
 }
 
-// What does not change from call to call of one operator.
+// Properties of an operator that are the same in all calls.
 struct Operator {
   std::string name;
   std::vector<int> sources;    // of each result: the argument it is, or -1 for a new tensor

@@ -11,13 +11,13 @@
 
 namespace foretrain {
 
-// Tells what an operator costs. Called once per operator and shapes; arguments and results as on the stack.
+// Cost function of operators. Called once per operator and shapes; arguments and results as on the stack.
 using Price = std::function<Cost(const std::string& name, c10::ArrayRef<c10::IValue> arguments,
                                  c10::ArrayRef<c10::IValue> results)>;
 void set_price(Price price);
 Cost price_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
-// The same, remembered by name and arguments.
+// The cost of an operator, remembered by name and arguments.
 const Cost& cost_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments);
 
 // The GPU's compute capability, ten times the major number and the minor: some operators need one.

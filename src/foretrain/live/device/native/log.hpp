@@ -1,4 +1,4 @@
-// The rank's log: its host clock, what it put on each stream, and the questions it asks. See foretrain/live/__init__.py.
+// Log of the rank: host clock, work on each stream, and queries of the executor. See foretrain/live/__init__.py.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ using StreamKey = std::int32_t;  // device << 16 | stream of the device
 
 inline StreamKey stream_key(int device, std::int64_t stream) { return device << 16 | static_cast<int>(stream); }
 
-// What an operator costs: how long it runs on the device, under which name, and how well that is known.
+// Cost of an operator: time on the device, kernel name, and how well the time is known.
 struct Cost {
   Time duration = 0;
   std::int32_t name = 0;
@@ -34,7 +34,7 @@ struct Cost {
 
 constexpr int PROVENANCES = 4;
 
-// What was launched so far.
+// Totals of the work launched so far.
 struct Counts {
   std::int64_t kernels = 0;
   double flops = 0;
@@ -50,7 +50,7 @@ struct Answer {
   std::string payload;
 };
 
-// What a profiler in the script is told of one launch. It ran from the later of `before` and `host` to `after`.
+// One launch, for a profiler in the script. It ran from the later of `before` and `host` to `after`.
 struct Launch {
   wire::Kind kind;     // RUN of a single kernel, COLLECTIVE or MESSAGE
   std::int32_t code;   // number of the kernel's name, the operation, or 1 of a message that is received
@@ -116,7 +116,7 @@ class Log {
   void spend_until(Time time) {
     if (time > host()) host_.store(time, std::memory_order_relaxed);
   }
-  // What the host spends on launching one kernel.
+  // Host time to launch one kernel.
   void set_launch(Time launch) { launch_ = launch; }
   // From now on a launch that is not free takes the CPU time of this process since the one before.
   void measure_host();
@@ -185,7 +185,7 @@ class Log {
   void send_if_long();
   void send_all(const void* data, std::size_t size);
   void receive_all(void* data, std::size_t size);
-  // What one more query costs the host; see Note [Polling].
+  // Host time of one more query; see Note [Polling].
   Time poll();
 
   std::recursive_mutex mutex_;

@@ -15,7 +15,7 @@ namespace foretrain {
 constexpr int MAX_DEVICES = 64;
 constexpr std::size_t SMALL = 16384;  // bytes of storage up to which values are kept
 
-// A collective whose result a storage will hold once somebody wants to see it.
+// Collective whose result a storage holds once it is read.
 class Delivery {
  public:
   virtual ~Delivery() = default;
@@ -23,7 +23,7 @@ class Delivery {
   virtual void deliver() = 0;
 };
 
-// What stands behind a storage. Values, where there are any, are in ordinary memory.
+// Memory behind a storage. Values, where there are any, are in ordinary memory.
 struct Block {
   Address address = 0;  // the allocator's once `charged`; tensors that a shape function makes on the way are not
   std::size_t bytes = 0;
@@ -77,7 +77,7 @@ Allocator& allocator_of(int device);
 // Gives the storage another size; values that it has stay. Sharded training frees and remakes whole parameters so.
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes);
 
-// What new memory is taken to be for; the optimizer says so while it steps.
+// Purpose of new memory; the optimizer sets it while it steps.
 void set_tag(Tag tag);
 // The tensor's memory turns out to be for something else.
 void retag(const at::Tensor& tensor, Tag tag);

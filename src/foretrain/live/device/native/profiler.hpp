@@ -1,4 +1,4 @@
-// What a script's profilers and named ranges tell; see profiler.cpp.
+// Profilers and named ranges of the script; see profiler.cpp.
 #pragma once
 
 #include <cstdint>

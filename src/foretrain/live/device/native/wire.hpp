@@ -1,4 +1,4 @@
-// The layout of a rank's log; what the fields mean is told in foretrain/live/event_log.py, which has the same layout.
+// Layout of a rank's log; foretrain/live/event_log.py has the same layout, and the meaning of the fields.
 #pragma once
 
 #include <cstdint>
