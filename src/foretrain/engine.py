@@ -8,6 +8,7 @@ sends more bytes than it has, none before its gradient exists, and gathers none 
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -110,10 +111,7 @@ class Engine:
                 self._log.append(Decision(now, self._step, chunk))
                 self._world.start(chunk, self._finish)
             elif type(action) is WakeAt:
-                self._world.call_at(action.time, self._wake)
-
-    def _wake(self) -> None:
-        self._act(Wake())
+                self._world.call_at(action.time, partial(self._act, Wake()))
 
     def _release(self, task: int) -> None:
         if self._to_land[task]:

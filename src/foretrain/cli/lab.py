@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.extras import SubcommandApp
 
 from foretrain.cli.arguments import check_writable, split, write_outputs
 from foretrain.cli.progress import bars
@@ -296,13 +295,5 @@ def _bar() -> Iterator[Callable[[LabProgress], None]]:
         yield lambda now: bar.update(task, description=now.what, completed=now.done, total=now.total)
 
 
-_COMMANDS = {"up": up, "rate": rate, "exec": execute, "status": status, "down": down, "compare": compare}
-"""Commands by name."""
-
-
-def commands() -> SubcommandApp:
-    """Return the command group ``foretrain lab``."""
-    group = SubcommandApp()
-    for name, command in _COMMANDS.items():
-        group.command(command, name=name)
-    return group
+COMMANDS = {"up": up, "rate": rate, "exec": execute, "status": status, "down": down, "compare": compare}
+"""Subcommands of ``foretrain lab`` by name."""

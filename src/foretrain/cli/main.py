@@ -56,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         catalog,
     ):
         app.command(command)
-    app.command(lab.commands(), name="lab", help=lab.HELP)
-    app.command(topology.commands(), name="topology", help=topology.HELP)
+    for group, module in (("lab", lab), ("topology", topology)):
+        subcommands = SubcommandApp()
+        for name, command in module.COMMANDS.items():
+            subcommands.command(command, name=name)
+        app.command(subcommands, name=group, help=module.HELP)
     try:
         if arguments[:1] == ["run"]:
             run_command(arguments[1:])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from tyro.extras import SubcommandApp
 
 from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
@@ -246,13 +245,5 @@ def _tenant(network: str, text: str, batch: int | None) -> Tenant:
     return Tenant(workload, place, match["schedule"] or "bytescheduler")
 
 
-_COMMANDS = {"show": show, "list": list_}
-"""Commands by name."""
-
-
-def commands() -> SubcommandApp:
-    """Return the command group ``foretrain topology``."""
-    group = SubcommandApp()
-    for name, command in _COMMANDS.items():
-        group.command(command, name=name)
-    return group
+COMMANDS = {"show": show, "list": list_}
+"""Subcommands of ``foretrain topology`` by name."""

@@ -278,7 +278,8 @@ def check_objectives(names: Sequence[str]) -> None:
 
 def front(rows: Sequence[Row], objectives: Sequence[str] = ()) -> ParetoFront:
     """Return the Pareto front of each workload. Raises ConfigError for objectives that the rows do not have."""
-    first, second = objectives or _usual(rows)
+    varied = (name for name in _COSTS if len({row[name] for row in rows if row[name] is not None}) > 1)
+    first, second = objectives or ("samples_per_second", next(varied, _COSTS[-1]))
     for name in (first, second):
         if rows and name not in rows[0]:
             raise unknown("objectives", name, rows[0])
@@ -290,13 +291,6 @@ def front(rows: Sequence[Row], objectives: Sequence[str] = ()) -> ParetoFront:
     for row in useful:
         groups.setdefault(row["workload"], []).append(row)
     return ParetoFront((first, second), {name: _undominated(group, first, second) for name, group in groups.items()})
-
-
-def _usual(rows: Sequence[Row]) -> tuple[str, str]:
-    for name in _COSTS:
-        if len({row[name] for row in rows if row[name] is not None}) > 1:
-            return "samples_per_second", name
-    return "samples_per_second", _COSTS[-1]
 
 
 def _undominated(rows: Iterable[Row], first: str, second: str) -> tuple[Row, ...]:

@@ -139,7 +139,8 @@ class Setting:
         for name in _ORDER:
             least = self.least(name)
             if least >= best * (1 - ENOUGH):
-                found.append(self.skipped(spec(name), _cannot(least, least > self.optimum.time)))
+                which = "its own bound" if least > self.optimum.time else "T*"
+                found.append(self.skipped(spec(name), f"cannot win: {which} is {format_time(least)}"))
                 continue
             found.append(self.first(name))
             best = min(best, found[-1].time or best)
@@ -170,10 +171,6 @@ def run(settings: list[Setting], baseline: Candidate) -> list[Candidate]:
 def _time(pair: tuple[Setting, Candidate]) -> Time:
     assert pair[1].time is not None
     return pair[1].time
-
-
-def _cannot(least: Time, own: bool) -> str:
-    return f"cannot win: {'its own bound' if own else 'T*'} is {format_time(least)}"
 
 
 assert set(_ORDER) < set(POLICIES)

@@ -30,7 +30,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -209,6 +209,11 @@ class _MadeFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overhead: str
 
 
+_TIME = (exact_time, parse_time)
+_UNITS = {"size": (exact_size, parse_size), "compute": _TIME, "exchange": _TIME, "overhead": _TIME}
+"""Writer and parser of each field of `_MadeFor` that has a unit."""
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys of a plan file."""
 
@@ -238,7 +243,6 @@ def load(path: str | os.PathLike[str]) -> SavedPlan:
 def dumps(plan: SavedPlan) -> str:
     """Return the plan file's text."""
     known = {knob.name: knob for knob in POLICIES[plan.schedule.name].knobs}
-    made = plan.made_for
     tables: dict[str, dict[str, Any]] = {
         "": {
             "policy": plan.schedule.name,
@@ -253,14 +257,7 @@ def dumps(plan: SavedPlan) -> str:
             "uncertainty": plan.uncertainty,
         },
         "made_for": {
-            "workload": made.workload,
-            "cluster": made.cluster,
-            "tensors": made.tensors,
-            "size": exact_size(made.size),
-            "compute": exact_time(made.compute),
-            "ranks": made.ranks,
-            "exchange": exact_time(made.exchange),
-            "overhead": exact_time(made.overhead),
+            name: _UNITS[name][0](value) if name in _UNITS else value for name, value in asdict(plan.made_for).items()
         },
     }
     lines = [_HEAD.rstrip()]
@@ -299,14 +296,10 @@ def loads(text: str) -> SavedPlan:
         baseline=_positive(read.expected.ddp, "expected.ddp"),
         uncertainty=read.expected.uncertainty,
         made_for=Fingerprint(
-            workload=made.workload,
-            cluster=made.cluster,
-            tensors=made.tensors,
-            size=parse_size(made.size, "made_for.size"),
-            compute=parse_time(made.compute, "made_for.compute"),
-            ranks=made.ranks,
-            exchange=parse_time(made.exchange, "made_for.exchange"),
-            overhead=parse_time(made.overhead, "made_for.overhead"),
+            **{
+                name: _UNITS[name][1](value, f"made_for.{name}") if name in _UNITS else value
+                for name, value in msgspec.structs.asdict(made).items()
+            }
         ),
     )
 

@@ -159,9 +159,13 @@ def _changed(
     if not equals or not value:
         raise ConfigError(key, value, "has no value", "write e.g. 'rate=25Gbps'")
     if key == "rate":
-        return workload, _with_rate(place, parse_rate(value, key)), ()
+        rate = parse_rate(value, key)
+        return workload, place.scaled(rate / place.up) if isinstance(place, Cluster) else place.changed(key, rate), ()
     if key == "hosts":
-        return workload, _with_hosts(place, _count(key, value)), ()
+        hosts = _count(key, value)
+        if isinstance(place, Cluster):
+            return workload, dataclasses.replace(place, workers=hosts), ()
+        return workload, place.changed("workers", hosts), ()
     if key == "batch":
         return rebatched(_count(key, value)), place, ()
     if key == "topology":
@@ -175,18 +179,6 @@ def _changed(
             raise unknown(key, value, COMPRESSIONS)
         return workload, place, (value,)
     raise unknown("change", key, CHANGES)
-
-
-def _with_rate(place: Place, rate: float) -> Place:
-    if isinstance(place, Cluster):
-        return place.scaled(rate / place.up)
-    return place.changed("rate", rate)
-
-
-def _with_hosts(place: Place, hosts: int) -> Place:
-    if isinstance(place, Cluster):
-        return dataclasses.replace(place, workers=hosts)
-    return place.changed("workers", hosts)
 
 
 def _count(key: str, value: str) -> int:

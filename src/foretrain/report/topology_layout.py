@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.network.topology.graph import Node, Topology
+from foretrain.network.topology.graph import Topology
 from foretrain.report.document import BLUE, ORANGE
 from foretrain.units import Time, format_rate, format_time
 
@@ -53,7 +53,7 @@ class LinkKind:
 
 def link_kinds(topology: Topology) -> list[LinkKind]:
     """Return all links by kind: those inside servers first, then by tier."""
-    words = [_word(node) for node in topology.nodes]
+    words = [f"switch {node.tier}" if node.kind == "switch" else node.kind for node in topology.nodes]
     heights = [(node.tier, node.kind == "switch", word) for node, word in zip(topology.nodes, words, strict=True)]
     groups: dict[tuple[int, int, str], list[int]] = {}
     for link, (a, b) in enumerate(zip(topology.source.tolist(), topology.target.tolist(), strict=True)):
@@ -67,10 +67,6 @@ def link_kinds(topology: Topology) -> list[LinkKind]:
         spread = (float(rate.min()), float(rate.max())), (int(latency.min()), int(latency.max()))
         kinds.append(LinkKind(label, links, *spread))
     return kinds
-
-
-def _word(node: Node) -> str:
-    return f"switch {node.tier}" if node.kind == "switch" else node.kind
 
 
 def _range(least: str, most: str) -> str:
