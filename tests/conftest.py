@@ -3,7 +3,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import settings
@@ -25,6 +25,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they use, before ``-m`` selects."""
     for item in items:
         mark(item)
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
+    """Runs a command that must end with status 2, and returns its message."""
+
+    def run(arguments: Sequence[str]) -> str:
+        from foretrain.cli import main
+
+        with pytest.raises(SystemExit) as left:
+            main(list(arguments))
+        assert left.value.code == 2
+        message = capsys.readouterr().err
+        assert not message.startswith("Traceback")
+        return message
+
+    return run
 
 
 @pytest.fixture

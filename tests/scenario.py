@@ -9,14 +9,14 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from foretrain.engine import Decision
+from foretrain.engine import Decision, Engine, Policy
 from foretrain.network import Cluster
-from foretrain.schedule import POLICIES, Job, ScheduledPolicy, Spec
+from foretrain.schedule import POLICIES, CostModel, Job, ScheduledPolicy, Spec
 from foretrain.simulation import VirtualWorld
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.simulation.simulation import carrier_on, job_on
-from foretrain.simulation.world import ChunkCarrier
-from foretrain.tasks import Action, Chunk, Done, Event, Ready, Start
+from foretrain.simulation.world import ARRIVAL, ChunkCarrier
+from foretrain.tasks import Action, Chunk, Done, Event, Ready, Start, StepBegin
 from foretrain.trace import Timeline
 from foretrain.units import COST_SHIFT, Time
 from foretrain.workload import Gradient, Layer, Workload
@@ -157,6 +157,43 @@ def replay(
     world.run()
     run.raise_if_stalled()
     return policy, run, timeline
+
+
+class SlowLink:
+    """One pipe, ``slowness`` times as slow as the model says."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost, self.slowness, self.free = cost, 1.0, 0
+
+    def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
+        self.free = max(world.now(), self.free) + round(self.cost.time(chunk.size) * self.slowness)
+        world.schedule(self.free, ARRIVAL, done, chunk)
+
+
+class Trainer:
+    """Backward passes only, with gradients and a link that may change from step to step."""
+
+    def __init__(
+        self, workload: Workload, plan: Spec, overhead: Time = 0, watch: Callable[[Policy], Policy] = lambda one: one
+    ) -> None:
+        self.job = Job.of(workload, CostModel(overhead, 1 << COST_SHIFT))
+        self.link = SlowLink(self.job.cost)
+        self.world = VirtualWorld(self.link)
+        self.landed: list[int] = []
+        self.engine = Engine(watch(plan.build(self.job)), self.world, self.job.tasks, self.landed.append)
+        self.steps = 0
+
+    def step(self, releases: Sequence[Time]) -> list[tuple[Time, Chunk]]:
+        """Return what was started in one step and when, counted from its beginning."""
+        began, before = self.world.now(), len(self.engine.log)
+        self.engine.post(StepBegin(self.steps))
+        for task in sorted(range(len(releases)), key=lambda i: (releases[i], self.job.tasks[i].first_use)):
+            self.world.call_at(began + releases[task], lambda task=task: self.engine.post(Ready(task)))
+        self.landed.clear()
+        self.world.run()
+        assert sorted(self.landed) == list(range(len(releases)))
+        self.steps += 1
+        return [(decision.time - began, decision.chunk) for decision in self.engine.log[before:]]
 
 
 def kappa(place: Cluster) -> Fraction:

@@ -61,33 +61,12 @@ def test_a_task_lands_when_all_its_bytes_have_arrived():
     assert [event for _, event in policy.asked[2:]] == [Done(decision.chunk) for decision in engine.log]
 
 
-def test_landed_is_called_once_per_step_per_task():
-    world, policy, landed, engine = build()
-    for step in range(3):
-        policy.answers = [[], [], [send("all_reduce", (0, 0, 10), (1, 0, 5)), send("all_reduce", (1, 5, 15))]]
-        engine.post(StepBegin(step))
-        engine.post(Ready(0))
-        engine.post(Ready(1))
-        world.arrive()
-        world.arrive()
-    assert landed == [0, 1] * 3
-    assert [decision.step for decision in engine.log] == [0, 0, 1, 1, 2, 2]
-
-
 def test_the_policy_hears_of_an_arrival_before_the_framework_does():
     world, policy, landed = Bench(), Says([send("all_reduce", (0, 0, 10))]), []
     engine = Engine(policy, world, TASKS, lambda task: landed.append((task, len(policy.asked))))
     engine.post(Ready(0))
     world.arrive()
     assert landed == [(0, 2)]
-
-
-def test_the_log_says_when_in_which_step_and_what():
-    world, _, _, engine = build([], [send("all_reduce", (0, 0, 10))])
-    engine.post(StepBegin(7))
-    world.time = 42
-    engine.post(Ready(0))
-    assert engine.log == (Decision(42, 7, Chunk("all_reduce", (Piece(0, 0, 10),), 10)),)
 
 
 def test_split_operations_land_when_gathered():
@@ -109,49 +88,36 @@ def test_a_wake_comes_when_asked_for():
     assert policy.asked[-1] == (5, Wake())
 
 
+REDUCED, SCATTERED, GATHERED = (send(op, (0, 0, 10)) for op in ("all_reduce", "reduce_scatter", "all_gather"))
+
+
 @pytest.mark.parametrize(
-    ("answers", "event", "words"),
+    ("answer", "event", "words"),
     [
-        pytest.param(
-            [[send("all_reduce", (0, 0, 10)), send("all_reduce", (0, 0, 10))]],
-            Ready(0),
-            "10 bytes too many",
-            id="twice",
-        ),
-        pytest.param([[send("all_reduce", (0, 0, 10), (0, 9, 1))]], Ready(0), "1 bytes too many", id="a byte twice"),
-        pytest.param([[send("all_reduce", (0, 0, 10))]], StepBegin(0), "10 bytes too many", id="before it is ready"),
-        pytest.param([[send("all_gather", (0, 0, 10))]], Ready(0), r"all_gather of \[0, 10\)", id="gathered unreduced"),
-        pytest.param(
-            [[send("reduce_scatter", (0, 0, 10)), send("all_gather", (0, 0, 10))]],
-            Ready(0),
-            r"all_gather of \[0, 10\)",
-            id="gathered while reducing",
-        ),
-        pytest.param(
-            [[send("reduce_scatter", (0, 0, 10)), send("all_reduce", (0, 0, 10))]],
-            Ready(0),
-            "10 bytes too many",
-            id="reduced in both ways",
-        ),
+        ([REDUCED, REDUCED], Ready(0), "10 bytes too many"),
+        ([send("all_reduce", (0, 0, 10), (0, 9, 1))], Ready(0), "1 bytes too many"),
+        ([REDUCED], StepBegin(0), "10 bytes too many"),  # before it is ready
+        ([GATHERED], Ready(0), r"all_gather of \[0, 10\)"),
+        ([SCATTERED, GATHERED], Ready(0), r"all_gather of \[0, 10\)"),  # which is still under way
+        ([SCATTERED, REDUCED], Ready(0), "10 bytes too many"),
     ],
 )
-def test_a_policy_that_breaks_a_rule_is_named_with_the_task(answers, event, words):
-    _, _, _, engine = build(*answers)
+def test_a_policy_that_breaks_a_rule_is_named_with_the_task(answer, event, words):
+    _, _, _, engine = build(answer)
     with pytest.raises(ScheduleError, match=f"task 'first': .*{words}"):
         engine.post(event)
 
 
-def test_what_was_sent_in_the_last_step_does_not_count_in_this():
-    world, policy, _, engine = build([send("all_reduce", (0, 0, 10))])
+def test_each_step_counts_its_own_bytes_and_a_gradient_comes_again_only_after_it_has_landed():
+    world, policy, landed, engine = build([], [send("all_reduce", (0, 0, 10))])
+    engine.post(StepBegin(7))
+    world.time = 42
     engine.post(Ready(0))
     world.arrive()
+    assert (landed, engine.log) == ([0], (Decision(42, 7, Chunk("all_reduce", (Piece(0, 0, 10),), 10)),))
     policy.answers = [[send("all_reduce", (0, 0, 10))]]
-    with pytest.raises(ScheduleError, match="'first'"):
-        engine.post(StepBegin(1))
-
-
-def test_a_gradient_that_comes_again_before_it_has_landed_is_refused():
-    _, _, _, engine = build()
+    with pytest.raises(ScheduleError, match="'first'"):  # what was sent in the last step does not count in this
+        engine.post(StepBegin(8))
     engine.post(Ready(1))
     with pytest.raises(ScheduleError, match="task 'second' is ready again before its last step landed"):
         engine.post(Ready(1))

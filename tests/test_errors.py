@@ -1,26 +1,15 @@
 import pytest
 
 from foretrain import errors
-from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError, ScheduleError, StallError, unknown
+from foretrain.errors import ConfigError, ForetrainError, StallError, unknown
 
 
-def test_the_tree_is_the_documented_one():
-    found = {
-        name: value.__bases__
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception)
-    }
-    assert found == {
-        "ForetrainError": (Exception,),
-        "ConfigError": (ForetrainError, ValueError),
-        "ScheduleError": (ForetrainError,),
-        "StallError": (ForetrainError,),
-        "RecordError": (ForetrainError,),
-        "PeerLost": (ForetrainError,),
-        "Disagreement": (ForetrainError,),
-        "MissingExtra": (ForetrainError, ImportError),
-    }
-    assert all(name in (errors.__doc__ or "") for name in found)
+def test_every_error_is_documented_and_one_except_catches_all():
+    found = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)]
+    assert len(found) == 8
+    assert all(issubclass(one, ForetrainError) and one.__name__ in (errors.__doc__ or "") for one in found)
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(errors.MissingExtra, ImportError)
 
 
 def test_a_config_error_says_what_was_wrong_the_value_and_what_to_do():
@@ -43,11 +32,7 @@ def test_a_path_grows_on_the_way_out(field, outer, path):
     assert error.field == path
     assert (error.value, error.problem, error.remedy) == (1, "is wrong", "mend it")
     assert inner.field == field
-
-
-def test_paths_nest():
-    error = ConfigError("rate", 1, "is wrong", "mend it").at("links").at("cluster.toml")
-    assert str(error) == "cluster.toml: links.rate: 1 is wrong; mend it"
+    assert str(inner.at("links").at("cluster.toml")).startswith("cluster.toml: links")
 
 
 @pytest.mark.parametrize(
@@ -71,26 +56,7 @@ def test_without_near_names_all_are_listed(value):
     assert str(unknown("schedule", value, ["fifo", "p3"])) == f"schedule: {value!r} is unknown; known: fifo, p3"
 
 
-def test_a_stall_lists_who_waits():
-    error = StallError("step 0 cannot go on:", ["layer 'a' waits", "task 'b' waits"])
-    assert str(error).splitlines() == ["step 0 cannot go on:", "  - layer 'a' waits", "  - task 'b' waits"]
-    assert error.waits == ("layer 'a' waits", "task 'b' waits")
-
-
-def test_a_long_stall_is_cut_but_kept():
+def test_a_stall_lists_twelve_of_those_who_wait_and_keeps_all():
     error = StallError("stuck:", (f"task {i}" for i in range(40)))
     assert len(error.waits) == 40
     assert str(error).splitlines()[-2:] == ["  - task 11", "  (and 28 more)"]
-
-
-def test_a_missing_extra_names_the_command():
-    error = MissingExtra("torch", "torch", "recording")
-    assert str(error) == "recording needs the package 'torch'; install it with: pip install 'foretrain[torch]'"
-
-
-@pytest.mark.parametrize(
-    "error", [ScheduleError("x"), RecordError("x"), StallError("x", ()), MissingExtra("a", "b", "c")]
-)
-def test_one_except_catches_all(error):
-    with pytest.raises(ForetrainError):
-        raise error

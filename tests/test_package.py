@@ -9,30 +9,10 @@ import foretrain as ft
 
 
 def test_public_names():
-    assert ft.__all__ == [
-        "AllReduce",
-        "Attached",
-        "Bound",
-        "Cluster",
-        "Comparison",
-        "ConfigError",
-        "ForetrainError",
-        "ParameterServer",
-        "Recommendation",
-        "Run",
-        "Spec",
-        "Timeline",
-        "Timeouts",
-        "Workload",
-        "attach",
-        "bound",
-        "choose",
-        "cluster",
-        "compare",
-        "simulate",
-        "sweep",
-        "workload",
-    ]
+    classes = "AllReduce Attached Bound Cluster Comparison ConfigError ForetrainError ParameterServer Recommendation"
+    classes += " Run Spec Timeline Timeouts Workload"
+    functions = "attach bound choose cluster compare simulate sweep workload"
+    assert ft.__all__ == [*classes.split(), *functions.split()]
     for name in ft.__all__:
         assert getattr(ft, name) is not None
     assert callable(ft.compare)

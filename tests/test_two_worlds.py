@@ -16,10 +16,11 @@ from foretrain.schedule import CostModel, Job, ScheduledPolicy, Spec, script, sp
 from foretrain.simulation import VirtualWorld
 from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop
-from foretrain.tasks import Action, Chunk, Event, Op, StepBegin
+from foretrain.tasks import Chunk, Op, StepBegin
 from foretrain.trace import Timeline
-from foretrain.units import MILLISECOND, Time, per_byte, to_seconds
+from foretrain.units import MILLISECOND, per_byte, to_seconds
 from foretrain.workload import Gradient, Layer, Workload
+from tests.scenario import Watched
 
 # A chunk of 1 kB takes 2 ms. Under each of these schedules any two events are at least 10 ms apart (a test says so), so
 # that a thread that is late changes times but no decisions.
@@ -53,19 +54,6 @@ def job() -> Job:
 
 def chunks(replay: TrainingLoop) -> list[tuple[int, Chunk]]:
     return [(decision.step, decision.chunk) for decision in replay.log]
-
-
-class Watched:
-    """A policy that remembers when it was told something that can change its mind."""
-
-    def __init__(self, policy: ScheduledPolicy) -> None:
-        self.policy, self.barrier, self.warmup = policy, policy.barrier, policy.warmup
-        self.times: list[Time] = []
-
-    def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        if type(event) is not StepBegin:
-            self.times.append(now)
-        return self.policy.handle(event, now)
 
 
 def virtual(schedule: str, timeline: Timeline | None = None) -> tuple[TrainingLoop, Watched]:
@@ -203,7 +191,8 @@ class Recorded(Spec):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_coordinator_decides_what_the_simulator_forecasts(schedule: str):
     simulated, policy = virtual(schedule)
-    assert min(b - a for a, b in pairwise(sorted(policy.times))) >= APART
+    times = sorted(seen.time for seen in policy.seen if type(seen.event) is not StepBegin)
+    assert min(b - a for a, b in pairwise(times)) >= APART
     assert decided(spec(schedule), chunks(simulated)) == chunks(simulated)
 
 

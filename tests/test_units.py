@@ -13,54 +13,29 @@ PARSERS = (units.parse_time, units.parse_size, units.parse_rate)
 
 
 @pytest.mark.parametrize(
-    ("text", "picoseconds"),
+    ("parse", "text", "value"),
     [
-        ("2us", 2 * MICROSECOND),
-        ("2 µs", 2 * MICROSECOND),  # the micro sign
-        ("2μs", 2 * MICROSECOND),  # the Greek letter
-        (" 1.5 ms ", 1500 * MICROSECOND),
-        ("1e-3s", MILLISECOND),
-        (".5ns", 500),
-        ("5.ns", 5000),
-        ("2min", 120 * SECOND),
-        ("0s", 0),
-        ("7ps", 7),
+        (units.parse_time, "2us", 2 * MICROSECOND),
+        (units.parse_time, "2 µs", 2 * MICROSECOND),  # the micro sign
+        (units.parse_time, "2μs", 2 * MICROSECOND),  # the Greek letter
+        (units.parse_time, "1e-3s", MILLISECOND),
+        (units.parse_time, "2min", 120 * SECOND),
+        (units.parse_time, "0s", 0),
+        (units.parse_time, "0.1ps", 1),  # parts of the smallest unit round up
+        (units.parse_size, "0.1B", 1),
+        (units.parse_size, "25MB", 25_000_000),
+        (units.parse_size, "1MiB", 1 << 20),
+        (units.parse_size, "1kB", 1000),
+        (units.parse_size, "1KiB", 1024),
+        (units.parse_size, "1.5GiB", 3 << 29),
+        (units.parse_rate, "100Gbps", 12.5e9),
+        (units.parse_rate, "100 Gb/s", 12.5e9),
+        (units.parse_rate, "12.5GB/s", 12.5e9),
+        (units.parse_rate, "8bps", 1.0),
     ],
 )
-def test_a_time_is_read_in_picoseconds(text, picoseconds):
-    assert units.parse_time(text) == picoseconds
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("25MB", 25_000_000),
-        ("1MiB", 1 << 20),
-        ("1kB", 1000),
-        ("1KB", 1000),
-        ("1KiB", 1024),
-        ("3B", 3),
-        ("1.5GiB", 3 << 29),
-    ],
-)
-def test_decimal_and_binary_prefixes_differ(text, size):
-    assert units.parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("100Gbps", 12.5e9),
-        ("100 Gb/s", 12.5e9),
-        ("100Gbit/s", 12.5e9),
-        ("12.5GB/s", 12.5e9),
-        ("12.5GBps", 12.5e9),
-        ("8bps", 1.0),
-        ("1KiB/s", 1024.0),
-    ],
-)
-def test_bits_are_an_eighth_of_bytes(text, rate):
-    assert units.parse_rate(text) == rate
+def test_a_time_a_size_and_a_rate_are_read(parse, text, value):
+    assert parse(text) == value
 
 
 @pytest.mark.parametrize("parse", PARSERS)
@@ -78,23 +53,15 @@ def test_what_has_no_unit_no_number_or_a_sign_is_refused(parse, wrong):
     [
         (units.parse_rate, "100Gb"),  # bits are no rate
         (units.parse_rate, "100gbps"),  # case carries meaning
-        (units.parse_rate, "100GB"),
         (units.parse_size, "100Mb"),  # bits are no size
-        (units.parse_size, "1us"),
         (units.parse_time, "1S"),
-        (units.parse_time, "1h"),
         (units.parse_time, "25MB"),
+        *((units.parse_rate, text) for text in ("0Gbps", "1e-400Gbps", "1e400bps", "9" * 5000 + "bps", "1e99bps")),
     ],
 )
-def test_a_wrong_unit_is_refused_with_an_example(parse, wrong):
-    with pytest.raises(ConfigError, match=f"'{wrong}' is not a"):
+def test_a_wrong_unit_and_a_rate_beyond_reason_are_refused(parse, wrong):
+    with pytest.raises(ConfigError, match=f"'{wrong[:40]}.* is not a"):
         parse(wrong)
-
-
-@pytest.mark.parametrize("text", ["0Gbps", "0.0B/s", "1e-400Gbps"])
-def test_a_rate_of_zero_is_refused(text):
-    with pytest.raises(ConfigError, match="is not a rate"):
-        units.parse_rate(text)
 
 
 @pytest.mark.parametrize("parse", PARSERS)
@@ -104,17 +71,6 @@ def test_no_text_breaks_a_parser(parse, text):
         assert parse(text) >= 0
 
 
-@pytest.mark.parametrize("text", ["1e400bps", "9" * 5000 + "bps", "1e99bps"])
-def test_a_number_beyond_reason_is_refused(text):
-    with pytest.raises(ConfigError):
-        units.parse_rate(text)
-
-
-@pytest.mark.parametrize(("parse", "text"), [(units.parse_time, "0.1ps"), (units.parse_size, "0.1B")])
-def test_parts_of_the_smallest_unit_round_up(parse, text):
-    assert parse(text) == 1
-
-
 @given(st.integers(0, 10**18))
 def test_times_round_up_never_down(numerator):
     text = f"{Fraction(numerator, 10**6).__float__():.6f}us"
@@ -122,25 +78,30 @@ def test_times_round_up_never_down(numerator):
     assert 0 <= units.parse_time(text) - exact < 1
 
 
-@given(st.integers(0, 2**63 - 1))
-@example(0)
-@example(SECOND - 1)
-def test_a_time_survives_text_exactly(time):
-    assert units.parse_time(units.exact_time(time)) == time
+@pytest.mark.parametrize(
+    ("exact", "value", "text"),
+    [
+        (units.exact_time, 12_345_678, "12.345678us"),
+        (units.exact_time, 2 * SECOND, "2s"),
+        (units.exact_size, 25_000_000, "25MB"),
+        (units.exact_size, 25 << 20, "25MiB"),
+        (units.exact_rate, 1.25e10, "100Gbps"),
+        (units.exact_rate, 1250.0, "10kbps"),
+        (units.exact_rate, 1.5, "1.5B/s"),
+    ],
+)
+def test_exact_text_is_as_short_as_people_write_it(exact, value, text):
+    assert exact(value) == text
 
 
-@given(st.integers(0, 2**63 - 1))
-@example(1 << 30)
-@example(10**9)
-def test_a_size_survives_text_exactly(size):
-    assert units.parse_size(units.exact_size(size)) == size
-
-
-def test_exact_text_is_as_short_as_people_write_it():
-    assert units.exact_time(12_345_678) == "12.345678us"
-    assert units.exact_time(2 * SECOND) == "2s"
-    assert units.exact_size(25_000_000) == "25MB"
-    assert units.exact_size(25 << 20) == "25MiB"
+@given(st.integers(0, 2**63 - 1), st.floats(1e-9, 1e18))
+@example(0, 1.25e10)
+@example(SECOND - 1, 1e18)
+@example(1 << 30, 1e18)
+def test_a_time_a_size_and_a_rate_survive_text_exactly(number, rate):
+    assert units.parse_time(units.exact_time(number)) == number
+    assert units.parse_size(units.exact_size(number)) == number
+    assert units.parse_rate(units.exact_rate(rate)) == rate
 
 
 @pytest.mark.parametrize(
@@ -148,13 +109,10 @@ def test_exact_text_is_as_short_as_people_write_it():
     [
         (units.format_time(850 * MILLISECOND), "850 ms"),
         (units.format_time(999_960_000), "1.00 ms"),
-        (units.format_time(999_400_000), "999 us"),
         (units.format_time(0), "0.00 ps"),
         (units.format_time(-2 * SECOND), "-2.00 s"),
-        (units.format_size(25e6), "25.0 MB"),
         (units.format_size(512), "512 B"),
         (units.format_size(0.875), "0.875 B"),
-        (units.format_rate(12.5e9), "100 Gbps"),
         (units.format_rate(1.25e8), "1.00 Gbps"),
     ],
 )
@@ -176,29 +134,9 @@ def test_a_byte_costs_at_least_what_it_takes_and_at_most_a_quantum_more(rate, fa
     assert 0 <= Fraction(per_byte(rate, factor), 1 << COST_SHIFT) - exact < Fraction(1, 1 << COST_SHIFT)
 
 
-def test_a_cost_that_divides_evenly_is_exact():
-    assert per_byte(1e9) == 1000 << COST_SHIFT
-    assert moving(3, per_byte(1e9)) == 3000
-    assert moving(1, per_byte(8e12)) == 1  # an eighth of a picosecond, rounded up
-    assert moving(0, per_byte(1e9)) == 0
-
-
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=50), st.floats(1e6, 1e14))
 def test_parts_never_take_less_than_the_whole(parts, rate):
     cost = per_byte(rate)
     whole = sum(parts) * cost
     pieces = sum(moving(part, cost) for part in parts)
     assert whole >> COST_SHIFT <= moving(sum(parts), cost) <= pieces < (whole >> COST_SHIFT) + 1 + len(parts)
-
-
-@given(st.floats(1e-9, 1e18))
-@example(1.25e10)
-@example(1e18)
-def test_a_rate_is_written_exactly(rate):
-    assert units.parse_rate(units.exact_rate(rate)) == rate
-
-
-def test_a_rate_is_written_as_links_are_sold():
-    assert [units.exact_rate(rate) for rate in (1.25e10, 3.125e9, 1250.0, 1.5)] == [
-        "100Gbps", "25Gbps", "10kbps", "1.5B/s",
-    ]  # fmt: skip

@@ -1,9 +1,6 @@
 """Calibration as a user does it, and what a simulation makes of it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import torch
 
 from foretrain.device import calibration, calls
 from foretrain.device.calls import OperatorCall, contiguous
+from tests import processes
 
 SCRIPT = """
 import torch, torch.distributed as dist
@@ -30,10 +28,8 @@ for step in range(3):
 
 
 def foretrain(*arguments: object, status: int = 0) -> str:
-    """What the command writes; its messages where it is to fail."""
-    command = [sys.executable, "-m", "foretrain", *map(str, arguments)]
-    environment = os.environ | {"COLUMNS": "140", "NO_COLOR": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    """Return what the command writes; its messages where it is to fail."""
+    done = processes.foretrain(*arguments)
     assert done.returncode == status, done.stderr
     return done.stderr if status else done.stdout
 
@@ -69,22 +65,19 @@ def test_operators_are_added_to_a_file_and_measured_anew(cpu, tmp_path):
     assert after.description == before.description
 
 
-def test_files_of_another_device_or_load_and_broken_ones_are_refused(cpu, tmp_path):
+def test_files_of_another_device_or_load_and_broken_ones_are_refused(cpu, tmp_path, refused):
     text = cpu.read_text()
     other = tmp_path / "other.json"
     found = calibration.load(cpu)
     other.write_text(text.replace(f'"device": "{found.device}"', '"device": "Another"', 1))
     common = ("calibrate", "--device", "cpu", "--quick", "--merge")
-    assert "device: 'Another' differs from" in foretrain(*common, other, status=2)
-    assert "2 of them at once" in foretrain(*common, cpu, "--processes", "2", status=2)
+    assert "device: 'Another' differs from" in refused((*common, str(other)))
+    assert "2 of them at once" in refused((*common, str(cpu), "--processes", "2"))
     other.write_text(text[: len(text) // 2])
-    assert "is not JSON" in foretrain(*common, other, status=2)
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    assert "is not JSON" in foretrain("simulate", "--device", other, "--", script, status=2)
-    assert "not of the cluster's H100" in foretrain(
-        "simulate", "--cluster", "dgx-h100:1", "--device", cpu, "--", script, status=2
-    )
+    assert "is not JSON" in refused((*common, str(other)))
+    assert "is not JSON" in refused(("simulate", "--device", str(other), "--", __file__))
+    cluster = ("--cluster", "dgx-h100:1", "--device", str(cpu))
+    assert "not of the cluster's H100" in refused(("simulate", *cluster, "--", __file__))
 
 
 @pytest.mark.parametrize(
@@ -92,18 +85,16 @@ def test_files_of_another_device_or_load_and_broken_ones_are_refused(cpu, tmp_pa
     [
         (("--operators", "none.json"), "operators: 'none.json' cannot be read"),
         (("--merge", "none.json"), "'none.json' cannot be read"),
-        (("--out", "no/such/folder.json"), "folder that does not exist"),
         (("--threads", "0"), "threads: 0 is below 1"),
-        (("--processes", "0"), "processes: 0 is below 1"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_measured(arguments, message):
-    assert message in foretrain("calibrate", "--device", "cpu", *arguments, status=2)
+def test_wrong_options_are_refused_before_anything_is_measured(arguments, message, refused):
+    assert message in refused(("calibrate", "--device", "cpu", *arguments))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_here():
-    assert "device: 'cuda' is not available; install" in foretrain("calibrate", "--device", "cuda", status=2)
+def test_a_gpu_that_is_not_here_is_refused(refused):
+    assert "device: 'cuda' is not available; install" in refused(("calibrate", "--device", "cuda"))
 
 
 def test_all_that_a_script_launches_is_measured_and_then_forecast(cpu, tmp_path):

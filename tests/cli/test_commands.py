@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 
 from foretrain import __version__
-from foretrain.cli import main
 from foretrain.workload import save, zoo
-from tests.processes import started
-
-
-def foretrain(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"COLUMNS": "140", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "foretrain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120, **options)
+from tests.processes import foretrain, started
 
 
 def test_version_and_help():
@@ -92,34 +85,20 @@ def test_a_written_schedule_is_validated_and_run(tmp_path: Path):
     [
         (("vgg61", "--cluster", "4 workers @ 1Gbps"), ("model", "'vgg61'", "did you mean", "'vgg16'")),
         (("vgg16", "--cluster", "4x8xV10@1Gbps"), ("device", "did you mean 'V100'")),
-        (("vgg16", "--cluster", "0x1xV100@1Gbps"), ("workers", "0")),
-        (("vgg16", "--cluster", "4x1xV100@0Gbps"), ("rate", "0Gbps")),
         (("vgg16", "--cluster", "4x1xV100@1Gbps,ps=2,all_reduce"), ("contradicts",)),
-        (("vgg16", "--cluster", "dgx-h10:4"), ("did you mean 'dgx-h100'",)),
         (("vgg16", "--cluster", "cluster.toml"), ("cluster.toml",)),
         (("none.toml", "--cluster", "4 workers @ 1Gbps"), ("none.toml",)),
         ((*HERE, "--schedules", "profet"), ("did you mean 'prophet'",)),
-        ((*HERE, "--schedules", "p3(slice=0B)"), ("slice", "out of range")),
-        ((*HERE, "--schedules", "p3(slce=1MB)"), ("did you mean 'slice'",)),
         ((*HERE, "--batch", "0"), ("batch", "0")),
-        ((*HERE, "--throughput", "nan"), ("throughput", "nan")),
         ((*HERE, "--html", "/nowhere/x.html"), ("html", "/nowhere")),
         ((*HERE, "--sweep", "rat=1Gbps:2Gbps"), ("did you mean 'rate'",)),
-        ((*HERE, "--sweep", "rate=1Gbps:2Gbps", "--points", "1"), ("points", "1")),
         ((*HERE, "--html", "x.html", "--trace", "x.html"), ("trace", "is already the file of --html")),
         ((*HERE, "--throughput", "1e30"), ("throughput", "leaves no time")),
     ],
 )
-def test_wrong_input_is_named_with_its_remedy(
-    arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-):
-    with pytest.raises(SystemExit) as left:
-        main(("compare", *arguments))
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    for word in words:
-        assert word in error
+def test_wrong_input_is_named_with_its_remedy(arguments, words, refused):
+    error = refused(("compare", *arguments))
+    assert all(word in error for word in words)
 
 
 def test_ctrl_c_leaves_no_file(tmp_path: Path):

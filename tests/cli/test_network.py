@@ -1,10 +1,12 @@
-"""The commands for networks: grid, share, and those that take a topology as a cluster."""
+"""The commands for networks: topology, grid, share, collective, and those that take a topology as a cluster."""
 
 import json
 
 import pytest
 
 from foretrain.cli import main
+from foretrain.network.fabrics import FABRICS
+from foretrain.network.servers import SERVERS
 
 NETWORK = "leaf_spine:2x4@10Gbps,oversubscription=4,collective=ring"
 
@@ -104,16 +106,20 @@ def test_a_topology_stands_wherever_a_cluster_does(command, capsys):
         ("bound alexnet --cluster star:4", "say how fast a host's link is"),
         ("collective star:2@10Gbps --details a", "needs packets"),
         ("collective star:2@10Gbps --losses 1%", "has no effect with --network fluid"),
+        ("collective star:4@10Gbps --network ideal --queues limit=1MB", "has no effect with --network ideal"),
+        ("collective star:4@10Gbps --network packet --budget 1s", "has no effect without --network auto"),
+        ("collective star:4@10Gbps --network packet --transport tcp", "transport"),
+        ("compare alexnet --cluster 4x1xV100@10Gbps --network packet", "name a topology"),
+        ("topology show fat_tre:4@1Gbps", "did you mean 'fat_tree'"),
+        ("topology show star:2@1Gbps --html /nowhere/a.html", "make the folder first"),
+        ("topology show star:2@1Gbps --save a.yaml", "neither .toml nor .graphml"),
         ("collective star:2@10Gbps --network packet --losses much", "does not read"),
         ("collective star:2@10Gbps --network packet --losses 200%", "is no probability"),
         ("collective star:2@10Gbps --network packet --losses host0:nowhere=1%", "'nowhere'"),
     ],
 )
-def test_what_is_wrong_is_said(command, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(command.split())
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+def test_wrong_input_is_named(command, message, refused):
+    assert message in refused(command.split())
 
 
 @pytest.mark.parametrize("level", ["ideal", "packet", "auto"])
@@ -149,23 +155,21 @@ def test_jobs_share_packets(capsys):
     assert "auto takes the fluid level: packets would be" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ("--transport dctcp", "has no effect with --network fluid"),
-        ("--network ideal --queues limit=1MB", "has no effect with --network ideal"),
-        ("--network packet --budget 1s", "has no effect without --network auto"),
-        ("--network packet --transport tcp", "transport"),
-    ],
-)
-def test_options_of_packets_need_packets(options, match, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["collective", "star:4@10Gbps", *options.split()])
-    assert left.value.code == 2
-    assert match in capsys.readouterr().err
+def test_topology_show_prints_and_writes_what_was_asked(tmp_path, capsys):
+    html, numbers, saved = tmp_path / "a.html", tmp_path / "a.json", tmp_path / "a.toml"
+    main(["topology", "show", "dgx-h100:4", "--html", str(html), "--json", str(numbers), "--save", str(saved)])
+    shown = capsys.readouterr().out
+    for words in ("32 on 4 servers", "gpu – nvswitch", "3600 Gbps", "bisection"):
+        assert words in shown.replace("3.60 Tbps", "3600 Gbps")
+    assert html.read_text().lower().startswith("<!doctype html>")
+    assert json.loads(numbers.read_text())["counts"]["gpu"] == 32
+    main(["topology", "show", str(saved)])
+    again = capsys.readouterr().out
+    assert shown.startswith(again.rstrip())  # What was written is named behind it.
 
 
-def test_a_simple_cluster_has_no_packets(capsys):
-    with pytest.raises(SystemExit):
-        main(["compare", "alexnet", "--cluster", "4x1xV100@10Gbps", "--network", "packet"])
-    assert "name a topology" in capsys.readouterr().err
+def test_topology_list_names_every_fabric_and_server(capsys):
+    main(["topology", "list"])
+    shown = capsys.readouterr().out
+    for name in (*FABRICS, *SERVERS[1:]):
+        assert name in shown

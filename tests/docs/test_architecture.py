@@ -1,8 +1,9 @@
 """The architecture page names files and functions that exist, and its diagram is the contract of today."""
 
-import importlib.util
 import re
 from pathlib import Path
+
+from tests.processes import module_at
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src" / "foretrain"
@@ -11,12 +12,7 @@ FILE = r"`(foretrain/[\w/]+\.(?:py|cpp|hpp))`"
 
 
 def layers():
-    spec = importlib.util.spec_from_file_location("layers", ROOT / "docs" / "layers.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "docs" / "layers.py")
 
 
 def test_every_file_that_is_named_exists():

@@ -1,23 +1,21 @@
-"""The documentation's pictures, tables and command outputs are what the code says today."""
+"""The documentation's pictures, tables and command outputs are what the code says today, as are quoted numbers."""
 
-import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.processes import module_at
+
 DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGES = sorted(path for path in (DOCS / "policies").glob("*.md") if path.stem != "index")
+HEADING = "## When it wins, when it loses\n"
 REMEDY = "run: python docs/figures.py"
 
 
 @pytest.mark.process  # it simulates live ranks, too
 def test_regenerating_gives_the_same_bytes():
-    spec = importlib.util.spec_from_file_location("figures", DOCS / "figures.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    made = {name: content.encode() for name, content in module.figures()}
+    made = {name: content.encode() for name, content in module_at(DOCS / "figures.py").figures()}
     kept = {path.name: path.read_bytes() for path in (DOCS / "_figures").iterdir()}
 
     assert sorted(made) == sorted(kept), REMEDY
@@ -28,3 +26,16 @@ def test_regenerating_gives_the_same_bytes():
 def test_pictures_are_small():
     for path in (DOCS / "_figures").iterdir():
         assert path.stat().st_size < 60_000, path.name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_ratio_that_is_quoted_is_in_a_table(path):
+    prose = path.read_text(encoding="utf-8").split(HEADING)[1].split("```{include}")[0]
+    tables = "".join((DOCS / "_figures" / f"{name}.md").read_text(encoding="utf-8") for name in (path.stem, "cases"))
+    if names := re.findall(r"{doc}`(\w+)`", prose):
+        tables += "".join((DOCS / "_figures" / f"{name}.md").read_text(encoding="utf-8") for name in names)
+    quoted = re.findall(r"\b\d\.\d{2,3}\b", prose)
+
+    assert quoted, "no numbers"
+    missing = [number for number in quoted if number not in re.findall(r"\d\.\d{2,3}", tables)]
+    assert not missing, "python docs/figures.py has changed them"

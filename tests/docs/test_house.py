@@ -1,22 +1,18 @@
 """The check of the house finds shared class names and import cycles, and nothing else."""
 
 import ast
-import importlib.util
 from pathlib import Path
 
 import pytest
+
+from tests.processes import module_at
 
 TOOL = Path(__file__).parent.parent.parent / "tools" / "house.py"
 
 
 @pytest.fixture(scope="module")
 def house():
-    spec = importlib.util.spec_from_file_location("house", TOOL)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(TOOL)
 
 
 def trees(house, files):

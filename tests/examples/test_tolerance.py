@@ -1,7 +1,5 @@
 """The examples of `foretrain tolerance` learn, and are scripts that a user would write."""
 
-import importlib.util
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,18 +8,15 @@ from foretrain.loss_tolerance.replicas import LossyExchange  # noqa: E402
 from foretrain.loss_tolerance.training import Training  # noqa: E402
 from foretrain.loss_tolerance.trial import build_trial  # noqa: E402
 from tests.examples.torchrun import ROOT  # noqa: E402
+from tests.processes import module_at  # noqa: E402
 
 EXAMPLES = sorted((ROOT / "examples" / "tolerance").glob("*.py"))
 
 
 def accuracies(name, rounds, p):
     before = torch.get_num_threads()
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / "tolerance" / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    training = Training(build_trial(module.build, 0), LossyExchange(ranks=2), p)
+    build = module_at(ROOT / "examples" / "tolerance" / f"{name}.py").build
+    training = Training(build_trial(build, 0), LossyExchange(ranks=2), p)
     found = [training.advance(count) for count in rounds]
     torch.set_num_threads(before)
     return found

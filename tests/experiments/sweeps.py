@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 SWEEP = """
@@ -68,11 +67,3 @@ def gone(group: int, timeout: float = 180) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-def commands_of(group: int) -> Sequence[str]:
-    """Return processes of ``group``, what they wait for, and the signals that they block and ignore, for a message."""
-    listed = subprocess.run(
-        ["ps", "-eo", "pgid,pid,stat,wchan:20,blocked,ignored,args"], capture_output=True, text=True, check=True
-    )
-    return [line for line in listed.stdout.splitlines() if line.split()[0] == str(group)]

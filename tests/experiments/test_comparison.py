@@ -63,13 +63,6 @@ def test_rows_keep_their_order_and_the_knobs_that_were_set():
     assert [str(run.schedule) for run in untuned.runs] == ["p3", "prophet"]
 
 
-def test_timelines_are_kept_when_asked_for():
-    (seen,) = compare(DEEP, SLOW, ["fifo"]).runs
-    (unseen,) = compare(DEEP, SLOW, ["fifo"], trace=False).runs
-    assert len(seen.timeline) > 0 == len(unseen.timeline)
-    assert seen.iteration_time == unseen.iteration_time
-
-
 def test_it_goes_into_json_and_back(everything):
     swept = everything.with_sweep(sweep(DEEP, SLOW, ["ddp"], "rate=1Gbps:10Gbps", points=2, tuned=False))
     for comparison in (everything, swept):

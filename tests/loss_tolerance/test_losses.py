@@ -1,13 +1,9 @@
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
 from foretrain.loss_tolerance import Bursty, OnLinks, Protected, Random, RecordedLosses, Tagged
-from foretrain.loss_tolerance.losses import packets_in, ranges_of
+from foretrain.loss_tolerance.losses import packets_in
 
 
 def packets(count, droppable=True, message=0):
@@ -48,21 +44,6 @@ def test_runs_have_the_length_that_was_asked_for():
 @pytest.mark.parametrize("p", [0, 1])
 def test_nothing_and_everything_may_be_lost(p):
     assert Bursty(p, 3).lost(0, 0, packets(50)).tolist() == [bool(p)] * 50
-
-
-def test_steps_of_one_packet_are_bursty_too():
-    losses = Bursty(0.3, 4, 1)
-    assert np.mean([losses.lost(0, step, packets(1))[0] for step in range(4000)]) == pytest.approx(0.3, abs=0.03)
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 9), st.integers(0, 8))
-def test_ranges_and_packets_say_the_same(lost, payload, short):
-    size = len(lost) * payload - min(short, payload - 1)
-    ranges = ranges_of(np.array(lost), size, payload)
-
-    assert packets_in(ranges, size, payload).tolist() == lost
-    assert sum(stop - start for start, stop in ranges) <= size
-    assert all(before[1] < after[0] for before, after in pairwise(ranges))
 
 
 def test_a_record_says_what_was_lost_of_each_message():

@@ -74,12 +74,10 @@ def test_what_loses_nothing_trains_as_without_a_network(way):
 def test_what_the_network_loses_the_model_loses(way):
     exchange = LossyExchange(way=way, ranks=4)
     # So many packets that whole ones may be lost within what is tolerated.
-    over = rounds(
-        LossyExchange(way=way, ranks=4, payload=64),
-        Bounded(payload=64, tolerance=0.3, law="fixed"),
-        {link: LinkLosses(0.2) for link in range(NETWORK.links)},
-    )
-    found = Training(trial(), LossyExchange(way=way, ranks=4, payload=64), losses=over)
+    small = LossyExchange(way=way, ranks=4, payload=64)
+    transport = Bounded(payload=64, tolerance=0.3, law="fixed")
+    over = rounds(small, transport, {link: LinkLosses(0.2) for link in range(NETWORK.links)})
+    found = Training(trial(), small, losses=over)
     found.advance(12)
     shares = [over.round(number).lost for number in range(3)]
     assert all(0 < share < 0.3 for share in shares)

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foretrain.collective import build
@@ -19,15 +19,12 @@ HALVES = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}
 
 
 @given(st.sampled_from(WAYS), st.sampled_from([2, 4, 8, 16]), st.floats(0, 1), st.sampled_from(list(HALVES)))
+@example("ring", 7, 0.1, "all_reduce")
 def test_closed_forms_are_what_propagates_through_the_plan(way, ranks, p, operation):
     plan = build(way, operation, ranks)
 
     assert surviving(way, p, ranks, halves=HALVES[operation]) == pytest.approx(exact.surviving(plan, p), rel=1e-12)
-
-
-@pytest.mark.parametrize("ranks", [3, 5, 7, 12])
-def test_the_rings_form_holds_for_every_number_of_ranks(ranks):
-    assert surviving("ring", 0.1, ranks) == pytest.approx(exact.surviving(build("ring", "all_reduce", ranks), 0.1))
+    assert exact.surviving(plan, p, gap="held") >= exact.surviving(plan, p) * (1 - 1e-12)
 
 
 def test_published_examples():
@@ -74,8 +71,8 @@ def test_the_mean_over_every_pattern_of_losses_is_the_closed_form(way, operation
     assert mean == pytest.approx(surviving(way, p, ranks, halves=HALVES[operation]), rel=1e-6)
 
 
-@pytest.mark.parametrize(("way", "ranks"), [(way, ranks) for way in WAYS for ranks in (4, 8)])
-@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("operation", "ranks"), [("reduce_scatter", 4), ("all_reduce", 8)])
 def test_real_values_under_random_losses_keep_the_share(way, ranks, operation):
     plan, p = build(way, operation, ranks), 0.1
     collective = Lossy(plan, layout([40_000], plan.blocks, payload=40))
@@ -103,10 +100,6 @@ def test_a_budget_is_the_inverse(way, ranks, total, halves):
     p = budget(way, total, ranks, halves=halves)
 
     assert 1 - surviving(way, p, ranks, halves=halves) == pytest.approx(total, abs=1e-12)
-
-
-def test_a_rings_budget_shrinks_with_its_ranks():
-    assert budget("ring", 0.01, 64, halves=1) == pytest.approx(2 * 0.01 / 63, rel=0.01)
 
 
 @pytest.mark.parametrize(

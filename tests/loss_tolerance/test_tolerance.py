@@ -11,8 +11,8 @@ from foretrain.loss_tolerance.tolerance import ToleranceSettings, interval, prof
 from tests.loss_tolerance.trials import build
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 30, 101])
-@pytest.mark.parametrize("probability", [0.5, 0.6, 0.9, 0.95, 0.99, 0.9995])
+@pytest.mark.parametrize("freedom", [1, 2, 9, 30, 101])
+@pytest.mark.parametrize("probability", [0.5, 0.95, 0.9995])
 def test_students_quantiles(freedom, probability):
     assert student_t(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9, abs=1e-12)
 
@@ -53,10 +53,6 @@ def test_a_profile_finds_what_a_model_tolerates():
     assert found.to_dict()["levels"][2]["accuracies"] == all_.accuracies
 
 
-def test_the_same_profile_again():
-    assert profile(build, SMALL) == profile(build, SMALL)
-
-
 def test_a_gap_in_the_grid_ends_what_is_tolerable():
     settings = ToleranceSettings(
         LossyExchange(payload=16), (0.0, 0.9, 0.95), seeds=2, rounds=30, margin=0.0, evaluations=3
@@ -74,9 +70,7 @@ def test_a_model_that_diverges_anyway_is_an_error():
     ("options", "message"),
     [
         ({"grid": (0.01, 0.1)}, r"does not rise from 0"),
-        ({"grid": (0.0, 0.2, 0.1)}, r"does not rise from 0"),
         ({"grid": (0.0, 1.2)}, r"grid\[1\]: 1.2 is no probability"),
-        ({"seeds": 1}, "seeds: 1 is below 2"),
         ({"rounds": 0}, "rounds: 0 is below 1"),
         ({"more": 0.5}, "more: 0.5 is below 1"),
         ({"margin": -1.0}, "margin: -1.0 is no difference"),

@@ -129,15 +129,6 @@ def test_where_the_link_has_changed_it_is_measured_anew():
     assert [event.what for event in tuner.events][2:5] == [What.HOLD, What.LOOK, What.AGAIN]
 
 
-def test_a_link_that_changes_during_the_first_sample_begins_it_again():
-    proposer = Listed(A, B)
-    tuner = Tuner(proposer, window=6, settle=1, first=0)
-    run(tuner, lambda one, k: 1.0, 4)
-    assert tuner.relinked(2.0) is None
-    run(tuner, lambda one, k: 2.0, 6)
-    assert [(one, sample.time) for one, sample in proposer.told] == [(A, 2.0)]
-
-
 def test_noise_is_no_drift():
     source = random.Random(0)
     tuner = Tuner(Listed(A, B), lambda *_: Listed(A), first=0)

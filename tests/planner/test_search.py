@@ -20,16 +20,10 @@ def time_of(workload, place, plan):
 @pytest.mark.parametrize("name", TUNABLE)
 def test_it_is_never_worse_than_the_defaults(name):
     rng = random.Random(name)
-    for _ in range(6):
-        workload, place = random_workload(rng, scale=50_000), random_cluster(rng)
+    scenarios = [(random_workload(rng, scale=50_000), random_cluster(rng)) for _ in range(6)]
+    for workload, place in [*scenarios, (DEEP, SLOW)]:
         best = tune(workload, place, name)
         assert time_of(workload, place, best) <= time_of(workload, place, name)
-
-
-@pytest.mark.parametrize("name", TUNABLE)
-def test_it_is_never_worse_on_something_real(name):
-    best = tune(DEEP, SLOW, name, evaluations=30)
-    assert time_of(DEEP, SLOW, best) <= time_of(DEEP, SLOW, name)
 
 
 def test_it_finds_something_where_there_is_something_to_find():
@@ -58,8 +52,8 @@ def test_a_policy_without_knobs_is_returned_as_it_is(name):
     assert tune(DEEP, SLOW, name) == Spec(name)
 
 
-@pytest.mark.parametrize("evaluations", [1, 2, 5, 20])
-def test_it_simulates_no_more_often_than_allowed(monkeypatch, evaluations):
+@pytest.mark.parametrize("evaluations", [1, 5, 20])
+def test_it_simulates_no_more_often_than_allowed_and_once_at_the_optimum(monkeypatch, evaluations):
     asked = []
 
     def counted(workload, place, plan, **options):
@@ -70,23 +64,10 @@ def test_it_simulates_no_more_often_than_allowed(monkeypatch, evaluations):
     tune(DEEP, SLOW, "prophet", evaluations=evaluations)
     assert len(asked) <= evaluations
     assert len(set(asked)) == len(asked)
-
-
-def test_it_stops_at_the_optimum(monkeypatch):
-    asked = []
-
-    def counted(workload, place, plan, **options):
-        asked.append(str(plan))
-        return simulate(workload, place, plan, **options)
-
-    monkeypatch.setattr(search, "simulate", counted)
+    asked.clear()
     idle = layered([10**9] * 4, [10**9] * 4, [1000] * 4)  # nothing to gain: the defaults already are within 0.02 %
     tune(idle, "4 workers @ 1000Gbps,latency=0s,overhead=0s", "bytescheduler")
     assert len(asked) == 1
-
-
-def test_the_same_search_gives_the_same_knobs():
-    assert str(tune(DEEP, SLOW, "prophet")) == str(tune(DEEP, SLOW, "prophet"))
 
 
 @pytest.mark.parametrize("knobs", [{}, {"partition": 100_000}, {"credit": 400_000}])

@@ -46,20 +46,12 @@ def test_another_job_does_not(kept, tmp_path, other):
     assert Saved(tmp_path / "tuned", *other).load() is None
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b'{"format": 1}', b"\xff", b'{"format": 2}'])
-def test_what_does_not_read_is_as_good_as_nothing(kept, text):
-    kept.path.write_bytes(text)
-    assert kept.load() is None
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ('"time":0.7', '"time":0'),
-        ('"time":0.7', '"time":-1'),
         ('"error":0.01', '"error":-1'),
         ('"rate":1250000000.0', '"rate":1e-320'),
-        ('"rate":1250000000.0', '"rate":-1'),
         ("bytescheduler(", "auto("),
         ("partition=2MB", "partition=1B"),
         ('"iterations":8', '"iterations":' + "[" * 100_000),
@@ -67,11 +59,12 @@ def test_what_does_not_read_is_as_good_as_nothing(kept, text):
     ],
     ids=lambda text: text[:24],
 )
-def test_what_makes_no_sense_is_as_good_as_nothing(kept, old, new):
+def test_a_file_that_does_not_read_or_makes_no_sense_counts_as_none(kept, old, new):
     text = kept.path.read_text()
     assert old in text
-    kept.path.write_text(text.replace(old, new))
-    assert kept.load() is None
+    for wrong in (text.replace(old, new), "", "{", '{"format": 1}', "\xff", '{"format": 2}'):
+        kept.path.write_text(wrong, encoding="latin-1")
+        assert kept.load() is None
 
 
 def test_a_folder_that_cannot_be_is_no_error(tmp_path):

@@ -2,11 +2,8 @@ import gzip
 import json
 from itertools import pairwise
 
-import pytest
-
 from foretrain.device import preset
 from foretrain.live.event_log import ANNOTATION, NAME, STREAM
-from foretrain.live.rank_trace import SimulationTrace
 from foretrain.report.kineto import trace_paths, write_trace
 from foretrain.units import MICROSECOND, MILLISECOND
 from tests.live.player import play
@@ -170,27 +167,3 @@ def test_kernels_of_a_stream_follow_each_other_and_names_of_files(tmp_path):
     again = tmp_path / "again"
     again.mkdir()
     assert [path.read_bytes() for path in write_trace(played(1, 2), again)] == [path.read_bytes() for path in folder]
-
-
-def test_a_story_without_activities_is_a_file_without_kernels(tmp_path):
-    (path,) = write_trace(SimulationTrace([0]), tmp_path / "t.json")
-    assert not spans(read(path), "kernel")
-
-
-@pytest.mark.filterwarnings("ignore")  # of the package's own use of pandas
-def test_holistic_trace_analysis_finds_the_same(tmp_path):
-    hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
-    trace = played(4, 2)
-    write_trace(trace, tmp_path / "traces")
-    analysis = hta.TraceAnalysis(trace_dir=str(tmp_path / "traces"), include_last_profiler_step=True)
-    times = analysis.get_temporal_breakdown(visualize=False).set_index("rank")
-    overlap = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")
-    assert sorted(times.index) == [0, 1]
-    for rank, rank_trace in trace.rank_traces.items():
-        found = times.loc[rank]
-        assert found["idle_time(us)"] == sum(step.idle for step in rank_trace.steps) // MICROSECOND
-        assert found["compute_time(us)"] == sum(step.compute for step in rank_trace.steps) // MICROSECOND
-        assert found["non_compute_time(us)"] == sum(step.exposed for step in rank_trace.steps) // MICROSECOND
-        communication = sum(step.communication for step in rank_trace.steps)
-        hidden = communication - sum(step.exposed for step in rank_trace.steps)
-        assert overlap.loc[rank, "comp_comm_overlap_pctg"] == round(100 * hidden / communication, 2)

@@ -15,7 +15,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_svg_is_valid_and_names_what_it_shows(comparison: Comparison):
-    runs = comparison.runs[:2]
+    named = dataclasses.replace(comparison.workload, name="<b>&\"'")
+    runs = [dataclasses.replace(run, workload=named) for run in comparison.runs[:2]]
     text = lanes_svg(runs)
     root = ElementTree.fromstring(text)
     words = " ".join("".join(node.itertext()) for node in root.iter(f"{SVG}text"))
@@ -31,12 +32,6 @@ def test_everything_lies_inside(comparison: Comparison):
     for node in root.iter(f"{SVG}text"):
         assert 0 <= float(node.get("x", 0)) <= width
         assert 0 <= float(node.get("y", 0)) <= height
-
-
-def test_names_are_escaped(comparison: Comparison):
-    named = dataclasses.replace(comparison.workload, name="<b>&\"'")
-    run = dataclasses.replace(comparison.runs[0], workload=named)
-    assert ElementTree.fromstring(lanes_svg([run])) is not None
 
 
 def test_thinning_keeps_bytes_and_busy_time_and_fills_no_gap(comparison: Comparison):

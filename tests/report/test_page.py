@@ -1,6 +1,7 @@
-"""The page is one file, whole, offline, and draws what was compared."""
+"""A comparison: the page is one file, whole, offline, and draws what was compared; the table fits any width."""
 
 import dataclasses
+import io
 import json
 import re
 import shutil
@@ -8,11 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from foretrain.experiments import Comparison
-from foretrain.report import bars, curves, lanes, page
+from foretrain.experiments import Comparison, compare
+from foretrain.report import bars, curves, summary
 from foretrain.report.page import render
-from foretrain.report.table import labels, ranking
+from foretrain.report.table import labels, ranking, rows
+from foretrain.units import format_time
+from foretrain.workload import zoo
 
 CHROMIUM = shutil.which("chromium")
 
@@ -39,14 +43,6 @@ def test_bars_hold_every_run_and_end_at_its_time(comparison: Comparison):
     assert ends == pytest.approx([run.iteration_time / 1e9 for run in runs])
 
 
-def test_lanes_cover_two_iterations(comparison: Comparison):
-    runs = list(comparison.runs[:2])
-    figure = lanes(runs)
-    bars = [(trace.base, trace.x) for trace in figure.data if trace.base is not None]
-    latest = max(start + length for starts, lengths in bars for start, length in zip(starts, lengths, strict=True))
-    assert latest == pytest.approx(max(2 * run.iteration_time for run in runs) / 1e9, rel=0.01)
-
-
 def test_curves_hold_every_schedule_and_the_optimum(comparison: Comparison):
     sweep = comparison.sweep
     assert sweep is not None
@@ -55,20 +51,6 @@ def test_curves_hold_every_schedule_and_the_optimum(comparison: Comparison):
     assert drawn["T*"] == pytest.approx([time / 1e9 for time in sweep.optimum])
     for name, times in sweep.times.items():
         assert drawn[name] == pytest.approx([time / 1e9 for time in times])
-
-
-def test_a_failed_write_leaves_the_old_page(comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        page(comparison, path)
-    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    assert path.read_text() == "old"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -92,3 +74,33 @@ def test_a_browser_draws_every_figure_without_an_error(comparison: Comparison, t
     probed = json.loads(found[1].replace("&quot;", '"'))
     assert "ERROR" not in probed["title"]
     assert probed["plots"] >= 4
+
+
+def shown(comparison: Comparison, width: int) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(summary(comparison))
+    return out.getvalue()
+
+
+def test_rows_are_sorted_and_complete(comparison: Comparison):
+    lines, runs = rows(comparison), ranking(comparison)
+    asked = [run.schedule for run in comparison.runs]
+    assert len(lines) == len(asked) + (comparison.baseline.schedule not in asked)
+    assert [run.iteration_time for run in runs] == sorted(run.iteration_time for run in runs)
+    assert "best" in lines[0].marks
+    assert [line.iteration for line in lines] == [format_time(run.iteration_time) for run in runs]
+    assert sum("baseline" in line.marks for line in lines) == 1
+
+
+@pytest.mark.parametrize("width", [78, 80, 100, 140])
+def test_everything_fits_and_knobs_are_always_there(comparison: Comparison, width: int):
+    text = shown(comparison, width)
+    assert max(map(len, text.splitlines())) <= width
+    flat = " ".join(text.split())
+    for words in ("T/T*", "speed-up", "exposed", "idle", "images/s", "optimum T*", "slice=4MB", "credit=16MB", "T* ="):
+        assert words in flat
+
+
+def test_a_baseline_that_was_not_asked_for_is_called_tuned():
+    found = compare(zoo("resnet50", batch=64), "4x1xV100@7Gbps", ["ddp"], tuned=False, trace=False)
+    assert [line.name for line in rows(found)] == ["ddp, tuned", "ddp"]

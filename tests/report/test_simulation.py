@@ -57,11 +57,6 @@ def test_the_tables_fit_a_narrow_terminal(done, monkeypatch, capsys):
     assert "odd" in text
 
 
-def test_a_time_of_nothing_is_0():
-    assert simulation.shown(0) == "0"
-    assert simulation.shown(MILLISECOND) == "1.00 ms"
-
-
 def test_the_numbers_hold_all_that_is_shown(done, unkept):
     found = json.loads(json.dumps(numbers(SimulationFindings(done, tokens=9000))))
     assert found["iteration_time"] == 0.009

@@ -41,12 +41,6 @@ def test_the_svg_is_well_formed_and_has_every_gradient_twice():
     assert {"released (MB)", "released (gradients)", "time since backward begins (ms)"} <= texts
 
 
-def test_a_single_instant_can_be_drawn():
-    instant = Workload("one", 1, (Layer("l", 5, 0),), (Gradient("w", 1, 0, 0),))
-    root = ElementTree.fromstring(staircase_svg(instant))
-    assert root.findall(f"{SVG}path") or root.findall(f".//{SVG}circle")
-
-
 def test_the_figure_has_both_staircases_and_names():
     pytest.importorskip("plotly")
     figure = staircase(workload())

@@ -103,13 +103,9 @@ def test_the_command_writes_what_duckdb_reads(tmp_path: Path, capsys: pytest.Cap
     [
         ('objectives = ["iteration_tme", "gpus"]', "did you mean 'iteration_time'"),
         ('objectives = ["gpus"]', "two columns"),
-        ("seds = 3", "did you mean 'seeds'"),
     ],
 )
-def test_the_command_refuses_before_it_starts(more, words, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_refuses_before_it_starts(more, words, tmp_path: Path, refused):
     (tmp_path / "s.toml").write_text(more + SWEEP)
-    with pytest.raises(SystemExit) as left:
-        main(["sweep", str(tmp_path / "s.toml")])
-    assert left.value.code == 2
-    assert words in capsys.readouterr().err
+    assert words in refused(["sweep", str(tmp_path / "s.toml")])
     assert [path.name for path in tmp_path.iterdir()] == ["s.toml"]

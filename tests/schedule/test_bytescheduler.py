@@ -8,7 +8,7 @@ import pytest
 from foretrain.schedule import Spec
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
-from foretrain.tasks import Chunk, Done, Ready
+from foretrain.tasks import Done, Ready
 from tests.scenario import EXACT, by_step, layered, random_cluster, random_spec, random_workload, replay
 
 WINDOWS = ("bytescheduler", "largest_tail_first", "p3")
@@ -34,17 +34,19 @@ def limits(plan):
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_credit_is_overdrawn_by_at_most_one_partition_and_never_left_unused(name):
+def test_the_most_urgent_ready_unit_starts_on_credit_that_is_overdrawn_by_at_most_one_partition(name):
     rng = random.Random(name)
     for _ in range(150):
         workload = random_workload(rng)
         plan = plain(rng, name, workload.size)
         partition, credit = limits(plan)
         watched, _, _ = replay(workload, random_cluster(rng), plan)
+        rank, sizes, waiting = urgency(name, job_on(workload, EXACT)), [g.size for g in workload.gradients], {}
         left, unsent = credit, 0
         for seen in watched.seen:
             if isinstance(seen.event, Ready):
-                unsent += workload.gradients[seen.event.task].size
+                waiting[seen.event.task] = sizes[seen.event.task]
+                unsent += sizes[seen.event.task]
             elif isinstance(seen.event, Done):
                 left += seen.event.chunk.size
             for chunk in seen.chunks:
@@ -53,38 +55,13 @@ def test_credit_is_overdrawn_by_at_most_one_partition_and_never_left_unused(name
                 unsent -= chunk.size
                 assert 0 < chunk.size <= partition
                 assert left > -partition  # ... so at most one partition overdraws it
+                (piece,) = chunk.pieces
+                assert piece.task == min((i for i in waiting if waiting[i]), key=rank.__getitem__)
+                assert piece.size == min(waiting[piece.task], partition)
+                waiting[piece.task] -= piece.size
             assert left <= credit
             assert left <= 0 or not unsent  # work conserving
         assert (left, unsent) == (credit, 0)
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_every_start_is_the_most_urgent_ready_unit(name):
-    rng = random.Random(name)
-    for _ in range(150):
-        workload = random_workload(rng)
-        plan = plain(rng, name, workload.size)
-        watched, _, _ = replay(workload, random_cluster(rng), plan)
-        rank = urgency(name, job_on(workload, EXACT))
-        left = {}
-        for event in watched.events:
-            if isinstance(event, Ready):
-                left[event.task] = workload.gradients[event.task].size
-            elif isinstance(event, Chunk):
-                (piece,) = event.pieces
-                assert piece.task == min((i for i in left if left[i]), key=rank.__getitem__)
-                assert piece.size == min(left[piece.task], limits(plan)[0])
-                left[piece.task] -= piece.size
-
-
-def test_a_window_that_holds_everything_is_first_come_first_served():
-    rng = random.Random(1)
-    for _ in range(100):
-        workload = random_workload(rng)
-        place = random_cluster(rng)
-        huge = Spec("bytescheduler", {"partition": 1 << 30, "credit": 1 << 30})
-        windowed, fifo = (simulate(workload, place, plan, trace=False) for plan in (huge, Spec("fifo")))
-        assert [d.chunk for d in windowed.log] == [d.chunk for d in fifo.log]
 
 
 def test_the_credit_takes_effect():

@@ -21,12 +21,17 @@ def members(chunk):
     return tuple(piece.task for piece in chunk.pieces)
 
 
-def test_everything_is_reduce_scattered_before_anything_is_all_gathered():
-    for _, _, (_, run, _) in runs(1):
-        for chunks in by_step(run.log).values():
+def test_groups_are_reduce_scattered_in_the_order_of_release_and_then_all_gathered_in_forward_order():
+    for workload, plan, (_, run, _) in runs(1):
+        job = job_on(workload, EXACT)
+        groups = by_size(job.by_release, job.tasks, [plan.settings["group"]])
+        for step, chunks in by_step(run.log).items():
             half = len(chunks) // 2
             assert [chunk.op for chunk in chunks] == ["reduce_scatter"] * half + ["all_gather"] * half
             assert sorted(map(members, chunks[:half])) == sorted(map(members, chunks[half:]))
+            first_use = [min(job.tasks[task].first_use for task in members(chunk)) for chunk in chunks[half:]]
+            assert first_use == sorted(first_use)
+            assert step == 0 or [members(chunk) for chunk in chunks[:half]] == groups
 
 
 def test_the_first_all_gather_starts_with_the_arrival_of_the_last_reduce_scatter():
@@ -39,22 +44,6 @@ def test_the_first_all_gather_starts_with_the_arrival_of_the_last_reduce_scatter
             if any(chunk.op == "all_gather" for chunk in seen.chunks):
                 assert not scattering
                 assert isinstance(seen.event, Done)
-
-
-def test_all_gathers_leave_in_forward_order():
-    for workload, _, (_, run, _) in runs(3):
-        first_use = [task.first_use for task in job_on(workload, EXACT).tasks]
-        for chunks in by_step(run.log).values():
-            gathers = [min(first_use[task] for task in members(chunk)) for chunk in chunks if chunk.op == "all_gather"]
-            assert gathers == sorted(gathers)
-
-
-def test_groups_are_cut_by_size_in_the_order_of_release():
-    for workload, plan, (_, run, _) in runs(4):
-        job = job_on(workload, EXACT)
-        expected = by_size(job.by_release, job.tasks, [plan.settings["group"]])
-        scatters = [members(chunk) for chunk in by_step(run.log)[1] if chunk.op == "reduce_scatter"]
-        assert scatters == expected
 
 
 def test_a_layer_waits_only_for_its_own_group():

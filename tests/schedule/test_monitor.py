@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.schedule import CostModel
-from foretrain.schedule.monitor import Monitor, quantile
+from foretrain.schedule import CostModel, spec
+from foretrain.schedule.monitor import Gauge, Monitor, quantile
+from foretrain.workload import Gradient, Layer, Workload
+from tests.scenario import Trainer
 
 BYTE = 1 << 32
 """A cost of one picosecond per byte."""
@@ -212,3 +214,36 @@ def test_each_arrival_corrects_when_the_link_will_be_free(slowness):
         assert monitor.free_at == 100 * slowness * arrived + 100 * (4 - arrived)
     link.receive()
     assert monitor.free_at == 400 * slowness
+
+
+SCHEDULED = "bytescheduler(partition=1MB,credit=4MB)"
+EVEN = Workload("even", 1, (Layer("l", 1, 1),), tuple(Gradient(f"t{k}", 4_000_000, 0, 0) for k in range(8)))
+
+
+def told(plan, slownesses, take=True):
+    """Return what a gauge says after each step over a link that is so slow, under any policy; and the gauge."""
+    gauge = Gauge(CostModel(0, BYTE))
+    trainer, found = Trainer(EVEN, spec(plan), watch=gauge.watch), []
+    for slowness in slownesses:
+        trainer.link.slowness = slowness
+        trainer.step([0] * 8)
+        found.append(gauge.taken() if take else None)
+    return found, gauge
+
+
+@pytest.mark.parametrize("plan", ["fifo", SCHEDULED, "largest_tail_first"])
+@pytest.mark.parametrize("slower", [2.0, 0.5])
+def test_a_gauge_reports_a_lasting_change_once(plan, slower):
+    found, _ = told(plan, [1.3] * 12 + [1.3 * slower] * 12)
+    assert [each for each in found if each is not None] == [pytest.approx(slower, rel=0.01)]
+    assert found.index(next(filter(None, found))) <= 12 + 5
+
+
+def test_a_gauge_reports_no_change_where_the_link_varies():
+    assert set(told(SCHEDULED, [1 + 0.1 * (k % 3) for k in range(60)])[0]) == {None}
+
+
+def test_changes_that_were_not_taken_multiply():
+    _, gauge = told(SCHEDULED, [1.0] * 3 + [2.0] * 6 + [4.0] * 6, take=False)
+    assert gauge.taken() == pytest.approx(4, rel=0.01)
+    assert gauge.taken() is None

@@ -3,7 +3,6 @@
 from collections import deque
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,20 +48,6 @@ def exactly(lanes, sends):
                 out[index] = now
                 queues[sends[index][1]].popleft()
     return [out[index] for index in range(len(sends))]
-
-
-@pytest.mark.parametrize(
-    ("lanes", "sends", "out"),
-    [
-        (1, [(0, 0, 5), (1, 0, 7), (20, 0, 3)], [5, 12, 23]),  # first in, first out
-        (2, [(0, 0, 6), (0, 1, 6)], [12, 12]),  # side by side each is half as fast
-        (2, [(0, 0, 10), (4, 1, 3)], [13, 10]),  # alone, shared from 4 to 10, alone
-        (2, [(0, 0, 4), (0, 0, 4), (0, 1, 2)], [6, 10, 4]),  # only the heads share
-        (3, [(0, 0, 2), (0, 1, 2), (0, 2, 2)], [6, 6, 6]),
-    ],
-)
-def test_by_hand(lanes, sends, out):
-    assert sent_on(lanes, sends) == out
 
 
 @given(

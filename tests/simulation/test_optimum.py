@@ -14,7 +14,6 @@ from foretrain.simulation.simulation import job_on
 from foretrain.workload import Workload
 from tests.scenario import (
     EXACT,
-    layered,
     one_machine,
     random_cluster,
     random_layered,
@@ -25,41 +24,22 @@ from tests.scenario import (
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_policy_beats_the_optimum(name):
-    """In integers: not by a picosecond, on any network, with any knobs."""
-    rng = random.Random(name)
-    for _ in range(300):
-        workload = random_workload(rng)
-        run = simulate(workload, random_cluster(rng), random_spec(rng, name, workload.size), trace=False)
-        assert run.iteration_time >= run.bound.time
-        assert run.gap >= 0
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(workload=workloads(), seed=st.integers(0, 2**32))
-def test_hypothesis_finds_no_policy_that_beats_it(name, workload, seed):
+def test_no_policy_beats_the_optimum(name, workload, seed):
+    """In integers: not by a picosecond, on any network, with any knobs."""
     rng = random.Random(seed)
     run = simulate(workload, random_cluster(rng), random_spec(rng, name, workload.size), trace=False)
     assert run.iteration_time >= run.bound.time
 
 
-def test_byte_by_byte_largest_tail_first_is_a_byte_from_the_optimum():
-    """A byte that was started before a more urgent one came is the only thing in its way."""
-    rng = random.Random(1)
-    for _ in range(150):
-        workload = random_workload(rng, most=4, scale=60)
-        run = simulate(workload, EXACT, Spec("largest_tail_first", {"partition": 1, "credit": 1}), trace=False)
-        assert run.bound.time <= run.iteration_time <= run.bound.time + 1
-
-
-@pytest.mark.parametrize("partition", [10_000, 1000, 100])
+@pytest.mark.parametrize("partition", [10_000, 1000, 100, 1])
 def test_largest_tail_first_tends_to_the_optimum(partition):
     """T ≤ T* + (W + δ)κ with nothing to pay per operation; κ is 1 here."""
     rng = random.Random(partition)
     for _ in range(100):
         plan = Spec("largest_tail_first", {"partition": partition, "credit": rng.choice((1, partition, 3 * partition))})
-        run = simulate(random_workload(rng, most=5), EXACT, plan, trace=False)
+        run = simulate(random_workload(rng, most=5, scale=20_000 if partition > 1 else 60), EXACT, plan, trace=False)
         assert run.iteration_time <= run.bound.time + plan.knobs["credit"] + partition
 
 
@@ -93,20 +73,8 @@ def test_overheads_cost_what_the_bound_says(name, latency):
         assert run.iteration_time <= worst + 2 * latency
 
 
-def test_operations_smaller_than_a_partition_break_the_shorter_bound():
-    """Why the bound above counts tensors: a window of 8 KB holds all 200 tensors of 8 bytes, each with its θ."""
-    workload = layered([400_000] + [1] * 200, [1] * 201, [1] + [8] * 200)
-    place = dataclasses.replace(EXACT, overhead=1000)
-    run = simulate(workload, place, Spec("bytescheduler", {"partition": 2048, "credit": 8192}), trace=False)
-    short = with_overhead(workload, place, 2048) + 8192 + 2048 + 1000 * (8192 / 2048 + 1)
-    assert short + 1000 * 150 <= run.iteration_time <= short + 1000 * 201
-
-
 def test_fifo_is_the_comparator():
     rng = random.Random(2)
-    for _ in range(400):
-        run = simulate(random_workload(rng), EXACT, "fifo", trace=False)
-        assert run.iteration_time == run.bound.wfbp
     for _ in range(400):
         place = Cluster(rng.randint(2, 9), up=rng.uniform(0.3e12, 3e12), latency=0, overhead=0)
         run = simulate(random_workload(rng), place, "fifo", trace=False)

@@ -56,7 +56,7 @@ def test_a_layer_in_the_middle_may_wait_too():
     assert spans(early, "gpu")[2:] == [("l0", "wait", 2, 61), ("l0", "forward", 61, 66), ("l1", "forward", 66, 73)]
 
 
-def test_what_a_run_says_about_itself():
+def test_what_a_run_says_about_itself_and_saves(tmp_path):
     run = simulate(TWO, EXACT, "fifo", steps=3)
     assert run.begins == (0, 147, 294, 441)
     assert run.gap == pytest.approx(147 / 145 - 1)
@@ -64,6 +64,8 @@ def test_what_a_run_says_about_itself():
     assert run.idle == pytest.approx((105 - TWO.update) / 147)  # the GPU updates while all wait for it
     assert run.throughput == pytest.approx(2 / 147e-12)  # batch 1 on 2 GPUs
     assert run.to_dict()["operations_per_step"] == 2
+    run.save(tmp_path / "run.json")
+    assert json.loads((tmp_path / "run.json").read_text()) == run.to_dict()
 
 
 def test_the_last_steps_begin_at_zero():
@@ -73,12 +75,6 @@ def test_the_last_steps_begin_at_zero():
     assert max(span.end for span in window) == 2 * 147
     assert {span.step for span in window} == {2, 3}
     assert len(run.last_steps(99)) == len(run.timeline)
-
-
-def test_it_saves_what_it_says(tmp_path):
-    run = simulate(TWO, EXACT, "p3")
-    run.save(tmp_path / "run.json")
-    assert json.loads((tmp_path / "run.json").read_text()) == run.to_dict()
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -103,12 +99,6 @@ def test_the_timeline_accounts_for_every_picosecond(name):
             assert hops == int(hops)  # every byte crosses every hop once
 
 
-@pytest.mark.parametrize("steps", [0, -1])
-def test_no_step_measures_nothing(steps):
-    with pytest.raises(ConfigError, match="is not a number of steps"):
-        simulate(TWO, EXACT, "fifo", steps=steps)
-
-
 @pytest.mark.parametrize(
     ("place", "schedule", "words"),
     [
@@ -121,3 +111,5 @@ def test_wrong_inputs_are_named(place, schedule, words):
     with pytest.raises(ConfigError) as caught:
         simulate(TWO, place, schedule)
     assert words in str(caught.value)
+    with pytest.raises(ConfigError, match="is not a number of steps"):
+        simulate(TWO, EXACT, "fifo", steps=0)

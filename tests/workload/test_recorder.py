@@ -15,12 +15,7 @@ from foretrain import torch_version  # noqa: E402
 from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError  # noqa: E402
 from foretrain.torch_version import require_torch  # noqa: E402
 from foretrain.units import MILLISECOND, SECOND  # noqa: E402
-from foretrain.workload.recorder import (  # noqa: E402
-    CudaStopwatch,
-    HostStopwatch,
-    record,
-    stopwatch,
-)
+from foretrain.workload.recorder import CudaStopwatch, HostStopwatch, record, stopwatch  # noqa: E402
 
 X = torch.ones(2, 4)
 CPU = torch.device("cpu")
@@ -70,6 +65,33 @@ def homes(workload):
     return {gradient.name: workload.layers[gradient.layer].name for gradient in workload.gradients}
 
 
+class Net(nn.Module):
+    """A model of ``parts`` whose forward pass is ``run``."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def linear(**options):
+    return nn.Linear(4, 4, **options)
+
+
+def reverse():
+    return Net(lambda net, x: net.late(net.early(x)), late=linear(), early=linear())
+
+
+def tied():
+    embed, head = linear(bias=False), linear(bias=False)
+    head.weight = embed.weight
+    return Net(lambda net, x: net.head(net.middle(net.embed(x))), middle=linear(), embed=embed, head=head)
+
+
 class Sleep(torch.autograd.Function):
     """The identity, which takes ``forward`` seconds one way and ``backward`` seconds the other."""
 
@@ -98,12 +120,10 @@ class Slow(nn.Module):
         return Sleep.apply(x @ self.weight, 0.0, self.pauses[1])
 
 
-# ---------------------------------------------------------------- what is measured
-
-
 def test_a_workload_of_a_small_network():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    workload = recorded(model, name="tiny", unit="rows")
+    model, seen = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), []
+    workload = recorded(model, name="tiny", unit="rows", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
     assert (workload.name, workload.batch, workload.unit) == ("tiny", 2, "rows")
     assert [layer.name for layer in workload.layers] == ["0", "2"]
     assert [(g.name, g.size, g.layer) for g in workload.gradients] == [
@@ -113,10 +133,13 @@ def test_a_workload_of_a_small_network():
         ("2.bias", 3 * 4, 1),
     ]
     assert workload.source == f"recorded on {stopwatch({CPU}).place}, torch {TORCH}, median of 2 steps"
+    assert [HostStopwatch(threads).place for threads in (1, 2)] == ["CPU (1 thread)", "CPU (2 threads)"]
+    model = linear().to(torch.bfloat16)
+    assert [g.size for g in recorded(model, training(model, X.to(torch.bfloat16))).gradients] == [32, 8]
 
 
 def test_backward_releases_from_the_last_layer_to_the_first_and_update_follows_the_bytes():
-    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    model = nn.Sequential(*(linear(bias=False) for _ in range(4)))
     workload = recorded(model)
     releases = [gradient.release for gradient in workload.gradients]
     assert releases == sorted(releases, reverse=True)
@@ -141,7 +164,7 @@ def test_time_goes_to_the_layer_that_took_it():
 
 
 def test_the_loss_is_part_of_both_passes_and_data_loading_of_none():
-    model = nn.Linear(4, 4)
+    model = linear()
     inner = training(model, loss=lambda out: Sleep.apply(out, 0.02, 0.03).sum())
 
     def step():
@@ -153,13 +176,13 @@ def test_the_loss_is_part_of_both_passes_and_data_loading_of_none():
     assert min(gradient.release for gradient in workload.gradients) >= 25 * MILLISECOND
 
 
-def test_update_is_the_optimizer_step_alone():
+def test_update_is_the_step_of_the_models_own_optimizer_alone():
     class Lazy(torch.optim.SGD):
         def step(self, closure=None):
             CLOCK.sleep(0.1)
             return super().step(closure)
 
-    model = nn.Linear(4, 4)
+    model = linear()
     optimizer = Lazy(model.parameters(), lr=0.1)
 
     def step():
@@ -169,67 +192,24 @@ def test_update_is_the_optimizer_step_alone():
     workload = recorded(model, step, iterations=1)
     assert workload.update >= 90 * MILLISECOND > workload.backward
 
-
-def test_optimizers_of_other_models_do_not_count_and_a_given_one_counts_alone():
-    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
-    step, foreign = training(model), training(other)
-    both = recorded(model, lambda: (step(), foreign()))
-    assert both.update > 0
+    other = linear()
+    foreign = training(other)
+    assert recorded(model, lambda: (training(model)(), foreign())).update > 0
     extra = torch.optim.SGD(other.parameters(), lr=0.1)
-    assert "no optimizer step was seen" in recorded(model, step, optimizer=extra).source
-
-
-def test_without_an_optimizer_step_update_is_zero_and_the_source_says_so():
-    model = nn.Linear(4, 4)
-    workload = recorded(model, lambda: model(X).sum().backward())
-    assert workload.update == 0
-    assert workload.source.endswith("; no optimizer step was seen: update = 0")
-
-
-def test_gradient_bytes_are_those_of_the_gradients_type():
-    model = nn.Linear(4, 4).to(torch.bfloat16)
-    workload = recorded(model, training(model, X.to(torch.bfloat16)))
-    assert [gradient.size for gradient in workload.gradients] == [32, 8]
-
-
-def test_progress_counts_every_step():
-    model, seen = nn.Linear(4, 4), []
-    recorded(model, iterations=3, warmup=2, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
-
-
-# ---------------------------------------------------------------- models of every kind
-
-
-class Reversed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.late, self.early = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.late(self.early(x))
+    for seen in (recorded(model, optimizer=extra), recorded(model, lambda: model(X).sum().backward())):
+        assert seen.update == 0
+        assert seen.source.endswith("; no optimizer step was seen: update = 0")
 
 
 def test_layers_are_in_the_order_of_execution_and_gradients_in_that_of_registration():
-    workload = recorded(Reversed())
+    workload = recorded(reverse())
     assert [layer.name for layer in workload.layers] == ["early", "late"]
     assert [g.name for g in workload.gradients] == ["late.weight", "late.bias", "early.weight", "early.bias"]
     assert [g.layer for g in workload.gradients] == [1, 1, 0, 0]
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.middle = nn.Linear(4, 4)
-        self.embed, self.head = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.head(self.middle(self.embed(x)))
-
-
 def test_a_tied_weight_is_one_gradient_of_its_first_use_and_its_last_accumulation():
-    workload = recorded(Tied())
+    workload = recorded(tied())
     assert [layer.name for layer in workload.layers] == ["embed", "middle", "head"]
     assert homes(workload)["embed.weight"] == "embed"
     assert len(workload.gradients) == 3
@@ -237,20 +217,12 @@ def test_a_tied_weight_is_one_gradient_of_its_first_use_and_its_last_accumulatio
     assert max(by_name, key=by_name.__getitem__) == "embed.weight"
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
-        super().__init__()
-        self.first, self.second, self.third = (Slow(forward=0.01) for _ in range(3))
-        self.reentrant = reentrant
-
-    def forward(self, x):
-        x = checkpoint(lambda y: self.second(self.first(y)), x, use_reentrant=self.reentrant)
-        return self.third(x)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_a_checkpoint_computes_again_is_backward_time(reentrant):
-    model = Checkpointed(reentrant)
+    def run(net, x):
+        return net.third(checkpoint(lambda y: net.second(net.first(y)), x, use_reentrant=reentrant))
+
+    model = Net(run, **{name: Slow(forward=0.01) for name in ("first", "second", "third")})
     workload = recorded(model, training(model, X.clone().requires_grad_()), iterations=1)
     assert [layer.name for layer in workload.layers] == ["first", "second", "third"]
     assert all(8 * MILLISECOND <= layer.forward < SECOND for layer in workload.layers)
@@ -258,136 +230,56 @@ def test_what_a_checkpoint_computes_again_is_backward_time(reentrant):
     assert workload.gradients[1].release >= 15 * MILLISECOND
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_shared_block_in_several_checkpoints_is_released_by_its_last_accumulation(reentrant):
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block, self.last = Slow(backward=0.01), Slow()
+def test_a_weight_belongs_to_the_module_around_the_call_that_reads_it():
+    def attend(net, x):
+        x = net.embed(x)
+        return net.head(net.attention(x, x, x)[0])
 
-        def forward(self, x):
-            for _ in range(3):
-                x = checkpoint(self.block, x, use_reentrant=reentrant)
-            return self.last(x)
-
-    model = Shared()
-    workload = recorded(model, training(model, X.clone().requires_grad_()), iterations=1)
-    assert [g.name for g in workload.gradients] == ["block.weight", "last.weight"]
-    assert workload.gradients[0].release >= 25 * MILLISECOND
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.attention, self.head = nn.Linear(4, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 4)
-
-    def forward(self, x):
-        x = self.embed(x)
-        return self.head(self.attention(x, x, x)[0])
-
-
-def test_attention_owns_the_projection_that_it_never_calls():
-    workload = recorded(Attention())
+    workload = recorded(Net(attend, embed=linear(), attention=nn.MultiheadAttention(4, 2), head=linear()))
     assert [layer.name for layer in workload.layers] == ["embed", "attention", "head"]
     assert homes(workload)["attention.out_proj.weight"] == "attention"
     assert homes(workload)["attention.in_proj_weight"] == "attention"
 
+    def functional(net, x):
+        return nn.functional.linear(net.linear(x), net.inner.weight, net.inner.bias)
 
-class Functional(nn.Module):
-    """Reads a child's weight without calling the child."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.linear = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return nn.functional.linear(self.linear(x), self.inner.weight, self.inner.bias)
-
-
-def test_a_weight_read_from_outside_belongs_to_the_module_around_it():
-    workload = recorded(Functional())
-    assert [layer.name for layer in workload.layers] == ["Functional", "linear"]
-    assert homes(workload)["inner.weight"] == "Functional"
-
-
-class Scaled(nn.Module):
-    def __init__(self, *inside):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-        self.inside = nn.Sequential(*inside)
-
-    def forward(self, x):
-        return self.inside(x * self.scale)
+    workload = recorded(Net(functional, inner=linear(), linear=linear()))
+    assert [layer.name for layer in workload.layers] == ["Net", "linear"]
+    assert homes(workload)["inner.weight"] == "Net"
 
 
 def test_containers_with_parameters_of_their_own_are_layers():
-    workload = recorded(nn.Sequential(nn.Linear(4, 4), Scaled(nn.Linear(4, 4), Scaled(nn.Linear(4, 4)))))
+    def scaled(*inside):
+        scale = nn.Parameter(torch.ones(4))
+        return Net(lambda net, x: net.inside(x * net.scale), scale=scale, inside=nn.Sequential(*inside))
+
+    workload = recorded(nn.Sequential(linear(), scaled(linear(), scaled(linear()))))
     assert [layer.name for layer in workload.layers] == ["0", "1", "1.inside.0", "1.inside.1", "1.inside.1.inside.0"]
     assert homes(workload)["1.inside.1.scale"] == "1.inside.1"
 
 
-def test_batch_norm_and_frozen_layers():
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    model[0].requires_grad_(False)
-    workload = recorded(model, training(model, torch.randn(8, 4)))
-    assert [layer.name for layer in workload.layers] == ["0", "1", "2"]
-    assert [g.name for g in workload.gradients] == ["1.weight", "1.bias", "2.weight", "2.bias"]
-    assert (workload.layers[0].backward, workload.layers[0].update) == (0, 0)
-    assert workload.layers[0].forward > 0
-
-
 def test_a_frozen_backbone_run_without_gradients_is_forward_time():
-    class Frozen(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone, self.head = Slow(forward=0.02).requires_grad_(False), nn.Linear(4, 4)
+    def run(net, x):
+        with torch.no_grad():
+            x = net.backbone(x)
+        return net.head(x)
 
-        def forward(self, x):
-            with torch.no_grad():
-                x = self.backbone(x)
-            return self.head(x)
-
-    workload = recorded(Frozen(), iterations=1)
+    backbone = Slow(forward=0.02).requires_grad_(False)
+    workload = recorded(Net(run, backbone=backbone, head=linear()), iterations=1)
     assert [layer.name for layer in workload.layers] == ["backbone", "head"]
     assert workload.layers[0].forward >= 15 * MILLISECOND
 
 
-class Unused(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.used(x)
-
-
 def test_unused_parameters_are_left_out_with_a_warning():
     with pytest.warns(UserWarning, match=r"no gradient in any step.*unused\.weight, unused\.bias") as caught:
-        workload = recorded(Unused())
+        workload = recorded(Net(lambda net, x: net.used(x), used=linear(), unused=linear()))
     assert [layer.name for layer in workload.layers] == ["used"]
     assert len(workload.gradients) == 2
     assert caught[0].filename == __file__
 
 
-def test_parameters_used_in_some_steps_are_named():
-    class Alternating(Unused):
-        calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            return self.used(x) + (self.unused(x) if self.calls % 2 else 0)
-
-    model = Alternating()
-    with pytest.warns(UserWarning, match=r"in only some of the 4 steps.*unused\.weight"):
-        workload = recorded(model, iterations=4, warmup=0)
-    assert len(workload.gradients) == 4
-
-
-# ---------------------------------------------------------------- steps of every kind
-
-
 def test_with_accumulation_the_last_backward_counts():
-    model = nn.Sequential(Slow(), nn.Linear(4, 4))
+    model = nn.Sequential(Slow(), linear())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step():
@@ -404,7 +296,7 @@ def test_with_accumulation_the_last_backward_counts():
 
 
 def test_two_losses_after_one_forward_are_one_backward_pass():
-    model = Reversed()
+    model = reverse()
 
     def step():
         model.zero_grad()
@@ -418,7 +310,7 @@ def test_two_losses_after_one_forward_are_one_backward_pass():
 
 
 def test_evaluation_takes_no_part():
-    model = nn.Sequential(Slow(), nn.Linear(4, 4))
+    model = nn.Sequential(Slow(), linear())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def evaluate():
@@ -445,20 +337,10 @@ def test_evaluation_takes_no_part():
     assert workload.update < 90 * MILLISECOND
 
 
-def test_calls_of_parts_with_gradients_are_recorded_without_the_model_being_called():
-    model = Reversed()
-
-    def step():
-        model.zero_grad()
-        model.late(model.early(X)).sum().backward()
-
-    assert [layer.name for layer in recorded(model, step).layers] == ["early", "late"]
-
-
 def test_training_is_the_same_with_and_without_recording():
     def parameters_after(steps_of):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), Tied())
+        model = nn.Sequential(linear(), nn.BatchNorm1d(4), nn.Dropout(0.5), tied())
         step = training(model, torch.randn(8, 4), momentum=0.9)
         steps_of(step, model)
         return [*model.state_dict().values(), *(p.grad for p in model.parameters())]
@@ -466,9 +348,6 @@ def test_training_is_the_same_with_and_without_recording():
     plain = parameters_after(lambda step, model: [step() for _ in range(5)])
     seen = parameters_after(lambda step, model: record(step, model, batch=8, iterations=4, warmup=1))
     assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
-
-
-# ---------------------------------------------------------------- hooks
 
 
 def hooks_of(model):
@@ -485,7 +364,7 @@ def hooks_of(model):
 
 @pytest.mark.parametrize("failure", [None, ValueError("theirs"), KeyboardInterrupt()])
 def test_no_hook_stays_behind_also_when_the_step_fails(failure):
-    model, calls = Tied(), []
+    model, calls = tied(), []
     before = hooks_of(model)
 
     def step():
@@ -509,14 +388,11 @@ def test_an_error_inside_the_backward_pass_is_the_users_own():
         def backward(ctx, grad):
             raise ArithmeticError("theirs")
 
-    model = nn.Linear(4, 4)
+    model = linear()
     before = hooks_of(model)
     with pytest.raises(ArithmeticError, match="theirs"):
         recorded(model, training(model, loss=lambda out: Broken.apply(out).sum()))
     assert hooks_of(model) == before
-
-
-# ---------------------------------------------------------------- refusals
 
 
 def refused(model, step, match, **options):
@@ -527,15 +403,13 @@ def refused(model, step, match, **options):
 
 
 def test_steps_that_do_not_train_the_model_are_refused():
-    model, backward = nn.Linear(4, 4), torch.autograd.backward
+    model, backward = linear(), torch.autograd.backward
     refused(model, lambda: model(X), r"no backward pass was seen.*loss\.backward\(\)")
     refused(model, training(copy.deepcopy(model)), "none of the model's parameters a gradient")
     refused(model, lambda: (X @ model.weight).sum().backward(), "no module was called before it")
     refused(model, lambda: backward(model(X).sum()), r"no call of torch\.autograd\.backward was seen")
 
-
-def test_gradients_of_a_module_without_a_call_of_it_or_around_it_are_refused():
-    model = Reversed()
+    model = reverse()
     model.early.bias.requires_grad_(False)
 
     def step():
@@ -544,8 +418,8 @@ def test_gradients_of_a_module_without_a_call_of_it_or_around_it_are_refused():
     refused(model, step, "early has gradients, but neither it nor a module around it was called")
 
 
-def test_a_closure():
-    model = nn.Linear(4, 4)
+def test_an_optimizer_that_runs_backward_or_runs_inside_of_it_is_refused():
+    model = linear()
     optimizer = torch.optim.LBFGS(model.parameters())
 
     def closure():
@@ -556,9 +430,7 @@ def test_a_closure():
 
     refused(model, lambda: optimizer.step(closure), "inside optimizer.step")
 
-
-def test_an_optimizer_inside_the_backward_pass():
-    model = nn.Linear(4, 4, bias=False)
+    model = linear(bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     refused(model, lambda: model(X).sum().backward(), "optimizer.step ran inside the backward pass")
@@ -566,21 +438,24 @@ def test_an_optimizer_inside_the_backward_pass():
 
 
 def test_sparse_gradients_and_those_that_another_hook_removes_are_refused():
-    sparse, model = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4)
+    sparse, model = nn.Embedding(10, 4, sparse=True), linear()
     refused(sparse, lambda: sparse(torch.tensor([1, 2])).sum().backward(), "weight: the gradient is sparse")
     handle = model.bias.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     refused(model, training(model), "bias: the gradient is sparse, or another hook removed it")
     handle.remove()
 
 
-def test_models_that_cannot_be_recorded():
-    frozen = nn.Linear(4, 4).requires_grad_(False)
+def test_models_that_cannot_be_recorded_and_numbers_out_of_range_are_refused():
+    frozen = linear().requires_grad_(False)
     refused(frozen, lambda: None, "no parameter of the model requires a gradient")
     refused(nn.ReLU(), lambda: None, "no parameter of the model requires a gradient")
     refused(nn.LazyLinear(4), lambda: None, "run one batch through it first")
-    refused(nn.Linear(4, 4, device="meta"), lambda: None, "'meta', which has no stopwatch")
-    mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
+    refused(linear(device="meta"), lambda: None, "'meta', which has no stopwatch")
+    mixed = nn.Sequential(linear(), linear(device="meta"))
     refused(mixed, lambda: None, "live on cpu, meta")
+    for field, number in {"iterations": 0, "warmup": -1, "batch": 0}.items():
+        with pytest.raises(ConfigError, match=field):
+            recorded(linear(), **{field: number})
 
 
 def test_a_model_that_is_wrapped_for_communication():
@@ -588,7 +463,7 @@ def test_a_model_that_is_wrapped_for_communication():
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        model = nn.parallel.DistributedDataParallel(linear())
         refused(model, training(model), "is a DistributedDataParallel; record the module inside it")
     finally:
         dist.destroy_process_group()
@@ -601,42 +476,23 @@ def test_a_model_that_is_wrapped_for_communication():
 
 
 def test_a_compiled_part():
-    whole = torch.compile(nn.Linear(4, 4), backend="eager")
+    whole = torch.compile(linear(), backend="eager")
     refused(whole, training(whole), "the model is a OptimizedModule; record the model before torch.compile")
-    part = nn.Sequential(nn.Linear(4, 4))
+    part = nn.Sequential(linear())
     part[0].compile(backend="eager")
     refused(part, training(part), "0 is compiled")
 
 
-@pytest.mark.parametrize(
-    ("options", "field"), [({"iterations": 0}, "iterations"), ({"warmup": -1}, "warmup"), ({"batch": 0}, "batch")]
-)
-def test_numbers_out_of_range(options, field):
-    with pytest.raises(ConfigError, match=field):
-        recorded(nn.Linear(4, 4), **options)
-
-
-# ---------------------------------------------------------------- torch and its devices
-
-
-def test_another_release_of_torch_is_refused(monkeypatch):
+def test_another_release_of_torch_and_none_are_refused(monkeypatch):
     require_torch()
     monkeypatch.setattr(torch, "__version__", "2.130.1")
     with pytest.raises(ForetrainError, match=r"needs torch 2\.13\.\*, and 2\.130\.1 is installed"):
         require_torch()
     monkeypatch.setattr(torch_version, "SUPPORTED", "2.130")
     require_torch()
-
-
-def test_missing_torch_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"recording needs the package 'torch'.*foretrain\[torch\]"):
         require_torch()
-
-
-def test_a_stopwatch_names_its_place():
-    assert HostStopwatch(1).place == "CPU (1 thread)"
-    assert HostStopwatch(2).place == "CPU (2 threads)"
 
 
 class FakeEvent:

@@ -1,0 +1,120 @@
+"""Scripts of the accuracy benchmarks train one and the same model however it is split: losses agree to five digits."""
+
+import csv
+import sys
+from functools import cache
+
+import pytest
+import torch
+
+from tests.examples.torchrun import ROOT, losses, torchrun
+
+ACCURACY = ROOT / "benchmarks" / "accuracy"
+SMALL = "--words 512 --sequence 16 --micro-batch 2 --reproducible"
+MEGATRON = f"megatron.py {SMALL} --dtype fp32 --dropout 0"
+GPT = f"{MEGATRON} --layers 6 --hidden 32 --heads 4 --global-batch"
+LLAMA3 = f"{MEGATRON} --model llama3-8b --layers 2 --hidden 64 --heads 8 --attention flash --global-batch 8"
+LLAMA = "llama.py --model debug --sequence 32"
+MPT = "mpt.py --model debug --sequence 32 --global-batch 8"
+WHOLE = {GPT: f"{GPT} 8", LLAMA: f"{LLAMA} --exact --batch 4", MPT: f"{MPT} --exact --micro-batch 8"}
+"""What one process runs, where that needs other options than its ranks do."""
+
+
+@cache
+def run(command: str, ranks: int) -> list[float]:
+    script, *options = command.split()
+    found = losses(torchrun(f"benchmarks/accuracy/{script}", *options, ranks=ranks))
+    assert len(found) == 3
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "layout"),
+    [
+        (GPT, 2, "8 --tp 2"),
+        (GPT, 2, "8 --tp 2 --sequence-parallel --overlap-tensor --attention flash"),
+        (GPT, 2, "8 --tp 2 --sequence-parallel --pieces 2"),
+        (GPT, 2, "8 --pp 2 --recompute full"),
+        (GPT, 2, "8 --distributed-optimizer --overlap-data"),
+        (GPT, 2, "8 --distributed-optimizer --overlap-data --overlap-gather"),
+        (GPT, 4, "8 --tp 2 --pp 2 --sequence-parallel --recompute selective"),
+        (f"{GPT} 12", 3, "--pp 3 --vp 2"),  # two stages a rank, with steps before, in and after the steady state
+        (LLAMA3, 2, "--tp 2"),
+        (LLAMA3, 2, "--cp 2"),
+        (LLAMA, 2, "--exact --batch 2 --recompute layers"),
+        (LLAMA, 4, "--exact --batch 1 --shard 2"),
+        (LLAMA, 2, "--exact --batch 4 --tp 2 --recompute selective"),
+        (LLAMA, 2, "--exact --batch 4 --cp 2 --recompute full"),
+        (LLAMA, 4, "--exact --batch 4 --tp 2 --pp 2"),
+        (LLAMA, 2, "--exact --batch 4 --pp 2 --schedule interleaved --microbatches 4"),
+        (MPT, 2, "--exact --micro-batch 4"),
+        (MPT, 2, "--exact --micro-batch 2 --recompute full --strategy SHARD_GRAD_OP"),
+    ],
+    ids=lambda value: value.partition(" --")[0] if isinstance(value, str) and ".py" in value else None,
+)
+@pytest.mark.smoke_case("megatron.py-3---pp 3 --vp 2")
+def test_layouts_train_the_same_model(model, ranks, layout):
+    assert run(f"{model} {layout}", ranks) == pytest.approx(run(WHOLE.get(model, model), 1), abs=2e-5)
+
+
+TINY = f"megatron.py {SMALL} --layers 2 --hidden 32 --heads 4 --global-batch 4 --tp 2"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{TINY} --dtype fp16 --recompute full",
+        f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 delayed",
+        f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 current --sequence-parallel --pieces 2",
+        f"{LLAMA} --batch 2 --recompute selective",
+        f"{LLAMA} --batch 2 --float8 tensorwise --recompute full",
+        f"{LLAMA} --batch 2 --float8 tensorwise --tp 2",
+        f"{LLAMA} --batch 2 --float8 rowwise --tp 2 --reduce bfloat16",
+        f"{MPT} --micro-batch 4 --recompute full",
+        f"{MPT} --micro-batch 4 --float8",
+    ],
+)
+def test_low_precision_learns(command):
+    first, second, third = run(command, 2)
+    assert first > second > third
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ACCURACY), *sys.path])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-34b", 33_743_970_304),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+    ],
+)
+@pytest.mark.usefixtures("scripts")
+def test_llamas_have_as_many_parameters_as_published(name, parameters):
+    from llama_model import SHAPES, Llama
+
+    with torch.device("meta"):
+        model = Llama(SHAPES[name], range(SHAPES[name].layers))
+
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.usefixtures("scripts")
+def test_mpts_have_as_many_parameters_as_published():
+    from mpt_model import MPT, SHAPES
+
+    with (ACCURACY / "groundtruth-train.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["family"] == "llmfoundry"]
+    published = {(row["model"].removeprefix("MPT-"), int(row["seq_len"]), int(row["params"])) for row in rows}
+    for name, length, parameters in published:
+        with torch.device("meta"):
+            model = MPT(SHAPES[name], length)
+        assert sum(p.numel() for p in model.parameters()) == parameters, (name, length)
+    assert len(published) > 50
