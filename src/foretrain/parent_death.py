@@ -11,6 +11,6 @@ _SET_DEATH_SIGNAL = 1
 
 
 def end_with_parent() -> None:
-    """Has the system send SIGTERM when the parent has ended; where it cannot, nothing happens."""
+    """Request SIGTERM from the system when the parent has ended; do nothing where that is not supported."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)

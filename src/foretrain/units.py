@@ -149,5 +149,5 @@ def per_byte(rate: float, factor: Fraction | float = 1) -> int:
 
 
 def moving(size: int, cost: int) -> Time:
-    """Picoseconds that ``size`` bytes take at ``cost``, rounded up; see Note [Exact costs]."""
+    """Return the picoseconds that ``size`` bytes take at ``cost``, rounded up; see Note [Exact costs]."""
     return -(-size * cost >> COST_SHIFT)

@@ -69,7 +69,7 @@ class Training:
         return bool(self._loss and not finite(self._loss[-1])) or any(not finite(a) for a in self._curve.values())
 
     def advance(self, rounds: int, progress: Callable[[int], None] = lambda done: None) -> float:
-        """Trains ``rounds`` more and evaluates; returns the accuracy, NaN if it has diverged."""
+        """Train ``rounds`` more and evaluate; return the accuracy, NaN if the training has diverged."""
         self._trial.model.train()
         for batch in itertools.islice(self._batches, rounds):
             if not self.diverged:

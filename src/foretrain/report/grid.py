@@ -43,7 +43,7 @@ def table(grid: Grid) -> Table:
 
 
 def page(grid: Grid, path: Path) -> None:
-    """Writes one self-contained page with the heat map."""
+    """Write one self-contained page with the heat map."""
     cell, run = grid.best
     cards = [
         Card("fastest iteration", format_time(run.iteration_time), f"{run.gap:.1%} above T* there"),

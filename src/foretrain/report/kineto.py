@@ -46,7 +46,7 @@ _RANKS_SHOWN = 30
 def write_trace(
     trace: SimulationTrace, path: str | os.PathLike[str], *, world: int | None = None, device: Device | None = None
 ) -> list[Path]:
-    """Writes one file for each live rank, each whole or not at all; compressed where names end in ``.gz``.
+    """Write one file for each live rank, each whole or not at all; compressed where names end in ``.gz``.
 
     Args:
         trace: with activities kept; without any, files hold no kernels.

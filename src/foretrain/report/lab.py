@@ -158,7 +158,7 @@ def costs(result: LabResult) -> str:
 
 
 def lab_table(result: LabResult) -> Table:
-    """Every case, fastest first."""
+    """Return a table of all cases, fastest first."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
     table.add_column("case", no_wrap=True)
     against = "vs fifo" if result.served else "vs DDP"
@@ -188,17 +188,17 @@ def lab_table(result: LabResult) -> Table:
 
 
 def lab_page(result: LabResult, path: str | os.PathLike[str]) -> None:
-    """Writes the page of ``result`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
+    """Write the page of ``result`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
     write_atomically(path, render(result))
 
 
 def lab_trace(result: LabResult, path: str | os.PathLike[str]) -> None:
-    """Writes what was traced, each real run beside its forecast; see `foretrain.report.trace.write_trace`."""
+    """Write the timelines of traced runs, each real run beside its forecast; see `report.trace.write_trace`."""
     write_trace([run for one in result.measured for run in one.runs], path)
 
 
 def render(result: LabResult) -> str:
-    """The page as text."""
+    """Return the page as text."""
     runs = [run for one in _ranked(result) for run in one.runs]
     opening = _opening(result)
     shown = [run for run in runs if run.schedule in opening] or runs[:2]
@@ -224,7 +224,7 @@ def render(result: LabResult) -> str:
 
 
 def cards(result: LabResult) -> list[Card]:
-    """The key numbers, in the order of the page."""
+    """Return the key numbers, in the order of the page."""
     best, baseline = result.best, result.baseline
     errors = [abs(one.error) for one in result.measured if one.error is not None]
     found = [Card("Communication / computation", f"{result.ratio:.2f}", f"on links of {format_rate(result.rate)}")]

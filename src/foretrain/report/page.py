@@ -36,7 +36,7 @@ class BoundTerm:
 
 
 def page(comparison: Comparison, path: str | os.PathLike[str]) -> None:
-    """Writes the page of ``comparison`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
+    """Write the page of ``comparison`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
     write_atomically(path, render(comparison))
 
 

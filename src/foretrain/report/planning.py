@@ -101,7 +101,7 @@ def rows(found: WhatIfs) -> list[dict[str, str]]:
 
 
 def page(found: WhatIfs, path: Path) -> None:
-    """Writes one self-contained page with all cases."""
+    """Write one self-contained page with all cases."""
     now, most = found.cases[0], found.most
     unit = now.workload.unit
     cards = [

@@ -246,7 +246,7 @@ def _exchange(schedule: ModelSchedule) -> str:
 
 
 def show_comparison(stock: Simulated, done: Simulated) -> None:
-    """Prints how far a policy is from PyTorch's own DistributedDataParallel, and from the optimum."""
+    """Print the distance of a policy from PyTorch's own DistributedDataParallel, and from the optimum."""
     table = Table(title="DistributedDataParallel and the policy", title_justify="left")
     for name in ("exchange", "iteration", "speed-up", "exposed"):
         table.add_column(name, justify="left" if name == "exchange" else "right")

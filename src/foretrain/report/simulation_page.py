@@ -24,7 +24,7 @@ _MOST_ROWS = 12
 
 
 def page(found: SimulationFindings, path: str | os.PathLike[str]) -> None:
-    """Writes the page to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
+    """Write the page to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
     write_atomically(path, render(found))
 
 

@@ -168,7 +168,7 @@ def _good(found: SweepFindings) -> bool:
 
 
 def page(found: SweepFindings, path: Path, title: str) -> None:
-    """Writes one self-contained page. MissingExtra without plotly or Jinja2."""
+    """Write one self-contained page. MissingExtra without plotly or Jinja2."""
     names = [one.replace("_", " ") for one in found.front.objectives]
     thinned = f" Shown are {MOST:,} of {len(found.rows):,}, evenly chosen." if len(found.rows) > MOST else ""
     write_atomically(

@@ -115,7 +115,7 @@ def table(found: Profile) -> Table:
 
 
 def page(found: Profile, path: Path) -> None:
-    """Writes one self-contained page. MissingExtra without plotly or Jinja2."""
+    """Write one self-contained page. MissingExtra without plotly or Jinja2."""
     first = found.levels[0]
     cards = [
         Card("At equal rounds", _percent(found.tolerable), "lost on each hop, shown to be no worse"),

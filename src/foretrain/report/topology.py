@@ -144,7 +144,7 @@ def numbers(topology: Topology) -> dict[str, Any]:
 
 
 def page(topology: Topology, path: str | os.PathLike[str], utilisation: NDArray[np.float64] | None = None) -> None:
-    """Writes the page to ``path``, whole or not at all; arguments and errors as for `render`."""
+    """Write the page to ``path``, whole or not at all; arguments and errors as for `render`."""
     write_atomically(path, render(topology, utilisation))
 
 

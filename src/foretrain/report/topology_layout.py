@@ -42,12 +42,12 @@ class LinkKind:
 
     @property
     def rates(self) -> str:
-        """As text."""
+        """Range of rates as text."""
         return _range(*map(format_rate, self.rate))
 
     @property
     def latencies(self) -> str:
-        """As text."""
+        """Range of latencies as text."""
         return _range(*map(format_time, self.latency))
 
 

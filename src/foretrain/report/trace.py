@@ -24,7 +24,7 @@ Track = tuple[str, list[Span]]
 
 
 def write_trace(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
-    """Writes the timelines of ``runs``: as JSON to ``*.json`` and ``*.json.gz``, else as a Perfetto protobuf.
+    """Write the timelines of ``runs``: as JSON to ``*.json`` and ``*.json.gz``, else as a Perfetto protobuf.
 
     JSON keeps every picosecond; a protobuf holds whole nanoseconds, rounded down, and needs the package perfetto.
     """

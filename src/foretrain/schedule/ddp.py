@@ -46,7 +46,7 @@ class Ddp:
         self._rebuilt = bool(find_unused)
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Starts the buckets whose turn has come; rebuilds them after the first step."""
+        """Start the buckets whose turn has come; rebuild them after the first step."""
         if type(event) is StepBegin:
             if self._seen and not self._rebuilt:
                 self._buckets = Buckets(self._tasks, by_size(self._seen, self._tasks, self._caps))

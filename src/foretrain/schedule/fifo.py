@@ -27,5 +27,5 @@ class Fifo:
         self._chunks = [whole("all_reduce", job.tasks, [task.index]) for task in job.tasks]
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Starts what is ready."""
+        """Start what is ready."""
         return (Start(self._chunks[event.task]),) if type(event) is Ready else ()

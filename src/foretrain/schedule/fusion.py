@@ -37,7 +37,7 @@ class Fusion:
         self._queue: list[int] = []
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Queues what is ready and fuses it when the cycle comes round."""
+        """Queue what is ready; fuse it at the end of the cycle."""
         if type(event) is StepBegin:
             self._began = now
         elif type(event) is Ready:

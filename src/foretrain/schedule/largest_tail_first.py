@@ -36,5 +36,5 @@ class LargestTailFirst:
         self._window = Window(job.tasks, [[i] for i in order], partition, credit)
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Starts the piece with the largest tail."""
+        """Start the piece with the largest tail."""
         return self._window.handle(event)

@@ -121,7 +121,7 @@ class Monitor:
         return ((int(room / self._slowness) - self._cost.overhead) << COST_SHIFT) // max(1, self._cost.per_byte)
 
     def settle(self) -> None:
-        """Adopts what was measured."""
+        """Adopt what was measured."""
         if self._recent:
             self._slowness = quantile(self._recent, 1 - self._share)
             self.usual = quantile(self._recent, 0.5)

@@ -31,5 +31,5 @@ class P3:
         self._window = Window(job.tasks, [[i] for i in job.by_urgency], slice, credit=1)
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Sends the most urgent slice when the last has been answered."""
+        """Send the most urgent slice when the last has been answered."""
         return self._window.handle(event)

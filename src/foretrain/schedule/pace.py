@@ -67,7 +67,7 @@ def _predict(
 def _cover(
     target: Time, releases: Sequence[Time], sizes: Sequence[int], tails: Sequence[Time], cost: CostModel, partition: int
 ) -> list[range] | None:
-    """Groups that meet ``target`` with the fewest operations, or None."""
+    """Return groups that meet ``target`` with the fewest operations, or None."""
     total = [0, *accumulate(sizes)]
     fewest: list[int | None] = [0] + [None] * len(sizes)
     cut_at = [0] * (len(sizes) + 1)
@@ -116,5 +116,5 @@ class Pace:
         self._window = Window(job.tasks, [[order[k] for k in group] for group in groups], partition, credit)
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Sends the most urgent fused group's next partition."""
+        """Send the most urgent fused group's next partition."""
         return self._window.handle(event)

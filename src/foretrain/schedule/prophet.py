@@ -141,7 +141,7 @@ class Prophet:
         self._deadline = None
 
     def _renew(self) -> None:
-        """Adopts the profile when it is new, when it has drifted, and until no step from before the drift is in it."""
+        """Adopt the profile when it is new, when it has drifted, and until no step from before the drift is in it."""
         if self._blocks is not None and self._arrivals.off(self._adopted, _DRIFT):
             self._stale = self._profile
         drifted = self._monitor.drifted(_DRIFT)
@@ -170,7 +170,7 @@ class Prophet:
         return [WakeAt(self._deadline), *self._advance(now)]
 
     def _advance(self, now: Time) -> list[Action]:
-        """Starts what may be under way now."""
+        """Start what may be under way now."""
         return self._fill(now) if self._coming and now >= self._strict_from else self._window(now)
 
     def _late(self, now: Time) -> Sequence[Action]:
@@ -189,7 +189,7 @@ class Prophet:
         return [*actions, WakeAt(self._deadline)]
 
     def _fill(self, now: Time) -> list[Action]:
-        """Starts what drains before the interval in hand ends."""
+        """Start what drains before the present interval ends."""
         actions: list[Action] = []
         while self._queue and self._deadline is not None and now < self._deadline:
             room = self._deadline + self._ahead - max(now, self._monitor.free_at)

@@ -114,7 +114,7 @@ class Script:
         self._reset()
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Starts the chunks whose turn has come."""
+        """Start the chunks whose turn has come."""
         if type(event) is StepBegin:
             self._reset()
         elif type(event) is Ready:

@@ -137,7 +137,7 @@ class Tac:
         self._pulls = _Pulls(job, tac(times, chain(job)))
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Pushes what is ready; pulls in TAC's order."""
+        """Push what is ready; pull in TAC's order."""
         return self._pulls.handle(event)
 
 
@@ -152,5 +152,5 @@ class Tic:
         self._pulls = _Pulls(job, tic(len(job.tasks), chain(job)))
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Pushes what is ready; pulls in TIC's order."""
+        """Push what is ready; pull in TIC's order."""
         return self._pulls.handle(event)

@@ -125,7 +125,7 @@ class Window:
 
 
 def cut(unit: Sequence[tuple[int, int]], offset: int, size: int) -> tuple[Piece, ...]:
-    """Pieces that cover bytes ``[offset, offset + size)`` of tasks laid end to end, given as ``(task, size)``."""
+    """Return pieces that cover bytes ``[offset, offset + size)`` of tasks in a row, given as ``(task, size)``."""
     pieces = []
     for (task, length), end in zip(unit, accumulate(length for _, length in unit), strict=True):
         start, stop = max(offset, end - length), min(offset + size, end)

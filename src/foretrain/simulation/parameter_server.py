@@ -63,7 +63,7 @@ class ParameterServerCarrier:
         self._count = self._handed = 0
 
     def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
-        """Pushes ``chunk``, or has pulled what was pushed."""
+        """Push ``chunk``, or pull what was pushed."""
         if self._local is not None:
             self._local.carry(chunk, world, lambda chunk: self._leave_host(chunk, world, done))
         else:

@@ -62,7 +62,7 @@ class VirtualWorld:
         heappush(self._heap, (when if when > self._now else self._now, priority, self._sequence, call, args))
 
     def stop(self) -> None:
-        """Ends `run` or `advance` after the present event."""
+        """End `run` or `advance` after the present event."""
         self._limit = (-1, START)
 
     def run(self) -> None:

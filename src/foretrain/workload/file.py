@@ -38,12 +38,12 @@ _Table = Mapping[str, Any]  # Any: what a file holds is checked key by key below
 
 
 def save(workload: Workload, path: str | os.PathLike[str]) -> None:
-    """Writes ``workload`` to ``path``; an existing file is replaced in one step or not at all."""
+    """Write ``workload`` to ``path``; an existing file is replaced in one step or not at all."""
     write_atomically(path, _dumps(workload))
 
 
 def load(path: str | os.PathLike[str]) -> Workload:
-    """Reads a workload. Raises ConfigError that names the file, the key, what stood there and what to write."""
+    """Read a workload. Raises ConfigError that names the file, the key, what stood there and what to write."""
     try:
         return _workload(_parse(_read(path)))
     except ConfigError as error:

@@ -69,7 +69,7 @@ def _chain(net: Net, block: str, convolutions: Sequence[Convolution]) -> None:
 
 
 def _concatenate(net: Net, branches: Sequence[Callable[[], None]]) -> None:
-    """Runs every branch from the same input and stacks the outputs along the channels."""
+    """Run every branch on the same input and stack the outputs along the channels."""
     entry, channels = net.shape, 0
     for branch in branches:
         net.shape = entry
