@@ -196,7 +196,7 @@ DIFFERENCES = {
     "name": (renamed, {}, "second|other"),
     "type": (lambda model: model.second.to(torch.float64), {}, "second.weight"),
     "frozen": (lambda model: model.second.requires_grad_(False), {}, "second.weight"),
-    "shape of a frozen one": (lambda model: model.fixed.weight.data.resize_(5, 4), {}, "fixed.weight"),
+    "shape of a frozen one": (lambda model: setattr(model, "fixed", nn.Linear(4, 5)), {}, "fixed.weight"),
     "shape of a buffer": (lambda model: model.register_buffer("seen", torch.zeros(5)), {}, "buffer 'seen"),
     "buffer": (lambda model: model.register_buffer("more", torch.zeros(3)), {}, "buffers"),
     "schedule": (lambda model: None, {"schedule": "fifo"}, "schedule"),
@@ -207,8 +207,8 @@ DIFFERENCES = {
 
 def differing(what):
     model = nn.Module()
-    model.first, model.second = nn.Linear(4, 4), nn.Linear(4, 4)
     model.fixed = nn.Linear(4, 4).requires_grad_(False)
+    model.first, model.second = nn.Linear(4, 4), nn.Linear(4, 4)
     model.register_buffer("seen", torch.zeros(4))
     change, options, _ = DIFFERENCES[what]
     if dist.get_rank() == 1:

@@ -107,7 +107,7 @@ class ControlGroup:
         Args:
             crowding: share of an operation's work that delays the computation, because no core is free for it.
 
-        κ is that of large operations, two under way; floor and latency are of the smallest, two under way and alone.
+        κ is that of large operations, two in flight; floor and latency are of the smallest, two in flight and alone.
         θ is what this runtime itself takes to hand an operation over, because gloo's own is hidden behind the bytes; it
         is a share of the floor, which has N − 1 times as many rounds as that of two ranks.
         """
