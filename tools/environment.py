@@ -2,7 +2,7 @@
 
     python3.12 tools/environment.py .venv --torch 'torch==2.15.0' --pip-args '--index-url https://…' foretrain[dev]
 
-A torch that this Python already has is used as it is if it fulfils ``--torch``: the environment gets a file ``.pth`` that
+A torch that this Python already has is used as it is if it fulfils ``--torch``: a file ``.pth`` in the environment
 names the folder where it is, behind the environment's own packages. So it also works where this Python is that of
 another environment, whose packages ``venv --system-site-packages`` would not see. pip decides what is missing, never
 changes what is outside, and puts what is too old there into the environment.

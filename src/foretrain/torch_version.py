@@ -140,7 +140,7 @@ _SIMULATION_NEEDS: Final = (
     "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
     "torchgen.packaged",
 )
-"""Private names of PyTorch without which no rank can be simulated; the native code has more, which its compiler names."""
+"""Private names of PyTorch without which no rank is simulated; the native code has more, which its compiler names."""
 
 
 def _lacking(names: Iterable[str]) -> list[str]:
