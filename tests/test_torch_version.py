@@ -3,6 +3,7 @@
 import logging
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +137,10 @@ def test_every_backend_of_nccl_is_made_by_the_first_creator() -> None:
     before = types.SimpleNamespace(Backend=_Table())
     register_nccl(before)  # pyright: ignore[reportArgumentType]
     assert not before.Backend.made
+
+
+def test_page_on_versions_has_the_table_of_tested_releases() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "versions.md").read_text(encoding="utf-8")
+    for one in TESTED:
+        row = (f"PyTorch {one.release}", ", ".join(one.builds), ", ".join(one.pythons), one.how)
+        assert f"| {' | '.join(row)} |" in page
