@@ -11,6 +11,7 @@ from foretrain import torch_version
 from foretrain.errors import ForetrainError, MissingExtra
 from foretrain.torch_version import (
     TESTED,
+    nccl_classes,
     register_nccl,
     release_of,
     require_simulable_torch,
@@ -129,14 +130,20 @@ def test_every_backend_of_nccl_is_made_by_the_first_creator() -> None:
     kinds = types.SimpleNamespace(NCCL=1, CUSTOM=2)
     group, create = types.SimpleNamespace(BackendType=kinds), object()
     since = types.SimpleNamespace(
-        Backend=_Table(), ProcessGroup=group, _create_nccl_process_group=create, _FR_SELF_RECORDING_BACKENDS={"gloo"}
+        Backend=_Table(),
+        ProcessGroup=group,
+        _create_nccl_process_group=create,
+        _create_nccl2_process_group=object(),
+        _FR_SELF_RECORDING_BACKENDS={"gloo"},
     )
     register_nccl(since)  # pyright: ignore[reportArgumentType]
     assert since.Backend.made == dict.fromkeys(("nccl", "nccl-legacy", "nccl2", "nccl-lazy"), create)
+    assert "ProcessGroupNCCL2" in nccl_classes(since)  # pyright: ignore[reportArgumentType]
     assert {"gloo", "nccl"} <= since._FR_SELF_RECORDING_BACKENDS
     before = types.SimpleNamespace(Backend=_Table())
     register_nccl(before)  # pyright: ignore[reportArgumentType]
     assert not before.Backend.made
+    assert nccl_classes(before) == ("ProcessGroupNCCL",)  # pyright: ignore[reportArgumentType]
 
 
 def test_page_on_versions_has_the_table_of_tested_releases() -> None:

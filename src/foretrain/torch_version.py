@@ -163,8 +163,12 @@ def _leads_somewhere(name: str) -> bool:
     return False
 
 
-NCCL_CLASSES: Final = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
-"""Names of `torch.distributed` for the process groups of NCCL's backends; 2.13 has the first."""
+def nccl_classes(c10d: ModuleType) -> tuple[str, ...]:
+    """Return the names that the process groups of NCCL's backends have in ``c10d``, in a build with NCCL."""
+    if hasattr(c10d, "_create_nccl2_process_group"):
+        return ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+    return ("ProcessGroupNCCL",)
+
 
 _NCCL_BACKENDS: Final = ("nccl-legacy", "nccl2", "nccl-lazy")
 """Of 2.14 and later, besides "nccl"."""

@@ -23,7 +23,7 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from foretrain.errors import ConfigError
 from foretrain.live.device import put
-from foretrain.torch_version import NCCL_CLASSES, register_nccl
+from foretrain.torch_version import nccl_classes, register_nccl
 
 
 def install(device: ModuleType, store: Callable[[], Store]) -> None:
@@ -97,8 +97,9 @@ def _install_nccl(device: ModuleType) -> None:
             ranks = getattr(options, "global_ranks_in_group", None) or range(size)
             return device.group("nccl", rank, list(ranks), options or NcclOptions())
 
+    names = nccl_classes(distributed_c10d)
     for module in (distributed_c10d, dist):
-        put(module, **dict.fromkeys(NCCL_CLASSES, ProcessGroupNCCL), is_nccl_available=lambda: True)
+        put(module, **dict.fromkeys(names, ProcessGroupNCCL), is_nccl_available=lambda: True)
     put(distributed_c10d, _NCCL_AVAILABLE=True)
     register_nccl(distributed_c10d)
     lacking = {
