@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from contextlib import nullcontext
 
 import pytest
