@@ -189,3 +189,28 @@ def register_nccl(c10d: ModuleType) -> None:
     # 2.15 has groups write down their collectives, but for those of backends that do so themselves. Nobody reads that.
     recording: set[str] = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.update(("nccl", *_NCCL_BACKENDS))
+
+
+def replace_cuda_kernels(torch: Any) -> object:
+    """Replace kernels that a build for CUDA has outside of namespace ``aten``, and that a script may meet.
+
+    Since 2.15 FSDP copies gradients by ``fsdp::chunk_cat_mixed_dtype`` before it reduces them. Departs from its kernel
+    in that gradients of several dtypes are cast one by one, as on other devices, and not while they are copied.
+
+    Args:
+        torch: the module.
+
+    Returns:
+        What has to live as long as the kernels.
+    """
+    if not hasattr(torch.ops.fsdp, "chunk_cat_mixed_dtype"):
+        return None
+
+    def chunk_cat_mixed_dtype(tensors: list[Any], dim: int, num_chunks: int, *, out: Any) -> None:
+        if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+            tensors = [tensor.to(out.dtype) for tensor in tensors]
+        torch._chunk_cat(tensors, dim, num_chunks, out=out)
+
+    library = torch.library.Library("fsdp", "IMPL", "CUDA")
+    library.impl("chunk_cat_mixed_dtype", chunk_cat_mixed_dtype, allow_override=True)
+    return library
