@@ -84,6 +84,8 @@ def require_simulable_torch(purpose: str) -> str:
     if was_tested(version):
         return version
     if lacking := _lacking(_SIMULATION_NEEDS):
+        if len(lacking) > _NAMED:
+            lacking = [*lacking[:_NAMED], f"and {len(lacking) - _NAMED} more"]
         raise ForetrainError(
             f"{purpose} was tested with torch {_tested_releases()}; torch {version} is installed, and lacks"
             f" {', '.join(lacking)}; {_remedy()}"
@@ -124,6 +126,8 @@ def _warn(text: str) -> None:
     _log.warning("%s", text)
 
 
+_NAMED: Final = 3
+"""How many missing names a message has."""
 _SIMULATION_NEEDS: Final = (
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._C._distributed_c10d.Backend.Options",
