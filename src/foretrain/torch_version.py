@@ -42,7 +42,7 @@ class TestedRelease:
 TESTED: Final = (
     TestedRelease("2.13", ("2.13.0+cpu",), ("3.11",), "all tests, with every change"),
     TestedRelease("2.14", ("2.14.1+cu130",), ("3.11",), "smoke tests and live examples"),
-    TestedRelease("2.15", ("2.15.0+cu132",), ("3.11",), "smoke tests and live examples"),
+    TestedRelease("2.15", ("2.15.0+cu132",), ("3.11", "3.13"), "smoke tests and live examples"),
 )
 """Oldest first. Releases between the first and the last behave alike in all that the tests see."""
 
