@@ -1,4 +1,4 @@
-# make demo and make test set everything up by themselves, from a bare Python 3.11 on.
+# make demo and make test set everything up by themselves, from a bare Python 3.11 to 3.14 on.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,14 +10,20 @@ KERNELS := $(wildcard src/foretrain/network/*/*.py src/foretrain/network/*/*/*.p
 WORKERS ?= 3
 SECONDS ?= 300
 SLOW := ranks or device or lab or process
+# `make setup TORCH='torch==2.15.0' PIP_ARGS='--index-url …'`. The default is the release that all tests run with.
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+# Versions of torch and Python for `make test-matrix`; each CUDA build of torch takes gigabytes.
+MATRIX ?= 2.13.0/3.11 2.14.1/3.11 2.15.0/3.11 2.15.0/3.12 2.15.0/3.13 2.15.0/3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all fuzz lint format bench docs clean
+.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint format bench docs clean
 
 help:
 	@echo "make demo    compare, simulate, record: the three uses, a screen each; writes out/*.html"
 	@echo "make test    run the tests of a change: all that need no processes, and one of each path that does"
 	@echo "make test-all  run all tests"
+	@echo "make test-matrix  run the smoke tests and the live examples with every version of torch and Python; gigabytes"
 	@echo "make fuzz    search counterexamples with new seeds; SECONDS=300"
 	@echo "make lint    ruff, basedpyright, import-linter, layout"
 	@echo "make bench   run the benchmarks, quickly"
@@ -25,11 +31,9 @@ help:
 
 setup: $(BUILT)
 
-# torch comes first and pinned, so that no range elsewhere pulls a newer one with gigabytes of CUDA packages.
+# Says how much it downloads before it does. A torch that $(PYTHON) has, and that fulfils $(TORCH), is used as it is.
 $(READY): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PYTHON) tools/environment.py $(VENV) dev --torch '$(TORCH)' --pip-args '$(PIP_ARGS)'
 	@touch $@
 
 # Cold caches would be filled while tests run, several times over.
@@ -48,6 +52,9 @@ test-rest: $(BUILT)
 
 test-all: $(BUILT)
 	$(BIN)/pytest -n $(WORKERS)
+
+test-matrix:
+	$(PYTHON) tools/matrix.py --pip-args '$(PIP_ARGS)' $(MATRIX)
 
 fuzz: $(BUILT)
 	$(BIN)/python -m tests.fuzz $(SECONDS) $(WORKERS)

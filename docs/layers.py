@@ -29,7 +29,7 @@ HOLDS = {
     "collective": "collectives as DAGs; NCCL's choices",
     "schedule": "policies, pure; the optimum T*",
     "workload": "one training step, recorded or from the zoo",
-    "torch_version": "which PyTorch is supported",
+    "torch_version": "releases of PyTorch, what differs",
     "device": "what an operator takes on a GPU",
     "engine": "drives one policy in one world",
     "tasks": "tasks, chunks, operations",

@@ -106,7 +106,7 @@ def test_missing_script_compiler_and_release_are_named(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.12.1'")
     wrong = simulate("H100", "stepless.py", environment={"PYTHONPATH": str(tmp_path)}, status=2).err
-    assert "needs torch 2.13.*, and 2.12.1 is installed" in wrong
+    assert "was tested with torch 2.13 to 2.15; torch 2.12.1 is installed, and lacks torch._C" in wrong
 
 
 def _started(process: Path) -> int:

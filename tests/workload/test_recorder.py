@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -11,9 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from foretrain import torch_version  # noqa: E402
-from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError  # noqa: E402
-from foretrain.torch_version import require_torch  # noqa: E402
+from foretrain.errors import ConfigError, RecordError  # noqa: E402
 from foretrain.units import MILLISECOND, SECOND  # noqa: E402
 from foretrain.workload.recorder import CudaStopwatch, HostStopwatch, record, stopwatch  # noqa: E402
 
@@ -481,18 +478,6 @@ def test_a_compiled_part():
     part = nn.Sequential(linear())
     part[0].compile(backend="eager")
     refused(part, training(part), "0 is compiled")
-
-
-def test_another_release_of_torch_and_none_are_refused(monkeypatch):
-    require_torch()
-    monkeypatch.setattr(torch, "__version__", "2.130.1")
-    with pytest.raises(ForetrainError, match=r"needs torch 2\.13\.\*, and 2\.130\.1 is installed"):
-        require_torch()
-    monkeypatch.setattr(torch_version, "SUPPORTED", "2.130")
-    require_torch()
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=r"recording needs the package 'torch'.*foretrain\[torch\]"):
-        require_torch()
 
 
 class FakeEvent:

@@ -20,7 +20,7 @@ from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
 from foretrain.launch.server_supervisor import Servers, ServerSpec
-from foretrain.torch_version import require_torch
+from foretrain.torch_version import torch_version
 
 SECRET = "FORETRAIN_SECRET"
 """Environment variable that hands a job's secret to its ranks."""
@@ -66,7 +66,7 @@ def launch(
     # Servers that were started elsewhere have a secret already.
     elsewhere = servers is not None and not servers.isdigit()
     secret = None if secret_file is None else read_secret(secret_file)
-    require_torch("foretrain run")
+    torch_version("foretrain run")  # its ranks say whether it was tested
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -139,7 +139,7 @@ def record(
 
     Raises:
         RecordError: the step or the model cannot be recorded; says what was seen and what is needed.
-        ForetrainError: torch is missing or of another release.
+        MissingExtra: torch is not installed.
     """
     require_torch()
     _check_at_least("batch", batch, 1)

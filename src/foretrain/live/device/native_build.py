@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 from foretrain.errors import ForetrainError
-from foretrain.torch_version import require_torch
+from foretrain.torch_version import require_simulable_torch
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def load(progress: Progress | None = None) -> ModuleType:
 
     Raises:
         MissingExtra: PyTorch is not installed.
-        ForetrainError: it is another minor release than the one whose private interfaces the device uses.
+        ForetrainError: it is a release that was not tested, and lacks private interfaces that the device uses.
         BuildError: there is no compiler, or it fails.
     """
     path = built(progress)
@@ -63,7 +63,7 @@ def load(progress: Progress | None = None) -> ModuleType:
 
 def built(progress: Progress | None = None) -> Path:
     """Return the compiled extension's path; compile it unless it is in the cache."""
-    version = _torch_version()
+    version = require_simulable_torch("the simulated GPU")
     name = _fingerprint(version)
     library = _cache() / name / f"{NAME}.so"
     if not library.exists():
@@ -91,13 +91,6 @@ def compiler() -> list[str]:
         "The simulated GPU is compiled on first use and needs a C++ compiler, but neither g++ nor clang++ is installed;"
         " install one, e.g. with `apt install g++`, or name yours in the environment variable CXX."
     )
-
-
-def _torch_version() -> str:
-    require_torch("the simulated GPU")
-    import torch
-
-    return torch.__version__
 
 
 def _cache() -> Path:

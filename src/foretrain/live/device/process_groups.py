@@ -23,6 +23,7 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from foretrain.errors import ConfigError
 from foretrain.live.device import put
+from foretrain.torch_version import nccl_classes, register_nccl
 
 
 def install(device: ModuleType, store: Callable[[], Store]) -> None:
@@ -96,9 +97,11 @@ def _install_nccl(device: ModuleType) -> None:
             ranks = getattr(options, "global_ranks_in_group", None) or range(size)
             return device.group("nccl", rank, list(ranks), options or NcclOptions())
 
+    names = nccl_classes(distributed_c10d)
     for module in (distributed_c10d, dist):
-        put(module, ProcessGroupNCCL=ProcessGroupNCCL, is_nccl_available=lambda: True)
+        put(module, **dict.fromkeys(names, ProcessGroupNCCL), is_nccl_available=lambda: True)
     put(distributed_c10d, _NCCL_AVAILABLE=True)
+    register_nccl(distributed_c10d)
     lacking = {
         "options": property(lambda self: NcclOptions()),
         "comm_split_count": lambda self: 0,
@@ -115,7 +118,7 @@ def _install_gloo(device: ModuleType) -> None:
 
         backend = "gloo"
 
-        def __new__(cls, store: Store, rank: int, size: int, timeout: Any = None) -> Any:
+        def __new__(cls, store: Store, rank: int, size: int, timeout: Any = None, **_: Any) -> Any:
             ranks = _member_ranks[-1] if _member_ranks and len(_member_ranks[-1]) == size else range(size)
             return device.group("gloo", rank, list(ranks), Backend.Options("gloo"))
 

@@ -251,7 +251,7 @@ _HOST_ONLY: dict[str, Any] = {
     **dict.fromkeys(["overload_name", "metadata_json"], ""),
     **{name: [] for name in ["shapes", "dtypes", "concrete_inputs", "stack"]},
     **{name: [] for name in ["structured_input_shapes", "structured_input_strides"]},
-    **{name: {} for name in ["kwinputs", "extra_meta"]},
+    **{name: {} for name in ["kwinputs", "extra_meta", "typed_metadata"]},  # the last since 2.14
     "device_type": DeviceType.CUDA,
 }
 """Values of a GPU event's attributes that only events of the host have."""

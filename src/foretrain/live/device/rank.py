@@ -39,6 +39,7 @@ from foretrain.live.device import (
 )
 from foretrain.live.device.operator_cost import HostOptimizerStep, local_part
 from foretrain.live.device.settings import RankSettings
+from foretrain.torch_version import replace_cuda_kernels
 
 _MOST_READS = 20_000
 """Reads of values that are not real, at one line, after which the script is taken to wait for one of them."""
@@ -71,6 +72,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
         process_groups.install_stores()
     compiler.install(device)
     _kept.append(operators.install_shapes())
+    _kept.append(replace_cuda_kernels(torch))
     operators.install_flex()
     checkpoints.install()
     operator_cost.share(gpu)
