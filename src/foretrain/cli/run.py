@@ -50,6 +50,8 @@ class RunOptions:
             the servers. "ssp(3)": the same, but nobody goes more than 3 steps ahead of the slowest.
         elastic: this node's ranks go on without other nodes that are lost; needs foretrain server --elastic.
         tune: search on, as the job runs, for the knobs that the schedule leaves open; the next run begins with them.
+        advise: leave the script's DistributedDataParallel as it is, observe some steps, and say which bucket sizes and
+            options would make it faster.
         module: the script is a module's name, as with python -m.
     """
 
@@ -68,6 +70,7 @@ class RunOptions:
     consistency: str = "bsp"
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     tune: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    advise: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
@@ -112,6 +115,9 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
     if options.server_restarts < 0:
         raise ConfigError("server-restarts", options.server_restarts, "is no number of times", "write 0 or more")
     check_every(options.snapshot_every)
+    if options.advise and (options.servers is not None or options.schedule or options.plan or options.tune):
+        remedy = "leave out --schedule, --plan, --servers and --tune"
+        raise ConfigError("advise", True, "observes PyTorch's own DistributedDataParallel", remedy)
     timeouts = Timeouts(_wait("timeout", options.timeout), _wait("patience", options.patience))
     from foretrain.launch.command import launch
 
@@ -122,6 +128,7 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
         _transport(options),
         timeouts,
         options.tune,
+        options.advise,
     )
     status = launch(
         script,

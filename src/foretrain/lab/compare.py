@@ -134,7 +134,7 @@ def experiment(
     servers: str | int | None = None,
     compute: str | None = None,
     schedules: Sequence[str] = SCHEDULES,
-    buckets: Sequence[int | None] | None = None,
+    buckets: Sequence[int | tuple[int, ...] | None] | None = None,
     half_hook: bool | None = None,
     ratio: float | None = None,
     step_time: Time | None = None,
@@ -156,7 +156,8 @@ def experiment(
         servers: as for `plan_of`; adds fifo, the baseline.
         compute: ``"paced"`` or ``"real"``; follows from the model.
         schedules: of the runtime; ``+fp16`` or ``+bf16`` behind one compresses what it sends.
-        buckets: of DDP, bytes; None is its default. The fastest is the baseline. By default `BUCKETS` without servers.
+        buckets: of DDP, bytes, or lists of them; None is its default. The fastest is the baseline. By default
+            `BUCKETS` without servers.
         half_hook: whether to measure DDP's fp16 hook, too; by default without servers.
         ratio: communication over computation on these links; sets the computing time.
         step_time: the computing time itself; by default the ratio is 1.

@@ -26,13 +26,13 @@ class LabCase:
 
     Attributes:
         kind: DDP or this package.
-        bucket: of DDP, bytes; None is its default, 25 MiB after a first bucket of 1 MiB.
+        bucket: of DDP, bytes, or a list, one per bucket; None is its default, 25 MiB after a first of 1 MiB.
         schedule: of `attach`, in its notation; it sets open knobs to the best in simulation.
         compression: of `attach`: None, ``"fp16"`` or ``"bf16"``.
     """
 
     kind: Kind
-    bucket: int | None = None
+    bucket: int | tuple[int, ...] | None = None
     schedule: str = ""
     compression: str | None = None
 
@@ -41,7 +41,10 @@ class LabCase:
         """Return the label in tables."""
         if self.kind == "attach":
             return f"{self.schedule}+{self.compression}" if self.compression else self.schedule
-        bucket = f" {exact_size(self.bucket)}" if self.bucket else ""
+        if isinstance(self.bucket, tuple):
+            bucket = f" list of {len(self.bucket)}"
+        else:
+            bucket = f" {exact_size(self.bucket)}" if self.bucket else ""
         return f"DDP{' fp16 hook' if self.kind == 'ddp_fp16' else ''}{bucket}"
 
     @property
@@ -50,6 +53,8 @@ class LabCase:
         if self.kind == "attach":
             # The planner's choice replaces it when it is known.
             return spec("ddp" if self.schedule == AUTO else self.schedule)
+        if isinstance(self.bucket, tuple):
+            return Spec("ddp", {"buckets": self.bucket})
         # With an explicit bucket_cap_mb torch takes it for the first bucket, too.
         return Spec("ddp", {"bucket": self.bucket, "first": self.bucket} if self.bucket else {})
 

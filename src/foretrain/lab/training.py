@@ -6,7 +6,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -115,8 +115,12 @@ def ddp(model: nn.Module, case: LabCase, traced: bool) -> nn.Module:
     """Return ``model`` in DDP with the options of ``case``; with ``traced`` in a `TracedDdp`."""
     # Gradients as views of buckets spare DDP a copy; the baseline is meant to be strong.
     kind = TracedDdp if traced else DistributedDataParallel
-    size = case.bucket / (1 << 20) if case.bucket else None
-    wrapped = kind(model, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=size)
+    buckets: dict[str, Any] = {}
+    if isinstance(case.bucket, tuple):
+        buckets = {"bucket_cap_mb_list": [size / (1 << 20) for size in case.bucket]}
+    elif case.bucket:
+        buckets = {"bucket_cap_mb": case.bucket / (1 << 20)}
+    wrapped = kind(model, gradient_as_bucket_view=True, broadcast_buffers=False, **buckets)
     if isinstance(wrapped, TracedDdp):
         wrapped.trace(case.kind == "ddp_fp16")
     elif case.kind == "ddp_fp16":

@@ -24,6 +24,7 @@ class LaunchSettings:
         transport: how gradients become sums; addresses of servers are in the environment.
         timeouts: how long ranks wait for each other.
         tune: whether knobs are searched as the job runs.
+        advise: whether DistributedDataParallel stays as it is and is only observed, for advice.
     """
 
     schedule: str = "bytescheduler"
@@ -31,6 +32,7 @@ class LaunchSettings:
     transport: Transport = field(default_factory=AllReduce)
     timeouts: Timeouts = field(default_factory=Timeouts)
     tune: bool = False
+    advise: bool = False
 
     def arguments(self) -> list[str]:
         """Return the options of `foretrain.launch.worker` from which it makes these settings again."""
@@ -39,4 +41,4 @@ class LaunchSettings:
         if isinstance(self.transport, ParameterServer):
             flags += ["--served", "--updates", str(self.transport.updates)]
             flags += ["--consistency", self.transport.consistency, *["--elastic"] * self.transport.elastic]
-        return ["--schedule", self.schedule, *flags, *["--tune"] * self.tune]
+        return ["--schedule", self.schedule, *flags, *["--tune"] * self.tune, *["--advise"] * self.advise]

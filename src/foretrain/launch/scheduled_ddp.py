@@ -47,6 +47,7 @@ from foretrain.units import SECOND, format_time
 
 if TYPE_CHECKING:
     from foretrain.launch import LaunchSettings
+    from foretrain.launch.ddp_adviser import DdpAdviser
     from foretrain.plugins.torch.attached_model import AttachedModel
 
 _STOCK = "PyTorch's own DistributedDataParallel"
@@ -105,6 +106,7 @@ class ModelRecord:
         name: the model's class.
         wrapper: the model, weakly.
         attached: the runtime while it schedules.
+        adviser: observes it under ``foretrain run --advise``.
         reason: why the model runs, or ended, with the stock DistributedDataParallel.
         steps: forward passes whose backward pass reduces gradients.
     """
@@ -116,6 +118,7 @@ class ModelRecord:
         self.reason: str | None = None
         self.steps = 0
         self._intervals: deque[float] = deque(maxlen=_KEPT)
+        self.adviser: DdpAdviser | None = None
         self._last: float | None = None
         self._scheduled = False
         self._line: str | None = None
@@ -144,6 +147,8 @@ class ModelRecord:
     def end(self, error: BaseException | None = None) -> None:
         """Close the runtime; after an ``error`` without waiting for other ranks."""
         self._line = self.line()
+        if self.adviser is not None:
+            self.adviser.close()
         attached, self.attached = self.attached, None
         if attached is not None and error is not None:
             attached.__exit__(type(error), error, error.__traceback__)
@@ -159,6 +164,8 @@ class ModelRecord:
         if median is not None:
             times.append(f"median {format_time(median)}")
         if self.attached is None:
+            if self.adviser is not None and self.adviser.advice is None:
+                times.append("too few steps to be advised")
             return f"{self.name} with {_STOCK}: {', '.join(times)}"
         if self.attached.schedule is None:
             return f"{self.name} was only observed, it ended before its schedule began: {', '.join(times)}"
@@ -199,7 +206,8 @@ class ScheduledDataParallel(DistributedDataParallel):
 
     def __init__(self, module: nn.Module, *args: Any, **options: Any) -> None:
         given = _SIGNATURE.bind(self, module, *args, **options).arguments
-        self._role = _Role(reason=_unsupported(given))
+        observed = "foretrain run --advise only observes it" if self.takeover.settings.advise else None
+        self._role = _Role(reason=observed or _unsupported(given))
         super().__init__(module, *args, **options)
         self._record = self.takeover.enter(self)
 
@@ -253,6 +261,8 @@ class ScheduledDataParallel(DistributedDataParallel):
     def join_hook(self, **kwargs: Any) -> Any:
         """Fall back: with uneven inputs the reducer of a rank without any left mirrors the others' collectives."""
         # Agree here, where all ranks come by: a rank without any input has no first forward.
+        if self._record.adviser is not None:
+            self._record.adviser.close()  # from now on some ranks may have no forward pass
         self._role.reason = self._role.reason or "join() needs PyTorch's reducer"
         self.fall_back(self._role.reason)
         if not self._role.agreed:
@@ -271,6 +281,10 @@ class ScheduledDataParallel(DistributedDataParallel):
             self._follow(self._record.attached)
         if self.require_backward_grad_sync:
             self._record.tick()
+        adviser = self._record.adviser
+        if adviser is not None and adviser.ready():
+            for line in adviser.advise():
+                report(line)
 
     def _follow(self, attached: AttachedModel[Any]) -> None:
         """Apply the wrapper's flag, set by `no_sync` or by the script, to the next backward pass, as PyTorch does."""
@@ -299,6 +313,10 @@ class ScheduledDataParallel(DistributedDataParallel):
             role.reason = plan.reason
         self._build_reducer()
         self._record.stock(role.reason)
+        if self.takeover.settings.advise:
+            from foretrain.launch.ddp_adviser import DdpAdviser
+
+            self._record.adviser = DdpAdviser(self)
 
     def _attach(self, optimizers: tuple[Optimizer, ...]) -> None:
         from foretrain.plugins.torch.api import attach

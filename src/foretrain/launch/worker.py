@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--consistency", default="bsp")
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--advise", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")
     # One argument, not two: between two of them argparse would drop a "--" that belongs to the script.
     parser.add_argument("script", nargs=argparse.REMAINDER)
@@ -66,7 +67,7 @@ def settings(options: argparse.Namespace) -> LaunchSettings:
     if options.served:
         transport = ParameterServer(None, options.updates, options.consistency, options.elastic)
     timeouts = Timeouts(options.timeout, options.patience)
-    return LaunchSettings(options.schedule, options.compression, transport, timeouts, options.tune)
+    return LaunchSettings(options.schedule, options.compression, transport, timeouts, options.tune, options.advise)
 
 
 def run_as_main(script: str, arguments: Sequence[str], *, module: bool = False) -> None:

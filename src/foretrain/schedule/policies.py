@@ -16,7 +16,7 @@ from foretrain.schedule.dear import Dear
 from foretrain.schedule.fifo import Fifo
 from foretrain.schedule.fusion import Fusion
 from foretrain.schedule.job import Job
-from foretrain.schedule.knob import Knob
+from foretrain.schedule.knob import Knob, KnobValue
 from foretrain.schedule.largest_tail_first import LargestTailFirst
 from foretrain.schedule.mgwfbp import MgWfbp
 from foretrain.schedule.p3 import P3
@@ -61,6 +61,8 @@ AUTO = "auto"
 """Written where a schedule may be: the planner shall choose (`foretrain.planner`). It is no policy itself."""
 
 _SPEC = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""A comma that is not inside a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Spec:
     """
 
     name: str
-    knobs: Mapping[str, float] = field(default_factory=dict, hash=False)
+    knobs: Mapping[str, KnobValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
@@ -88,7 +90,7 @@ class Spec:
         object.__setattr__(self, "knobs", MappingProxyType(checked))
 
     @property
-    def settings(self) -> dict[str, float]:
+    def settings(self) -> dict[str, KnobValue]:
         """Every knob, defaults included."""
         return {knob.name: self.knobs.get(knob.name, knob.default) for knob in POLICIES[self.name].knobs}
 
@@ -118,8 +120,8 @@ def spec(text: str | Spec) -> Spec:
     if name not in POLICIES:
         raise unknown("schedule", match[1], POLICIES)
     known = {knob.name: knob for knob in POLICIES[name].knobs}
-    knobs: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
+    knobs: dict[str, KnobValue] = {}
+    for part in filter(None, (part.strip() for part in _COMMA.split(match[2] or ""))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
             raise ConfigError(f"schedule {name}", part, "is not knob=value", "write e.g. 'partition=1MB'")

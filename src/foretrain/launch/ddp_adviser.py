@@ -1,0 +1,128 @@
+"""Adviser of a script's own DistributedDataParallel: observes some steps, then forecasts its best arguments.
+
+``foretrain run --advise`` leaves training as it is. Hooks take times, and once, between two steps, the ranks measure
+what an all-reduce costs them. Then rank 0 says which bucket sizes would make an iteration shorter.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from foretrain.comm.observation import StepObserver, workload_of
+from foretrain.planner.backends import cluster_of
+from foretrain.planner.bucket_advice import BucketAdvice, advise_buckets
+from foretrain.planner.forecast_error import usual
+from foretrain.plugins.torch.control_group import ControlGroup
+from foretrain.plugins.torch.hooks import Hook, after_forward, before_forward, entrances, remove_all
+from foretrain.plugins.torch.runtime_plan import slowest
+from foretrain.units import NANOSECOND
+from foretrain.workload.recorder import stopwatch
+
+STEPS = 10
+"""Steps that are observed; the first does not count."""
+
+
+class DdpAdviser:
+    """Observes the training steps of ``wrapper`` until it has seen `STEPS`, and then forecasts. All ranks make one.
+
+    Attributes:
+        advice: what it found, on every rank; None before, and where one rank trains alone.
+        steps: whole steps observed.
+        closed: whether it observes no more.
+    """
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self.advice: BucketAdvice | None = None
+        self.closed = False
+        self._model: nn.Module = wrapper.module
+        assert wrapper.process_group is not None
+        self._group = wrapper.process_group
+        self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad and p.numel()]
+        self._own = {parameter for _, parameter in self._named}
+        self._device = self._named[0][1].device
+        self._observer = StepObserver(len(self._named), stopwatch({self._device}))
+        self._passes, self._began, self._step_over = 0, 0, False
+        task_of = {id(parameter): task for task, (_, parameter) in enumerate(self._named)}
+        self._hooks: list[Any] = [before_forward(self._model, self._begin_forward)]
+        for module, parameters in entrances(self._model):
+            tasks = [task_of[id(parameter)] for parameter in parameters if id(parameter) in task_of]
+            self._hooks.append(before_forward(module, Hook(lambda tasks=tasks: self._use(tasks))))
+        self._hooks.append(after_forward(self._model, self._end_forward))
+        for task, (_, parameter) in enumerate(self._named):
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient_hook(task)))
+        self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
+
+    @property
+    def steps(self) -> int:
+        """Return the number of whole steps observed."""
+        return self._observer.steps
+
+    def close(self) -> None:
+        """Stop observing. Idempotent."""
+        self.closed = True
+        remove_all(self._hooks)
+        self._hooks.clear()
+
+    def ready(self) -> bool:
+        """Return whether enough was seen, at the beginning of a training forward; the same on all ranks."""
+        if self._step_over:
+            self._step_over = False
+            self._observer.end_step()
+        return not self.closed and self.steps >= STEPS
+
+    def advise(self) -> list[str]:
+        """Measure the network, forecast, and stop observing; return lines for people. Collective."""
+        self.close()
+        control = ControlGroup(self._group, self._device)
+        if control.ranks == 1:
+            return ["one rank alone exchanges nothing: start more to be advised"]
+        seen = slowest(control, self._observer.observed())
+        names = [name for name, _ in self._named]
+        sizes = [parameter.nbytes for _, parameter in self._named]
+        where = f"{control.ranks} ranks of {self._device.type}"
+        workload = workload_of(seen, names, sizes, type(self._model).__name__, where)
+        crowding = seen.crowding / 1000
+        place = cluster_of(control.cost(crowding), control.ranks)
+        self.advice = advise_buckets(workload, place, doubt=usual(place, crowding))
+        return [f"{self.steps} steps of {type(self._model).__name__} observed on {place}", *self.advice.lines]
+
+    # What the hooks say.
+
+    def _begin_forward(self) -> None:
+        if self._model.training:
+            self._passes += 1
+            self._observer.begin_forward()
+
+    def _use(self, tasks: list[int]) -> None:
+        for task in tasks:
+            self._observer.use(task)
+
+    def _end_forward(self) -> None:
+        if self._model.training:
+            self._observer.end_forward()
+
+    def _gradient_hook(self, task: int) -> Any:
+        def hook(_: Tensor) -> None:
+            self._observer.gradient(task, self._passes)
+
+        return hook
+
+    def _trains(self, optimizer: Optimizer) -> bool:
+        return any(parameter in self._own for group in optimizer.param_groups for parameter in group["params"])
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        if self._trains(optimizer):
+            self._observer.reduced()
+            self._began = time.perf_counter_ns()
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        if self._trains(optimizer):
+            self._observer.updated((time.perf_counter_ns() - self._began) * NANOSECOND)
+            self._step_over = True
