@@ -139,6 +139,15 @@ def trained(model: nn.Module, *optimizers: torch.optim.Optimizer, count: int = S
     return model
 
 
+def longer() -> nn.Module:
+    """As many steps as an adviser observes, and some."""
+    model = wrapped()
+    optimizer = sgd(model)
+    for batch in batches(13):
+        step(model, optimizer, batch)
+    return model
+
+
 def hooked(hook: str, state: object = None) -> nn.Module:
     model = wrapped()
     model.register_comm_hook(state, getattr(default_hooks, hook))

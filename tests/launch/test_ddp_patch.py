@@ -116,6 +116,17 @@ def test_compression(ranks, settings, compression):
         assert [each["compression"] for each in told.attached] == [compression]
 
 
+def test_an_adviser_leaves_training_as_it_is_and_says_which_buckets_are_best(ranks):
+    for rank, (stock, told) in enumerate(ranks(jobs.both_really, jobs.longer, LaunchSettings(advise=True))):
+        assert told.parameters == stock.parameters
+        lines = told.said.splitlines()
+        assert bool(lines) == (rank == 0)
+        if rank == 0:
+            assert "--advise only observes it" in lines[0]
+            assert lines[1].startswith("foretrain: 10 steps of Sequential observed on 2 workers @")
+            assert any("bucket_cap_mb_list=[" in line for line in lines)
+
+
 def test_summary(ranks):
     told = ranks(jobs.taken, jobs.plain, LaunchSettings("bytescheduler(partition=2MB)"))
     assert re.fullmatch(

@@ -95,12 +95,10 @@ def caps_in_mib(sizes: Sequence[Sequence[int]]) -> list[float]:
     caps = []
     for bucket in sizes:
         whole = sum(bucket)
-        below, cap = whole - bucket[-1], whole / _MIB
         # DDP closes a bucket when its size reaches the cap: any cap in (below, whole] cuts here.
-        for digits in range(12):
-            cap = math.floor(whole / _MIB * 10**digits) / 10**digits
-            if below < int(cap * _MIB):
-                break
+        below, exact = whole - bucket[-1], whole / _MIB
+        rounded = (math.floor(exact * 10**digits) / 10**digits for digits in range(7))
+        cap = next((cap for cap in rounded if int(cap * _MIB) > below), exact)
         caps.append(int(cap) if cap == int(cap) else cap)
     return caps
 
