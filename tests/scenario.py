@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from foretrain.engine import Decision, Engine, Policy
 from foretrain.network import Cluster
 from foretrain.schedule import POLICIES, CostModel, Job, ScheduledPolicy, Spec
+from foretrain.schedule.knob import KnobValue
 from foretrain.simulation import VirtualWorld
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.simulation.simulation import carrier_on, job_on
@@ -213,11 +214,12 @@ def by_step(log: Iterable[Decision]) -> dict[int, list[Chunk]]:
 def specs(draw: st.DrawFn) -> Spec:
     """Any policy with any of its knobs anywhere in their ranges."""
     name = draw(st.sampled_from(sorted(POLICIES)))
-    knobs: dict[str, float] = {}
+    knobs: dict[str, KnobValue] = {}
     for knob in POLICIES[name].knobs:
         if draw(st.booleans()):
             low, high = knob.low, min(knob.high, 10**12)
-            knobs[knob.name] = draw(st.floats(low, high) if knob.kind == "factor" else st.integers(int(low), int(high)))
+            values = st.floats(low, high) if knob.kind == "factor" else st.integers(int(low), int(high))
+            knobs[knob.name] = draw(st.lists(values).map(tuple) if knob.kind == "sizes" else values)
     return Spec(name, knobs)
 
 

@@ -55,7 +55,7 @@ def test_text_shows_only_what_differs_and_in_which_unit():
         ("", "is not a schedule; write e.g. 'bytescheduler(partition=1MB"),
         ("ddp(bucket=1MB", "is not a schedule"),
         ("ddp(bucket)", "schedule ddp: 'bucket' is not knob=value; write e.g. 'partition=1MB'"),
-        ("ddp(buckt=1MB)", "schedule ddp: knob: 'buckt' is unknown; did you mean 'bucket'?"),
+        ("ddp(buckt=1MB)", "schedule ddp: knob: 'buckt' is unknown; did you mean 'bucket' or 'buckets'?"),
         ("fifo(bucket=1MB)", "schedule fifo: knob: 'bucket' is unknown"),
         ("ddp(bucket=1MB, bucket=2MB)", "schedule ddp.bucket: '2MB' contradicts the value before it"),
         ("ddp(bucket=25)", "schedule ddp.bucket: '25' is not a size; write e.g. '25MB'"),
@@ -93,7 +93,7 @@ def test_names_that_nothing_has():
     with pytest.raises(ConfigError, match="schedule: 'nope' is unknown"):
         Spec("nope")
     with pytest.raises(
-        ConfigError, match=r"schedule ddp\.knob: 'partition' is unknown; known: bucket, find_unused, first"
+        ConfigError, match=r"schedule ddp\.knob: 'partition' is unknown; known: bucket, buckets, find_unused, first"
     ):
         Spec("ddp", {"partition": 1})
 

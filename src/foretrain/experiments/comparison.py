@@ -12,6 +12,7 @@ from foretrain.experiments.evaluation import best_run
 from foretrain.experiments.grid import ParameterSweep
 from foretrain.network import Cluster, Place, cluster
 from foretrain.planner import ScheduleRequest, requested_schedule
+from foretrain.planner.bucket_advice import BucketAdvice, advise_buckets
 from foretrain.schedule import IDEAL, POLICIES, Bound, Spec
 from foretrain.simulation import Run, simulate
 from foretrain.simulation.simulation import bound
@@ -179,6 +180,7 @@ class Comparison:
         baseline: DDP at its best bucket size, whether or not it was asked for.
         bound: the optimum.
         advice: whether to change anything, and what would help.
+        buckets: DDP's best bucket sizes, for those who keep it; None over a parameter server or a topology.
         sweep: the same over a parameter, if asked for.
     """
 
@@ -188,6 +190,7 @@ class Comparison:
     baseline: Run
     bound: Bound
     advice: Advice
+    buckets: BucketAdvice | None = None
     sweep: ParameterSweep | None = None
 
     def speedup(self, run: Run) -> float:
@@ -223,6 +226,7 @@ class Comparison:
             "baseline": str(self.baseline.schedule),
             "runs": [run.to_dict() | {"speedup": self.speedup(run)} for run in self.runs],
             "advice": {"worth_it": self.advice.worth_it, "gain": self.advice.gain, "text": self.advice.text},
+            "buckets": self.buckets.to_dict() if self.buckets else None,
             "sweep": self.sweep.to_dict() if self.sweep else None,
         }
 
@@ -259,5 +263,7 @@ def compare(
     baseline = best_run(workload, place, Spec("ddp"))
     ddp = [run for run in runs if run.schedule.name == "ddp"]
     baseline = min([baseline, *ddp], key=lambda run: run.iteration_time)
+    reduced = isinstance(place, Cluster) and place.exchange == "all_reduce" and place.workers > 1
+    buckets = advise_buckets(workload, place) if reduced else None
     progress("done", len(plans) + 1, len(plans) + 1)
-    return Comparison(workload, place, tuple(runs), baseline, baseline.bound, advise(baseline, runs))
+    return Comparison(workload, place, tuple(runs), baseline, baseline.bound, advise(baseline, runs), buckets)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from foretrain.network import Place, cluster
 from foretrain.planner import forecast_error
@@ -24,7 +25,7 @@ from foretrain.planner.candidate_search import Candidate, Setting
 from foretrain.planner.forecast_error import GainUncertainty
 from foretrain.schedule import Job, Spec
 from foretrain.simulation.simulation import job_on
-from foretrain.units import Time, format_size, format_time
+from foretrain.units import SECOND, Time, format_size, format_time, to_seconds
 from foretrain.workload.step import Workload
 
 _MIB = 1 << 20
@@ -133,12 +134,12 @@ class BucketAdvice:
 
     @property
     def cap(self) -> float:
-        """The best ``bucket_cap_mb``."""
+        """Return the best ``bucket_cap_mb``."""
         return round(self.single.schedule.settings["bucket"] / _MIB, 2)
 
     @property
     def recommended(self) -> Candidate:
-        """The simplest that is within a hundredth of the fastest, or the default where the gain is uncertain."""
+        """Return the simplest within a hundredth of the fastest, or the default where no gain is certain."""
         worth = max(_WORTH, self.uncertainty)
         ranked = [one for one in (self.single, self.listed) if self.gain(one) > worth]
         if not ranked:
@@ -148,7 +149,7 @@ class BucketAdvice:
 
     @property
     def lines(self) -> list[str]:
-        """Lines for people: the arguments to write, their gains, and what other options would bring."""
+        """Return lines for people: the arguments to write, their gains, and what other options would bring."""
         found = [f"DDP as it is takes {format_time(_time(self.default))} an iteration; with other arguments, forecast:"]
         for one, text in (
             (self.single, f"bucket_cap_mb={self.cap:g}"),
@@ -163,7 +164,32 @@ class BucketAdvice:
         return found
 
     def _gain(self, one: Candidate) -> str:
-        return f"{format_time(_time(one)):>8}  {self.gain(one):+.1%} ± {self.uncertainty:.1%}"
+        return f"{format_time(_time(one)):>8}  {self._share(one)}"
+
+    def _share(self, one: Candidate) -> str:
+        return f"{self.gain(one):+.1%} ± {self.uncertainty:.1%}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, times in seconds, for JSON."""
+        return {
+            "default": to_seconds(_time(self.default)),
+            "bucket_cap_mb": self.cap,
+            "single": to_seconds(_time(self.single)),
+            "bucket_cap_mb_list": list(self.cap_list),
+            "listed": to_seconds(_time(self.listed)),
+            "fp16_hook": to_seconds(_time(self.half)) if self.half else None,
+            "uncertainty": self.uncertainty,
+        }
+
+    @property
+    def line(self) -> str:
+        """Return one line for people: what those who keep DDP should write."""
+        chosen = self.recommended
+        if chosen is self.default:
+            return f"if you keep DDP: no other bucket sizes promise a certain gain (± {self.uncertainty:.1%})"
+        what = f"bucket_cap_mb={self.cap:g}" if chosen is self.single else f"bucket_cap_mb_list={list(self.cap_list)}"
+        time = format_time(_time(chosen))
+        return f"if you keep DDP: {what} takes {time} an iteration, {self._share(chosen)} over its default buckets"
 
     def _verdict(self) -> str:
         chosen = self.recommended
@@ -193,7 +219,7 @@ def advise_buckets(workload: Workload, where: str | Place, *, doubt: GainUncerta
         half = narrow.candidate(_as_list(_caps(job_on(narrow.workload, place))))
     doubt = doubt or forecast_error.usual(place)
     spread = forecast_error.uncertainty(default, listed, (doubt, doubt)) if listed is not default else 0.0
-    copy = round(2 * 2 * workload.size / streaming(place) * 1e12)
+    copy = round(4 * workload.size / streaming(place) * SECOND)  # read and written, into the bucket and back
     return BucketAdvice(default, single, listed, tuple(caps), half, spread, copy, workload.size)
 
 

@@ -190,6 +190,8 @@ class ComparisonSummary:
             yield Text.assemble(("knobs     ", "dim"), ", ".join(chosen))
             yield Text("")
         yield Text(comparison.advice.text, style="bold green" if comparison.advice.worth_it else "bold yellow")
+        if comparison.buckets:
+            yield Text(comparison.buckets.line, style="dim")
 
 
 def summary(comparison: Comparison) -> ComparisonSummary:
