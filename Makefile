@@ -75,6 +75,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/policies.py --quick
 	$(BIN)/python benchmarks/command.py --quick
 	$(BIN)/python benchmarks/auto.py --quick
+	$(BIN)/python benchmarks/advise.py --quick
 	$(BIN)/python benchmarks/sweep.py --quick
 	$(BIN)/python benchmarks/tune.py --quick
 	$(BIN)/python benchmarks/paper/bytescheduler.py --quick

@@ -75,7 +75,7 @@ class Knob:
         """Return text that `parse` turns back into exactly ``value``."""
         if isinstance(value, tuple):
             return f"[{', '.join(map(exact_size, value))}]"
-        if self.kind == "size" and value == value // 1:
+        if self.kind in ("size", "sizes") and value == value // 1:
             return exact_size(int(value))
         if self.kind == "time" and value == value // 1:
             return exact_time(int(value))
