@@ -65,6 +65,7 @@ def test_what_does_not_read_is_named(parts, words):
         ({"schedules": '[[schedules]]\nnotation = "p3(slice=1MB)"\nknobs.slice = "1MB"'}, ("sets it already",)),
         ({"more": "seeds = 3"}, ("seeds", "change nothing without jitter")),
         ({"more": "seeds = 0\njitter = 0.1"}, ("seeds", "is no number of seeds")),
+        ({"more": "seeds = [-1]\njitter = 0.1"}, ("seeds", "below 0")),
         ({"more": "jitter = 3.0"}, ("jitter: 3.0",)),
         ({"more": 'baseline = "dpd"'}, ("baseline", "'ddp'")),
         ({"more": 'exclude = ["modle = vgg16"]'}, ("exclude: 'modle'", "did you mean 'model'")),
