@@ -3,8 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from queue import SimpleQueue
 from typing import get_args
 
 import pytest
@@ -16,15 +14,14 @@ from foretrain.schedule import CostModel, Job, ScheduledPolicy, Spec, script, sp
 from foretrain.simulation import VirtualWorld
 from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop
-from foretrain.tasks import Chunk, Op, StepBegin
+from foretrain.tasks import Chunk, Done, Event, Op, Ready, StepBegin
 from foretrain.trace import Timeline
-from foretrain.units import MILLISECOND, per_byte, to_seconds
+from foretrain.units import MILLISECOND, per_byte
 from foretrain.workload import Gradient, Layer, Workload
 from tests.scenario import Watched
 
-# A chunk of 1 kB takes 2 ms. Under each of these schedules any two events are at least 10 ms apart (a test says so), so
-# that a thread that is late changes times but no decisions.
-APART = 10 * MILLISECOND
+PATIENCE = 60
+"""Seconds that a busy machine may take for a decision."""
 WIRE = Hop("wire", per_byte(0.5e6))
 STEPS = 2
 SIZES = (25_000, 48_000, 9_000, 15_000)
@@ -68,87 +65,43 @@ def virtual(schedule: str, timeline: Timeline | None = None) -> tuple[TrainingLo
     return replay, policy
 
 
-Completed = Callable[[CollectiveCommand], None]
+class ScriptedLink:
+    """A `CommandExecutor` whose chunks complete when the test says so."""
 
+    def __init__(self) -> None:
+        self.sequence, self.digest, self.started = 0, b"", 0
+        self._open: list[tuple[CollectiveCommand, Callable[[CollectiveCommand], None]]] = []
+        self._changed = threading.Condition()
 
-class PacedLink:
-    """A `CommandExecutor` whose link carries one chunk at a time, in real time."""
-
-    def __init__(self, work: Job) -> None:
-        self._sizes = [task.size for task in work.tasks]
-        self.sequence, self.digest = 0, b""
-        self._commands: SimpleQueue[tuple[CollectiveCommand, Callable[[CollectiveCommand], None]] | None] = (
-            SimpleQueue()
-        )
-        self._landed = threading.Condition()
-        self._missing = list(self._sizes)
-        self._times = [0.0] * len(self._sizes)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def start(self, order: CollectiveCommand, done: Completed) -> None:
-        self.sequence += 1
-        self._commands.put((order, done))
+    def start(self, command: CollectiveCommand, done: Callable[[CollectiveCommand], None]) -> None:
+        with self._changed:
+            self.sequence += 1
+            self.started += 1
+            self._open.append((command, done))
+            self._changed.notify_all()
 
     def last(self) -> str:
         return f"last sequence {self.sequence - 1}"
 
-    def begin_step(self) -> None:
-        self._missing = list(self._sizes)
+    def complete(self, chunk: Chunk) -> None:
+        """Wait until ``chunk`` was started, and complete it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(command.chunk == chunk for command, _ in self._open), PATIENCE)
+            place = next(place for place, (command, _) in enumerate(self._open) if command.chunk == chunk)
+            command, done = self._open.pop(place)
+        done(command)
 
-    def wait(self, tasks: Sequence[int]) -> float:
-        """Wait for the sums of ``tasks``; return when the last one arrived."""
-        with self._landed:
-            assert self._landed.wait_for(lambda: not any(self._missing[task] for task in tasks), timeout=30)
-        return max(self._times[task] for task in tasks)
-
-    def close(self) -> None:
-        self._commands.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (command := self._commands.get()) is not None:
-            order, done = command
-            time.sleep(to_seconds(WIRE.occupancy(order.chunk.size)))
-            if order.chunk.op != "reduce_scatter":
-                with self._landed:
-                    for piece in order.chunk.pieces:
-                        self._missing[piece.task] -= piece.size
-                        self._times[piece.task] = time.perf_counter()
-                    self._landed.notify_all()
-            done(order)
+    def wait(self, count: int) -> None:
+        """Wait until ``count`` chunks were started."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.started >= count, PATIENCE)
 
 
-def sleep_until(when: float) -> None:
-    time.sleep(max(0.0, when - time.perf_counter()))
-
-
-def train(coordinator: Coordinator, link: PacedLink, barrier: bool) -> None:
-    """Train as one rank does: sleep as long as a GPU would compute, and wait for sums where they are needed."""
-    model, everything = workload(), range(len(SIZES))
-    for step in range(STEPS):
-        link.begin_step()
-        began = time.perf_counter()
-        coordinator.open(step, False)
-        for task in sorted(everything, key=lambda task: model.gradients[task].release):
-            sleep_until(began + to_seconds(model.gradients[task].release))
-            coordinator.ready(task, True)
-        free = began + to_seconds(model.backward)
-        sleep_until(free)
-        if barrier:
-            free = max(free, link.wait(everything)) + to_seconds(model.update)
-        for task, layer in enumerate(model.layers):
-            needed = free if barrier else max(free, link.wait([task]) + to_seconds(layer.update))
-            free = needed + to_seconds(layer.forward)
-        sleep_until(free)
-
-
-def coordinated(policy: Spec) -> list[tuple[int, Chunk]]:
-    """Return what the coordinator of a job of one rank decides, on its own thread and a real clock."""
-    work, failures = job(), []
-    link = PacedLink(work)
+def coordinated(policy: Spec, events: Sequence[Event], count: int) -> list[tuple[int, Chunk]]:
+    """Return ``count`` decisions of the coordinator of a job of one rank, on its own thread, after these events."""
+    failures, link = [], ScriptedLink()
     coordinator = Coordinator(
-        work,
+        job(),
         policy,
         link,
         {},
@@ -159,22 +112,18 @@ def coordinated(policy: Spec) -> list[tuple[int, Chunk]]:
         origin=time.perf_counter_ns(),
     )
     try:
-        train(coordinator, link, policy.build(work).barrier)
+        for event in events:
+            if isinstance(event, StepBegin):
+                coordinator.open(event.step, False)
+            elif isinstance(event, Ready):
+                coordinator.ready(event.task, True)
+            elif isinstance(event, Done):
+                link.complete(event.chunk)
+        link.wait(count)
     finally:
         coordinator.close()
-        link.close()
     assert not failures
     return [(decision.step, decision.chunk) for decision in coordinator.log]
-
-
-def decided(policy: Spec, expected: list[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
-    """Return the coordinator's decisions. A machine that stalls for 10 ms may change one, but not five times."""
-    found = coordinated(policy)
-    for _ in range(4):
-        if found == expected:
-            break
-        found = coordinated(policy)
-    return found
 
 
 class Recorded(Spec):
@@ -191,16 +140,20 @@ class Recorded(Spec):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_coordinator_decides_what_the_simulator_forecasts(schedule: str):
     simulated, policy = virtual(schedule)
-    times = sorted(seen.time for seen in policy.seen if type(seen.event) is not StepBegin)
-    assert min(b - a for a, b in pairwise(times)) >= APART
-    assert decided(spec(schedule), chunks(simulated)) == chunks(simulated)
+    expected = chunks(simulated)
+    assert coordinated(spec(schedule), [seen.event for seen in policy.seen], len(expected)) == expected
 
 
 def test_the_coordinator_repeats_a_recorded_log():
     recorded, _ = virtual(SCHEDULES[-2])
     plan = script.of_step(recorded.log, STEPS - 1)
     expected = [(step, chunk) for step in range(STEPS) for chunk in plan]
-    assert decided(Recorded(plan), expected) == expected
+    events = [
+        event
+        for step in range(STEPS)
+        for event in (StepBegin(step), *map(Ready, reversed(range(len(SIZES)))), *map(Done, plan))
+    ]
+    assert coordinated(Recorded(plan), events, len(expected)) == expected
 
 
 def test_the_same_scenario_gives_the_same_bytes_of_timeline():

@@ -110,7 +110,8 @@ def test_a_result_is_what_simulating_gives():
         assert result.iteration_time == to_seconds(alone.iteration_time)
         assert (result.schedule, result.gap) == (str(alone.schedule), alone.gap)
         assert isinstance(alone.schedule, Spec)
-        assert result.knobs == alone.schedule.settings
+        numbers = {name: value for name, value in alone.schedule.settings.items() if not isinstance(value, tuple)}
+        assert result.knobs == numbers
         base = simulate(work, one.where.notation, tune(work, one.where.notation, "ddp(bucket=25MB)"), trace=False)
         assert result.speedup == base.iteration_time / alone.iteration_time
 

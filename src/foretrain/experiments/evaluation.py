@@ -225,8 +225,13 @@ def _result(scenario: Scenario) -> ScenarioResult:
 
 
 def _knobs(plan: Spec) -> dict[str, float]:
-    times = {knob.name for knob in POLICIES[plan.name].knobs if knob.kind == "time"}
-    return {name: to_seconds(int(value)) if name in times else float(value) for name, value in plan.settings.items()}
+    """Return the knobs that are numbers; a list of sizes is in the schedule's notation alone."""
+    kinds = {knob.name: knob.kind for knob in POLICIES[plan.name].knobs}
+    return {
+        name: to_seconds(int(value)) if kinds[name] == "time" else float(value)
+        for name, value in plan.settings.items()
+        if kinds[name] != "sizes"
+    }
 
 
 @lru_cache(maxsize=32)

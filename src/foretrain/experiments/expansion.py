@@ -236,7 +236,7 @@ def _about(one: Scenario, plan: Spec, device: str) -> dict[str, Value]:
         "schedule": plan.name,
         "jitter": one.jitter,
         "seed": one.seed,
-        **{name: known[name].write(value) for name, value in plan.settings.items()},
+        **{name: known[name].write(value) for name, value in plan.settings.items() if known[name].kind != "sizes"},
         **dict(one.where.axes),
     }
     return {name: value for name, value in about.items() if value is not None}

@@ -195,7 +195,7 @@ def _knobs(results: Iterable[ScenarioResult]) -> tuple[Column, ...]:
     kinds: dict[str, Kind] = {}
     for result in results:
         if result.knobs.keys() - kinds.keys():
-            for knob in POLICIES[spec(result.schedule).name].knobs:
+            for knob in (one for one in POLICIES[spec(result.schedule).name].knobs if one.kind != "sizes"):
                 kinds.setdefault(knob.name, knob.kind if knob.kind in ("size", "time") else "number")
     return tuple(Column(f"knob_{name}", kind, "knob of schedules, as they ran") for name, kind in kinds.items())
 

@@ -171,7 +171,7 @@ def pack_spec(spec: Spec) -> bytes:
 def unpack_spec(body: bytes) -> Spec:
     """Return the policy and knobs in a KNOBS message; ForetrainError if it is malformed."""
     try:
-        return Spec(*msgspec.json.decode(body, type=tuple[str, dict[str, float]]))
+        return Spec(*msgspec.json.decode(body, type=tuple[str, dict[str, float | tuple[int, ...]]]))
     except msgspec.MsgspecError as error:
         raise ForetrainError(f"policy and knobs do not read: {error}") from None
 
