@@ -85,7 +85,8 @@ def test_defaults_lie_within_their_own_ranges(name):
     knobs = POLICIES[name].knobs
     assert Spec(name, {knob.name: knob.default for knob in knobs}).settings == Spec(name).settings
     for knob in knobs:
-        for value in (knob.low, knob.high, *knob.grid):
+        for edge in (knob.low, knob.high, *knob.grid):
+            value = (edge,) if knob.kind == "sizes" else edge
             assert Spec(name, {knob.name: value}).settings[knob.name] == value
 
 
@@ -97,7 +98,9 @@ def test_knobs_work_at_the_edges_of_their_ranges(name, edge):
         workload = random_workload(rng, most=4, scale=2000)
         for knob in POLICIES[name].knobs:
             if knob.name != "profile":
-                run = simulate(workload, EXACT, Spec(name, {knob.name: getattr(knob, edge)}), trace=False)
+                value = getattr(knob, edge)
+                plan = Spec(name, {knob.name: (value,) if knob.kind == "sizes" else value})
+                run = simulate(workload, EXACT, plan, trace=False)
                 assert_every_byte_moves_once(workload, run.log)
 
 
