@@ -71,7 +71,7 @@ def test_knobs_left_open_are_set_by_simulation(ranks, schedule):
 
 def copying(side):
     with mock.patch.object(collective_executor, "coalesces", return_value=False):
-        return plain(side)
+        yield from plain(side)
 
 
 @pytest.mark.parametrize(("compression", "tolerance"), [(None, 0.0), ("bf16", 0.05)])
