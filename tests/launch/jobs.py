@@ -140,12 +140,8 @@ def trained(model: nn.Module, *optimizers: torch.optim.Optimizer, count: int = S
 
 
 def longer() -> nn.Module:
-    """As many steps as an adviser observes, and some."""
-    model = wrapped()
-    optimizer = sgd(model)
-    for batch in batches(13):
-        step(model, optimizer, batch)
-    return model
+    """Train for as many steps as an adviser observes, and some."""
+    return trained(wrapped(), count=13)
 
 
 def hooked(hook: str, state: object = None) -> nn.Module:
