@@ -7,7 +7,8 @@ what an all-reduce costs them. Then rank 0 says which bucket sizes would make an
 from __future__ import annotations
 
 import time
-from typing import Any
+from contextlib import ExitStack
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +20,7 @@ from foretrain.planner.backends import cluster_of
 from foretrain.planner.bucket_advice import BucketAdvice, advise_buckets
 from foretrain.planner.forecast_error import usual
 from foretrain.plugins.torch.control_group import ControlGroup
-from foretrain.plugins.torch.hooks import Hook, after_forward, before_forward, entrances, remove_all
+from foretrain.plugins.torch.hooks import after_forward, before_forward, parameter_modules
 from foretrain.plugins.torch.runtime_plan import slowest
 from foretrain.units import NANOSECOND
 from foretrain.workload.recorder import stopwatch
@@ -29,11 +30,10 @@ STEPS = 10
 
 
 class DdpAdviser:
-    """Observes the training steps of ``wrapper`` until it has seen `STEPS`, and then forecasts. All ranks make one.
+    """Adviser of one model: observes `STEPS` training steps of ``wrapper``, then forecasts. All ranks make one.
 
     Attributes:
         advice: what it found, on every rank; None before, and where one rank trains alone.
-        steps: whole steps observed.
         closed: whether it observes no more.
     """
 
@@ -49,15 +49,16 @@ class DdpAdviser:
         self._observer = StepObserver(len(self._named), stopwatch({self._device}))
         self._passes, self._began, self._step_over = 0, 0, False
         task_of = {id(parameter): task for task, (_, parameter) in enumerate(self._named)}
-        self._hooks: list[Any] = [before_forward(self._model, self._begin_forward)]
-        for module, parameters in entrances(self._model):
+        self._hooks = ExitStack()
+        self._hooks.callback(before_forward(self._model, self._begin_forward))
+        for module, parameters in parameter_modules(self._model):
             tasks = [task_of[id(parameter)] for parameter in parameters if id(parameter) in task_of]
-            self._hooks.append(before_forward(module, Hook(lambda tasks=tasks: self._use(tasks))))
-        self._hooks.append(after_forward(self._model, self._end_forward))
+            self._hooks.callback(before_forward(module, partial(self._use, tasks)))
+        self._hooks.callback(after_forward(self._model, self._end_forward))
         for task, (_, parameter) in enumerate(self._named):
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient_hook(task)))
-        self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
-        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
+            self._hooks.callback(parameter.register_post_accumulate_grad_hook(partial(self._gradient, task)).remove)
+        self._hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
     @property
     def steps(self) -> int:
@@ -67,8 +68,7 @@ class DdpAdviser:
     def close(self) -> None:
         """Stop observing. Idempotent."""
         self.closed = True
-        remove_all(self._hooks)
-        self._hooks.clear()
+        self._hooks.close()
 
     def ready(self) -> bool:
         """Return whether enough was seen, at the beginning of a training forward; the same on all ranks."""
@@ -93,7 +93,7 @@ class DdpAdviser:
         self.advice = advise_buckets(workload, place, doubt=usual(place, crowding))
         return [f"{self.steps} steps of {type(self._model).__name__} observed on {place}", *self.advice.lines]
 
-    # What the hooks say.
+    # ── from the hooks ──
 
     def _begin_forward(self) -> None:
         if self._model.training:
@@ -108,11 +108,8 @@ class DdpAdviser:
         if self._model.training:
             self._observer.end_forward()
 
-    def _gradient_hook(self, task: int) -> Any:
-        def hook(_: Tensor) -> None:
-            self._observer.gradient(task, self._passes)
-
-        return hook
+    def _gradient(self, task: int, _: Tensor) -> None:
+        self._observer.gradient(task, self._passes)
 
     def _trains(self, optimizer: Optimizer) -> bool:
         return any(parameter in self._own for group in optimizer.param_groups for parameter in group["params"])
