@@ -157,7 +157,9 @@ def _host_tables(hosts: dict[int, HostFacts]) -> Sequence[Table]:
         made.add_row(package, f"{number or 'not installed'}{tested}")
     made.add_row("C++ compiler", facts.compiler or "none")
     made.add_row("foretrain lab", f"lacks {', '.join(facts.lab_lacks)}" if facts.lab_lacks else "can be built")
-    share = f", {facts.cores / facts.local_ranks:.3g} for each of {facts.local_ranks} ranks" if facts.local_ranks else ""
+    share = (
+        f", {facts.cores / facts.local_ranks:.3g} for each of {facts.local_ranks} ranks" if facts.local_ranks else ""
+    )
     made.add_row("cores", f"{facts.cores}{share}")
     made.add_row("OMP_NUM_THREADS", facts.threads or "not set")
     made.add_row("GPUs", ", ".join(facts.gpus) or "none that torch sees")

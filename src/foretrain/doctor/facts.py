@@ -85,7 +85,7 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Facts of all hosts that answered, by rank, and of their pairs; ``failures`` are sentences on what did not work."""
+    """Facts of hosts that answered, by rank, and of their pairs; ``failures`` are sentences on what did not work."""
 
     hosts: Mapping[int, HostFacts]
     pairs: tuple[PairFacts, ...] = ()

@@ -83,9 +83,9 @@ def _network(facts: HostFacts) -> Iterator[str]:
         return
     best = max(real, key=lambda one: one.speed or 0.0).name
     chosen = gloo_interface(facts)
-    have = ", ".join(one.name for one in facts.interfaces)
+    none = f"has an address here (there are {', '.join(one.name for one in facts.interfaces)}): set it to {best}."
     if facts.gloo and chosen is None:
-        yield f"GLOO_SOCKET_IFNAME={facts.gloo} is no interface with an address here (there are {have}): set it to {best}."
+        yield f"no interface of GLOO_SOCKET_IFNAME={facts.gloo} {none}"
     elif facts.gloo and chosen and chosen.name == "lo":
         yield f"GLOO_SOCKET_IFNAME=lo cannot reach other hosts: set it to {best}."
     elif facts.resolved is None:
@@ -99,7 +99,7 @@ def _network(facts: HostFacts) -> Iterator[str]:
             f"GLOO_SOCKET_IFNAME={best} or mend /etc/hosts."
         )
     if facts.nccl and nccl_interface(facts) is None:
-        yield f"NCCL_SOCKET_IFNAME={facts.nccl} fits no interface with an address here (there are {have}): set it to {best}."
+        yield f"no interface of NCCL_SOCKET_IFNAME={facts.nccl} {none}"
 
 
 def _software(facts: HostFacts) -> Iterator[str]:
