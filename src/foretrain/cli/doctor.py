@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,7 +145,7 @@ def _table(*columns: str) -> Table:
     return made
 
 
-def _host_tables(hosts: dict[int, HostFacts]) -> Sequence[Table]:
+def _host_tables(hosts: Mapping[int, HostFacts]) -> Sequence[Table]:
     """Return what one host has and what each extra is for."""
     from foretrain.doctor.host import EXTRAS
     from foretrain.torch_version import was_tested

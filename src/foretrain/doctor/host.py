@@ -11,7 +11,6 @@ import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from foretrain import __version__
 from foretrain.comm.coordinator.link import address_of
 from foretrain.doctor.facts import HostFacts, NetworkInterface
 
@@ -37,8 +36,8 @@ def host_facts() -> HostFacts:
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return HostFacts(
         name=socket.gethostname(),
-        versions={"python": platform.python_version(), "foretrain": __version__}
-        | {package: _version(package) for package in ("torch", "numba", "numpy")},
+        versions={"python": platform.python_version()}
+        | {package: _version(package) for package in ("foretrain", "torch", "numba", "numpy")},
         missing={
             extra: lacking
             for extra, (packages, _) in EXTRAS.items()
