@@ -79,12 +79,18 @@ def test_a_slow_way_is_found_by_its_links_speed():
     assert "host 1 reaches host 0 at 940 Mbps of 10.0 Gbps on eth0" in text
 
 
+def test_all_slow_ways_of_a_host_are_one_finding():
+    pairs = tuple(replace(PAIR, hosts=(0, other), rates=(1e8 / other, 1.1e9)) for other in (1, 2))
+    (text,) = findings(Diagnosis(dict.fromkeys(range(3), SOUND), pairs))
+    assert "host 0 reaches hosts 1 and 2 at worst at 400 Mbps of 10.0 Gbps on eth0" in text
+
+
 def test_a_slow_way_of_unknown_speed_is_found_beside_the_others():
     unknown = replace(SOUND, interfaces=(*INTERFACES[:2], replace(ETHERNET, speed=None)))
     pairs = [replace(PAIR, hosts=hosts) for hosts in ((0, 1), (0, 2), (1, 2))]
     pairs[1] = replace(pairs[1], rates=(1.1e9, 1e8))
     (text,) = findings(Diagnosis(dict.fromkeys(range(3), unknown), tuple(pairs)))
-    assert "host 2 reaches host 0 at 800 Mbps on eth0, where the median of all is 8.80 Gbps" in text
+    assert "host 2 reaches host 0 at 800 Mbps on eth0; the median of all is 8.80 Gbps" in text
 
 
 def test_interfaces_are_chosen_as_gloo_and_nccl_choose():

@@ -154,22 +154,26 @@ def _clocks(pairs: Sequence[PairFacts]) -> Iterator[str]:
 def _rates(found: Diagnosis) -> Iterator[str]:
     """Compare rates with the speed of the sending interface, and where that is unknown with the other pairs."""
     usual = median(rate for pair in found.pairs for rate in pair.rates) if found.pairs else 0.0
+    slow: dict[tuple[int, str], list[tuple[int, float]]] = {}
     for pair in found.pairs:
         for way, rate in enumerate(pair.rates):
-            sender, receiver = pair.hosts[way], pair.hosts[1 - way]
-            interface = _named(found.hosts[sender], pair.interfaces[way])
-            speed = interface.speed if interface else None
-            reaches = f"host {sender} reaches host {receiver} at {format_rate(rate)}"
-            if speed and rate < _REACHED * min(speed, _MEASURABLE):
-                yield (
-                    f"{reaches} of {format_rate(speed)} on {pair.interfaces[way]}: look for other traffic, a slower "
-                    "switch port or cable, and errors (ethtool -S)."
-                )
-            elif not speed and rate < _SLOWER * usual:
-                yield (
-                    f"{reaches} on {pair.interfaces[way]}, where the median of all is {format_rate(usual)}: look for "
-                    "other traffic and a slower link between them."
-                )
+            sender, name = pair.hosts[way], pair.interfaces[way]
+            speed = _speed(found.hosts[sender], name)
+            if rate < (_REACHED * min(speed, _MEASURABLE) if speed else _SLOWER * usual):
+                slow.setdefault((sender, name), []).append((pair.hosts[1 - way], rate))
+    for (sender, name), ways in sorted(slow.items()):
+        worst = ("at worst " if len(ways) > 1 else "") + f"at {format_rate(min(rate for _, rate in ways))}"
+        speed = _speed(found.hosts[sender], name)
+        of = f"of {format_rate(speed)} on {name}" if speed else f"on {name}; the median of all is {format_rate(usual)}"
+        yield (
+            f"host {sender} reaches {_hosts([receiver for receiver, _ in ways])} {worst} {of}: look for other "
+            "traffic, a slower switch port or cable, and errors (ethtool -S)."
+        )
+
+
+def _speed(facts: HostFacts, name: str) -> float | None:
+    interface = _named(facts, name)
+    return interface.speed if interface else None
 
 
 def _hosts(ranks: Sequence[int]) -> str:
