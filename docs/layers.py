@@ -18,6 +18,7 @@ HOLDS = {
     "live": "unmodified scripts on simulated GPUs",
     "launch": "foretrain run: torchrun, DDP replaced, servers",
     "experiments": "compare, sweep, grid, advice",
+    "doctor": "what hosts lack, how they reach each other",
     "loss_tolerance": "how much loss a model tolerates",
     "operator_benchmark": "operators on a real GPU",
     "plugins": "PyTorch's side of attach: hooks, updates",

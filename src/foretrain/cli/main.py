@@ -15,6 +15,7 @@ from foretrain import __version__
 from foretrain.cli import lab, topology
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, schedule
+from foretrain.cli.doctor import doctor
 from foretrain.cli.plan import plan, tune
 from foretrain.cli.progress import StdoutClosed
 from foretrain.cli.record import record
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         simulate,
         calibrate,
         tolerance,
+        doctor,
         schedule,
         catalog,
     ):

@@ -297,7 +297,7 @@ def local_address(interface: str | None, towards: tuple[str, int] | None) -> str
 
 
 def _interface_address(variable: str, name: str, prefix: bool = False) -> str:
-    known = {each: address for _, each in socket.if_nameindex() if (address := _address_of(each))}
+    known = {each: address for _, each in socket.if_nameindex() if (address := address_of(each))}
     if name in known:
         return known[name]
     for each in known:
@@ -307,7 +307,8 @@ def _interface_address(variable: str, name: str, prefix: bool = False) -> str:
     raise ConfigError(variable, name, "is no interface with an IPv4 address", f"this host has: {shown or 'none'}")
 
 
-def _address_of(interface: str) -> str | None:
+def address_of(interface: str) -> str | None:
+    """Return the IPv4 address of an interface, None where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # struct ifreq: 16 bytes of name, then a sockaddr_in whose address begins at its fifth byte.

@@ -1,0 +1,91 @@
+"""Hosts measure each other over real sockets on loopback; strangers and hosts that are not there are named."""
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from foretrain.comm.coordinator.link import LinkError
+from foretrain.doctor import measurement
+from foretrain.doctor.facts import HostFacts
+from foretrain.doctor.session import diagnose
+
+SECRET = bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def short_flows(monkeypatch):
+    monkeypatch.setattr(measurement, "_FLOW", 0.05)
+
+
+def addresses(count):
+    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [server.getsockname() for server in with_ports]
+    for server in with_ports:
+        server.close()
+    return found
+
+
+def start(pool, rank, places, secret=SECRET, timeout=10.0):
+    return pool.submit(diagnose, rank, places, secret, HostFacts(f"node{rank}"), timeout, lambda done, every: None)
+
+
+def test_every_two_of_three_hosts_are_measured():
+    places = addresses(3)
+    before = threading.active_count()
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = [start(pool, rank, places) for rank in range(3)]
+        found = first.result()
+        assert [other.result() for other in others] == [None, None]
+    assert threading.active_count() == before
+    assert {rank: facts.name for rank, facts in found.hosts.items()} == {0: "node0", 1: "node1", 2: "node2"}
+    assert [pair.hosts for pair in found.pairs] == [(0, 1), (0, 2), (1, 2)]
+    assert found.failures == ()
+    for pair in found.pairs:
+        assert pair.interfaces == ("lo", "lo")
+        assert abs(pair.skew) <= pair.skew_error  # they read the same clock
+        assert min(pair.round_trip, pair.overhead, *pair.rates) > 0
+
+
+def test_a_host_that_is_not_there_is_named_and_the_others_are_measured():
+    places = addresses(3)
+    with ThreadPoolExecutor(2) as pool:
+        first, last = (start(pool, rank, places, timeout=1.0) for rank in (0, 2))
+        found = first.result()
+        last.result()
+    (text,) = found.failures
+    assert text.startswith(f"host 127.0.0.1:{places[1][1]} did not answer within 1 s; is foretrain doctor running")
+    assert [pair.hosts for pair in found.pairs] == [(0, 2)]
+
+
+def test_without_rank_0_the_others_end_with_its_name():
+    places = addresses(2)
+    with pytest.raises(LinkError, match=rf"host 127.0.0.1:{places[0][1]} did not answer within 0.5 s"):
+        diagnose(1, places, SECRET, HostFacts("node1"), 0.5, lambda done, every: None)
+
+
+def test_who_has_another_secret_is_refused():
+    places = addresses(2)
+    with ThreadPoolExecutor(2) as pool:
+        first, stranger = start(pool, 0, places, timeout=2.0), start(pool, 1, places, bytes(32), timeout=2.0)
+        with pytest.raises(LinkError, match="secret is another"):
+            stranger.result()
+        found = first.result()
+    assert found.hosts.keys() == {0}
+    assert "is the secret the same?" in found.failures[0]
+
+
+def test_a_host_that_is_lost_in_the_middle_is_named(monkeypatch):
+    places = addresses(2)
+
+    def die(peer):
+        raise LinkError("gone", 0)
+
+    monkeypatch.setattr("foretrain.doctor.session.follow", die)
+    with ThreadPoolExecutor(2) as pool:
+        first, other = (start(pool, rank, places) for rank in range(2))
+        with pytest.raises(LinkError, match="gone"):
+            other.result()
+        (text,) = first.result().failures
+    assert text.startswith("hosts 0 and 1 could not measure")
