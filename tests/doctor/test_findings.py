@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.doctor.facts import Diagnosis, HostFacts, NetworkInterface, PairFacts
+from foretrain.doctor.facts import EXTRAS, Diagnosis, HostFacts, NetworkInterface, PairFacts, host_facts, interfaces
 from foretrain.doctor.findings import findings, gloo_interface, nccl_interface
-from foretrain.doctor.host import EXTRAS, host_facts, interfaces
 from foretrain.units import MICROSECOND, SECOND
 
 ETHERNET = NetworkInterface("eth0", ("10.0.0.1",), 1.25e9)

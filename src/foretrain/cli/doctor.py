@@ -44,9 +44,8 @@ def doctor(
     """
     from rich.console import Console
 
-    from foretrain.doctor.facts import Diagnosis, numbers
+    from foretrain.doctor.facts import Diagnosis, host_facts, numbers
     from foretrain.doctor.findings import findings
-    from foretrain.doctor.host import host_facts
 
     check_writable(json=json)
     patience = parse_time(timeout, "timeout") / SECOND
@@ -147,7 +146,7 @@ def _table(*columns: str) -> Table:
 
 def _host_tables(hosts: Mapping[int, HostFacts]) -> Sequence[Table]:
     """Return what one host has and what each extra is for."""
-    from foretrain.doctor.host import EXTRAS
+    from foretrain.doctor.facts import EXTRAS
     from foretrain.torch_version import was_tested
 
     (facts,) = hosts.values()

@@ -19,8 +19,7 @@ from foretrain.cli.doctor import doctor
 from foretrain.cli.plan import plan, tune
 from foretrain.cli.progress import StdoutClosed
 from foretrain.cli.record import record
-from foretrain.cli.run import run, run_command
-from foretrain.cli.server import server
+from foretrain.cli.run import run, run_command, server
 from foretrain.cli.simulate import run_command as simulate_command
 from foretrain.cli.simulate import simulate
 from foretrain.cli.sweep import grid, sweep

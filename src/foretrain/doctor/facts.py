@@ -1,10 +1,22 @@
-"""Facts of a host and of the way between two hosts, as they were found; what follows from them is in `findings`."""
+"""Facts of a host and of the way between two hosts, and how those of this host are collected.
+
+What follows from facts is in `foretrain.doctor.findings`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import platform
+import shlex
+import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+from foretrain.comm.coordinator.link import address_of
 from foretrain.units import Time, to_seconds
 
 
@@ -107,3 +119,107 @@ def numbers(found: Diagnosis, findings: list[str]) -> dict[str, object]:
         for pair in found.pairs
     ]
     return {"hosts": found.hosts, "pairs": pairs, "findings": findings}
+
+
+EXTRAS = {
+    "torch": (("torch",), "record, run, calibrate, simulate: PyTorch"),
+    "ps": (("pyzmq", "cryptography"), "server, run --servers: a parameter server"),
+    "report": (("plotly", "jinja2", "perfetto"), "--html, --trace: pages and traces"),
+    "sweep": (("joblib", "pyarrow"), "sweep: many scenarios"),
+    "dask": (("dask", "distributed"), "sweep --backend dask"),
+    "ray": (("ray",), "sweep --backend ray"),
+    "tune": (("optuna", "scipy", "greenlet"), "benchmarks of the published tuner"),
+}
+"""Extras that commands use: the packages of each and what it is for."""
+_INTERFACES = Path("/sys/class/net")
+_MEGABIT = 125_000.0
+"""Bytes per second."""
+
+
+def host_facts() -> HostFacts:
+    """Return the facts of this host; imports torch if there is one, which takes seconds."""
+    gpus, fault = _gpus()
+    cores = len(os.sched_getaffinity(0))
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return HostFacts(
+        name=socket.gethostname(),
+        versions={"python": platform.python_version()}
+        | {package: _version(package) for package in ("foretrain", "torch", "numba", "numpy")},
+        missing={
+            extra: lacking
+            for extra, (packages, _) in EXTRAS.items()
+            if (lacking := tuple(package for package in packages if _version(package) is None))
+        },
+        torch_fault=fault,
+        compiler=_compiler(),
+        lab_lacks=(("root",) if os.geteuid() else ()) + tuple(name for name in ("ip", "tc") if not shutil.which(name)),
+        cores=cores,
+        local_ranks=int(ranks) if ranks.isdigit() and int(ranks) else None,
+        threads=os.environ.get("OMP_NUM_THREADS", ""),
+        gpus=gpus,
+        interfaces=interfaces(),
+        resolved=_resolved(socket.gethostname()),
+        gloo=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        nccl=os.environ.get("NCCL_SOCKET_IFNAME", ""),
+    )
+
+
+def interfaces() -> tuple[NetworkInterface, ...]:
+    """Return the interfaces that have an address, in the kernel's order."""
+    sixth: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, *_, name = line.split()
+            sixth.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    found = []
+    for _, name in socket.if_nameindex():
+        fourth = address_of(name)
+        if addresses := ([fourth] if fourth else []) + sixth.get(name, []):
+            found.append(NetworkInterface(name, tuple(addresses), _speed(name)))
+    return tuple(found)
+
+
+def _speed(name: str) -> float | None:
+    """Return the speed of an interface's link; the kernel refuses to say, or says −1, where it does not know."""
+    try:
+        speed = int((_INTERFACES / name / "speed").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return speed * _MEGABIT if 0 < speed < 1 << 31 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _compiler() -> str | None:
+    """Return the compiler that the simulated GPU is built with: ``$CXX``, or g++, c++, or clang++."""
+    asked = shlex.split(os.environ.get("CXX", ""))[:1]
+    return next((path for name in asked or ("g++", "c++", "clang++") if (path := shutil.which(name))), None)
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """Return the GPUs that torch sees, and why it cannot be imported."""
+    if _version("torch") is None:
+        return (), ""
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return (), ""
+        return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())), ""
+    except (ImportError, OSError, RuntimeError) as error:  # e.g. a library of CUDA that is missing, a driver too old
+        return (), str(error).partition("\n")[0]
+
+
+def _resolved(name: str) -> str | None:
+    """Return the first address of ``name`` that can be bound: gloo's choice where no interface is named."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return str(address[0])
+    return None
