@@ -1,13 +1,13 @@
 """Hosts measure each other over real sockets on loopback; strangers and hosts that are not there are named."""
 
-import socket
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from foretrain.comm.coordinator.link import LinkError
-from foretrain.doctor import measurement
+from foretrain.doctor import session
 from foretrain.doctor.facts import HostFacts
 from foretrain.doctor.session import diagnose
 
@@ -16,15 +16,12 @@ SECRET = bytes(range(32))
 
 @pytest.fixture(autouse=True)
 def short_flows(monkeypatch):
-    monkeypatch.setattr(measurement, "_FLOW", 0.05)
+    monkeypatch.setattr(session, "_FLOW", 0.05)
 
 
 def addresses(count):
-    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [server.getsockname() for server in with_ports]
-    for server in with_ports:
-        server.close()
-    return found
+    """Return places on loopback that no other test takes: each has a host of its own."""
+    return [(f"127.{'.'.join(str(1 + secrets.randbelow(254)) for _ in range(3))}", 29600) for _ in range(count)]
 
 
 def start(pool, rank, places, secret=SECRET, timeout=10.0):
@@ -51,24 +48,24 @@ def test_every_two_of_three_hosts_are_measured():
 def test_a_host_that_is_not_there_is_named_and_the_others_are_measured():
     places = addresses(3)
     with ThreadPoolExecutor(2) as pool:
-        first, last = (start(pool, rank, places, timeout=1.0) for rank in (0, 2))
+        first, last = (start(pool, rank, places, timeout=5.0) for rank in (0, 2))
         found = first.result()
         last.result()
     (text,) = found.failures
-    assert text.startswith(f"host 127.0.0.1:{places[1][1]} did not answer within 1 s; is foretrain doctor running")
+    assert text.startswith(f"host {places[1][0]}:29600 did not answer within 5 s; is foretrain doctor running")
     assert [pair.hosts for pair in found.pairs] == [(0, 2)]
 
 
 def test_without_rank_0_the_others_end_with_its_name():
     places = addresses(2)
-    with pytest.raises(LinkError, match=rf"host 127.0.0.1:{places[0][1]} did not answer within 0.5 s"):
+    with pytest.raises(LinkError, match=rf"host {places[0][0]}:29600 did not answer within 0.5 s"):
         diagnose(1, places, SECRET, HostFacts("node1"), 0.5, lambda done, every: None)
 
 
 def test_who_has_another_secret_is_refused():
     places = addresses(2)
     with ThreadPoolExecutor(2) as pool:
-        first, stranger = start(pool, 0, places, timeout=2.0), start(pool, 1, places, bytes(32), timeout=2.0)
+        first, stranger = start(pool, 0, places, timeout=5.0), start(pool, 1, places, bytes(32), timeout=5.0)
         with pytest.raises(LinkError, match="secret is another"):
             stranger.result()
         found = first.result()

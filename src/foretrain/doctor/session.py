@@ -226,7 +226,7 @@ def _meet(
             thread.join(timeout + _GRACE)
         refused = listener.refused
     if rank == 0:
-        turned = f" ({refused} connections were refused; is the secret the same?)" if refused else ""
+        turned = f" (connections refused: {refused}; is the secret the same?)" if refused else ""
         failed |= {peer: _unanswered(addresses[peer], timeout) + turned for peer in expected if peer not in peers}
     return failed
 
