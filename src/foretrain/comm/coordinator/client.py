@@ -100,7 +100,7 @@ class CoordinatorClient:
             self._send(kind, body=(reason or "").encode()[:60_000])
             self._link.close()
         if threading.current_thread() is not self._thread:
-            self._thread.join(1.0)
+            self._thread.join(5.0)
 
     def _send(self, kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> None:
         # The listening thread notices a link that has ended, after it has read what the coordinator sent before.

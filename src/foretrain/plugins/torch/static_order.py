@@ -122,7 +122,7 @@ class StaticOrder:
             self._closing = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
-            self._thread.join(1.0)
+            self._thread.join(3 * POLL_INTERVAL)
 
     def _run(self) -> None:
         try:
