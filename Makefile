@@ -17,7 +17,7 @@ PIP_ARGS ?=
 MATRIX ?= 2.13.0/3.11 2.14.1/3.11 2.15.0/3.11 2.15.0/3.12 2.15.0/3.13 2.15.0/3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint format bench docs clean
+.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint format bench wheel docs clean
 
 help:
 	@echo "make demo    compare, simulate, record: the three uses, a screen each; writes out/*.html"
@@ -27,6 +27,7 @@ help:
 	@echo "make fuzz    search counterexamples with new seeds; SECONDS=300"
 	@echo "make lint    ruff, basedpyright, import-linter, layout"
 	@echo "make bench   run the benchmarks, quickly"
+	@echo "make wheel   build dist/foretrain-….whl, with the simulated GPU compiled for the environment's PyTorch"
 	@echo "make docs    build the documentation into docs/_build/html"
 
 setup: $(BUILT)
@@ -74,6 +75,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/policies.py --quick
 	$(BIN)/python benchmarks/command.py --quick
+	$(BIN)/python benchmarks/cold.py --quick
 	$(BIN)/python benchmarks/auto.py --quick
 	$(BIN)/python benchmarks/advise.py --quick
 	$(BIN)/python benchmarks/sweep.py --quick
@@ -92,8 +94,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/accuracy.py --quick
 	$(BIN)/python benchmarks/cpu_truth.py --quick
 
+wheel: $(READY)
+	$(BIN)/python tools/wheel.py dist $(VENV)
+
 docs: $(READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) out docs/_build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) out dist docs/_build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -56,7 +56,8 @@ def _device(say: Callable[[str], None]) -> None:
     from foretrain.live.device.native_build import BuildError, built
 
     try:
-        built(lambda done, all_: say(f"simulated device: {done} of {all_} files"))
+        built()
+        say("simulated device: compiled")
     except BuildError as error:
         say(f"simulated device: {error}; its tests will be skipped or fail")
 

@@ -18,9 +18,12 @@ import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -59,7 +62,7 @@ def was_tested(version: str) -> bool:
 
 
 def require_torch(purpose: str = "recording") -> None:
-    """Import torch; warn once if its release was not tested.
+    """Warn once if the release of torch was not tested.
 
     Raises:
         MissingExtra: torch is not installed.
@@ -98,18 +101,29 @@ def require_simulable_torch(purpose: str) -> str:
 
 
 def torch_version(purpose: str) -> str:
-    """Import torch and return its version.
+    """Return torch's version, without importing torch, which takes seconds.
 
     Raises:
         MissingExtra: torch is not installed.
     """
+    if loaded := sys.modules.get("torch"):
+        return str(loaded.__version__)
     try:
-        import torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
+        found = re.search(r"^__version__ = '(.+)'", (torch_folder() / "version.py").read_text("utf-8"), re.MULTILINE)
+    except (LookupError, OSError):
         raise MissingExtra("torch", "torch", purpose) from None
-    return str(torch.__version__)
+    return found[1] if found else str(import_module("torch").__version__)
+
+
+def torch_folder() -> Path:
+    """Return the folder of the installed torch, without importing it; raise LookupError if there is none."""
+    try:
+        found = find_spec("torch")
+    except ValueError:  # what is loaded under that name is no package
+        found = None
+    if found is None or not found.submodule_search_locations:
+        raise LookupError("torch is not installed")
+    return Path(found.submodule_search_locations[0])
 
 
 def _tested_releases() -> str:

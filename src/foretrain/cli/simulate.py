@@ -145,6 +145,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     host = _host(options)
     memory = _memory(options)
     from foretrain.live.cluster_spec import equipped
+    from foretrain.live.device import native_build
     from foretrain.live.failures import OutOfMemory, ScriptFailed
     from foretrain.live.simulate import plan_differences
     from foretrain.live.simulate import simulate as run
@@ -153,9 +154,12 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     from foretrain.report.simulation import SimulationProgress, show, show_comparison
 
     network_fidelity = options.fidelity.read()
-    with patience(PREPARING):
-        where, calibration = equipped(options.cluster, options.device)
-        where = where.simulated(network_fidelity)
+    with native_build.building() as wait:
+        with patience(PREPARING):
+            where, calibration = equipped(options.cluster, options.device)
+            where = where.simulated(network_fidelity)
+        with SimulationProgress(None) as progress:
+            wait(progress.watch.building)
     if options.nproc is not None and options.nproc != where.total_gpus:
         remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
         raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)

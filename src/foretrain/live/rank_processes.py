@@ -23,7 +23,7 @@ _END_WITHIN = 3.0
 """Seconds that ranks have to end when the simulation has."""
 
 Building = Callable[[int, int], None]
-"""Called with the number of files compiled and the number of all."""
+"""Called with the seconds since compilation began, and with those that it will take, by estimate."""
 
 
 class Ranks:

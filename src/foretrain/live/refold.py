@@ -135,7 +135,7 @@ class ProgressCallbacks:
     """Callbacks that report a simulation's progress.
 
     Attributes:
-        building: called with the files of the fake device that are compiled, and of how many.
+        building: called with the seconds that the simulated device has been compiled for, and will be, by estimate.
         repeated: called before the script starts again from its beginning, with the number of live ranks.
         folded: called with who stands for whom, whenever ranks start.
         stepped: called with each step of each live rank.

@@ -81,14 +81,15 @@ class SimulationProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self._console.is_terminal:  # in a log, it would write an empty line
+            self._bars.stop()
 
     def _built(self, done: int, every: int) -> None:
         if self._building is None:
-            self._building = self._bars.add_task("compiling the simulated GPU, once", total=every)
+            self._building = self._bars.add_task("compiling the simulated GPU, once (s)", total=every)
             if not self._console.is_terminal:
-                self._console.print("foretrain: compiling the simulated GPU, once; this takes about a minute")
-        self._bars.update(self._building, completed=done)
+                self._console.print(f"foretrain: compiling the simulated GPU, once; this takes about {every} s")
+        self._bars.update(self._building, completed=done, total=every, visible=done < every)
 
     def _repeated(self, live: int) -> None:
         self._console.print(f"foretrain: starting again with {live} live ranks: messages between them were seen")

@@ -1,9 +1,19 @@
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from foretrain.live.device import native_build
 from foretrain.live.device.native_build import BuildError, compiler
+from foretrain.torch_version import torch_version
+
+
+def eventually(condition: Callable[[], bool], timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_compiler_that_is_asked_for_may_have_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +45,60 @@ def test_cache_that_cannot_be_written_is_replaced_by_a_folder_of_ones_own(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = native_build._writable("torch")
+    folder = native_build._writable(native_build._cache() / "torch")
     assert folder.is_dir()
     assert folder.is_relative_to(tmp_path)
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert "cannot be written (Not a directory)" in caplog.text
+
+
+def test_units_hold_every_file_once() -> None:
+    held = [name for unit in native_build._UNITS for name in unit]
+    assert sorted(held) == sorted(path.stem for path in native_build._SOURCES.glob("*.cpp"))
+
+
+def test_what_was_installed_is_preferred_and_replaced_if_it_does_not_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = native_build._fingerprint(torch_version("the simulated GPU"))
+    installed, kept = (tmp_path / root / name / native_build._FILE for root in ("installed", "kept/foretrain/fakecuda"))
+    for path in (installed, kept):
+        path.parent.mkdir(parents=True)
+        path.write_text(path.parent.parent.name)
+    monkeypatch.setattr(native_build, "_PREBUILT", installed.parents[1])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+
+    def loaded(path: Path) -> str:
+        if path == installed:
+            raise ImportError("version `GLIBC_2.36' not found")
+        return path.read_text()
+
+    assert native_build.built() == installed
+    monkeypatch.setattr(native_build, "_loaded", loaded)
+    assert native_build.load() == "fakecuda"
+    assert "GLIBC_2.36" in caplog.text
+
+
+@pytest.mark.process
+def test_compiling_ends_with_its_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\necho $$ > {begun}.new && mv {begun}.new {begun}\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with native_build.building():
+        eventually(begun.exists)
+        pid = int(begun.read_text())
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+def test_failure_of_the_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told: list[tuple[int, int]] = []
+    with native_build.building() as wait, pytest.raises(BuildError, match="does not compile: `false` failed"):
+        wait(lambda done, every: told.append((done, every)))
+    assert told[0] == (0, 20)

@@ -6,7 +6,7 @@ pipelining take half a second each.
 # Note [Protocol of the fork server]
 ``python -m foretrain.live.device.fork_server FD`` serves the process that started it over the socket FD, in lines of
 JSON. It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a socket for that rank beside it; it tells
-``{"building": [done, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
+``{"building": [seconds, all]}``, ``{"ready": true}``, ``{"forked": rank, "pid": …}``, ``{"ended": rank, "status": …}``
 with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. It leads a process group of its own,
 which holds its ranks, their workers, and compilers. When its socket closes, or who started it dies, it removes the
 folder of the run and ends the group; and the kernel ends a rank when the fork server dies.

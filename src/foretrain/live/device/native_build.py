@@ -1,7 +1,9 @@
 """Compile the simulated device on first use, keep it in the user's cache, and load it.
 
 One C++ extension, compiled by g++ against the headers that come with PyTorch. What is kept is named after the sources,
-PyTorch's version, Python's and the compiler that is asked for, so that another of these compiles anew.
+PyTorch's version, Python's and the compiler that is asked for, so that another of these compiles anew. A wheel may
+carry compiled extensions (``make wheel``), which are preferred. ``python -m foretrain.live.device.native_build``
+compiles it if need be; with an argument, it also copies it into that folder.
 """
 
 from __future__ import annotations
@@ -14,26 +16,41 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE
 from types import ModuleType
 
 from foretrain.errors import ForetrainError
-from foretrain.torch_version import require_simulable_torch
+from foretrain.parent_death import end_with_parent
+from foretrain.torch_version import require_simulable_torch, torch_folder
 
 _log = logging.getLogger(__name__)
 
 NAME = "foretrain_fakecuda"
+_FILE = f"{NAME}.so"
 _SOURCES = Path(__file__).parent / "native"
+_PREBUILT = Path(__file__).parent / "prebuilt"
+"""The extensions that a wheel carries, a folder for each."""
+_UNITS = (
+    ("module", "memory", "allocator", "allocator_settings", "allocator_statistics", "log"),
+    ("device", "expectations", "group", "kernels", "natives", "profiler"),
+)
+"""Files that are compiled as one, since PyTorch's headers take longer than they do. Both units take 20 s on a core."""
+_TYPICAL_DURATION = 20.0
+"""Seconds that compilation takes on two cores."""
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-DUSE_C10D", f"-DTORCH_EXTENSION_NAME={NAME}")
 
 Progress = Callable[[int, int], None]
-"""Called with the number of files compiled and the number of all."""
+"""Called with the seconds since compilation began, and with those that it will take, by estimate."""
 
 
 class BuildError(ForetrainError):
@@ -52,7 +69,18 @@ def load(progress: Progress | None = None) -> ModuleType:
         ForetrainError: it is a release that was not tested, and lacks private interfaces that the device uses.
         BuildError: there is no compiler, or it fails.
     """
+    importlib.import_module("torch")  # its libraries, which the extension needs
     path = built(progress)
+    try:
+        return _loaded(path)
+    except ImportError as error:
+        if not path.is_relative_to(_PREBUILT):
+            raise
+        _log.warning("foretrain: the simulated GPU that was installed does not load here (%s); compiling it", error)
+    return _loaded(_compiled(path.parent.name, _cache(), progress))
+
+
+def _loaded(path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
     spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
     assert spec is not None
@@ -62,17 +90,55 @@ def load(progress: Progress | None = None) -> ModuleType:
 
 
 def built(progress: Progress | None = None) -> Path:
-    """Return the compiled extension's path; compile it unless it is in the cache."""
-    version = require_simulable_torch("the simulated GPU")
-    name = _fingerprint(version)
-    library = _cache() / name / f"{NAME}.so"
-    if not library.exists():
-        folder = _writable(name)
-        library = folder / f"{NAME}.so"
-        with _build_lock(folder):
-            if not library.exists():
-                _compile(folder, library, progress or (lambda done, all_: None))
+    """Return the compiled extension's path; compile it unless it is there."""
+    name = _fingerprint(require_simulable_torch("the simulated GPU"))
+    return _kept(name) or _compiled(name, _cache(), progress)
+
+
+def _compiled(name: str, root: Path, progress: Progress | None = None) -> Path:
+    """Compile the extension into folder ``name`` in ``root``, unless it is there; return its path."""
+    if (library := root / name / _FILE).exists():
+        return library
+    folder = _writable(root / name)
+    library = folder / _FILE
+    with _build_lock(folder):
+        if not library.exists():
+            _compile(folder, library, progress or (lambda done, all_: None))
     return library
+
+
+@contextmanager
+def building() -> Iterator[Callable[[Progress], None]]:
+    """Compile the extension in a process beside this one, if need be; yield what waits for it.
+
+    The process ends with the block. What is yielded raises BuildError.
+    """
+    if _kept(_fingerprint(require_simulable_torch("the simulated GPU"))) is not None:
+        yield lambda progress: None
+        return
+    command = [sys.executable, "-m", __spec__.name]
+    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield lambda progress: _follow(process, progress)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _follow(process: subprocess.Popen[str], progress: Progress) -> None:
+    """Report what the process prints; raise BuildError if it fails."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stdout:
+        progress(*map(int, line.split()))
+    problem = process.stderr.read().strip()
+    if process.wait():
+        raise BuildError(problem)
+
+
+def _kept(name: str) -> Path | None:
+    places = (root / name / _FILE for root in (_PREBUILT, _cache()))
+    return next((path for path in places if path.exists()), None)
 
 
 def compiler() -> list[str]:
@@ -99,9 +165,8 @@ def _cache() -> Path:
     return Path(os.path.expanduser("~"), ".cache", "foretrain", "fakecuda")
 
 
-def _writable(name: str) -> Path:
-    """Return the folder in the cache to compile in, or one of the user's own among temporary files."""
-    folder = _cache() / name
+def _writable(folder: Path) -> Path:
+    """Return the folder to compile in, or where that cannot be written one of the user's own among temporary files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "lock").touch()
@@ -112,7 +177,7 @@ def _writable(name: str) -> Path:
     ours.mkdir(mode=0o700, exist_ok=True)
     if ours.stat().st_uid != os.getuid():
         raise BuildError(f"{ours} belongs to somebody else; name a folder to keep what is compiled in XDG_CACHE_HOME")
-    folder = ours / name
+    folder = ours / folder.name
     folder.mkdir(exist_ok=True)
     return folder
 
@@ -138,38 +203,39 @@ def _build_lock(folder: Path) -> Iterator[None]:
 
 
 def _compile(folder: Path, library: Path, progress: Progress) -> None:
-    import torch
-
-    root = Path(torch.__file__).parent
+    root = torch_folder()
     includes = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
-    base = [*compiler(), *_FLAGS, *(f"-I{path}" for path in includes)]
+    # Errors name files as they are in the repository and in PyTorch, on whichever machine it was compiled.
+    names = [f"-ffile-prefix-map={_SOURCES}=native", f"-ffile-prefix-map={root}=torch"]
+    base = [*compiler(), *_FLAGS, *names, *(f"-I{path}" for path in includes)]
     for left in folder.glob("unfinished-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as scratch:
         objects = _objects(base, Path(scratch), progress)
         made = Path(scratch, library.name)
-        link = [*compiler(), "-shared", *map(str, objects), f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}"]
+        link = [*compiler(), "-shared", *map(str, objects), f"-L{root / 'lib'}"]
         _run([*link, "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", "-o", str(made)])
         made.replace(library)
 
 
 def _objects(base: list[str], scratch: Path, progress: Progress) -> list[Path]:
-    """Compile all files, as many at a time as there are processors."""
-    files = sorted(_SOURCES.glob("*.cpp"))
-    objects = [scratch / f"{path.stem}.o" for path in files]
-    progress(0, len(files))
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        jobs = [
-            pool.submit(_run, [*base, "-c", str(source), "-o", str(target)])
-            for source, target in zip(files, objects, strict=True)
-        ]
-        try:
-            for done, job in enumerate(as_completed(jobs), 1):
+    """Compile all units side by side."""
+    begin = time.monotonic()
+    objects: list[Path] = []
+    with ThreadPoolExecutor(len(_UNITS)) as pool:
+        jobs = set[Future[None]]()
+        for unit in _UNITS:
+            source = scratch / f"{unit[0]}.cpp"
+            source.write_text("".join(f'#include "{_SOURCES / name}.cpp"\n' for name in unit))
+            objects.append(source.with_suffix(".o"))
+            jobs.add(pool.submit(_run, [*base, "-c", str(source), "-o", str(objects[-1])]))
+        while jobs:
+            passed = round(time.monotonic() - begin)
+            # A slower machine shows that little is left, not that nothing is.
+            progress(passed, max(round(_TYPICAL_DURATION), passed + 1))
+            done, jobs = wait(jobs, timeout=1.0)
+            for job in done:
                 job.result()
-                progress(done, len(files))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
     return objects
 
 
@@ -180,3 +246,23 @@ def _run(command: list[str]) -> None:
         raise BuildError(
             f"The simulated GPU does not compile: `{command[0]}` failed.", "\n".join(wrong) or done.stderr.strip()
         )
+
+
+def main() -> None:
+    """Compile the extension if need be, print how far that is, and copy it into a given folder; end with the parent."""
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    end_with_parent()
+
+    def told(done: int, every: int) -> None:
+        print(done, every, flush=True)
+
+    try:
+        library = built(told)
+        if sys.argv[1:]:
+            shutil.copytree(library.parent, Path(sys.argv[1], library.parent.name), ignore=lambda *_: ["lock"])
+    except ForetrainError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -59,18 +59,18 @@ StreamCallbacks streams_of(int device) {
 }
 
 // Blocks of the fused regions that this thread is in, in the order of their making; null where released since.
-thread_local std::vector<Block*> passing;
+thread_local std::vector<StorageBlock*> passing;
 
 void release(void* context) {
-  auto block = static_cast<Block*>(context);
+  auto block = static_cast<StorageBlock*>(context);
   if (!block) return;
-  if (!block->charged && !passing.empty()) std::replace(passing.begin(), passing.end(), block, static_cast<Block*>(nullptr));
+  if (!block->charged && !passing.empty()) std::replace(passing.begin(), passing.end(), block, static_cast<StorageBlock*>(nullptr));
   if (block->charged) allocator_of(block->device).release(block->address);
   std::free(block->values);
   delete block;
 }
 
-void charge_block(Block& block, Tag purpose) {
+void charge_block(StorageBlock& block, Tag purpose) {
   if (in_fused_region()) {
     if (!block.address) block.address = next_uncharged.fetch_add((block.bytes + 511) / 512 * 512);
     passing.push_back(&block);
@@ -88,7 +88,7 @@ void charge_block(Block& block, Tag purpose) {
 c10::DataPtr new_block(std::size_t bytes, Tag purpose) {
   c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(current_device()));
   if (!bytes) return {nullptr, nullptr, &release, device};
-  auto block = std::make_unique<Block>();
+  auto block = std::make_unique<StorageBlock>();
   block->bytes = bytes;
   block->device = static_cast<std::int16_t>(current_device());
   if (Shapes::at_work())
@@ -115,7 +115,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     if (data.get_deleter() != &release || !data.get_context()) return;
-    auto block = static_cast<Block*>(data.get_context());
+    auto block = static_cast<StorageBlock*>(data.get_context());
     if (block->charged) allocator_of(block->device).record_stream(block->address, static_cast<Stream>(stream.id()));
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
@@ -179,7 +179,7 @@ void make_up(const at::Tensor& tensor) {
 }
 
 // Deliveries write into the same storage, so it is taken out first.
-void settle(Block& block) {
+void settle(StorageBlock& block) {
   if (auto pending = std::exchange(block.pending, nullptr)) pending->deliver();
 }
 
@@ -238,12 +238,12 @@ void retag(const at::Tensor& tensor, Tag purpose) {
   if (auto block = block_of(tensor); block && block->charged) allocator_of(block->device).retag(block->address, purpose);
 }
 
-Block* block_of(const c10::StorageImpl& storage) {
+StorageBlock* block_of(const c10::StorageImpl& storage) {
   auto& data = storage.data_ptr();
-  return data.get_deleter() == &release ? static_cast<Block*>(data.get_context()) : nullptr;
+  return data.get_deleter() == &release ? static_cast<StorageBlock*>(data.get_context()) : nullptr;
 }
 
-Block* block_of(const at::Tensor& tensor) {
+StorageBlock* block_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return nullptr;
   return block_of(*tensor.storage().unsafeGetStorageImpl());
 }

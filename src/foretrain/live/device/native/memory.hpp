@@ -24,7 +24,7 @@ class Delivery {
 };
 
 // Memory behind a storage. Values, where there are any, are in ordinary memory.
-struct Block {
+struct StorageBlock {
   Address address = 0;  // the allocator's once `charged`; tensors that a shape function makes on the way are not
   std::size_t bytes = 0;
   std::int16_t device = 0;
@@ -35,8 +35,8 @@ struct Block {
 };
 
 // The block behind a CUDA tensor or storage; null for others, and for empty ones.
-Block* block_of(const at::Tensor& tensor);
-Block* block_of(const c10::StorageImpl& storage);
+StorageBlock* block_of(const at::Tensor& tensor);
+StorageBlock* block_of(const c10::StorageImpl& storage);
 
 // # Note [Real values]
 // Control flow of training scripts hangs on a few small tensors: bucket indices, loss scales, found_inf, split sizes.
