@@ -80,7 +80,7 @@ _HOMES = {
     "simulate": "simulation",
     "sweep": "experiments",
 }
-_MODULES = {"cluster": "network", "workload": "workload"}
+_MODULES = {"cluster": "network", "lightning": "launch.lightning", "ray": "launch.ray", "workload": "workload"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,13 +2,25 @@
 
 `command` starts torchrun and, where asked, servers (`server_supervisor`); `worker` runs in each process; `ddp_patch`
 puts `scheduled_ddp` in the place of PyTorch's DistributedDataParallel and decides which models are scheduled.
+`lightning` and `ray` do so within a trainer that starts its processes itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
-from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, Transport
+from foretrain.comm.options import (
+    AllReduce,
+    Compression,
+    ParameterServer,
+    Timeouts,
+    Transport,
+    TransportKind,
+    as_transport,
+    check_flag,
+)
+from foretrain.errors import ConfigError, unknown
 
 __all__ = ["LaunchSettings"]
 
@@ -33,6 +45,26 @@ class LaunchSettings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     tune: bool = False
     advise: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        schedule: str,
+        transport: Transport | TransportKind = "all_reduce",
+        compression: Compression | None = None,
+        timeouts: Timeouts | None = None,
+        tune: bool = False,
+    ) -> LaunchSettings:
+        """Return settings from what a script gives; raise ConfigError for a value that is wrong."""
+        from foretrain.planner import requested_schedule  # it loads the simulator, which --help does not need
+
+        requested_schedule(schedule)
+        if compression not in (None, *get_args(Compression)):
+            raise unknown("compression", compression, get_args(Compression))
+        if not isinstance(timeouts, Timeouts | None):
+            raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
+        check_flag("tune", tune)
+        return cls(schedule, compression, as_transport(transport), timeouts or Timeouts(), tune)
 
     def arguments(self) -> list[str]:
         """Return the options of `foretrain.launch.worker` from which it makes these settings again."""

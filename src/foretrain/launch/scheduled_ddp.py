@@ -460,6 +460,7 @@ def sharded(parameter: Tensor) -> bool:
 
 def report(text: str) -> None:
     """Write one line to stderr, on rank 0."""
-    if os.environ.get("RANK", "0") == "0":
+    # Not every trainer that starts processes sets RANK.
+    if dist.get_rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"foretrain: {text}\n")
         sys.stderr.flush()

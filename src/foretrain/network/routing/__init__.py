@@ -1,4 +1,4 @@
-"""Routing of flows: one policy per file, and new paths when links fail.
+"""Routing of flows: a file for each kind of policy, and new paths when links fail.
 
     route = router(topology, "ecmp", seed=1)
     paths = route.paths(sources, targets, connections)
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.routing.adaptive import Adaptive, link_load
-from foretrain.network.routing.ecmp import Ecmp
+from foretrain.network.routing.hop_by_hop import Ecmp, Shortest
 from foretrain.network.routing.multipath import Scatter
 from foretrain.network.routing.route_search import PortableRouter, reroute
-from foretrain.network.routing.shortest import Shortest
 from foretrain.network.routing.spray import Spray, bundled, contract, groups
 from foretrain.network.routing.static import Given, Key, Static
 from foretrain.network.topology.graph import Topology

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network.program import Paths
-from foretrain.network.routing.ecmp import checked_seed
+from foretrain.network.routing.hop_by_hop import checked_seed
 from foretrain.network.routing.route_search import Ways
 from foretrain.network.topology.graph import Topology
 

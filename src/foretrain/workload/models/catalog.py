@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from foretrain import errors
 from foretrain.device import PRECISIONS, Device, Precision, preset
 from foretrain.errors import ConfigError
-from foretrain.workload.models import alexnet, bert, gpt2, inception, llama, resnet, transformer, vgg
+from foretrain.workload.models import bert, gpt2, inception, llama, plain_cnns, resnet, transformer
 from foretrain.workload.models.net import Optimizer, gradients_of, layers_of, rescaled
 from foretrain.workload.step import Workload
 
@@ -45,9 +45,9 @@ class SequenceModel:
 
 
 _MODELS: dict[str, ImageModel | SequenceModel] = {
-    "alexnet": ImageModel(alexnet.alexnet, batch=128),
-    "vgg16": ImageModel(vgg.vgg16, batch=32),
-    "vgg19": ImageModel(vgg.vgg19, batch=32),
+    "alexnet": ImageModel(plain_cnns.alexnet, batch=128),
+    "vgg16": ImageModel(plain_cnns.vgg16, batch=32),
+    "vgg19": ImageModel(plain_cnns.vgg19, batch=32),
     "resnet50": ImageModel(resnet.resnet50, batch=64),
     "resnet101": ImageModel(resnet.resnet101, batch=64),
     "resnet152": ImageModel(resnet.resnet152, batch=32),
