@@ -33,7 +33,9 @@ def loop(config: dict[str, Any]) -> None:
         loss = nn.functional.cross_entropy(model(points[mine]), ring[mine])
         loss.backward()
         optimizer.step()
-    train.report({"loss": loss.item()})
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(network.state_dict(), f"{folder}/network.pt")
+        train.report({"loss": loss.item()}, checkpoint=train.Checkpoint.from_directory(folder))
 
 
 def main(schedule: str) -> None:

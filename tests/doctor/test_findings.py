@@ -115,4 +115,4 @@ def test_extras_are_those_of_the_project():
     for extra, (packages, _) in EXTRAS.items():
         asked = " ".join(extras[extra])
         assert all(package in asked for package in packages), extra
-    assert extras.keys() - EXTRAS.keys() == {"examples", "docs", "test", "dev"}
+    assert extras.keys() - EXTRAS.keys() == {"trainers", "examples", "docs", "test", "dev"}

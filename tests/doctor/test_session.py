@@ -86,3 +86,16 @@ def test_a_host_that_is_lost_in_the_middle_is_named(monkeypatch):
             other.result()
         (text,) = first.result().failures
     assert text.startswith("hosts 0 and 1 could not measure")
+
+
+@pytest.mark.parametrize("waits", [(), (0.3,), (0.0,), (0.1, 0.7), (0.9,)])
+def test_a_rate_is_never_more_than_what_came(waits):
+    """At 1 byte per µs, looked at every ms, but for waits of 0.2 s; the last look may come late."""
+    looks = [step / 1000 for step in range(1, 1001) if not any(wait < step / 1000 < wait + 0.2 for wait in waits)]
+    marks = [(0.0, 0), *((look, round(look * 1e6)) for look in looks), (1.05, 1_000_000)]
+    assert session.rate_of(marks) == pytest.approx(1e6, rel=0.07)
+    assert session.rate_of(marks) <= 1.001e6
+
+
+def test_a_flow_that_came_before_anybody_looked_counts_from_the_request():
+    assert session.rate_of([(0.0, 0), (2.0, 900), (2.1, 1000), (2.2, 1000)]) == pytest.approx(1000 / 2.1)

@@ -15,6 +15,8 @@ import os
 import re
 import socket
 import struct
+import sys
+import termios
 import threading
 import time
 import weakref
@@ -154,6 +156,12 @@ class Link:
         """
         with self._receiving:
             return self._pull(0.0)
+
+    def unread(self) -> int:
+        """Return how many bytes have arrived that belong to no message returned so far."""
+        waiting = bytearray(4)
+        fcntl.ioctl(self._socket, termios.FIONREAD, waiting)
+        return len(self._partial) + int.from_bytes(waiting, sys.byteorder)
 
     def shutdown(self) -> None:
         """End the link for both sides and wake threads and selectors that wait on it, but keep the descriptor."""
