@@ -100,8 +100,9 @@ def prepared(one: Pair, options: Sequence[str]) -> Path | None:
         python = environment.create(one.folder, found)
         print(environment.report(one.folder, environment.downloads(python, one.wanted, options)), flush=True)
     except SystemExit as error:
-        lines = [line for line in str(error).splitlines() if line.startswith("ERROR")]
-        one.note(f"cannot be installed: {(lines or [str(error)])[-1]}", failed=True)
+        # Two lines of what pip asked for, e.g. a constraint of this machine, stand before a conflict's name.
+        lines = [line.strip() for line in str(error).splitlines() if line.startswith(("ERROR", "    The user"))]
+        one.note(f"cannot be installed: {'; '.join(lines) or error}", failed=True)
         return None
     return python
 

@@ -92,6 +92,23 @@ def test_a_slow_way_of_unknown_speed_is_found_beside_the_others():
     assert "host 2 reaches host 0 at 800 Mbps on eth0; the median of all is 8.80 Gbps" in text
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gloo": "docker0"}, ("gloo would use docker0 (172.17.0.1)", "over eth0: set GLOO_SOCKET_IFNAME=eth0")),
+        ({"nccl": "docker"}, ("NCCL would use docker0 (172.17.0.1)", "over eth0: set NCCL_SOCKET_IFNAME=eth0")),
+        (
+            {"interfaces": (*INTERFACES, NetworkInterface("eth1", ("10.1.0.1",), 1.25e10))},
+            ("over eth0 (10.0 Gbps), though eth1 has 100 Gbps", "NCCL_SOCKET_IFNAME to eth1"),
+        ),
+    ],
+)
+def test_another_interface_than_the_measured_one_is_found(change, words):
+    (text,) = findings(Diagnosis({0: replace(SOUND, **change), 1: SOUND}, (PAIR,)))
+    assert text.startswith("host 0: ")
+    assert all(word in text for word in words), text
+
+
 def test_interfaces_are_chosen_as_gloo_and_nccl_choose():
     assert gloo_interface(SOUND) == ETHERNET
     assert gloo_interface(replace(SOUND, gloo="docker0")) == INTERFACES[1]

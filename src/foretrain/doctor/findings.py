@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from statistics import median
 
 from foretrain.doctor.facts import Diagnosis, HostFacts, NetworkInterface, PairFacts
@@ -25,7 +26,8 @@ def findings(found: Diagnosis) -> list[str]:
     texts = [*found.failures]
     by_text: dict[str, list[int]] = {}
     for rank, facts in sorted(found.hosts.items()):
-        for text in (*_network(facts), *_software(facts), *_cores(facts)):
+        measured = {pair.interfaces[pair.hosts.index(rank)] for pair in found.pairs if rank in pair.hosts}
+        for text in (*_network(facts), *_chosen(facts, measured), *_software(facts), *_cores(facts)):
             by_text.setdefault(text, []).append(rank)
     several = len(found.hosts) > 1
     texts += [f"{_hosts(ranks)}: {text}" if several else text for text, ranks in by_text.items()]
@@ -100,6 +102,28 @@ def _network(facts: HostFacts) -> Iterator[str]:
         )
     if facts.nccl and nccl_interface(facts) is None:
         yield f"no interface of NCCL_SOCKET_IFNAME={facts.nccl} {none}"
+
+
+def _chosen(facts: HostFacts, measured: AbstractSet[str]) -> Iterator[str]:
+    """Compare the interfaces over which other hosts were reached with those of gloo and NCCL, and with faster ones."""
+    if not measured or "lo" in measured:  # hosts on one machine
+        return
+    name = max(measured, key=lambda one: _speed(facts, one) or 0.0)
+    for library, chosen in (("gloo", gloo_interface(facts)), ("NCCL", nccl_interface(facts))):
+        if chosen is not None and chosen.name != "lo" and chosen.name not in measured:
+            yield (
+                f"{library} would use {chosen.name} ({chosen.addresses[0]}), but other hosts were reached over {name}: "
+                f"set {library.upper()}_SOCKET_IFNAME={name}."
+            )
+    speed = _speed(facts, name)
+    faster = [one for one in facts.interfaces if speed and (one.speed or 0.0) >= 2 * speed]
+    if speed and faster:
+        best = max(faster, key=lambda one: one.speed or 0.0)
+        yield (
+            f"other hosts were reached over {name} ({format_rate(speed)}), though {best.name} has "
+            f"{format_rate(best.speed or 0.0)}: name its addresses in --hosts, and set GLOO_SOCKET_IFNAME and "
+            f"NCCL_SOCKET_IFNAME to {best.name}."
+        )
 
 
 def _software(facts: HostFacts) -> Iterator[str]:
