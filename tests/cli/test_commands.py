@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path):
             assert more, error
             error += more
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=300)
     assert process.returncode == 130
     assert b"interrupted" in error
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ def test_two_hosts_as_a_launcher_starts_them(tmp_path):
     environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2"}
     with started([sys.executable, "-m", "foretrain", *arguments], env=environment) as other:
         done = foretrain(*arguments, "--rank", "0", "--json", tmp_path / "out.json")
-        assert other.wait(60) == 0
+        assert other.wait(300) == 0
     assert done.returncode == 0, done.stderr
     assert "0 – 1" in done.stdout
     assert "lo – lo" in done.stdout

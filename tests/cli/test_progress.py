@@ -30,7 +30,7 @@ def test_block_ends_although_it_passes_over_errors_of_its_own_pipes() -> None:
         assert block.stdout
         assert block.stdout.readline() == "on\n"
         block.stdout.close()
-        assert block.wait(timeout=60) == 7
+        assert block.wait(timeout=300) == 7
 
 
 def test_block_that_is_read_goes_on() -> None:

@@ -77,7 +77,7 @@ def test_ctrl_c_leaves_no_process_and_loses_nothing(backend: str, number: int, s
         wait_for(process, out, 20)
         # As a terminal does: to all of them.
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300)
 
     assert process.returncode == status, said
     assert gone(process.pid)

@@ -11,7 +11,7 @@ def test_the_rate_between_hosts_is_that_of_their_links(name, tmp_path):
     lab = Lab.up(name, 3, rate="100Mbps")
     hosts, out = ",".join(host.address for host in lab.hosts), tmp_path / "out.json"
     command = [sys.executable, "-m", "foretrain", "doctor", "--hosts", hosts, "--json", str(out)]
-    assert launch(lab, command, timeout=120) == 0
+    assert launch(lab, command, timeout=600) == 0
     found = json.loads(out.read_text())
     assert [pair["hosts"] for pair in found["pairs"]] == [[0, 1], [0, 2], [1, 2]]
     for pair in found["pairs"]:

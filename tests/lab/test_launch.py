@@ -86,7 +86,7 @@ else:
             time.sleep(0.01)
 """
     lines = Lines()
-    launch(lab, python(code), timeout=60, on_line=lines)
+    launch(lab, python(code), timeout=300, on_line=lines)
     assert sorted(lines.of[0]) == [f"{lab.hosts[1].address} 1", f"{lab.hosts[2].address} 2"]
 
 
@@ -226,7 +226,7 @@ def test_ctrl_c_leaves_no_process_and_no_namespace(name):
     process, pids = launched(name)
     assert all(map(lives, pids))
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert error.rstrip().endswith("KeyboardInterrupt")
     assert not any(map(lives, pids))
     assert name not in labs()
@@ -235,7 +235,7 @@ def test_ctrl_c_leaves_no_process_and_no_namespace(name):
 def test_ranks_die_with_a_killed_launcher(name):
     process, pids = launched(name)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     deadline = time.monotonic() + 60
     while any(map(lives, pids[:2])):
         assert time.monotonic() < deadline

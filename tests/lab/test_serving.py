@@ -189,7 +189,7 @@ def test_servers_end_with_the_process_that_started_them(name, number):
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids):
         assert time.monotonic() < deadline

@@ -108,7 +108,7 @@ def folder(tmp_path):
 def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words]
     for _ in range(3):
-        ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
         # Gloo's threads now and then abort a process that has ended well, without foretrain, too.
         if "terminate called without an active exception" not in ended.stderr:
             break
@@ -120,7 +120,7 @@ def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", *words]
     with tempfile.TemporaryDirectory() as scratch:
         environment = ENVIRONMENT | {"TMPDIR": scratch}
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
         assert not [name for name in os.listdir(scratch) if not name.startswith("torchinductor_")]
     return ended
 
@@ -165,7 +165,7 @@ def test_no_process_outlives_the_command(folder, tmp_path, sent, status):
         waits(lambda: launcher.poll() is not None or all((tmp_path / rank).exists() for rank in "01"))
         pids = [int((tmp_path / rank).read_text()) for rank in "01"]
         launcher.send_signal(sent)
-        _, said = launcher.communicate(timeout=60)
+        _, said = launcher.communicate(timeout=300)
     assert launcher.returncode == status
     assert status < 0 or "foretrain: ended by SIGINT" in said
     waits(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -68,7 +68,7 @@ def test_a_browser_draws_every_figure_without_an_error(comparison: Comparison, t
     flags += ["disable-background-networking", "disable-component-update", f"user-data-dir={tmp_path / 'profile'}"]
     flags += ["window-size=1440,5000", "virtual-time-budget=8000"]
     command = [str(CHROMIUM), *(f"--{flag}" for flag in flags), path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None
     probed = json.loads(found[1].replace("&quot;", '"'))

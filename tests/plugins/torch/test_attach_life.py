@@ -546,7 +546,7 @@ def launched(folder, text, *words, options=(), **environment):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
     command += [str(script), *words]
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **environment}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr[-4000:]
     assert options or "PeerLost" not in ran.stderr
     return ran.stdout.split()
