@@ -1,6 +1,6 @@
 """Build the wheel, with the simulated GPU compiled for the PyTorch of some environments; ``make wheel`` calls it.
 
-    python tools/wheel.py dist .venv .matrix/2.15.0-py3.13
+    python tools/wheel.py dist .venv .matrix/torch2.15.0-py3.13
 
 Another PyTorch or Python than theirs compiles it on first use, which takes half a minute. An extension is 1.3 MB.
 """
