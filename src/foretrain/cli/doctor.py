@@ -120,7 +120,8 @@ def _own(address: tuple[str, int]) -> tuple[str, int]:
 
 
 def _secret(path: Path | None) -> bytes:
-    from foretrain.launch.command import SECRET, check_secret, read_secret
+    from foretrain.comm.coordinator.handshake import SECRET
+    from foretrain.launch.command import check_secret, read_secret
 
     text = read_secret(path) if path is not None else os.environ.get(SECRET, "")
     remedy = "make one with: openssl rand -hex 32 > FILE; chmod 600 FILE; and copy it to every host"

@@ -13,11 +13,12 @@ from typing import Annotated
 import tyro
 
 from foretrain.cli.arguments import requested_schedule_text, script_of, split_script
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, Transport, UpdateLocation
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.launch import LaunchSettings
-from foretrain.launch.command import SECRET, check_secret, read_secret
+from foretrain.launch.command import check_secret, read_secret
 from foretrain.launch.server_supervisor import check_every
 from foretrain.parent_death import end_with_parent
 from foretrain.units import SECOND, parse_time

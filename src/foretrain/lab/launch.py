@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.errors import ConfigError
 from foretrain.lab.host import LabHost, Process, end, uninterrupted
 from foretrain.lab.iproute import LabError
@@ -191,7 +192,7 @@ class _Run:
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": leader.address,
             "MASTER_PORT": str(_free_port(self.lab)),
-            "FORETRAIN_SECRET": self.secret,
+            SECRET: self.secret,
         }
         for host in self.hosts:
             own = {"RANK": str(host.index), "GLOO_SOCKET_IFNAME": host.interface, "TP_SOCKET_IFNAME": host.interface}
@@ -280,7 +281,7 @@ class _Run:
 
     def _strays(self) -> list[Process]:
         """Find processes that inherited this launch's secret and live inside the lab; see Note [No orphan]."""
-        mark, found = f"FORETRAIN_SECRET={self.secret}".encode(), []
+        mark, found = f"{SECRET}={self.secret}".encode(), []
         for process in processes(self.lab.name):
             with contextlib.suppress(OSError):
                 if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):

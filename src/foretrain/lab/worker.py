@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 import foretrain as ft
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import SERVERS
 from foretrain.comm.ps.client.connection import Links
 from foretrain.errors import ForetrainError
@@ -46,7 +47,6 @@ from foretrain.lab.messages import (
 from foretrain.lab.result import PLAIN
 from foretrain.lab.servers import PIDS
 from foretrain.lab.training import PacedTraining, RealTraining, TracedDdp, Trainable, complete, ddp
-from foretrain.launch.command import SECRET
 from foretrain.schedule import Job
 from foretrain.trace import Span
 from foretrain.units import Time

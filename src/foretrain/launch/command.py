@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from foretrain.comm.coordinator.handshake import SECRET_SIZE
+from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE
 from foretrain.comm.options import SERVERS, ParameterServer
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
@@ -22,8 +22,6 @@ from foretrain.launch import LaunchSettings
 from foretrain.launch.server_supervisor import Servers, ServerSpec
 from foretrain.torch_version import torch_version
 
-SECRET = "FORETRAIN_SECRET"
-"""Environment variable that hands a job's secret to its ranks."""
 _WORKER = "foretrain.launch.worker"
 
 

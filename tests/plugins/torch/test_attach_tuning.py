@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer
 from foretrain.network import cluster
 from foretrain.plugins.torch import attach
-from foretrain.plugins.torch.rendezvous import SECRET
 from foretrain.plugins.torch.runtime_plan import search_of
 from foretrain.schedule import Spec
 from foretrain.workload import zoo

@@ -37,6 +37,8 @@ PENDING_LIMIT = 64
 """Handshakes at once; more connections wait in the kernel's queue."""
 NONCE_SIZE = 32
 PROOF_SIZE = 32
+SECRET = "FORETRAIN_SECRET"
+"""Environment variable with a job's secret, in hexadecimal digits."""
 SECRET_SIZE = 32
 """Least bytes of the job's secret."""
 
@@ -339,7 +341,7 @@ def _link_proof(secret: bytes, role: str, rank: int, client: bytes, server: byte
 def _check_secret(secret: bytes) -> None:
     if len(secret) < SECRET_SIZE:
         remedy = (
-            f"use at least {SECRET_SIZE} random bytes, e.g. FORETRAIN_SECRET or --secret-file of: "
+            f"use at least {SECRET_SIZE} random bytes, e.g. {SECRET} or --secret-file of: "
             f"openssl rand -hex {SECRET_SIZE}"
         )
         raise ConfigError("secret", f"{len(secret)} bytes", "is too short", remedy)

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from foretrain.comm.coordinator.handshake import SECRET_SIZE, Listener, connect
+from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE, Listener, connect
 from foretrain.comm.coordinator.link import Link, LinkError, local_address
 from foretrain.comm.options import AttachOptions
 from foretrain.errors import ConfigError
@@ -21,8 +21,6 @@ from foretrain.plugins.torch.control_group import ControlGroup
 
 logger = logging.getLogger("foretrain")
 
-SECRET = "FORETRAIN_SECRET"
-"""Environment variable with the job's secret, in hexadecimal, if a launcher sets one."""
 _ONE_SECRET = (
     f"give all nodes the same {SECRET} (or foretrain run --secret-file), made with: openssl rand -hex {SECRET_SIZE}; "
     "or give it to none, and rank 0 makes one"

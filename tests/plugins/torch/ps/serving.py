@@ -8,11 +8,11 @@ import os
 import threading
 from collections.abc import Iterator
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch.ps.server import make_optimizer_shard
-from foretrain.plugins.torch.rendezvous import SECRET
 
 KEY = bytes(range(32))
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer
 from foretrain.plugins.torch import attach
-from foretrain.plugins.torch.rendezvous import SECRET
 from tests.plugins.torch.models import SMALL, WARMUP, pair, sgd, steps, train
 from tests.plugins.torch.ps.serving import KEY, servers
 

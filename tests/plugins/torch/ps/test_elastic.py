@@ -16,9 +16,9 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer, Timeouts
 from foretrain.plugins.torch import attach
-from foretrain.plugins.torch.rendezvous import SECRET
 from tests.plugins.torch.models import SMALL, WARMUP, mlp, sgd, steps
 from tests.plugins.torch.ps.serving import KEY, servers
 

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer, Timeouts
 from foretrain.launch.server_supervisor import Servers, ServerSpec
 from foretrain.plugins.torch import attach
-from foretrain.plugins.torch.rendezvous import SECRET
 from tests.plugins.torch.models import SMALL, WARMUP, pair, steps
 from tests.plugins.torch.ps.serving import KEY, servers
 

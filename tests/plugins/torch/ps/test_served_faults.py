@@ -11,8 +11,8 @@ import time
 import pytest
 import torch.distributed as dist
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer, Timeouts
-from foretrain.plugins.torch.rendezvous import SECRET
 from tests.plugins.torch.models import steps, train
 from tests.plugins.torch.ps.serving import KEY, servers
 from tests.plugins.torch.ranks import ROOT

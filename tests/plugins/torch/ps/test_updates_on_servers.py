@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch import attach
-from foretrain.plugins.torch.rendezvous import SECRET
 from tests.plugins.torch.models import (
     EACH,
     SMALL,
