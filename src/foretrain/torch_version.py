@@ -109,9 +109,11 @@ def torch_version(purpose: str) -> str:
     if loaded := sys.modules.get("torch"):
         return str(loaded.__version__)
     try:
-        found = re.search(r"^__version__ = '(.+)'", (torch_folder() / "version.py").read_text("utf-8"), re.MULTILINE)
-    except (LookupError, OSError):
+        stated = torch_folder() / "version.py"
+    except LookupError:
         raise MissingExtra("torch", "torch", purpose) from None
+    text = stated.read_text("utf-8") if stated.exists() else ""
+    found = re.search(r"^__version__ = '(.+)'", text, re.MULTILINE)
     return found[1] if found else str(import_module("torch").__version__)
 
 
