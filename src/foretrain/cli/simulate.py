@@ -158,11 +158,13 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
         with patience(PREPARING):
             where, calibration = equipped(options.cluster, options.device)
             where = where.simulated(network_fidelity)
+        if options.nproc is not None and options.nproc != where.total_gpus:
+            remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
+            raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
+        named = requested_schedule_text(options.schedule, options.plan)
+        schedule = None if named is None else requested_schedule(named)  # before anything starts
         with SimulationProgress(None) as progress:
             wait(progress.watch.building)
-    if options.nproc is not None and options.nproc != where.total_gpus:
-        remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
-        raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)
 
     def once(schedule: str | Spec | None, kept: int, steps: int | None = options.steps) -> Simulated:
         with end_with_reader(), SimulationProgress(steps) as progress:
@@ -182,8 +184,6 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
                 watch=progress.watch,
             )
 
-    named = requested_schedule_text(options.schedule, options.plan)
-    schedule = None if named is None else requested_schedule(named)  # before anything starts
     try:
         policy = None if schedule is None else _policy(schedule, once, where.device)
         stock = None

@@ -121,8 +121,9 @@ def building() -> Iterator[Callable[[Progress], None]]:
         try:
             yield lambda progress: _follow(process, progress)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _follow(process: subprocess.Popen[str], progress: Progress) -> None:
@@ -220,7 +221,7 @@ def _compile(folder: Path, library: Path, progress: Progress) -> None:
 
 def _objects(base: list[str], scratch: Path, progress: Progress) -> list[Path]:
     """Compile all units side by side."""
-    begin = time.monotonic()
+    begin, passed = time.monotonic(), 0
     objects: list[Path] = []
     with ThreadPoolExecutor(len(_UNITS)) as pool:
         jobs = set[Future[None]]()
@@ -236,6 +237,7 @@ def _objects(base: list[str], scratch: Path, progress: Progress) -> list[Path]:
             done, jobs = wait(jobs, timeout=1.0)
             for job in done:
                 job.result()
+    progress(passed, passed)
     return objects
 
 
