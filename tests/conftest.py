@@ -27,6 +27,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark(item)
 
 
+@pytest.fixture(autouse=True)
+def restored_environment() -> Iterator[None]:
+    """Restores the environment: Lightning, for one, leaves OMP_NUM_THREADS in it for the tests that come after."""
+    before = dict(os.environ)
+    yield
+    for changed in {name for name, _ in before.items() ^ os.environ.items()} - {"PYTEST_CURRENT_TEST"}:
+        if changed in before:
+            os.environ[changed] = before[changed]
+        else:
+            del os.environ[changed]
+
+
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
     """Runs a command that must end with status 2, and returns its message."""
