@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 from foretrain.network import Place, cluster
 from foretrain.planner.knob_space import Space
@@ -28,18 +27,6 @@ _FLIGHTS = 3
 at nearly the same moment, and the link idles until what they make room for is ordered; a third one bridges that."""
 
 
-class Explored(NamedTuple):
-    """Result of a search.
-
-    Attributes:
-        best: the fastest, or nearly so.
-        times: of all that was simulated, the iteration time, ps.
-    """
-
-    best: Spec
-    times: tuple[tuple[Spec, Time], ...]
-
-
 def tune(
     workload: Workload,
     where: str | Place,
@@ -49,8 +36,9 @@ def tune(
     careful: bool = False,
     good: Time = 0,
     forecast: Callable[[Spec], Time] | None = None,
+    tried: list[tuple[Spec, Time]] | None = None,
 ) -> Spec:
-    """The knobs of ``schedule`` that minimise the simulated iteration time.
+    """Return ``schedule`` with the knobs that minimise the simulated iteration time.
 
     Knobs that ``schedule`` sets are kept; the others are searched with at most ``evaluations`` simulations.
     The result is never worse than the defaults, unless ``careful``: then it stays at the analytic starting point, small
@@ -61,31 +49,16 @@ def tune(
         workload: one worker's step.
         where: a cluster or its notation.
         schedule: a policy or its notation.
-        evaluations: how many simulations are too many.
+        evaluations: most simulations.
         careful: see above.
-        good: an iteration time with which the search ends; one within 0.02 % of T* always is.
-        forecast: simulates; somebody's who remembers what was simulated before.
+        good: iteration time, ps, that ends the search; one within 0.02 % of T* always does.
+        forecast: returns the iteration time under a schedule, ps; None simulates.
+        tried: to which all that was simulated is appended, with its iteration time.
     """
-    return explore(
-        workload, where, schedule, evaluations=evaluations, careful=careful, good=good, forecast=forecast
-    ).best
-
-
-def explore(
-    workload: Workload,
-    where: str | Place,
-    schedule: str | Spec,
-    *,
-    evaluations: int = 60,
-    careful: bool = False,
-    good: Time = 0,
-    forecast: Callable[[Spec], Time] | None = None,
-) -> Explored:
-    """`tune`, and what it has seen on its way."""
     place, plan = cluster(where), spec(schedule)
     space = Space.of(plan, workload)
     if not space.free:
-        return Explored(plan, ())
+        return plan
     search = _Search(forecast or forecaster(workload, place), evaluations, _CAREFUL if careful else _ENOUGH)
     search.good = max(good, int(bound(workload, place).time * (1 + search.worth)))
     analytic = _analytic(space, job_on(workload, place), _FLIGHTS if careful else 2)
@@ -102,22 +75,24 @@ def explore(
                     if search.better(best, candidate) is candidate:
                         best, moved = candidate, True
                         break
-    return Explored(best, tuple(search.known.values()))
+    if tried is not None:
+        tried += search.known.values()
+    return best
 
 
 def start(workload: Workload, where: str | Place, schedule: str | Spec, *, careful: bool = False) -> Spec:
-    """``schedule`` with the knobs that it leaves open at the analytic starting point of `tune`."""
+    """Return ``schedule`` with its open knobs at the analytic starting point of `tune`."""
     space = Space.of(spec(schedule), workload)
     return _analytic(space, job_on(workload, cluster(where)), _FLIGHTS if careful else 2)
 
 
 def forecaster(workload: Workload, place: Place) -> Callable[[Spec], Time]:
-    """The iteration time under a schedule, by simulation."""
+    """Return a function that simulates a schedule and returns its iteration time, ps."""
     return lambda plan: simulate(workload, place, plan, trace=False).iteration_time
 
 
 class _Search:
-    """Remembers what was simulated, in ``known``."""
+    """Comparison of schedules that remembers what was simulated, in ``known``."""
 
     def __init__(self, forecast: Callable[[Spec], Time], evaluations: int, worth: float) -> None:
         self._forecast, self._evaluations = forecast, evaluations
@@ -132,7 +107,7 @@ class _Search:
         return len(self.known) >= self._evaluations or least <= self.good
 
     def better(self, old: Spec, new: Spec) -> Spec:
-        """The faster one; ``old`` where they are as good as equal and when the search is over."""
+        """Return the faster one; ``old`` if they are nearly equal or the search is over."""
         least = self._time(old) * (1 - self.worth)
         return old if self.over or self._time(new) > least else new
 

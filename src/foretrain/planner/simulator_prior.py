@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from foretrain.network import Place
 from foretrain.planner.knob_space import IterationTimes, Space
-from foretrain.planner.search import explore
+from foretrain.planner.search import tune
 from foretrain.schedule import Spec
 from foretrain.simulation import simulate
-from foretrain.units import to_seconds
+from foretrain.units import Time, to_seconds
 from foretrain.workload.step import Workload
 
 Forecast = Callable[[Spec], float]
@@ -223,12 +223,13 @@ class JobForecaster:
 
     def informed(self, start: Spec | None = None, *, evaluations: int = 60, careful: bool = False) -> SimulatorPrior:
         """Return a proposer that begins with ``start``, or with the best by what is forecast and was learnt."""
-        found = explore(self._workload, self.place, self._plan, evaluations=evaluations, careful=careful)
-        known = [(spec, to_seconds(time)) for spec, time in found.times]
+        tried: list[tuple[Spec, Time]] = []
+        best = tune(self._workload, self.place, self._plan, evaluations=evaluations, careful=careful, tried=tried)
+        known = [(spec, to_seconds(time)) for spec, time in tried]
         self._times.update((str(spec), time) for spec, time in known)
         space = Space.of(self._plan, self._workload, running=True)
         learnt = self._latest.learnt if self._latest is not None else ()
-        start = start or (None if learnt else found.best)
+        start = start or (None if learnt else best)
         self._latest = SimulatorPrior(space, self.forecast, known, start, learnt)
         return self._latest
 
