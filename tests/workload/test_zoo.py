@@ -57,7 +57,7 @@ def test_arithmetic_is_the_published_one(name):
 
 
 def test_a_transformers_arithmetic_is_two_flops_per_weight_and_token():
-    from foretrain.workload.models.bert import bert_large
+    from foretrain.workload.models.encoders import bert_large
 
     net, tokens = bert_large(128), 128
     matrices = sum(p.elements for p in net.parameters if len(p.shape) == 2 and "embeddings" not in p.name)

@@ -19,6 +19,9 @@ from foretrain.units import NANOSECOND, SECOND, Time
 
 FAILURE_GRACE = 2.0
 """Seconds that a failed collective waits for the links to name the rank that failed."""
+POLL_INTERVAL = 1.0
+"""Seconds between two checks of a thread that waits for a collective. When Python ends, a thread must not be inside of
+gloo for longer, either."""
 
 
 class Timers:

@@ -7,7 +7,7 @@ after the other as on one communicator, each after θ, the cluster's ``overhead`
 
     READY on all members ──▶ policy ──▶ Start(chunk) ── θ ──▶ traffic ──▶ Done ──▶ task landed: its event happens
 
-The policy is made as in the real runtime (`foretrain.plugins.torch.runtime_plan`) from what all members of the group
+The policy is made as in the real runtime (`foretrain.comm.runtime_plan`) from what all members of the group
 have observed: the slowest member counts, and knobs that were left open are searched by simulating the observed step on
 the network whose cost is known.
 

@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from foretrain.comm import rendezvous
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch import attach, rendezvous
+from foretrain.plugins.torch import attach
 from tests.plugins.torch.models import SMALL, STEPS, WARMUP, batch, mlp, objective, pair, sgd
 
 SECRET, OTHER = "5a" * 32, "a5" * 32

@@ -21,7 +21,7 @@ from foretrain.comm.coordinator.link import Link
 from foretrain.comm.options import AllReduce, Timeouts
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch import attach
-from foretrain.plugins.torch.collective_executor import CollectiveExecutor
+from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
 from tests.plugins.torch.models import SMALL, WARMUP, batch, objective, pair, steps, train
 from tests.plugins.torch.test_attach_life import launched, stock
 
@@ -337,7 +337,7 @@ def issues_otherwise(order):
     model, optimizer, _ = attached_mlp(transport=AllReduce(order, check_every=1))
     for step in steps(model, optimizer, FAR):
         if step == MIDDLE and dist.get_rank() == 1:
-            (executor,) = (thing for thing in gc.get_objects() if isinstance(thing, CollectiveExecutor))
+            (executor,) = (thing for thing in gc.get_objects() if isinstance(thing, ProcessGroupExecutor))
             executor._digest.update(b"another collective")
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from foretrain.comm.options import AllReduce
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch import attach, collective_executor
+from foretrain.plugins.torch import attach, process_group_executor
 from foretrain.plugins.torch.gradient_buffer import BufferSlice, Rounding
 from foretrain.schedule import POLICIES
 from tests.plugins.torch.models import (
@@ -70,7 +70,7 @@ def test_knobs_left_open_are_set_by_simulation(ranks, schedule):
 
 
 def copying(side):
-    with mock.patch.object(collective_executor, "coalesces", return_value=False):
+    with mock.patch.object(process_group_executor, "coalesces", return_value=False):
         yield from plain(side)
 
 

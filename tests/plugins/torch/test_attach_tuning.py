@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer
+from foretrain.comm.runtime_plan import search_of
 from foretrain.network import cluster
 from foretrain.plugins.torch import attach
-from foretrain.plugins.torch.runtime_plan import search_of
 from foretrain.schedule import Spec
 from foretrain.workload import zoo
 from tests.planner.plans import plan_of

@@ -5,7 +5,8 @@ import threading
 import torch
 import torch.distributed as dist
 
-from foretrain.plugins.torch.collective_executor import CollectiveCommand, signature
+from foretrain.comm.collectives.executor import signature
+from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.plugins.torch.static_order import StaticOrder
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.tasks import Chunk, Piece, Task

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from foretrain.plugins.torch import collective_executor as module
-from foretrain.plugins.torch.collective_executor import CollectiveCommand, CollectiveExecutor
+from foretrain.comm.coordinator.protocol import CollectiveCommand
+from foretrain.plugins.torch import process_group_executor as module
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
+from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.plugins.torch.work_wait import abort
 from foretrain.tasks import Chunk, Piece, Task
@@ -91,7 +92,7 @@ def test_the_thread_that_waits_for_an_event_of_a_lost_operation_ends_with_it(mon
     gradients = GradientBuffer([nn.Parameter(torch.zeros(4))], [0])
     group: Any = Group(reached.set)
     landed: list[int] = []
-    carrier = CollectiveExecutor(
+    carrier = ProcessGroupExecutor(
         gradients, [task], group, Streams(), None, lambda task, used: landed.append(task), lambda error: None
     )
     carrier.start(CollectiveCommand(0, Chunk("all_reduce", (Piece(0, 0, 16),), 16)), lambda order: None)

@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,20 +15,26 @@ from torch import nn, optim
 
 from foretrain.comm.coordinator.heartbeat import Heartbeat
 from foretrain.comm.coordinator.protocol import remade
-from foretrain.comm.observation import StepProfile
+from foretrain.comm.exchange import RuntimeContext, TunedExchange
 from foretrain.comm.options import AllReduce, AttachOptions, ParameterServer
+from foretrain.comm.rendezvous import connect_ranks, secret_for_servers
 from foretrain.comm.run_trace import RunTrace
-from foretrain.comm.tuned_exchange import TunedExchange
+from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.engine import Decision
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network import Cluster
 from foretrain.planner.online import Tuner
-from foretrain.plugins.torch import rendezvous
 from foretrain.plugins.torch.attached_model import AttachedModel
-from foretrain.plugins.torch.builder import RuntimeContext, RuntimeParts, assemble, assemble_served
-from foretrain.plugins.torch.control_group import Buffers, ControlGroup, share_all
+from foretrain.plugins.torch.builder import RuntimeParts, assemble, assemble_served
+from foretrain.plugins.torch.control_group import (
+    Buffers,
+    ControlGroup,
+    agree_on_model,
+    refuse_blocking_waits,
+    share_all,
+)
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
 from foretrain.plugins.torch.process_groups import Groups, close_before_exit, forget_closed
-from foretrain.plugins.torch.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.plugins.torch.static_order import StaticOrder
 from foretrain.schedule import POLICIES, CostModel, Spec, spec
 from foretrain.trace import Timeline
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("foretrain")
 
+_GPU_MEMORY = 500e9
+"""Bytes/s of a GPU's memory, a low estimate, for the cost of compression."""
 _served: set[tuple[tuple[str, int], ...]] = set()
 """Addresses of the servers that already train a model of this process."""
 
@@ -87,8 +95,8 @@ class Attached(AttachedModel[RuntimeParts]):
         self._claim_parameters()
         try:
             self._list_parameters()
-            rendezvous.agree_on_model(self._control, model, options)
-            rendezvous.refuse_blocking_waits(self._control)
+            agree_on_model(self._control, model, options)
+            refuse_blocking_waits(self._control)
             self._connect()
             share_all(model, self._groups.control, options.broadcast_buffers, self._check_peers)
             self._begin(optimizers, self._groups.gradients, Buffers(model, self._groups.control, self._check_peers))
@@ -255,7 +263,7 @@ class Attached(AttachedModel[RuntimeParts]):
     def _connect(self) -> None:
         if self._heartbeat is not None:
             return
-        links = rendezvous.connect_ranks(self._control, self._options.interface) if self.ranks > 1 else {}
+        links = connect_ranks(self._control, self._options.interface) if self.ranks > 1 else {}
         if links is not None:
             rounds = lambda: self._runtime.scheduled.rounds if self._runtime else 0  # noqa: E731
             self._heartbeat = Heartbeat(links, self._options.peer_timeout, self._fail, self._activity, rounds)
@@ -266,21 +274,19 @@ class Attached(AttachedModel[RuntimeParts]):
             )
 
     def _assemble(self) -> tuple[RuntimeParts, Sequence[torch.Tensor]]:
-        context = RuntimeContext(
-            *(self._groups.gradients, self._control, self._device, self._options, self._origin),
-            self._fail,
-            self._raise_failure,
-        )
+        context = RuntimeContext(self._control, self._options, self._origin, self._fail, self._raise_failure)
         parameters = [parameter for _, parameter in self._named]
         if self._options.server is not None:
             return self._assemble_served(context, parameters, self._options.server)
-        plan = self._adopt(runtime_plan(*self._observed()))
+        plan = self._adopt(self._plan())
         links, transport = None, self._options.transport
         if self._heartbeat is not None and isinstance(transport, AllReduce) and transport.order == "coordinator":
             links, self._heartbeat = self._heartbeat.release(), None
             # All ranks must have stopped their heartbeats before anything else is sent on these links.
             self._control.all_true(True)
-        return assemble(context, parameters, plan, links), plan.gradients.views
+        gradients = self._flat_buffers(plan)
+        parts = assemble(context, parameters, gradients, plan, self._groups.gradients, links)
+        return parts, gradients.views
 
     def _assemble_served(
         self, context: RuntimeContext, parameters: Sequence[nn.Parameter], server: ParameterServer
@@ -289,7 +295,7 @@ class Attached(AttachedModel[RuntimeParts]):
         from foretrain.comm.ps.client.probing import PushProbe, beside, served_cluster
 
         options = self._options
-        secret = rendezvous.secret_for_servers(self._control)
+        secret = secret_for_servers(self._control)
         self._job = self._job or self._control.share(secrets.token_hex(8).encode()).decode()
         self._links = links = Links(options.servers, secret, self._job, self.rank)
         try:
@@ -308,7 +314,7 @@ class Attached(AttachedModel[RuntimeParts]):
                 shared = beside(options.servers, self.ranks)
                 return measured, served_cluster(measured, self.ranks, len(options.servers), beside=shared)
 
-            plan = self._adopt(runtime_plan(*self._observed(), measure))
+            plan = self._adopt(self._plan(measure))
             self._epoch += 2
             # From here on the servers detect lost workers.
             if self._heartbeat is not None:
@@ -323,11 +329,23 @@ class Attached(AttachedModel[RuntimeParts]):
             from foretrain.plugins.torch.ps.remote_optimizer import RemoteOptimizer
 
             remote = RemoteOptimizer(parameters, self._attachments, server.consistency, self._observation.backwards())
-        parts = assemble_served(context, parameters, plan, links, self._job, self._epoch - 1, remote)
-        return parts, plan.gradients.views
+        gradients = self._flat_buffers(plan)
+        parts = assemble_served(
+            *(context, parameters, gradients, plan, links, self._job, self._epoch - 1), remote=remote
+        )
+        return parts, gradients.views
 
-    def _observed(self) -> tuple[ControlGroup, StepProfile, list[tuple[str, nn.Parameter]], str, AttachOptions]:
-        return self._control, self._observation.observed(), self._named, type(self.model).__name__, self._options
+    def _plan(self, measure: Callable[[], tuple[CostModel, Cluster]] | None = None) -> RuntimePlan:
+        dtype = wire_dtype(self._options.compression)
+        sizes = {name: p.numel() * (dtype or p.dtype).itemsize for name, p in self._named}
+        observed, model = self._observation.observed(), type(self.model).__name__
+        memory = _GPU_MEMORY if self._device.type == "cuda" else None
+        return runtime_plan(self._control, observed, sizes, model, self._device.type, self._options, measure, memory)
+
+    def _flat_buffers(self, plan: RuntimePlan) -> GradientBuffer:
+        dtype = wire_dtype(self._options.compression)
+        parameters = [parameter for _, parameter in self._named]
+        return GradientBuffer(parameters, plan.profile.order, dtype.itemsize if dtype else None)
 
     def _adopt(self, plan: RuntimePlan) -> RuntimePlan:
         self.workload, self.cost, self._cluster = plan.workload, plan.cost, plan.cluster

@@ -25,7 +25,7 @@ from foretrain.comm.observation import StepObserver
 from foretrain.comm.options import AttachOptions
 from foretrain.comm.run_trace import RunTrace
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch import access_guards, rendezvous
+from foretrain.plugins.torch import access_guards
 from foretrain.plugins.torch.control_group import Buffers
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, UpdateSink
 from foretrain.plugins.torch.hooks import Hook, after_forward, before_forward, hide_from_compiler, parameter_modules
@@ -93,7 +93,7 @@ class AttachedModel(ABC, Generic[RuntimeT]):
         self._frozen: list[nn.Parameter] = []
         self._attachments: list[OptimizerHooks] = []
         self._task_of: dict[int, int] = {}
-        self._device = rendezvous.device_of([p for p in model.parameters() if p.requires_grad])
+        self._device = device_of([p for p in model.parameters() if p.requires_grad])
         self._own = {id(parameter) for parameter in model.parameters()}
         for name, parameter in model.named_parameters():
             if id(parameter) in _taken:
@@ -406,3 +406,15 @@ class AttachedModel(ABC, Generic[RuntimeT]):
     @abstractmethod
     def _abandon(self, reason: str | None = None) -> None:
         """Close without waiting; a ``reason`` tells other ranks that work was given up."""
+
+
+def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """Return the one device of a model; ConfigError if there are several."""
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) > 1:
+        shown = ", ".join(sorted(map(str, devices)))
+        raise ConfigError("model", shown, "is on several devices", "attach one model per device")
+    (device,) = devices
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError("model", str(device), "is neither on a CPU nor on a CUDA device", "move the model first")
+    return device

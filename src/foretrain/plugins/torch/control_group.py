@@ -5,37 +5,24 @@ All methods are collective and block. Agreements are made at set-up; buffers are
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._utils import _take_tensors
 
-from foretrain.errors import ConfigError, Disagreement
+from foretrain.comm.control_plane import ControlPlane
+from foretrain.comm.options import AttachOptions
+from foretrain.comm.rendezvous import agree_on_settings, hash_of
+from foretrain.errors import ConfigError
 from foretrain.plugins.torch.streams import enqueues
 from foretrain.plugins.torch.work_wait import finish
-from foretrain.schedule import CostModel
-from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
-
-_SMALL, _LARGE = 4 << 10, 1 << 20
-"""Bytes of the timed operations."""
-_SERIES = 150e6
-"""Nanoseconds that a series of large operations should take."""
-_HAND_OVER: Time = 100 * MICROSECOND
-"""Least time to hand over an operation."""
-_HAND_OVERS = 4
-"""Hand-overs that take as long as the smallest operation of two ranks; both wake threads."""
-_WORK = 3
-"""CPU time of an operation in this runtime over that of the smallest alone: it is ordered, awaited and used as well."""
-_TURN: Time = 500 * MICROSECOND
-"""Time from the end of an operation to the start of one that waits for its credit: three threads, two processes."""
 
 
-class ControlGroup:
+class ControlGroup(ControlPlane):
     """Agreements among the ranks of ``group``; ``check`` raises the error that has ended the job, if any.
 
     Attributes:
@@ -70,67 +57,7 @@ class ControlGroup:
         self._wait(dist.all_gather(all_of_them, own, group=self._group, async_op=True))
         return [other.tolist() for other in all_of_them]
 
-    def all_true(self, value: bool) -> bool:
-        """Return whether ``value`` is true on all ranks."""
-        return all(row[0] for row in self.gather([int(value)]))
-
-    def raise_on_all(self, error: ConfigError | None) -> None:
-        """Raise, on all ranks, the ``error`` of the first rank that has one, with the number of that rank.
-
-        A rank that raised alone would leave the others waiting in their next collective.
-        """
-        failing = [rank for rank, (failed,) in enumerate(self.gather([int(error is not None)])) if failed]
-        if not failing:
-            return
-        parts = (error.field, str(error.value), error.problem, error.remedy) if error is not None else ()
-        text = self.share(msgspec.json.encode(parts), failing[0])
-        field, value, problem, remedy = msgspec.json.decode(text, type=tuple[str, str, str, str])
-        raise ConfigError(field, value, f"{problem} (on rank {failing[0]})", remedy)
-
-    def must_agree(self, what: str, names: Sequence[str], hashes: Sequence[int]) -> None:
-        """Raise Disagreement, on all ranks, naming the first of ``names`` whose hash differs."""
-        counts = [row[0] for row in self.gather([len(hashes)])]
-        if len(set(counts)) > 1:
-            numbers = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
-            raise Disagreement(f"the ranks have {what}s in different numbers: {numbers}")
-        rows = self.gather(hashes)
-        for place, name in enumerate(names):
-            differing = [rank for rank, row in enumerate(rows) if row[place] != rows[0][place]]
-            if differing:
-                raise Disagreement(
-                    f"{what} {name!r} (of rank {self.rank}) differs on rank {differing[0]} from rank 0's"
-                )
-
-    def cost(self, crowding: float = 0.0) -> CostModel:
-        """Return the measured cost of an all-reduce, the same on all ranks.
-
-        Args:
-            crowding: share of an operation's work that delays the computation, because no core is free for it.
-
-        κ is that of large operations, two in flight; floor and latency are of the smallest, two in flight and alone.
-        θ is what this runtime itself takes to hand an operation over, because gloo's own is hidden behind the bytes; it
-        is a share of the floor, which has N − 1 times as many rounds as that of two ranks.
-        """
-        if self.ranks == 1:
-            return CostModel(NANOSECOND, 1)
-        (first,) = max(self.gather([int(self._series(_LARGE, 2, 2))]))
-        count = max(4, min(32, int(_SERIES / first)))
-        large = median(self._series(_LARGE, count, 2) for _ in range(3))
-        cpu = time.process_time_ns()
-        small = median(self._series(_SMALL, 12, 2) for _ in range(5))
-        cpu = (time.process_time_ns() - cpu) // (12 * 5)
-        alone = median(self._series(_SMALL, 6, 1) for _ in range(5))
-        own = [int(large * NANOSECOND * 2**COST_SHIFT / _LARGE), int(small), int(alone), cpu]
-        per_byte, small, alone, cpu = max(self.gather(own))
-        hand_over = max(_HAND_OVER, small * NANOSECOND // (_HAND_OVERS * (self.ranks - 1)))
-        return CostModel(
-            overhead=hand_over + round(crowding * _WORK * cpu) * NANOSECOND,
-            per_byte=max(1, per_byte),
-            latency=max(0, alone - small) * NANOSECOND + _TURN,
-            floor=small * NANOSECOND,
-        )
-
-    def _series(self, size: int, count: int, depth: int) -> float:
+    def series(self, size: int, count: int, depth: int) -> float:
         """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight."""
         buffers = [torch.zeros(size // 4, device=self._device) for _ in range(depth)]
         self.all_true(True)
@@ -206,3 +133,31 @@ def _broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup, check:
             finish(work, check, enqueues=enqueues(group, flat.device))
             for tensor, values in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(values.view(tensor.shape))
+
+
+_BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+_TRUE = ("1", "t", "true", "y", "yes")
+"""Values of environment variables that PyTorch reads as true."""
+
+
+def agree_on_model(control: ControlGroup, model: nn.Module, options: AttachOptions) -> None:
+    """Raise Disagreement, on all ranks, if settings, parameters or shared buffers differ."""
+    agree_on_settings(control, options)
+    parameters = [(name, p, "" if p.requires_grad else " frozen") for name, p in model.named_parameters()]
+    buffers = [(name, buffer, "") for name, buffer in model.named_buffers() if options.broadcast_buffers]
+    for what, tensors in (("parameter", parameters), ("buffer", buffers)):
+        described = [f"{name} {tuple(tensor.shape)} {tensor.dtype}{frozen}" for name, tensor, frozen in tensors]
+        control.must_agree(what, described, [hash_of(text) for text in described])
+
+
+def refuse_blocking_waits(control: ControlGroup) -> None:
+    """Raise ConfigError, on all ranks, if NCCL's waits block the host on one of them.
+
+    A blocked runtime thread would neither read messages of other ranks nor send heartbeats.
+    """
+    set_here = next((name for name in _BLOCKING if os.environ.get(name, "").lower() in _TRUE), None)
+    if control.enqueues and not control.all_true(set_here is None):
+        name = set_here or _BLOCKING[0]
+        value = os.environ.get(name, "set on another rank")
+        remedy = "unset it on all ranks; a rank that is lost is noticed without it, after `timeout`"
+        raise ConfigError(name, value, "makes the host wait for every collective of NCCL", remedy)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from foretrain.comm.coordinator.protocol import accumulated_differently
+from foretrain.comm.coordinator.protocol import CollectiveCommand, accumulated_differently
+from foretrain.comm.event_loop import POLL_INTERVAL
 from foretrain.engine import Decision
 from foretrain.errors import Disagreement, PeerLost, StallError
-from foretrain.plugins.torch.collective_executor import CollectiveCommand, CollectiveExecutor
+from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
 from foretrain.plugins.torch.streams import HostStreams, enqueues
-from foretrain.plugins.torch.work_wait import POLL_INTERVAL, finish
+from foretrain.plugins.torch.work_wait import finish
 from foretrain.schedule import Spec
 from foretrain.tasks import Chunk, Task
 
@@ -54,7 +55,7 @@ class StaticOrder:
         stall_timeout: float,
     ) -> None:
         self._chunks, self._tasks = chunks, tasks
-        self._executor: CollectiveExecutor
+        self._executor: ProcessGroupExecutor
         self._group, self._device, self._streams = group, device, streams
         self._report, self._failed, self._check_every, self._stall_timeout = landed, failed, check_every, stall_timeout
         self._changed = threading.Condition()
@@ -70,7 +71,7 @@ class StaticOrder:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="foretrain-replayer", daemon=True)
 
-    def start(self, executor: CollectiveExecutor) -> None:
+    def start(self, executor: ProcessGroupExecutor) -> None:
         """Begin to issue chunks through ``executor``, which calls `landed`."""
         self._executor = executor
         self._thread.start()

@@ -15,14 +15,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from foretrain.comm.event_loop import FAILURE_GRACE
+from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
 from foretrain.errors import PeerLost
 from foretrain.plugins.torch.streams import enqueues
 
 logger = logging.getLogger("foretrain")
-
-POLL_INTERVAL = 1.0
-"""Seconds between two checks. When Python ends, a thread must not be inside of gloo for longer, either."""
 
 
 def finish(work: dist.Work | None, check: Callable[[], None], *, enqueues: bool, grace: float = FAILURE_GRACE) -> None:

@@ -1,7 +1,7 @@
 """The zoo: well-known models as workloads, from their architecture and a device's rates; needs no torch.
 
 net.py         the builder: follows shapes, counts parameters, multiplications and memory traffic
-plain_cnns.py … one file per family, written like the model's own definition
+convnets.py …  one file per family, written like the model's own definition
 cost.py        architecture + device + batch → times and gradients
 catalog.py     the names, their defaults, and `zoo`
 """

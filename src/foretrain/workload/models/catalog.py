@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from foretrain import errors
 from foretrain.device import PRECISIONS, Device, Precision, preset
 from foretrain.errors import ConfigError
-from foretrain.workload.models import bert, gpt2, inception, llama, plain_cnns, resnet, transformer
+from foretrain.workload.models import convnets, decoders, encoders, inception
 from foretrain.workload.models.net import Optimizer, gradients_of, layers_of, rescaled
 from foretrain.workload.step import Workload
 
@@ -45,18 +45,18 @@ class SequenceModel:
 
 
 _MODELS: dict[str, ImageModel | SequenceModel] = {
-    "alexnet": ImageModel(plain_cnns.alexnet, batch=128),
-    "vgg16": ImageModel(plain_cnns.vgg16, batch=32),
-    "vgg19": ImageModel(plain_cnns.vgg19, batch=32),
-    "resnet50": ImageModel(resnet.resnet50, batch=64),
-    "resnet101": ImageModel(resnet.resnet101, batch=64),
-    "resnet152": ImageModel(resnet.resnet152, batch=32),
+    "alexnet": ImageModel(convnets.alexnet, batch=128),
+    "vgg16": ImageModel(convnets.vgg16, batch=32),
+    "vgg19": ImageModel(convnets.vgg19, batch=32),
+    "resnet50": ImageModel(convnets.resnet50, batch=64),
+    "resnet101": ImageModel(convnets.resnet101, batch=64),
+    "resnet152": ImageModel(convnets.resnet152, batch=32),
     "inception_v3": ImageModel(inception.inception_v3, batch=64),
-    "bert_base": SequenceModel(bert.bert_base, batch=32, sequence=128, positions=bert.POSITIONS),
-    "bert_large": SequenceModel(bert.bert_large, batch=16, sequence=128, positions=bert.POSITIONS),
-    "gpt2": SequenceModel(gpt2.gpt2, batch=4, sequence=1024, positions=gpt2.POSITIONS),
-    "transformer_big": SequenceModel(transformer.transformer_big, batch=128, sequence=32),
-    "llama3_8b": SequenceModel(llama.llama3_8b, batch=1, sequence=8192, precisions=("bf16", "fp16", "fp32")),
+    "bert_base": SequenceModel(encoders.bert_base, batch=32, sequence=128, positions=encoders.BERT_POSITIONS),
+    "bert_large": SequenceModel(encoders.bert_large, batch=16, sequence=128, positions=encoders.BERT_POSITIONS),
+    "gpt2": SequenceModel(decoders.gpt2, batch=4, sequence=1024, positions=decoders.GPT2_POSITIONS),
+    "transformer_big": SequenceModel(encoders.transformer_big, batch=128, sequence=32),
+    "llama3_8b": SequenceModel(decoders.llama3_8b, batch=1, sequence=8192, precisions=("bf16", "fp16", "fp32")),
 }
 
 

@@ -27,6 +27,7 @@ from foretrain.comm.ps.server.job import ServerConfig, ShardJob
 from foretrain.comm.ps.server.snapshots import copied
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.ps.staging import Staging
+from foretrain.plugins.torch.streams import HostStreams
 from foretrain.tasks import Chunk, Piece, Task
 from tests.comm.ps.server.stateful import RATE, Sgd
 
@@ -135,7 +136,7 @@ class Memory:
 
 
 class Worker:
-    """What `foretrain.plugins.torch.ps.exchange.ServedExchange` does; pieces are cut and pushed by chance."""
+    """What `foretrain.comm.ps.client.exchange.ServedExchange` does; pieces are cut and pushed by chance."""
 
     def __init__(self, rank, workers, lines, chance, keeps, lossy):
         self.rank, self.lines, self.chance, self.keeps, self.lossy = rank, lines, chance, keeps, lossy
@@ -144,7 +145,7 @@ class Worker:
             Task(index=place, name=f"layer{place}", size=4 * count, first_use=place)
             for place, count in enumerate(COUNTS)
         ]
-        self.staging = Limited(gradients, tasks, None, workers, "job")
+        self.staging = Limited(gradients, tasks, None, workers, "job", HostStreams())
         self.flights = InFlight([task.size for task in tasks])
         self.pushes = PushLog(self.staging, lines, self.flights, 0)
         self.views = gradients.views

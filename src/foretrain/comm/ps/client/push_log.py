@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Copies(Protocol):
-    """Interface of `foretrain.plugins.torch.ps.staging.Staging` to the log."""
+    """Gradients of each kept round as bytes."""
 
     declaration: Declaration
 

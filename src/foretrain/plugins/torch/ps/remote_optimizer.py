@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import nn, optim
 
+from foretrain.comm.ps.client.exchange import ServedExchange
 from foretrain.comm.ps.client.inflight import Messages, StateTransfer
 from foretrain.comm.ps.frames import FrameKind, Header
 from foretrain.comm.ps.hyperparameters import Setting, finite
@@ -26,7 +27,6 @@ from foretrain.plugins.torch.deferred_optimizer import Update, why_not_separable
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, GradientLocation
 from foretrain.plugins.torch.optimizers import OptimizerHooks
-from foretrain.plugins.torch.ps.exchange import ServedExchange
 from foretrain.plugins.torch.ps.server.parameter_store import SCALARS, PartState, contents, decode, encode
 from foretrain.schedule import Spec
 

@@ -6,7 +6,8 @@ the flat buffer, and the push may have to be repeated after that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, dtype_name
 from foretrain.network.switch_cluster import MESSAGE
 from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer, Rounding
+from foretrain.plugins.torch.streams import HostStreams
 from foretrain.tasks import Piece, Task
 
 
@@ -38,6 +40,7 @@ class Staging:
         dtype: to send; None sends elements as they are.
         workers: N.
         job: its name on the servers.
+        streams: of the model's device.
         limit: most bytes of a part.
         optimized: optimizers that servers run; None if they return sums.
     """
@@ -49,10 +52,11 @@ class Staging:
         dtype: torch.dtype | None,
         workers: int,
         job: str,
+        streams: HostStreams,
         limit: int = MESSAGE,
         optimized: Optimized | None = None,
     ) -> None:
-        self._gradients = gradients
+        self._gradients, self._streams = gradients, streams
         self._rounding = Rounding(gradients.flat, dtype) if dtype else None
         self._buffers = []
         for flat in gradients.flat:
@@ -118,6 +122,20 @@ class Staging:
         if received is not flat:
             high = low + len(data) // width
             flat[low:high].copy_(received[low:high], non_blocking=True)
+
+    @contextmanager
+    def sending(self, tasks: Sequence[int]) -> Iterator[None]:
+        """Make the device's copies follow the backward pass of ``tasks``."""
+        with torch.no_grad(), self._streams.issuing(tasks):
+            yield
+
+    @contextmanager
+    def arriving(self, task: int) -> Iterator[None]:
+        """Mark on the device when the bytes of ``task`` are in their place."""
+        with torch.no_grad(), self._streams.arriving():
+            yield
+            mark = self._streams.arrived()
+        self._streams.landed((task,), mark)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -1,4 +1,4 @@
-"""Agreement of all ranks before the first step: settings, model, secret, and links to rank 0."""
+"""Rendezvous of all ranks before the first step: their secret, and links to rank 0."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Sequence
 
 import msgspec
-import torch
-from torch import nn
 
+from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE, Listener, connect
 from foretrain.comm.coordinator.link import Link, LinkError, local_address
 from foretrain.comm.options import AttachOptions
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch.control_group import ControlGroup
 
 logger = logging.getLogger("foretrain")
 
@@ -27,44 +24,24 @@ _ONE_SECRET = (
 )
 _UNASSIGNED = ("192.0.2.1", 9)
 """Address that no host has (RFC 5737): its route is the default route."""
-_BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
-_TRUE = ("1", "t", "true", "y", "yes")
-"""Values of environment variables that PyTorch reads as true."""
 _CONNECT_TIMEOUT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
 _OWN = ("interface", "trace")
 """Settings in which ranks may differ."""
 
 
-def agree_on_model(control: ControlGroup, model: nn.Module, options: AttachOptions) -> None:
-    """Raise Disagreement, on all ranks, if settings, parameters or shared buffers differ."""
+def agree_on_settings(control: ControlPlane, options: AttachOptions) -> None:
+    """Raise Disagreement, on all ranks, if ``options`` differ."""
     settings = {key: value for key, value in msgspec.structs.asdict(options).items() if key not in _OWN}
-    control.must_agree("setting", list(settings), [_hash(f"{key}={value}") for key, value in settings.items()])
-    parameters = [(name, p, "" if p.requires_grad else " frozen") for name, p in model.named_parameters()]
-    buffers = [(name, buffer, "") for name, buffer in model.named_buffers() if options.broadcast_buffers]
-    for what, tensors in (("parameter", parameters), ("buffer", buffers)):
-        described = [f"{name} {tuple(tensor.shape)} {tensor.dtype}{frozen}" for name, tensor, frozen in tensors]
-        control.must_agree(what, described, [_hash(text) for text in described])
+    control.must_agree("setting", list(settings), [hash_of(f"{key}={value}") for key, value in settings.items()])
 
 
-def refuse_blocking_waits(control: ControlGroup) -> None:
-    """Raise ConfigError, on all ranks, if NCCL's waits block the host on one of them.
-
-    A blocked runtime thread would neither read messages of other ranks nor send heartbeats.
-    """
-    set_here = next((name for name in _BLOCKING if os.environ.get(name, "").lower() in _TRUE), None)
-    if control.enqueues and not control.all_true(set_here is None):
-        name = set_here or _BLOCKING[0]
-        value = os.environ.get(name, "set on another rank")
-        remedy = "unset it on all ranks; a rank that is lost is noticed without it, after `timeout`"
-        raise ConfigError(name, value, "makes the host wait for every collective of NCCL", remedy)
-
-
-def _hash(text: str) -> int:
+def hash_of(text: str) -> int:
+    """Return 64 bits of a hash of ``text``, by which ranks compare."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def connect_ranks(control: ControlGroup, interface: str | None) -> dict[int, Link] | None:
+def connect_ranks(control: ControlPlane, interface: str | None) -> dict[int, Link] | None:
     """Return authenticated links between rank 0 and each other rank; None, on all ranks, if one cannot connect.
 
     Rank 0 listens on one address of one interface. The secret is the launcher's, or one that rank 0 makes and hands out
@@ -75,7 +52,7 @@ def connect_ranks(control: ControlGroup, interface: str | None) -> dict[int, Lin
     """
     links: dict[int, Link] = {}
     listener = problem = None
-    several_hosts = len({row[0] for row in control.gather([_hash(platform.node())])}) > 1
+    several_hosts = len({row[0] for row in control.gather([hash_of(platform.node())])}) > 1
     given = common_secret(control)
     secret = given or secrets.token_bytes(SECRET_SIZE)
     if control.rank == 0:
@@ -127,7 +104,7 @@ def _listen(host: str, secret: bytes, ranks: int) -> Listener:
         raise ConfigError("interface", host, error.problem, remedy) from error
 
 
-def common_secret(control: ControlGroup) -> bytes | None:
+def common_secret(control: ControlPlane) -> bytes | None:
     """Return the secret that a launcher gave to all ranks, or None; ConfigError, on all ranks, if they differ."""
     secret = problem = None
     try:
@@ -136,7 +113,7 @@ def common_secret(control: ControlGroup) -> bytes | None:
         problem = error
     control.raise_on_all(problem)
     # 8 bytes of a hash of 32 random bytes reveal no more than the handshake does.
-    marks = [row[0] for row in control.gather([_hash(f"secret {secret.hex()}") if secret else 0])]
+    marks = [row[0] for row in control.gather([hash_of(f"secret {secret.hex()}") if secret else 0])]
     for rank, mark in enumerate(marks):
         if mark != marks[0]:
             having, missing = (0, rank) if marks[0] else (rank, 0)
@@ -160,20 +137,8 @@ def _secret() -> bytes | None:
     return secret
 
 
-def secret_for_servers(control: ControlGroup) -> bytes:
+def secret_for_servers(control: ControlPlane) -> bytes:
     """Return the job's secret, which its servers have, too; ConfigError, on all ranks, if there is none."""
     if given := common_secret(control):
         return given
     raise ConfigError(SECRET, "", "is not set, and servers refuse workers without it", _ONE_SECRET)
-
-
-def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
-    """Return the one device of a model; ConfigError if there are several."""
-    devices = {parameter.device for parameter in parameters}
-    if len(devices) > 1:
-        shown = ", ".join(sorted(map(str, devices)))
-        raise ConfigError("model", shown, "is on several devices", "attach one model per device")
-    (device,) = devices
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError("model", str(device), "is neither on a CPU nor on a CUDA device", "move the model first")
-    return device

@@ -12,25 +12,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
 
-import torch
 import zmq
 
+from foretrain.comm.collectives.executor import describe
 from foretrain.comm.event_loop import Inbox, SilenceDetector, Timers
 from foretrain.comm.ps.client.connection import Connection, Links, failure
 from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk, StateTransfer
-from foretrain.comm.ps.client.push_log import PushedRange, PushLog
+from foretrain.comm.ps.client.push_log import Copies, PushedRange, PushLog
 from foretrain.comm.ps.frames import FAILURES, RETURNS, FrameKind, Header, unbundle
 from foretrain.comm.ps.placement import Placement
+from foretrain.comm.run_trace import CommRecord
 from foretrain.engine import Decision, Engine
 from foretrain.errors import PeerLost, StallError
-from foretrain.plugins.torch.collective_executor import CommRecord, describe
-from foretrain.plugins.torch.ps.staging import Staging
-from foretrain.plugins.torch.streams import HostStreams
 from foretrain.schedule import Job, Spec
 from foretrain.schedule.monitor import Gauge
-from foretrain.tasks import Chunk, Ready, StepBegin
+from foretrain.tasks import Chunk, Piece, Ready, StepBegin
 from foretrain.units import Time
 
 logger = logging.getLogger("foretrain")
@@ -41,6 +40,25 @@ _CLOSE_TIMEOUT: Final = 2.0
 """Seconds for the last messages to leave."""
 
 
+class StagedGradients(Copies, Protocol):
+    """Gradients as bytes, on the host."""
+
+    def aligned(self, piece: Piece) -> tuple[int, int]:
+        """Return the first byte of ``piece`` and the one behind its last; an element belongs where its last byte is."""
+        ...
+
+    def store(self, task: int, start: int, data: memoryview) -> None:
+        """Write arrived bytes to the gradient's place from ``start`` on."""
+
+    def sending(self, tasks: Sequence[int]) -> AbstractContextManager[object]:
+        """Return a context in which the gradients of ``tasks`` can be copied."""
+        ...
+
+    def arriving(self, task: int) -> AbstractContextManager[object]:
+        """Return a context in which bytes of ``task`` are stored."""
+        ...
+
+
 class ServedExchange:
     """`TunableExchange` over a parameter server. It owns one thread, and ``links``.
 
@@ -48,7 +66,6 @@ class ServedExchange:
         job: tasks and cost of the network.
         spec: the policy to run.
         staging: the gradients as bytes.
-        streams: of the model's device.
         links: to every shard.
         epoch: declarations of this worker before this one.
         landed: called with a task, when its sum has arrived, and whether any worker had a gradient.
@@ -65,8 +82,7 @@ class ServedExchange:
         self,
         job: Job,
         spec: Spec,
-        staging: Staging,
-        streams: HostStreams,
+        staging: StagedGradients,
         links: Links,
         *,
         epoch: int,
@@ -80,7 +96,7 @@ class ServedExchange:
         gauge: Gauge | None = None,
     ) -> None:
         self._gauge = gauge
-        self._job, self._staging, self._streams = job, staging, streams
+        self._job, self._staging = job, staging
         self._links, self._connections = links, links.connections
         self._updated = staging.declaration.optimized is not None
         self._landed, self._failed = landed, failed
@@ -197,7 +213,7 @@ class ServedExchange:
             spans = [PushedRange(*each) for each in ranges if each[1] < each[2]]
             for span in spans:
                 self._inflight.push(flight, *span)
-            with torch.no_grad(), self._streams.issuing([span.task for span in spans if self._used[span.task]]):
+            with self._staging.sending([span.task for span in spans if self._used[span.task]]):
                 self._pushes.push(spans, self._used.__getitem__, held=chunk.op == "reduce_scatter")
 
     # ── the loop ──
@@ -290,14 +306,10 @@ class ServedExchange:
         if not len(payload):
             self._absent.add(part.task)
         elif arrived.new:
-            with torch.no_grad(), self._streams.arriving():
-                wide = len(payload) // size
+            wide, data = len(payload) // size, memoryview(payload)
+            with self._staging.arriving(part.task):
                 for low, high in arrived.new:
-                    self._staging.store(
-                        part.task, low, memoryview(payload)[(low - start) * wide : (high - start) * wide]
-                    )
-                mark = self._streams.arrived()
-            self._streams.landed((part.task,), mark)
+                    self._staging.store(part.task, low, data[(low - start) * wide : (high - start) * wide])
         self._finish(arrived.pulled)
         if arrived.landed:
             self._landed(part.task, part.task not in self._absent)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch import rendezvous
+from foretrain.plugins.torch.control_group import refuse_blocking_waits
 
 BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
@@ -28,16 +28,16 @@ def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nccl_waits_that_block_the_host_are_refused(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"{name}: '{value}' makes the host wait .*; unset it on all ranks"):
-        rendezvous.refuse_blocking_waits(control())
-    rendezvous.refuse_blocking_waits(control(enqueues=False, others=False))  # gloo does not read it
+        refuse_blocking_waits(control())
+    refuse_blocking_waits(control(enqueues=False, others=False))  # gloo does not read it
 
 
 def test_they_are_refused_on_all_ranks_if_one_has_them():
     with pytest.raises(ConfigError, match="TORCH_NCCL_BLOCKING_WAIT: 'set on another rank'"):
-        rendezvous.refuse_blocking_waits(control(others=False))
+        refuse_blocking_waits(control(others=False))
 
 
 @pytest.mark.parametrize("value", ["", "0", "false"])
 def test_waits_of_streams_are_not(monkeypatch, value):
     monkeypatch.setenv(BLOCKING[0], value)
-    rendezvous.refuse_blocking_waits(control())
+    refuse_blocking_waits(control())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from torch import nn
-
+from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.coordinator.protocol import pack_spec, unpack_spec
 from foretrain.comm.observation import StepProfile, workload_of
 from foretrain.comm.options import AttachOptions
@@ -19,8 +18,6 @@ from foretrain.planner.online import Tuner
 from foretrain.planner.plan import fingerprint
 from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.planner.tuned_knobs import Saved, folder
-from foretrain.plugins.torch.control_group import ControlGroup
-from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
 from foretrain.schedule import POLICIES, Bound, CostModel, Job, Spec, bound
 from foretrain.simulation import simulate
 from foretrain.tasks import Chunk
@@ -29,16 +26,12 @@ from foretrain.workload.step import Workload
 logger = logging.getLogger("foretrain.auto")
 """Log of the planner's choices."""
 
-_GPU_MEMORY = 500e9
-"""Bytes/s of a GPU's memory, a low estimate, for the cost of compression."""
-
 
 class RuntimePlan(NamedTuple):
     """Plan of the scheduled steps.
 
     Attributes:
         profile: the slowest rank's.
-        gradients: flat buffers for them, in the order of use.
         workload: made from the profile.
         cost: of the network, measured.
         cluster: with that cost, for the simulator; None for a single rank.
@@ -50,7 +43,6 @@ class RuntimePlan(NamedTuple):
     """
 
     profile: StepProfile
-    gradients: GradientBuffer
     workload: Workload
     cost: CostModel
     cluster: Cluster | None
@@ -62,30 +54,29 @@ class RuntimePlan(NamedTuple):
 
 
 def runtime_plan(
-    control: ControlGroup,
+    control: ControlPlane,
     profile: StepProfile,
-    named: Sequence[tuple[str, nn.Parameter]],
+    tasks: Mapping[str, int],
     model: str,
+    device: str,
     options: AttachOptions,
     measure: Callable[[], tuple[CostModel, Cluster]] | None = None,
+    memory: float | None = None,
 ) -> RuntimePlan:
     """Return the plan, the same on all ranks. Collective.
 
     Args:
         control: of all ranks.
         profile: this rank's.
-        named: the parameters by task, with their names.
+        tasks: names of the parameters, in the order of tasks, and their bytes on the wire.
         model: its name.
+        device: on which it computes, for people.
         options: of `foretrain.plugins.torch.attach`.
         measure: measures the network, on all ranks at once, each on its own. None times all-reduces on ``control``.
+        memory: bytes/s of the device's memory, for the cost of compression; None on a CPU.
     """
-    names, parameters = [name for name, _ in named], [parameter for _, parameter in named]
-    dtype = wire_dtype(options.compression)
     profile = slowest(control, profile)
-    gradients = GradientBuffer(parameters, profile.order, dtype.itemsize if dtype else None)
-    sizes = [gradients.size(task) for task in range(len(parameters))]
-    where = f"{control.ranks} ranks of {parameters[0].device.type}"
-    workload = workload_of(profile, names, sizes, model, where)
+    workload = workload_of(profile, list(tasks), list(tasks.values()), model, f"{control.ranks} ranks of {device}")
     if measure is not None:
         cost, cluster = measure()
     else:
@@ -93,7 +84,6 @@ def runtime_plan(
         cluster = cluster_of(cost, control.ranks) if control.ranks > 1 else None
     job = Job.of(workload, cost)
     # Rank 0 chooses for all: floating point may differ in the last digit between machines.
-    memory = _GPU_MEMORY if parameters[0].device.type == "cuda" else None
     tuner, saved, text = None, None, b""
     if control.rank == 0:
         if isinstance(options.schedule, SavedPlan):
@@ -105,10 +95,10 @@ def runtime_plan(
         text = pack_spec(schedule)
     schedule = unpack_spec(control.share(text))
     optimum = bound(workload, job) if cluster is not None else None
-    return RuntimePlan(profile, gradients, workload, cost, cluster, job, schedule, optimum, tuner, saved)
+    return RuntimePlan(profile, workload, cost, cluster, job, schedule, optimum, tuner, saved)
 
 
-def slowest(control: ControlGroup, own: StepProfile) -> StepProfile:
+def slowest(control: ControlPlane, own: StepProfile) -> StepProfile:
     """Return the profile of the rank that computes longest, for which the others will wait. Collective.
 
     Two values are the maxima over all ranks: how often a gradient accumulates in one pass, and how busy the cores are.

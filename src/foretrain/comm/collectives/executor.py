@@ -1,0 +1,171 @@
+"""Executor of collectives: issues chunks in the order that all ranks have agreed on.
+
+One thread issues, one completes. A collective that was issued cannot be recalled, so credit returns when it has
+*completed*. Subclasses hand chunks to a communication library: `foretrain.plugins.torch.process_group_executor` to
+torch.distributed, `foretrain.comm.collectives.buffer_executor` to collectives on plain buffers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from foretrain.comm.coordinator.protocol import CollectiveCommand
+from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
+from foretrain.comm.run_trace import CommRecord
+from foretrain.errors import PeerLost, ScheduleError
+from foretrain.tasks import Chunk, Task
+
+
+class DeviceMark(Protocol):
+    """Event on a device."""
+
+    def synchronize(self) -> None:
+        """Block the host until the device has reached it."""
+
+
+WorkT = TypeVar("WorkT")
+
+
+class Sent(NamedTuple, Generic[WorkT]):
+    """Command in flight: its operations, its callback, when it was issued, and the event behind it, if any."""
+
+    command: CollectiveCommand
+    work: WorkT
+    done: Callable[[CollectiveCommand], None]
+    issued: int
+    mark: DeviceMark | None
+
+
+class CollectiveExecutor(ABC, Generic[WorkT]):
+    """Issuer of commands, with a thread that completes them.
+
+    Args:
+        tasks: indexed by task.
+        landed: called with a task, when all its bytes are summed, and whether any rank had a gradient.
+        failed: called once with the error of a collective.
+        enqueues: whether operations complete on a device, behind which readers are enqueued, and not on the host: then
+            a chunk lands as soon as it is issued.
+        keep: whether to keep a `CommRecord` of every chunk.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        landed: Callable[[int, bool], None],
+        failed: Callable[[BaseException], None],
+        *,
+        enqueues: bool = False,
+        keep: bool = False,
+    ) -> None:
+        self._tasks, self._landed, self._failed, self._enqueues = tasks, landed, failed, enqueues
+        self._missing = [task.size for task in tasks]
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._in_flight: deque[CollectiveCommand] = deque()
+        self._queue: SimpleQueue[Sent[WorkT] | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self.sequence = 0
+        self.records: list[CommRecord] = []
+        self._keep = keep
+        self._thread = threading.Thread(target=self._complete_all, name="foretrain-completer", daemon=True)
+        self._thread.start()
+
+    def start(self, command: CollectiveCommand, done: Callable[[CollectiveCommand], None]) -> None:
+        """Issue ``command``; ``done(command)`` runs on the completing thread. Only one thread may call this."""
+        if command.sequence != self.sequence:
+            raise ScheduleError(f"command {command.sequence} came where {self.sequence} was due")
+        self.sequence += 1
+        self._digest.update(signature(command))
+        self._in_flight.append(command)
+        issued = time.perf_counter_ns()
+        work, mark = self._issue(command), None
+        if self._enqueues:
+            mark = self._arrive(command, work)
+            self._land(command)
+        self._queue.put(Sent(command, work, done, issued, mark))
+
+    @property
+    def digest(self) -> bytes:
+        """Return a hash of all commands issued so far, equal on all ranks."""
+        return self._digest.digest()
+
+    def last(self) -> str:
+        """Return a description of the oldest command in flight, or the last sequence number, for messages."""
+        if self._in_flight:
+            command = self._in_flight[0]
+            return f"sequence {command.sequence} ({describe(command.chunk, self._tasks)}) is under way"
+        return f"last sequence {self.sequence - 1}"
+
+    def close(self) -> None:
+        """Stop the thread without waiting for collectives in flight."""
+        self._closing.set()
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(3 * POLL_INTERVAL)
+
+    @abstractmethod
+    def _issue(self, command: CollectiveCommand) -> WorkT:
+        """Begin the operations of ``command``."""
+
+    @abstractmethod
+    def _arrive(self, command: CollectiveCommand, work: WorkT) -> DeviceMark | None:
+        """Wait for the operations, on the device or on the host, and unpack their results; return the event behind."""
+
+    def _complete_all(self) -> None:
+        try:
+            while (sent := self._queue.get()) is not None:
+                self._complete(sent)
+        except BaseException as error:
+            # A rank that ends breaks its collectives and its link, and the link tells which rank it was.
+            if not self._closing.wait(FAILURE_GRACE):
+                text = str(error) if isinstance(error, PeerLost) else f"a collective failed: {error}"
+                self._failed(PeerLost(f"{text}; {self.last()}"))
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise PeerLost("this rank closes its attachment")
+
+    def _complete(self, sent: Sent[WorkT]) -> None:
+        if not self._enqueues:
+            self._arrive(sent.command, sent.work)
+        elif sent.mark is not None:
+            sent.mark.synchronize()
+        if self._keep:
+            self.records.append(CommRecord(sent.command.chunk, sent.issued, time.perf_counter_ns()))
+        self._in_flight.popleft()
+        sent.done(sent.command)
+        if not self._enqueues:
+            self._land(sent.command)
+
+    def _land(self, command: CollectiveCommand) -> None:
+        if command.chunk.op == "reduce_scatter":
+            return
+        for piece in command.chunk.pieces:
+            self._missing[piece.task] -= piece.size
+            if not self._missing[piece.task]:
+                self._missing[piece.task] = self._tasks[piece.task].size
+                self._landed(piece.task, piece.task not in command.unused)
+
+
+def signature(command: CollectiveCommand) -> bytes:
+    """Return what all ranks must have in common of ``command``, for a hash; tasks by number."""
+    numbers = [
+        n
+        for piece in command.chunk.pieces
+        for n in (piece.task, piece.offset, piece.size, piece.task in command.unused)
+    ]
+    return command.chunk.op.encode() + struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def describe(chunk: Chunk, tasks: Sequence[Task]) -> str:
+    """Return a description of ``chunk`` for messages: operation, first task, how many more, bytes."""
+    first, *others = chunk.pieces
+    more = f" +{len(others)}" if others else ""
+    return f"{chunk.op} of task {tasks[first.task].name!r}{more}, {chunk.size} bytes"
