@@ -3,7 +3,7 @@
 import pytest
 
 from foretrain.workload import zoo
-from foretrain.workload.models.resnet import resnet50
+from foretrain.workload.models.convnets import resnet50
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
