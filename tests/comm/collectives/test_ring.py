@@ -208,6 +208,22 @@ def test_many_operations_are_in_flight_and_end_in_order(ranks):
             np.testing.assert_array_equal(values, total)
 
 
+@pytest.mark.parametrize("count", [5, 60_000])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_operations_in_flight_may_share_an_array(ranks, count):
+    arrays, total = inputs("float64", ranks, ranks * count)
+    with group(ranks) as members:
+        works = []
+        for one, values in zip(members, arrays, strict=True):
+            for _ in range(5):
+                one.reduce_scatter(values)
+                one.all_gather(values)
+                works.append(one.all_reduce(values))
+        assert all(work.wait(PATIENCE) for work in works)
+    for values in arrays:
+        np.testing.assert_array_equal(values, total * float(ranks) ** 9)
+
+
 def test_wait_tells_that_its_time_has_passed():
     with group(2) as (ours, theirs):
         work = ours.all_reduce(np.ones(8))

@@ -24,10 +24,30 @@ _MOVING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Runner(Protocol):
-    """What runs an encoded plan to its end, over descriptors, whose sockets stay the caller's."""
+    """What runs encoded plans over descriptors, whose sockets stay the caller's, one at a time.
 
-    def __call__(self, values: Bytes, kind: str, plan: NDArray[np.int64]) -> tuple[int, int] | None:
-        """Return None; or the descriptor of a peer that was lost, and errno, 0 where it hung up."""
+    It may send the beginning of a plan before that runs; see Note [Ahead] in ring.cpp. Only one plan at a time is
+    offered, and its memory stays until it has run.
+    """
+
+    def run(self, values: Bytes, kind: str, plan: NDArray[np.int64], ahead: int) -> tuple[int, int] | None:
+        """Run ``plan`` to its end, of which ``ahead`` bytes were sent before.
+
+        Returns:
+            None; or the descriptor of a peer that was lost, and errno, 0 where it hung up.
+        """
+        ...
+
+    def start(self, values: Bytes, plan: NDArray[np.int64]) -> int:
+        """Send the beginning of ``plan``, without waiting and while nothing runs; return how many bytes."""
+        ...
+
+    def offer(self, values: Bytes, plan: NDArray[np.int64]) -> None:
+        """Let the beginning of ``plan`` be sent while the plan before it runs in another thread."""
+        ...
+
+    def claim(self) -> int:
+        """Return how many bytes were sent of what was offered, if anything; offer nothing. Nothing runs meanwhile."""
         ...
 
 
@@ -35,23 +55,36 @@ class _Lost(Exception):
     """A peer hung up; ``args`` are its descriptor and errno."""
 
 
-def runner(segment: int) -> Runner:
-    """Return what runs plans, at most ``segment`` bytes at once."""
-    scratch = np.empty(segment, np.uint8)
+class PythonRunner:
+    """A `Runner` that moves at most ``segment`` bytes at once, and none ahead."""
 
-    def run(values: Bytes, kind: str, plan: NDArray[np.int64]) -> tuple[int, int] | None:
+    def __init__(self, segment: int) -> None:
+        self._scratch = np.empty(segment, np.uint8)
+
+    def run(self, values: Bytes, kind: str, plan: NDArray[np.int64], ahead: int) -> tuple[int, int] | None:
+        """Run ``plan`` to its end."""
+        del ahead
         legs, *numbers = plan.tolist()
         try:
             for _ in range(legs):
                 end = _HEADER + 2 * (numbers[5] + numbers[6])
                 leg, numbers = numbers[:end], numbers[end:]
                 with _sockets(leg[0], leg[1]) as (to, from_):
-                    _Run(values, scratch, kind, to, from_, leg).all()
+                    _Run(values, self._scratch, kind, to, from_, leg).all()
         except _Lost as lost:
             return lost.args
         return None
 
-    return run
+    def start(self, values: Bytes, plan: NDArray[np.int64]) -> int:
+        """Send nothing."""
+        return 0
+
+    def offer(self, values: Bytes, plan: NDArray[np.int64]) -> None:
+        """Leave it for later."""
+
+    def claim(self) -> int:
+        """Return 0."""
+        return 0
 
 
 @contextmanager

@@ -23,9 +23,9 @@ class Collectives(Protocol):
     """Operations between all ranks, which all issue them in the same order; they complete in that order.
 
     ``values`` is a contiguous, writable, one-dimensional array of float32, float64, float16, int32, int64 or uint8, or
-    of uint16 where ``bfloat16`` says that these are its bits. It belongs to the operation until that is done. Sums of
-    16-bit floats are computed in single precision and rounded once per hop. All ranks get the same bits, but a NaN's
-    payload may differ.
+    of uint16 where ``bfloat16`` says that these are its bits. It belongs to the operation until that is done, but
+    operations in flight may share it. Sums of 16-bit floats are computed in single precision and rounded once per hop.
+    All ranks get the same bits, but a NaN's payload may differ.
 
     Attributes:
         rank: of this process.

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.comm.collectives import fallback
-from foretrain.comm.collectives.fallback import Runner
+from foretrain.comm.collectives.fallback import Bytes, Runner
 from foretrain.comm.collectives.plan import KINDS, Leg
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def encode(legs: tuple[Leg, ...], descriptors: Mapping[int, int]) -> NDArray[np.
 
 
 def runner(native: bool | None = None) -> Runner:
-    """Return what runs plans; it has memory of its own and belongs to one thread.
+    """Return what runs plans; it has memory of its own.
 
     Args:
         native: whether it is compiled; None where that is possible.
@@ -54,26 +54,44 @@ def runner(native: bool | None = None) -> Runner:
     Raises:
         OSError, subprocess.SubprocessError: it must be compiled, and cannot be.
     """
-    if native is not None:
-        return _native(_library()) if native else fallback.runner(SEGMENT)
-    library = _library_if_possible()
-    return _native(library) if library else fallback.runner(SEGMENT)
+    library = _library_if_possible() if native is None else _library() if native else None
+    return fallback.PythonRunner(SEGMENT) if library is None else NativeRunner(library)
 
 
-def _native(library: ctypes.CDLL) -> Runner:
-    run = library.foretrain_run_plan
-    scratch, failed = np.empty(SEGMENT, np.uint8), np.zeros(2, np.int64)
-    scratch_at, failed_at = scratch.ctypes.data, failed.ctypes.data
-    codes = {kind: code for code, kind in enumerate(KINDS)}
+class NativeRunner:
+    """A `Runner` that is ring.cpp, which runs without the interpreter lock."""
 
-    def call(values: NDArray[np.uint8], kind: str, plan: NDArray[np.int64]) -> tuple[int, int] | None:
-        at = plan.ctypes.data
-        legs = int(plan[0])
-        if run(values.ctypes.data, scratch_at, scratch.size, codes[kind], at + plan.itemsize, legs, failed_at):
-            return int(failed[0]), int(failed[1])
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._scratch, self._failed = np.empty(SEGMENT, np.uint8), np.zeros(2, np.int64)
+        self._next = np.zeros(3, np.int64)
+        self._next_at = self._next.ctypes.data
+        self._fixed = self._next_at, self._failed.ctypes.data
+        self._scratch_at = self._scratch.ctypes.data
+        self._codes = {kind: code for code, kind in enumerate(KINDS)}
+
+    def run(self, values: Bytes, kind: str, plan: NDArray[np.int64], ahead: int) -> tuple[int, int] | None:
+        """Run ``plan`` to its end."""
+        where = values.ctypes.data, self._scratch_at, SEGMENT, self._codes[kind], plan.ctypes.data + plan.itemsize
+        if self._library.foretrain_run_plan(*where, int(plan[0]), ahead, *self._fixed):
+            return int(self._failed[0]), int(self._failed[1])
         return None
 
-    return call
+    def start(self, values: Bytes, plan: NDArray[np.int64]) -> int:
+        """Send the beginning."""
+        self.offer(values, plan)
+        self._library.foretrain_send_ahead(self._next_at, SEGMENT)
+        return self.claim()
+
+    def offer(self, values: Bytes, plan: NDArray[np.int64]) -> None:
+        """Let the beginning be sent while `run` only waits."""
+        self._library.foretrain_offer(self._next_at, plan.ctypes.data + plan.itemsize, values.ctypes.data)
+
+    def claim(self) -> int:
+        """Return how much of what was offered is sent, and offer nothing."""
+        sent = int(self._next[2])
+        self._next[:] = 0
+        return sent
 
 
 @functools.cache
@@ -122,7 +140,9 @@ def _compiled(command: list[str], kept: Path, folder: Path) -> ctypes.CDLL:
 def _loaded(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     where, number = ctypes.c_void_p, ctypes.c_int64
-    library.foretrain_run_plan.argtypes = [where, where, number, number, where, number, where]
+    library.foretrain_run_plan.argtypes = [where, where, number, number, where, number, number, where, where]
+    library.foretrain_offer.argtypes = [where, where, where]
+    library.foretrain_send_ahead.argtypes = [where, number]
     return library
 
 

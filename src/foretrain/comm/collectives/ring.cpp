@@ -3,6 +3,9 @@
 // A plan is a list of legs, run one after the other. A leg sends a stream of pieces of `values` to one peer while it
 // receives another from one peer. The first `adding` bytes that come are added to `values`, the others replace it.
 // The plans, and the same loop in Python, are in plan.py and fallback.py: keep all three alike.
+//
+// Note [Ahead]. While an operation only waits for bytes, the beginning of the next one is sent, as far as it depends on
+// nothing that has not come: the wire is not idle between them, nor while a thread wakes up. The streams stay the same.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -32,6 +35,29 @@ struct Leg {
 struct Piece {
     int64_t offset, size;       // bytes of `values`; no piece is empty
 };
+
+bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+// The operation that follows the one that runs, offered by another thread; a plan of 0 is none.
+struct Next {
+    int64_t plan, values;       // addresses
+    int64_t sent;               // bytes, by whoever runs the one before
+};
+
+// Sends at most `most` bytes of the first leg of `next`, as far as that allows it. Errors show when it runs.
+// Returns whether there is more.
+bool send_ahead(Next& next, int64_t most) {
+    const int64_t* plan = reinterpret_cast<const int64_t*>(__atomic_load_n(&next.plan, __ATOMIC_ACQUIRE));
+    if (plan == nullptr) return false;
+    const Leg& leg = *reinterpret_cast<const Leg*>(plan);
+    // The head is the first piece, or nothing.
+    const Piece& piece = *reinterpret_cast<const Piece*>(plan + sizeof(Leg) / sizeof(int64_t));
+    if (next.sent >= leg.head) return false;
+    const char* from = reinterpret_cast<const char*>(next.values) + piece.offset + next.sent;
+    ssize_t sent = ::send(leg.to, from, std::min(leg.head - next.sent, most), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent > 0) next.sent += sent;
+    return sent > 0 ? next.sent < leg.head : later();
+}
 
 // A place in a stream of pieces.
 struct Cursor {
@@ -115,13 +141,17 @@ struct Kind {
 const Kind kinds[] = {{4, add_float32}, {8, add_float64}, {2, add_float16}, {2, add_bfloat16},
                       {4, add_int32},   {8, add_int64},   {1, add_uint8}};
 
-bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
 class Run {
   public:
-    Run(char* values, char* scratch, int64_t size, Kind kind, const Leg& leg, const Piece* pieces, int64_t* failed)
+    Run(char* values, char* scratch, int64_t size, Kind kind, const Leg& leg, Next* next, int64_t* failed)
         : values_(values), scratch_(scratch), size_(size), kind_(kind), leg_(leg),
-          out_(pieces, leg.sends), in_(pieces + leg.sends, leg.receives), failed_(failed) {}
+          out_(reinterpret_cast<const Piece*>(&leg + 1), leg.sends), in_(out_.piece + leg.sends, leg.receives),
+          next_(next), failed_(failed) {}
+
+    // What was sent before.
+    void ahead(int64_t bytes) {
+        if (bytes > 0) out_.pass(bytes);
+    }
 
     // Returns false where a peer is lost, which `failed` then tells.
     bool all() {
@@ -153,8 +183,10 @@ class Run {
     // the mark of urgent data, which says whom a peer that failed has lost.
     bool look(bool moved, bool& readable) {
         bool sends = ready() > 0, owes = out_.passed < out_.total, receives = room() > 0;
+        bool more = !owes && next_ && send_ahead(*next_, size_);
         pollfd fds[2] = {{receives ? int(leg_.from) : -1, POLLIN | POLLPRI, 0},
                          {owes ? int(leg_.to) : -1, short(sends ? POLLOUT : POLLRDHUP), 0}};
+        if (more) fds[1] = {int(reinterpret_cast<const Leg*>(next_->plan)->to), POLLOUT, 0}, sends = true;
         if ((moved && !receives) || ::poll(fds, 2, moved ? 0 : -1) <= 0) return true;
         // Who hangs up before it has all from us has failed.
         if (fds[1].revents && !sends) return lost(leg_.to, 0);
@@ -193,19 +225,35 @@ class Run {
     const Leg& leg_;
     Cursor out_, in_;
     int64_t held_ = 0;          // bytes in the scratch, received and not yet added
+    Next* next_;                // in the last leg
     int64_t* failed_;
 };
 
 }  // namespace
 
-// Run the plan; 0 if it is done, 1 if a peer is lost: `failed` is then its descriptor, and errno or 0 for a hang-up.
-extern "C" __attribute__((visibility("default"))) int foretrain_run_plan(
-    char* values, char* scratch, int64_t size, int64_t kind, const int64_t* plan, int64_t legs, int64_t* failed) {
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// Runs the plan, of whose first leg `ahead` bytes were sent; `next` may be offered meanwhile. Returns 0 if it is done, 1
+// if a peer is lost: `failed` is then its descriptor, and errno or 0 for a hang-up.
+EXPORTED int foretrain_run_plan(char* values, char* scratch, int64_t size, int64_t kind, const int64_t* plan,
+                                int64_t legs, int64_t ahead, Next* next, int64_t* failed) {
     for (; legs > 0; --legs) {
         const Leg& leg = *reinterpret_cast<const Leg*>(plan);
-        const Piece* pieces = reinterpret_cast<const Piece*>(plan + sizeof(Leg) / sizeof(int64_t));
-        if (!Run(values, scratch, size, kinds[kind], leg, pieces, failed).all()) return 1;
+        Run run(values, scratch, size, kinds[kind], leg, legs == 1 ? next : nullptr, failed);
+        run.ahead(ahead);
+        if (!run.all()) return 1;
+        ahead = 0;
         plan += sizeof(Leg) / sizeof(int64_t) + 2 * (leg.sends + leg.receives);
     }
     return 0;
 }
+
+// Offers what follows the operation that runs in another thread.
+EXPORTED void foretrain_offer(Next* next, const int64_t* plan, const char* values) {
+    next->values = reinterpret_cast<int64_t>(values);
+    next->sent = 0;
+    __atomic_store_n(&next->plan, reinterpret_cast<int64_t>(plan), __ATOMIC_RELEASE);
+}
+
+// Sends at most `most` bytes of the beginning of `next` while nothing runs.
+EXPORTED void foretrain_send_ahead(Next* next, int64_t most) { send_ahead(*next, most); }

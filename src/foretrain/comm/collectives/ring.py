@@ -18,7 +18,9 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -39,9 +41,11 @@ _open: weakref.WeakSet[RingCollectives] = weakref.WeakSet()
 class RingWork:
     """Operation of `RingCollectives`; a `foretrain.comm.collectives.Work`."""
 
-    def __init__(self, operation: Operation, values: NDArray[Any], kind: str) -> None:
+    def __init__(self, operation: Operation, values: NDArray[Any], kind: str, plan: NDArray[np.int64]) -> None:
         self.operation: Operation = operation
-        self.values, self.kind = values, kind
+        self.kind, self.plan = kind, plan
+        self.values: NDArray[np.uint8] = values.view(np.uint8)
+        self.ahead = 0
         self._error: BaseException | None = None
         # A lock that is held until then: threading.Event takes four times as long.
         self._pending = threading.Lock()
@@ -88,11 +92,12 @@ class RingCollectives:
         self._closed = False
         self._changing = threading.Lock()
         self._queue: SimpleQueue[RingWork | None] = SimpleQueue()
+        self._unfinished: deque[RingWork] = deque()
         self._plans: dict[tuple[Operation, int, int], NDArray[np.int64]] = {}
         _open.add(self)
         try:
             self._take(links)
-            self._run = native.runner(compiled)
+            self._runner = native.runner(compiled)
             self._thread = threading.Thread(target=self._work, name="foretrain-ring", daemon=True)
             self._thread.start()
         except BaseException:
@@ -138,12 +143,26 @@ class RingCollectives:
         if operation != "all_reduce" and len(values) % self.ranks:
             problem = f"are not divisible by the number of ranks, {self.ranks}"
             raise ConfigError("values", f"{len(values)} elements", problem, f"pad them for {operation}")
-        work = RingWork(operation, values, kind)
         with self._changing:
             if self._closed:
                 raise self._closed_error()
+            work = RingWork(operation, values, kind, self._plan((operation, len(values), values.itemsize)))
+            self._unfinished.append(work)
+            if len(self._unfinished) == 1 and work.plan[0]:
+                work.ahead = self._runner.start(work.values, work.plan)  # before the thread has woken up
+            elif len(self._unfinished) == 2:
+                self._offer()
             self._queue.put(work)
         return work
+
+    def _plan(self, key: tuple[Operation, int, int]) -> NDArray[np.int64]:
+        if key not in self._plans:
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            operation, count, item = key
+            descriptors = {peer: each.fileno() for peer, each in self._sockets.items()}
+            self._plans[key] = native.encode(legs(operation, self.rank, self.ranks, count, item), descriptors)
+        return self._plans[key]
 
     def _work(self) -> None:
         fault: BaseException | None = None
@@ -154,22 +173,30 @@ class RingCollectives:
                 except BaseException as error:
                     fault = error
                     self._shut_down(socket.SHUT_WR)
+            self._advance()
             work.finish(fault)
             del work  # or the last array would live until the next operation
 
     def _execute(self, work: RingWork) -> None:
-        values, operation = work.values, work.operation
-        key: tuple[Operation, int, int] = (operation, len(values), values.itemsize)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _PLANS_KEPT:
-                self._plans.clear()
-            descriptors = {peer: each.fileno() for peer, each in self._sockets.items()}
-            plan = self._plans[key] = native.encode(legs(operation, self.rank, self.ranks, *key[1:]), descriptors)
-        if plan[0]:
-            lost = self._run(values.view(np.uint8), work.kind, plan)
+        if work.plan[0]:
+            lost = self._runner.run(work.values, work.kind, work.plan, work.ahead)
             if lost is not None:
-                raise self._lost(operation, *lost)
+                raise self._lost(work.operation, *lost)
+
+    def _advance(self) -> None:
+        """Forget the operation that has ended, and offer the one behind the one that is next."""
+        with self._changing:
+            self._unfinished.popleft()
+            if self._unfinished:
+                self._unfinished[0].ahead = self._runner.claim() or self._unfinished[0].ahead
+            if len(self._unfinished) > 1:
+                self._offer()
+
+    def _offer(self) -> None:
+        """Let the beginning of the second operation be sent during the first, unless it depends on the first's."""
+        first, second = list(islice(self._unfinished, 2))
+        if second.plan[0] and not np.may_share_memory(first.values, second.values):
+            self._runner.offer(second.values, second.plan)
 
     def _lost(self, operation: Operation, descriptor: int, error: int) -> LinkError:
         """Return the error of a lost link, after telling the others; see Note [Whom to blame]."""
