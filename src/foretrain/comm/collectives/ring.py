@@ -34,6 +34,7 @@ from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.errors import ConfigError
 
 _PLANS_KEPT = 1024
+_LONGEST = threading.TIMEOUT_MAX
 _open: weakref.WeakSet[RingCollectives] = weakref.WeakSet()
 """All collectives of this process with sockets; see Note [Forked children] in `foretrain.comm.coordinator.link`."""
 
@@ -47,6 +48,7 @@ class RingWork:
         self.values: NDArray[np.uint8] = values.view(np.uint8)
         self.ahead = 0
         self._error: BaseException | None = None
+        self._done = False
         # A lock that is held until then: threading.Event takes four times as long.
         self._pending = threading.Lock()
         self._pending.acquire()
@@ -57,9 +59,11 @@ class RingWork:
         Raises:
             LinkError: it failed; ``peer`` is the rank that was lost, None where these collectives were closed.
         """
-        if not self._pending.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
-            return False
-        self._pending.release()
+        # Looked at first, because Ctrl-C between the next two lines would leave the lock held.
+        if not self._done:
+            if not self._pending.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), _LONGEST)):
+                return False
+            self._pending.release()
         if isinstance(self._error, LinkError):  # a copy for each: a traceback belongs to who raised it
             raise LinkError(str(self._error), self._error.peer)
         if self._error is not None:
@@ -68,7 +72,7 @@ class RingWork:
 
     def finish(self, error: BaseException | None) -> None:
         """End the operation, once."""
-        self._error = error
+        self._error, self._done = error, True
         self._pending.release()
 
 
