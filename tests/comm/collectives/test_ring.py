@@ -403,8 +403,10 @@ def test_what_cannot_be_kept_is_compiled_for_this_process(monkeypatch, tmp_path)
 @pytest.mark.parametrize("count", [1, 5, 100_000])
 def test_what_one_rank_sends_another_receives(ranks, count):
     plans = [legs("all_reduce", rank, ranks, count, 4) for rank in range(ranks)]
-    sent = sorted((rank, leg.to, piece) for rank, plan in enumerate(plans) for leg in plan for piece in leg.sends)
-    got = sorted((leg.from_, rank, piece) for rank, plan in enumerate(plans) for leg in plan for piece in leg.receives)
+    sent = sorted((rank, leg.to, extent) for rank, plan in enumerate(plans) for leg in plan for extent in leg.sends)
+    got = sorted(
+        (leg.from_, rank, extent) for rank, plan in enumerate(plans) for leg in plan for extent in leg.receives
+    )
     assert sent == got
     for rank, plan in enumerate(plans):
         assert {peer for leg in plan for peer in (leg.to, leg.from_)} <= set(peers(rank, ranks))
@@ -412,4 +414,4 @@ def test_what_one_rank_sends_another_receives(ranks, count):
 
 def test_a_ring_sends_the_least_that_is_possible():
     [leg] = legs("all_reduce", 1, 4, 1 << 20, 4)
-    assert sum(piece.size for piece in leg.sends) == 2 * 3 * (1 << 20)
+    assert sum(extent.size for extent in leg.sends) == 2 * 3 * (1 << 20)

@@ -18,7 +18,7 @@ from foretrain.comm.collectives.plan import KINDS
 Bytes: TypeAlias = NDArray[np.uint8]
 
 _HEADER = 7
-"""Numbers of an encoded leg before its pieces."""
+"""Numbers of an encoded leg before its extents."""
 _SIOCATMARK = 0x8905
 _MOVING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
@@ -99,26 +99,26 @@ def _sockets(*descriptors: int) -> Iterator[list[socket.socket]]:
 
 
 class _Cursor:
-    """Place in a stream of pieces."""
+    """Place in a stream of extents."""
 
     def __init__(self, numbers: list[int]) -> None:
-        self.pieces = list(zip(numbers[::2], numbers[1::2], strict=True))
+        self.extents = list(zip(numbers[::2], numbers[1::2], strict=True))
         self.total = sum(numbers[1::2])
-        self.passed = self._within = self._piece = 0
+        self.passed = self._within = self._extent = 0
 
     @property
     def place(self) -> int:
-        return self.pieces[self._piece][0] + self._within
+        return self.extents[self._extent][0] + self._within
 
     @property
     def rest(self) -> int:
-        return self.pieces[self._piece][1] - self._within if self.passed < self.total else 0
+        return self.extents[self._extent][1] - self._within if self.passed < self.total else 0
 
     def pass_(self, size: int) -> None:
         self.passed += size
         self._within += size
-        if self._within == self.pieces[self._piece][1]:
-            self._piece, self._within = self._piece + 1, 0
+        if self._within == self.extents[self._extent][1]:
+            self._extent, self._within = self._extent + 1, 0
 
 
 class _Run:

@@ -41,7 +41,7 @@ def encode(legs: tuple[Leg, ...], descriptors: Mapping[int, int]) -> NDArray[np.
     for leg in legs:
         numbers += [descriptors[leg.to], descriptors[leg.from_], leg.head, leg.lag, leg.adding]
         numbers += [len(leg.sends), len(leg.receives)]
-        numbers += [number for piece in leg.sends + leg.receives for number in piece]
+        numbers += [number for extent in leg.sends + leg.receives for number in extent]
     return np.array(numbers, np.int64)
 
 

@@ -24,7 +24,7 @@ network, where bytes cost more, wants less.
 """
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """Bytes of the array."""
 
     offset: int
@@ -40,8 +40,8 @@ class Leg(NamedTuple):
         head: bytes that may be sent before any has come; each byte that has come allows one more.
         lag: whether a byte is added only where ours has been sent, because it is the same place.
         adding: the first so many bytes that come are added, the others replace what is there.
-        sends: no piece is empty.
-        receives: no piece is empty, and none contains the end of ``adding``.
+        sends: no extent is empty.
+        receives: no extent is empty, and none contains the end of ``adding``.
     """
 
     to: int
@@ -49,8 +49,8 @@ class Leg(NamedTuple):
     head: int
     lag: bool
     adding: int
-    sends: tuple[Piece, ...]
-    receives: tuple[Piece, ...]
+    sends: tuple[Extent, ...]
+    receives: tuple[Extent, ...]
 
 
 def legs(operation: Operation, rank: int, ranks: int, count: int, item: int) -> tuple[Leg, ...]:
@@ -66,12 +66,12 @@ def legs(operation: Operation, rank: int, ranks: int, count: int, item: int) -> 
     then = [] if operation == "reduce_scatter" else gather
     sends, receives = first[:-1] + then[:-1], first[1:] + then[1:]
 
-    def pieces(blocks: list[int]) -> tuple[Piece, ...]:
-        found = (Piece(edges[block], edges[block + 1] - edges[block]) for block in blocks)
-        return tuple(piece for piece in found if piece.size)
+    def extents(blocks: list[int]) -> tuple[Extent, ...]:
+        found = (Extent(edges[block], edges[block + 1] - edges[block]) for block in blocks)
+        return tuple(extent for extent in found if extent.size)
 
-    head, adding = (sum(piece.size for piece in pieces(blocks)) for blocks in (sends[:1], first[1:]))
-    return (Leg((rank + 1) % ranks, (rank - 1) % ranks, head, False, adding, pieces(sends), pieces(receives)),)
+    head, adding = (sum(extent.size for extent in extents(blocks)) for blocks in (sends[:1], first[1:]))
+    return (Leg((rank + 1) % ranks, (rank - 1) % ranks, head, False, adding, extents(sends), extents(receives)),)
 
 
 def peers(rank: int, ranks: int) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def _doubles(ranks: int, size: int) -> bool:
 
 
 def _doubling(rank: int, ranks: int, size: int) -> tuple[Leg, ...]:
-    whole = (Piece(0, size),)
+    whole = (Extent(0, size),)
     return tuple(Leg(rank ^ step, rank ^ step, size, True, size, whole, whole) for step in _steps(ranks))
 
 

@@ -1,6 +1,6 @@
 // Collectives over connected TCP sockets: the loop that sends, receives and adds at the same time.
 //
-// A plan is a list of legs, run one after the other. A leg sends a stream of pieces of `values` to one peer while it
+// A plan is a list of legs, run one after the other. A leg sends a stream of extents of `values` to one peer while it
 // receives another from one peer. The first `adding` bytes that come are added to `values`, the others replace it.
 // The plans, and the same loop in Python, are in plan.py and fallback.py: keep all three alike.
 //
@@ -29,11 +29,11 @@ struct Leg {
     int64_t head;               // bytes that may be sent before any has come; each that has come allows one more
     int64_t lag;                // not 0: a byte is added only where ours has been sent, since it is the same place
     int64_t adding;             // bytes
-    int64_t sends, receives;    // numbers of the pieces that follow: those sent, then those received
+    int64_t sends, receives;    // numbers of the extents that follow: those sent, then those received
 };
 
-struct Piece {
-    int64_t offset, size;       // bytes of `values`; no piece is empty
+struct Extent {
+    int64_t offset, size;       // bytes of `values`; no extent is empty
 };
 
 bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -50,29 +50,29 @@ bool send_ahead(Next& next, int64_t most) {
     const int64_t* plan = reinterpret_cast<const int64_t*>(__atomic_load_n(&next.plan, __ATOMIC_ACQUIRE));
     if (plan == nullptr) return false;
     const Leg& leg = *reinterpret_cast<const Leg*>(plan);
-    // The head is the first piece, or nothing.
-    const Piece& piece = *reinterpret_cast<const Piece*>(plan + sizeof(Leg) / sizeof(int64_t));
+    // The head is the first extent, or nothing.
+    const Extent& extent = *reinterpret_cast<const Extent*>(plan + sizeof(Leg) / sizeof(int64_t));
     if (next.sent >= leg.head) return false;
-    const char* from = reinterpret_cast<const char*>(next.values) + piece.offset + next.sent;
+    const char* from = reinterpret_cast<const char*>(next.values) + extent.offset + next.sent;
     ssize_t sent = ::send(leg.to, from, std::min(leg.head - next.sent, most), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent > 0) next.sent += sent;
     return sent > 0 ? next.sent < leg.head : later();
 }
 
-// A place in a stream of pieces.
+// A place in a stream of extents.
 struct Cursor {
-    const Piece* piece;
+    const Extent* extent;
     int64_t total = 0, passed = 0, within = 0;
 
-    Cursor(const Piece* first, int64_t count) : piece(first) {
+    Cursor(const Extent* first, int64_t count) : extent(first) {
         for (int64_t i = 0; i < count; ++i) total += first[i].size;
     }
-    int64_t place() const { return piece->offset + within; }
-    int64_t rest() const { return passed < total ? piece->size - within : 0; }
+    int64_t place() const { return extent->offset + within; }
+    int64_t rest() const { return passed < total ? extent->size - within : 0; }
     void pass(int64_t bytes) {
         passed += bytes;
         within += bytes;
-        if (within == piece->size) ++piece, within = 0;
+        if (within == extent->size) ++extent, within = 0;
     }
 };
 
@@ -145,7 +145,7 @@ class Run {
   public:
     Run(char* values, char* scratch, int64_t size, Kind kind, const Leg& leg, Next* next, int64_t* failed)
         : values_(values), scratch_(scratch), size_(size), kind_(kind), leg_(leg),
-          out_(reinterpret_cast<const Piece*>(&leg + 1), leg.sends), in_(out_.piece + leg.sends, leg.receives),
+          out_(reinterpret_cast<const Extent*>(&leg + 1), leg.sends), in_(out_.extent + leg.sends, leg.receives),
           next_(next), failed_(failed) {}
 
     // What was sent before.
@@ -233,8 +233,8 @@ class Run {
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Runs the plan, of whose first leg `ahead` bytes were sent; `next` may be offered meanwhile. Returns 0 if it is done, 1
-// if a peer is lost: `failed` is then its descriptor, and errno or 0 for a hang-up.
+// Runs the plan, of whose first leg `ahead` bytes were sent; `next` may be offered meanwhile. Returns 0 if it is done,
+// 1 if a peer is lost: `failed` is then its descriptor, and errno or 0 for a hang-up.
 EXPORTED int foretrain_run_plan(char* values, char* scratch, int64_t size, int64_t kind, const int64_t* plan,
                                 int64_t legs, int64_t ahead, Next* next, int64_t* failed) {
     for (; legs > 0; --legs) {
