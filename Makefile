@@ -90,6 +90,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/time_to_accuracy.py --quick
 	$(BIN)/python benchmarks/lab.py --quick
 	$(BIN)/python benchmarks/ps.py --quick
+	$(BIN)/python benchmarks/ring.py --quick
 	$(BIN)/python benchmarks/live.py --quick
 	$(BIN)/python benchmarks/accuracy.py --quick
 	$(BIN)/python benchmarks/cpu_truth.py --quick

@@ -179,6 +179,21 @@ class Link:
         with self._receiving, self._sending:  # See Note [Closing from another thread].
             self._socket.close()
 
+    def detach(self) -> socket.socket:
+        """Give the connected socket up to the caller, who closes it; the link is of no more use.
+
+        Its timeouts in the kernel stay; see Note [One system call].
+
+        Raises:
+            LinkError: the link has ended, or bytes were read from it that belong to no message returned so far.
+        """
+        with self._receiving, self._sending:
+            if self._fault or self._partial:
+                raise self._over(self._fault or "its socket was asked for in the middle of a message")
+            self._fault = "its socket was given up"
+            _open.discard(self)
+            return socket.socket(fileno=self._socket.detach())
+
     def _leave(self) -> None:
         """Give up the descriptor's copy in a forked child; the link itself stays the parent's."""
         self._fault = "it belongs to the process that was forked"
