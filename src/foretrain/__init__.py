@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from foretrain import network as cluster
     from foretrain import workload
     from foretrain.comm.options import AllReduce, ParameterServer, Timeouts
+    from foretrain.comm.session import CommTask, Session
     from foretrain.errors import ConfigError, ForetrainError
     from foretrain.experiments import Comparison, compare, sweep
     from foretrain.network import Cluster
@@ -38,12 +39,14 @@ __all__ = [
     "Attached",
     "Bound",
     "Cluster",
+    "CommTask",
     "Comparison",
     "ConfigError",
     "ForetrainError",
     "ParameterServer",
     "Recommendation",
     "Run",
+    "Session",
     "Spec",
     "Timeline",
     "Timeouts",
@@ -63,12 +66,14 @@ _HOMES = {
     "Attached": "plugins.torch",
     "Bound": "schedule",
     "Cluster": "network",
+    "CommTask": "comm.session",
     "Comparison": "experiments",
     "ConfigError": "errors",
     "ForetrainError": "errors",
     "ParameterServer": "comm.options",
     "Recommendation": "planner",
     "Run": "simulation",
+    "Session": "comm.session",
     "Spec": "schedule",
     "Timeline": "trace",
     "Timeouts": "comm.options",

@@ -6,14 +6,18 @@ over links to rank 0, where no framework is.
 
 from __future__ import annotations
 
+import array
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import msgspec
 
-from foretrain.errors import ConfigError, Disagreement
+from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.event_loop import POLL_INTERVAL
+from foretrain.errors import ConfigError, Disagreement, PeerLost, StallError
 from foretrain.schedule import CostModel
 from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
 
@@ -41,6 +45,10 @@ class ControlPlane(ABC):
 
     rank: int
     ranks: int
+
+    @abstractmethod
+    def checking(self, check: Callable[[], None]) -> ControlPlane:
+        """Return the same control plane with ``check``, which raises the error that has ended the job, if any."""
 
     @abstractmethod
     def share(self, data: bytes | None, source: int = 0) -> bytes:
@@ -113,3 +121,84 @@ class ControlPlane(ABC):
             latency=max(0, alone - small) * NANOSECOND + _TURN,
             floor=small * NANOSECOND,
         )
+
+
+class LinkControl(ControlPlane):
+    """Agreements over links between rank 0 and every other rank.
+
+    Args:
+        rank: of this process.
+        ranks: N.
+        links: to rank 0, or from it to all. They stay the caller's.
+        stall_timeout: seconds after which an agreement counts as stuck.
+        check: raises the error that has ended the job, if any.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        links: Mapping[int, Link],
+        stall_timeout: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._links, self._stall_timeout, self._check = links, stall_timeout, check
+        self._inbox: dict[int, deque[bytes]] = {peer: deque() for peer in links}
+        self.timed: Callable[[int, int, int], float] = lambda size, count, depth: 1.0
+        """Implementation of `series`."""
+
+    def checking(self, check: Callable[[], None]) -> LinkControl:
+        """Return the same control plane with another ``check``."""
+        other = LinkControl(self.rank, self.ranks, self._links, self._stall_timeout, check)
+        other._inbox, other.timed = self._inbox, self.timed
+        return other
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes:
+        """Return the ``data`` of rank ``source``, on all ranks."""
+        if self.rank:
+            if self.rank == source:
+                self._send(0, data or b"")
+            return self._receive(0)
+        found = self._receive(source) if source else data or b""
+        for peer in self._links:
+            self._send(peer, found)
+        return found
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Return every rank's ``values``, of equal length; integers of 64 bits."""
+        own = array.array("q", values).tobytes()
+        if self.rank:
+            self._send(0, own)
+        else:
+            rows = [own, *(self._receive(peer) for peer in range(1, self.ranks))]
+        joined = self.share(b"".join(rows) if self.rank == 0 else None)
+        numbers = array.array("q", joined).tolist()
+        return [numbers[at : at + len(values)] for at in range(0, len(numbers), max(1, len(values)))]
+
+    def series(self, size: int, count: int, depth: int) -> float:
+        """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight."""
+        return self.timed(size, count, depth)
+
+    def _send(self, peer: int, body: bytes) -> None:
+        try:
+            self._links[peer].send(0, body=body)
+        except LinkError as error:
+            raise self._lost(peer, error) from None
+
+    def _receive(self, peer: int) -> bytes:
+        deadline = time.monotonic() + self._stall_timeout
+        while not self._inbox[peer]:
+            try:
+                self._inbox[peer].extend(m.body for m in self._links[peer].receive(min(POLL_INTERVAL, 0.25)))
+            except LinkError as error:
+                raise self._lost(peer, error) from None
+            self._check()
+            if time.monotonic() > deadline:
+                text = f"rank {self.rank} waits for rank {peer} to agree, for {self._stall_timeout:g} s"
+                raise StallError(text, [f"rank {peer} has not come to the same call"])
+        return self._inbox[peer].popleft()
+
+    def _lost(self, peer: int, error: LinkError) -> PeerLost:
+        self._check()  # a better explanation
+        return PeerLost(f"rank {peer} is gone while the ranks agree: {error}")

@@ -20,11 +20,13 @@ from foretrain.comm.coordinator.coordinator import Coordinator
 from foretrain.comm.coordinator.link import Link
 from foretrain.comm.coordinator.protocol import TunableExchange, pack_spec, unpack_spec
 from foretrain.comm.options import AllReduce, AttachOptions
+from foretrain.comm.rendezvous import secret_for_servers
 from foretrain.comm.runtime_plan import RuntimePlan
 from foretrain.engine import Decision
+from foretrain.network import Cluster
 from foretrain.planner.knob_space import IterationTimes
 from foretrain.planner.online import Tuner
-from foretrain.schedule import Spec
+from foretrain.schedule import CostModel, Spec
 from foretrain.schedule.monitor import Gauge
 
 if TYPE_CHECKING:
@@ -179,6 +181,57 @@ def coordinated_exchange(
         gauge=gauge,
     )
     return tuned(coordinator, plan, gauge)
+
+
+def established_servers(control: ControlPlane, options: AttachOptions, job: str) -> Links:
+    """Return this worker's connections to all servers of ``job``. Collective.
+
+    Raises:
+        ConfigError: on all ranks, if there is no common secret.
+        ForetrainError: a server cannot be reached.
+    """
+    from foretrain.comm.ps.client.connection import Links
+
+    links = Links(options.servers, secret_for_servers(control), job, control.rank)
+    try:
+        links.establish(options.peer_timeout)
+    except BaseException:
+        links.close()
+        raise
+    return links
+
+
+def measured_servers(
+    links: Links,
+    control: ControlPlane,
+    options: AttachOptions,
+    job: str,
+    epoch: int,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[CostModel, Cluster]:
+    """Return the measured cost of a push-and-pull, and the servers as a cluster for the simulator. Collective.
+
+    Args:
+        links: to every server.
+        control: agreements among the workers.
+        options: attach's arguments.
+        job: its name on the servers.
+        epoch: declarations of this worker before this one.
+        check: raises the error that has ended the job, if any.
+    """
+    from foretrain.comm.ps.client.probing import PushProbe, beside, served_cluster
+
+    probe = PushProbe(links, control.ranks, job, epoch, options.peer_timeout)
+    measured = probe.cost()
+
+    def hear() -> None:
+        check()
+        probe.hear()
+
+    # Wait until all have measured: a restarted server asks every worker again.
+    control.checking(hear).all_true(True)
+    shared = beside(options.servers, control.ranks)
+    return measured, served_cluster(measured, control.ranks, len(options.servers), beside=shared)
 
 
 def served_exchange(

@@ -7,13 +7,13 @@ import logging
 import os
 import platform
 import secrets
-
-import msgspec
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE, Listener, connect
 from foretrain.comm.coordinator.link import Link, LinkError, local_address
-from foretrain.comm.options import AttachOptions
 from foretrain.errors import ConfigError
 
 logger = logging.getLogger("foretrain")
@@ -24,15 +24,94 @@ _ONE_SECRET = (
 )
 _UNASSIGNED = ("192.0.2.1", 9)
 """Address that no host has (RFC 5737): its route is the default route."""
+ADDRESS = "FORETRAIN_ADDRESS"
+"""Environment variable with host and port of rank 0, where a session's ranks meet."""
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables of torchrun, Open MPI, MPICH and srun."""
 _CONNECT_TIMEOUT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
 _OWN = ("interface", "trace")
 """Settings in which ranks may differ."""
 
 
-def agree_on_settings(control: ControlPlane, options: AttachOptions) -> None:
+class Membership(NamedTuple):
+    """Rank of a process, number of ranks, and the address where rank 0 waits for the others."""
+
+    rank: int
+    ranks: int
+    address: tuple[str, int]
+
+
+def membership(rank: int | None, ranks: int | None, address: str | None) -> Membership:
+    """Return what a caller says, completed by what its launcher has put into the environment.
+
+    Raises:
+        ConfigError: something is missing, or makes no sense.
+    """
+    names = next((pair for pair in _LAUNCHERS if pair[0] in os.environ), ("RANK", "WORLD_SIZE"))
+    own, count = (
+        _whole(name, os.environ.get(name)) if value is None else value
+        for name, value in zip(names, (rank, ranks), strict=True)
+    )
+    if not 0 <= own < count:
+        raise ConfigError("rank", own, f"is none of {count} ranks", "write a number from 0 to ranks − 1")
+    text = address or os.environ.get(ADDRESS, "")
+    if not text and (port := os.environ.get("MASTER_PORT", "")).isdigit():
+        # The port itself may be that of PyTorch's store.
+        text = f"{os.environ.get('MASTER_ADDR', '')}:{int(port) + 1}"
+    host, _, port = text.rpartition(":")
+    if count > 1 and not (host and port.isdigit() and 0 < int(port) < 1 << 16):
+        remedy = f"give all ranks the same address of rank 0: address='10.0.0.5:29501', or {ADDRESS}"
+        raise ConfigError("address", text, "is no host and port", remedy)
+    return Membership(own, count, (host, int(port)) if count > 1 else ("", 0))
+
+
+def _whole(name: str, text: str | None) -> int:
+    if text is None or not text.isdigit():
+        remedy = "start the script with foretrain run, torchrun or mpirun, or hand in rank=… and ranks=…"
+        raise ConfigError(name, text, "is no number", remedy)
+    return int(text)
+
+
+def join(member: Membership, timeout: float) -> dict[int, Link]:
+    """Return authenticated links between rank 0 and each other rank. Collective.
+
+    Raises:
+        ConfigError: there is no common secret, or rank 0 cannot listen on its address.
+        LinkError: a rank is missing after ``timeout`` seconds, or has another secret.
+    """
+    if member.ranks == 1:
+        return {}
+    if (secret := _secret()) is None:
+        raise ConfigError(SECRET, "", "is not set, and ranks refuse each other without it", _ONE_SECRET)
+    host, port = member.address
+    if member.rank:
+        return {0: connect(member.address, secret, member.rank, timeout)}
+    try:
+        listener = Listener(socket.gethostbyname(host), secret, port=port, expected=range(1, member.ranks))
+    except (ConfigError, OSError) as error:
+        problem = error.problem if isinstance(error, ConfigError) else f"is not known ({error})"
+        raise ConfigError(
+            "address", f"{host}:{port}", problem, f"name another address of this host: {ADDRESS}"
+        ) from None
+    with listener:
+        links = listener.accept(timeout)
+    if len(links) < member.ranks - 1:
+        missing = [rank for rank in range(1, member.ranks) if rank not in links]
+        for link in links.values():
+            link.close()
+        raise LinkError(f"rank {missing[0]} has not connected to {host}:{port} within {timeout:g} s", missing[0])
+    return links
+
+
+def agree_on_settings(control: ControlPlane, options: Mapping[str, object]) -> None:
     """Raise Disagreement, on all ranks, if ``options`` differ."""
-    settings = {key: value for key, value in msgspec.structs.asdict(options).items() if key not in _OWN}
+    settings = {key: value for key, value in options.items() if key not in _OWN}
     control.must_agree("setting", list(settings), [hash_of(f"{key}={value}") for key, value in settings.items()])
 
 
@@ -41,23 +120,25 @@ def hash_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def connect_ranks(control: ControlPlane, interface: str | None) -> dict[int, Link] | None:
+def connect_ranks(
+    control: ControlPlane, interface: str | None, towards: tuple[str, int] | None = None
+) -> dict[int, Link] | None:
     """Return authenticated links between rank 0 and each other rank; None, on all ranks, if one cannot connect.
 
-    Rank 0 listens on one address of one interface. The secret is the launcher's, or one that rank 0 makes and hands out
-    over the process group.
+    Rank 0 listens on one address, of ``interface`` or on the way ``towards`` an address. The secret is the launcher's,
+    or one that rank 0 makes and hands out over the control plane.
 
     Raises:
         ConfigError: on all ranks, if a secret is malformed or differs between ranks, or rank 0 cannot listen.
     """
     links: dict[int, Link] = {}
     listener = problem = None
-    several_hosts = len({row[0] for row in control.gather([hash_of(platform.node())])}) > 1
+    several = several_hosts(control)
     given = common_secret(control)
     secret = given or secrets.token_bytes(SECRET_SIZE)
     if control.rank == 0:
         try:
-            listener = _listen(_own_address(interface, several_hosts), secret, control.ranks)
+            listener = _listen(own_address(interface, several, towards), secret, control.ranks)
         except ConfigError as error:
             problem = error
     try:
@@ -87,11 +168,19 @@ def connect_ranks(control: ControlPlane, interface: str | None) -> dict[int, Lin
     return None
 
 
-def _own_address(interface: str | None, several_hosts: bool) -> str:
-    """Return the address that rank 0 listens on: never loopback with ``several_hosts``, even if it has that name."""
+def several_hosts(control: ControlPlane) -> bool:
+    """Return whether the ranks run on more than one host. Collective."""
+    return len({row[0] for row in control.gather([hash_of(platform.node())])}) > 1
+
+
+def own_address(interface: str | None, several: bool, towards: tuple[str, int] | None = None) -> str:
+    """Return the address that this rank listens on: never loopback with ``several`` hosts, even if it has that name.
+
+    It is that of ``interface``, or of the one ``towards`` rank 0's address; None is MASTER_ADDR's.
+    """
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    found = local_address(interface, (host, int(port)) if host and port and port.isdigit() else None)
-    if several_hosts and interface is None and found.startswith("127."):
+    found = local_address(interface, towards or ((host, int(port)) if host and port and port.isdigit() else None))
+    if several and interface is None and found.startswith("127."):
         return local_address(None, _UNASSIGNED)
     return found
 

@@ -28,18 +28,18 @@ WRONG = {
 
 def refused(secrets, interfaces):
     rank, threads, groups = dist.get_rank(), threading.active_count(), len(dist.distributed_c10d._world.pg_map)
-    interface, own_address = interfaces.get(rank), rendezvous._own_address
+    interface, own_address = interfaces.get(rank), rendezvous.own_address
     if rank in secrets:
         os.environ[rendezvous.SECRET] = secrets[rank]
     if interface == "192.0.2.1":
-        rendezvous._own_address = lambda *_: interface
+        rendezvous.own_address = lambda *_: interface
     model, optimizer = pair()
     try:
         with pytest.raises(ConfigError) as caught:
             attach(model, optimizer, SMALL, interface=interface)
     finally:
         os.environ.pop(rendezvous.SECRET, None)
-        rendezvous._own_address = own_address
+        rendezvous.own_address = own_address
     assert threading.active_count() == threads
     assert len(dist.distributed_c10d._world.pg_map) == groups
     with attach(model, optimizer, SMALL, warmup=WARMUP) as attached:

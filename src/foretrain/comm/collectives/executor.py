@@ -2,7 +2,7 @@
 
 One thread issues, one completes. A collective that was issued cannot be recalled, so credit returns when it has
 *completed*. Subclasses hand chunks to a communication library: `foretrain.plugins.torch.process_group_executor` to
-torch.distributed, `foretrain.comm.collectives.buffer_executor` to collectives on plain buffers.
+torch.distributed, `HostExecutor` to collectives on plain buffers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.comm.buffers import HostGradients
+from foretrain.comm.collectives.interface import Collectives, Work
 from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
+from foretrain.comm.ps.placement import Dtype
 from foretrain.comm.run_trace import CommRecord
 from foretrain.errors import PeerLost, ScheduleError
-from foretrain.tasks import Chunk, Task
+from foretrain.tasks import Chunk, Piece, Task
 
 
 class DeviceMark(Protocol):
@@ -152,6 +160,76 @@ class CollectiveExecutor(ABC, Generic[WorkT]):
             if not self._missing[piece.task]:
                 self._missing[piece.task] = self._tasks[piece.task].size
                 self._landed(piece.task, piece.task not in command.unused)
+
+
+class HostExecutor(CollectiveExecutor[list[tuple[Work, Callable[[], None]]]]):
+    """Executor of collectives on NumPy buffers.
+
+    Args:
+        gradients: the flat buffers.
+        collectives: for these collectives alone.
+        tasks, landed, failed, keep: as of `CollectiveExecutor`.
+    """
+
+    def __init__(
+        self,
+        gradients: HostGradients,
+        collectives: Collectives,
+        tasks: Sequence[Task],
+        landed: Callable[[int, bool], None],
+        failed: Callable[[BaseException], None],
+        keep: bool = False,
+    ) -> None:
+        self._gradients, self._collectives = gradients, collectives
+        self._scattered: dict[tuple[Piece, ...], list[tuple[NDArray[Any], list[NDArray[Any]], Dtype]]] = {}
+        super().__init__(tasks, landed, failed, keep=keep)
+
+    def _issue(self, command: CollectiveCommand) -> list[tuple[Work, Callable[[], None]]]:
+        chunk, start = command.chunk, self._collectives
+        if chunk.op == "all_gather":
+            # Operations complete in order, so that what was scattered need not be awaited.
+            return [
+                (start.all_gather(values, bfloat16=dtype == "bfloat16"), partial(_unpack, values, slices))
+                for values, slices, dtype in self._scattered.pop(chunk.pieces)
+            ]
+        whole = chunk.op == "reduce_scatter"  # `all_gather` must find unused tasks as well
+        pieces = [piece for piece in chunk.pieces if whole or piece.task not in command.unused]
+        found = groupby(self._gradients.runs(pieces), lambda run: run.buffer)
+        parts = [([self._gradients.slice(run) for run in runs], self._gradients.kinds[each]) for each, runs in found]
+        if whole:
+            ranks = start.ranks
+            padded = [
+                (np.pad(np.concatenate(slices), (0, -sum(map(len, slices)) % ranks)), slices, dtype)
+                for slices, dtype in parts
+            ]
+            self._scattered[chunk.pieces] = padded
+            return [
+                (start.reduce_scatter(values, bfloat16=dtype == "bfloat16"), _nothing) for values, _, dtype in padded
+            ]
+        return [self._all_reduce(slices, dtype) for slices, dtype in parts]
+
+    def _all_reduce(self, slices: list[NDArray[Any]], dtype: Dtype) -> tuple[Work, Callable[[], None]]:
+        values = slices[0] if len(slices) == 1 else np.concatenate(slices)
+        work = self._collectives.all_reduce(values, bfloat16=dtype == "bfloat16")
+        return work, _nothing if values is slices[0] else partial(_unpack, values, slices)
+
+    def _arrive(self, command: CollectiveCommand, work: list[tuple[Work, Callable[[], None]]]) -> None:
+        for each, unpack in work:
+            while not each.wait(POLL_INTERVAL):
+                self._check_open()
+            unpack()
+
+
+def _nothing() -> None:
+    """Do nothing: the result is in its place."""
+
+
+def _unpack(payload: NDArray[Any], targets: Sequence[NDArray[Any]]) -> None:
+    """Copy ``payload`` to ``targets``, one after the other; padding behind them is left out."""
+    start = 0
+    for target in targets:
+        target[:] = payload[start : start + len(target)]
+        start += len(target)
 
 
 def signature(command: CollectiveCommand) -> bytes:

@@ -15,9 +15,9 @@ from torch import nn, optim
 
 from foretrain.comm.coordinator.heartbeat import Heartbeat
 from foretrain.comm.coordinator.protocol import remade
-from foretrain.comm.exchange import RuntimeContext, TunedExchange
+from foretrain.comm.exchange import RuntimeContext, TunedExchange, established_servers, measured_servers
 from foretrain.comm.options import AllReduce, AttachOptions, ParameterServer
-from foretrain.comm.rendezvous import connect_ranks, secret_for_servers
+from foretrain.comm.rendezvous import connect_ranks
 from foretrain.comm.run_trace import RunTrace
 from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.engine import Decision
@@ -291,28 +291,13 @@ class Attached(AttachedModel[RuntimeParts]):
     def _assemble_served(
         self, context: RuntimeContext, parameters: Sequence[nn.Parameter], server: ParameterServer
     ) -> tuple[RuntimeParts, Sequence[torch.Tensor]]:
-        from foretrain.comm.ps.client.connection import Links
-        from foretrain.comm.ps.client.probing import PushProbe, beside, served_cluster
-
-        options = self._options
-        secret = secret_for_servers(self._control)
         self._job = self._job or self._control.share(secrets.token_hex(8).encode()).decode()
-        self._links = links = Links(options.servers, secret, self._job, self.rank)
+        self._links = links = established_servers(self._control, self._options, self._job)
         try:
-            links.establish(options.peer_timeout)
 
             def measure() -> tuple[CostModel, Cluster]:
-                probe = PushProbe(links, self.ranks, self._job, self._epoch, options.peer_timeout)
-                measured = probe.cost()
-
-                def hear() -> None:
-                    self._check_peers()
-                    probe.hear()
-
-                # Wait until all have measured: a restarted server asks every worker again.
-                ControlGroup(self._groups.control, self._device, hear).all_true(True)
-                shared = beside(options.servers, self.ranks)
-                return measured, served_cluster(measured, self.ranks, len(options.servers), beside=shared)
+                known = (self._options, self._job, self._epoch, self._check_peers)
+                return measured_servers(links, self._control, *known)
 
             plan = self._adopt(self._plan(measure))
             self._epoch += 2
@@ -325,7 +310,7 @@ class Attached(AttachedModel[RuntimeParts]):
             links.close()
             raise
         remote = None
-        if options.updates == "servers":
+        if self._options.updates == "servers":
             from foretrain.plugins.torch.ps.remote_optimizer import RemoteOptimizer
 
             remote = RemoteOptimizer(parameters, self._attachments, server.consistency, self._observation.backwards())

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -39,6 +40,10 @@ class ControlGroup(ControlPlane):
         self._device = device if self.enqueues else torch.device("cpu")
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
+
+    def checking(self, check: Callable[[], None]) -> ControlGroup:
+        """Return the same control plane with another ``check``."""
+        return ControlGroup(self._group, self._device, check)
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
         """Return the ``data`` of rank ``source``, on all ranks."""
@@ -142,7 +147,7 @@ _TRUE = ("1", "t", "true", "y", "yes")
 
 def agree_on_model(control: ControlGroup, model: nn.Module, options: AttachOptions) -> None:
     """Raise Disagreement, on all ranks, if settings, parameters or shared buffers differ."""
-    agree_on_settings(control, options)
+    agree_on_settings(control, msgspec.structs.asdict(options))
     parameters = [(name, p, "" if p.requires_grad else " frozen") for name, p in model.named_parameters()]
     buffers = [(name, buffer, "") for name, buffer in model.named_buffers() if options.broadcast_buffers]
     for what, tensors in (("parameter", parameters), ("buffer", buffers)):

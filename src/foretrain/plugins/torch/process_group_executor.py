@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions
 
+from foretrain.comm.buffers import BufferSlice
 from foretrain.comm.collectives.executor import CollectiveExecutor
 from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.errors import ScheduleError
-from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer, Rounding
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, Rounding
 from foretrain.plugins.torch.streams import HostStreams, coalesces, enqueues
 from foretrain.plugins.torch.work_wait import finish
 from foretrain.tasks import Chunk, Piece, Task

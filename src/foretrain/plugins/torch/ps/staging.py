@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from foretrain.comm.buffers import BufferSlice
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, dtype_name
 from foretrain.network.switch_cluster import MESSAGE
-from foretrain.plugins.torch.gradient_buffer import BufferSlice, GradientBuffer, Rounding
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, Rounding
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.tasks import Piece, Task
 

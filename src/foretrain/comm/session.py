@@ -1,0 +1,612 @@
+"""Session: the scheduler as a library for any framework, over plain buffers on the host.
+
+    with ft.Session(schedule="bytescheduler", transport="ps") as session:
+        tasks = session.declare([("conv1.weight", nbytes, "float32"), …])      # in the order of first use
+        for batch in data:
+            for task, layer in zip(tasks, model):
+                task.wait()                     # the mean over all ranks is in the buffer: update, compute forward
+            session.begin_step()
+            for task, layer in reversed(…):
+                task.ready(layer.gradient)      # as soon as the backward pass has computed it
+
+In the words of ByteScheduler (SOSP'19, §3): a `CommTask` is a tensor of one step. ``notify_ready`` is `CommTask.ready`;
+``partition`` is the policy's, ``start`` the executor's, and ``notify_finish`` returns credit to the policy, none of
+which a caller sees. The dependency proxy is `CommTask.wait` before the layer's next forward pass: with it a step goes
+on across the global barrier, and a call of it for every task after the backward pass is that barrier.
+
+first steps     gradients are exchanged in the order in which they are ready, and times observed       `StepObserver`
+one agreement   times of the slowest rank, measured network, knobs at their best                       `runtime_plan`
+all others      tasks → exchange (`coordinated_exchange`, `served_exchange`) → executor → CommTask.wait
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.comm.buffers import NUMPY_TYPES, HostGradients, HostStaging, elements
+from foretrain.comm.collectives import RingCollectives, connect_peers
+from foretrain.comm.collectives.executor import HostExecutor
+from foretrain.comm.collectives.ring import RingWork
+from foretrain.comm.control_plane import LinkControl
+from foretrain.comm.coordinator.protocol import TunableExchange, remade
+from foretrain.comm.exchange import (
+    RuntimeContext,
+    coordinated_exchange,
+    established_servers,
+    measured_servers,
+    served_exchange,
+)
+from foretrain.comm.observation import StepObserver, StepProfile, workload_of
+from foretrain.comm.options import (
+    AllReduce,
+    AttachOptions,
+    ParameterServer,
+    Timeouts,
+    Transport,
+    TransportKind,
+    as_transport,
+    check_flag,
+)
+from foretrain.comm.ps.placement import Dtype
+from foretrain.comm.rendezvous import (
+    agree_on_settings,
+    common_secret,
+    connect_ranks,
+    hash_of,
+    join,
+    membership,
+    own_address,
+    several_hosts,
+)
+from foretrain.comm.run_trace import RunTrace
+from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
+from foretrain.engine import Decision
+from foretrain.errors import ConfigError, ForetrainError, unknown
+from foretrain.network import Cluster
+from foretrain.planner import requested_schedule
+from foretrain.schedule import Bound, CostModel, Job, Spec
+from foretrain.trace import Timeline
+from foretrain.units import NANOSECOND
+from foretrain.workload.recorder import HostStopwatch
+from foretrain.workload.step import Workload
+
+if TYPE_CHECKING:
+    import os
+
+    from foretrain.comm.ps.client.connection import Links
+    from foretrain.comm.ps.client.exchange import ServedExchange
+    from foretrain.planner import ScheduleRequest
+
+logger = logging.getLogger("foretrain")
+
+_DEFAULT_TIMEOUTS = Timeouts()
+_WAIT = 0.5
+"""Seconds between two looks whether the job has failed."""
+
+
+class CommTask:
+    """Gradient of one tensor in the present step. Any thread may call it, one at a time.
+
+    Attributes:
+        name: of the tensor.
+        count: elements.
+        dtype: their type.
+    """
+
+    def __init__(self, session: Session, index: int, name: str, count: int, dtype: Dtype) -> None:
+        self.name, self.count = name, count
+        self.dtype: Dtype = dtype
+        self._session, self._index = session, index
+        self._values: NDArray[Any] | None = None
+
+    def ready(self, buffer: Any) -> Self:
+        """Hand the gradient in ``buffer`` over; its content is copied before this returns.
+
+        Args:
+            buffer: what `foretrain.comm.buffers.elements` reads.
+
+        Raises:
+            ConfigError: the buffer is not what was declared, or the task is ready already in this step.
+            ForetrainError: the job has failed.
+        """
+        values = elements(buffer, self.name, self.count, self.dtype)
+        self._session._ready(self._index, values)
+        self._values = values if values.flags.writeable else None
+        return self
+
+    def wait(self) -> NDArray[Any]:
+        """Wait for the sum, or mean, of all ranks, and copy it to the buffer of `ready` if that can be written.
+
+        Returns:
+            It, flat and read-only, until the task is `ready` again; zeros before the first step.
+
+        Raises:
+            ForetrainError: the job has failed; the message says why.
+        """
+        found = self._session._wait(self._index)
+        if self._values is not None:
+            self._values[:] = found
+            self._values = None
+        return found
+
+
+class Session:
+    """Scheduled exchange of one job's gradients. Use as a context manager, or call `close`.
+
+    Args:
+        schedule: as of `foretrain.plugins.torch.attach`.
+        transport: `AllReduce` by an own ring over TCP, or `ParameterServer`, whose servers then sum.
+        rank: of this process; by default as torchrun, mpirun, srun or FORETRAIN's launcher says.
+        ranks: N; by default likewise.
+        address: ``"host:port"`` of rank 0; by default FORETRAIN_ADDRESS, or MASTER_ADDR and the port after MASTER_PORT.
+        timeouts: how long a rank may be silent, and how long there may be no progress.
+        average: whether sums are divided by N.
+        tune: whether open knobs are searched as the job runs.
+        warmup: steps to observe before scheduling begins, at least 1.
+        interface: where this rank listens, e.g. "eth0".
+        trace: whether to keep a timeline.
+
+    All ranks have the same FORETRAIN_SECRET.
+
+    Raises:
+        ConfigError: an argument is wrong, or rank, ranks or address are not known.
+        LinkError: another rank cannot be reached.
+
+    Attributes:
+        rank, ranks: as above.
+        workload: the observed step; None while it is being observed.
+        cost: the measured network; None while it is not.
+        cluster: it, for the simulator.
+        bound: T* of the observed step on it.
+        steps: begun so far.
+    """
+
+    def __init__(
+        self,
+        schedule: str | os.PathLike[str] | ScheduleRequest = "bytescheduler",
+        transport: Transport | TransportKind = "all_reduce",
+        *,
+        rank: int | None = None,
+        ranks: int | None = None,
+        address: str | None = None,
+        timeouts: Timeouts = _DEFAULT_TIMEOUTS,
+        average: bool = True,
+        tune: bool = False,
+        warmup: int = 3,
+        interface: str | None = None,
+        trace: bool = False,
+    ) -> None:
+        for name, flag in (("average", average), ("tune", tune), ("trace", trace)):
+            check_flag(name, flag)
+        if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 1:
+            raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
+        if not isinstance(timeouts, Timeouts):
+            raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
+        transport = as_transport(transport)
+        _refuse_torch_only(transport)
+        servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
+        self._options = AttachOptions(
+            *(requested_schedule(schedule), None, transport, timeouts, servers, tune, False, warmup, interface, trace)
+        )
+        member = membership(rank, ranks, address)
+        self.rank, self.ranks = member.rank, member.ranks
+        self._share = 1.0 / self.ranks if average else 1.0
+        self._origin = time.perf_counter_ns()
+        self._trace = RunTrace(self._origin) if trace else None
+        self._changed, self._telling = threading.Condition(), threading.Lock()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._tasks: list[CommTask] = []
+        self._runtime: _Runtime | None = None
+        self._ring: RingCollectives | None = None
+        self._servers: Links | None = None
+        self._sent: list[int] = []
+        self._landed: list[int] = []
+        self._towards = member.address
+        self.workload: Workload | None = None
+        self.cost: CostModel | None = None
+        self.cluster: Cluster | None = None
+        self.bound: Bound | None = None
+        self.steps = 0
+        self._links = join(member, self._options.peer_timeout)
+        self._control = LinkControl(
+            self.rank, self.ranks, self._links, self._options.stall_timeout, self._raise_failure
+        )
+        atexit.register(self.close)
+        try:
+            settings = msgspec.structs.asdict(self._options) | {"average": average}
+            agree_on_settings(self._control, settings)
+        except BaseException:
+            self._abandon("its settings were refused")
+            raise
+
+    # ── for callers ──
+
+    def declare(self, tensors: Sequence[tuple[str, int, Dtype]], *, ordered: bool = True) -> tuple[CommTask, ...]:
+        """Declare the gradients of the model, once, before the first step. Collective.
+
+        Args:
+            tensors: name, bytes and type of each.
+            ordered: whether they are listed in the order of their first use; else that order is observed, from the
+                calls of `CommTask.wait` in the first steps.
+
+        Returns:
+            Their tasks, in the same order.
+
+        Raises:
+            ConfigError: a tensor is declared twice, has another type than these, or no whole number of elements.
+            Disagreement: the ranks' tensors differ.
+        """
+        if self._tasks:
+            raise ConfigError("tensors", len(tensors), "are declared already", "declare all of them at once")
+        self._tasks = [CommTask(self, k, *_checked(*each)) for k, each in enumerate(tensors)]
+        names = [task.name for task in self._tasks]
+        if not names or len(set(names)) < len(names):
+            twice = next((name for name in names if names.count(name) > 1), "")
+            raise ConfigError("tensors", twice, "is declared twice" if twice else "are none", "name each tensor once")
+        described = [f"{task.name} {task.count} {task.dtype}" for task in self._tasks]
+        self._control.must_agree("tensor", described, [hash_of(text) for text in described])
+        count = len(self._tasks)
+        self._ordered = ordered
+        self._sizes = {t.name: t.count * np.dtype(NUMPY_TYPES[t.dtype]).itemsize for t in self._tasks}
+        self._sent, self._landed = [0] * count, [0] * count
+        self._pending: set[int] = set()
+        """Tasks of the present step that are not ready yet."""
+        self._open = self._forward = False
+        self._observer: StepObserver | None = StepObserver(count, HostStopwatch(1))
+        self._observer.begin_forward()
+        if self._trace is not None:
+            self._trace.begin_forward()
+        if self._options.server is not None:
+            self._job, self._epoch = self._control.share(secrets.token_hex(8).encode()).decode(), 0
+        else:
+            self._ring = self._connect_ring() if self.ranks > 1 else RingCollectives({}, 0, 1)
+            self._control.timed = self._series
+        self._start(_first_plan(self._sizes))
+        return tuple(self._tasks)
+
+    def begin_step(self) -> None:
+        """Begin a step: the gradients that become ready from now on belong to it. All ranks begin equally many.
+
+        A task that was not ready in the step before had no gradient on this rank.
+
+        Raises:
+            ForetrainError: the job has failed; the message says why.
+        """
+        self._raise_failure()
+        if self._runtime is None:
+            raise ConfigError("session", "begin_step()", "comes before there are tensors", "declare() them first")
+        self.end_step()
+        if self._observer is not None:
+            self._end_observed_step()
+            if self.steps == self._options.warmup:
+                self._schedule()
+        if self._observer is not None:
+            self._observer.end_forward()
+        if self._trace is not None:
+            self._trace.end_forward()
+        self._pending = set(range(len(self._tasks)))
+        self._open, self._forward = True, False
+        with self._telling:
+            self._runtime.exchange.open(self._runtime.rounds, False)
+        self._runtime.rounds += 1
+        self.steps += 1
+
+    def end_step(self) -> None:
+        """Say that tasks that are not ready have no gradient in this step. `begin_step` and `close` do so, too."""
+        if not self._open:
+            return
+        self._open = False
+        for index in sorted(self._pending):
+            self._wait_landed(index)
+            assert self._runtime is not None
+            self._runtime.gradients.views[index][:] = 0
+            self._hand_over(index, False)
+        self._flush()
+
+    def wait_all(self) -> None:
+        """Wait for all tasks: the global barrier."""
+        for task in self._tasks:
+            task.wait()
+
+    @property
+    def schedule(self) -> Spec | None:
+        """Return the policy and knobs in force; None before tensors are declared."""
+        return self._runtime.exchange.spec if self._runtime else None
+
+    @property
+    def log(self) -> tuple[Decision, ...]:
+        """Return rank 0's latest decisions; with parameter servers this rank's."""
+        return tuple(self._runtime.exchange.log) if self._runtime else ()
+
+    @property
+    def timeline(self) -> Timeline:
+        """Return the timeline since the session began, ps; ConfigError without ``trace``."""
+        if self._trace is None:
+            raise ConfigError("trace", False, "kept no timeline", "Session(..., trace=True)")
+        if self._runtime is None or self.workload is None:
+            return Timeline()
+        return self._trace.timeline(self.workload, self._runtime.executor.records, ())
+
+    def close(self) -> None:
+        """Wait for what is in flight, and end all threads and connections. Idempotent."""
+        if self._closed:
+            return
+        try:
+            if self._runtime is not None and self._failure is None:
+                self.end_step()
+                for index in range(len(self._tasks)):
+                    self._wait_landed(index)
+        except BaseException as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
+        self._abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._abandon(f"{type(error).__name__}: {error}")
+
+    # ── calls of tasks ──
+
+    def _ready(self, index: int, values: NDArray[Any]) -> None:
+        self._raise_failure()
+        task, runtime = self._tasks[index], self._runtime
+        if index not in self._pending or not self._open or runtime is None:
+            remedy = "call begin_step() before the first gradient of each step"
+            raise ConfigError(task.name, "ready()", "was called twice in a step, or outside of one", remedy)
+        self._pending.discard(index)
+        self._wait_landed(index)
+        runtime.gradients.write(index, values, self._share)
+        if self._trace is not None:
+            self._trace.gradient(index)
+        if self._observer is not None:
+            with self._telling:
+                self._observer.gradient(index, self.steps)
+        self._hand_over(index, True)
+
+    def _wait(self, index: int) -> NDArray[Any]:
+        self._raise_failure()
+        asked = self._trace.now() if self._trace is not None else 0
+        if self._runtime is None:
+            raise ConfigError(self._tasks[index].name, "wait()", "was called before declare()", "declare() it first")
+        self._flush()
+        if self._observer is not None and not self._forward:
+            # While steps are observed nothing of the forward pass may wait: its times would be those of the network.
+            for each in range(len(self._tasks)):
+                if each not in self._pending:
+                    self._wait_landed(each)
+            self._end_observed_step()
+        self._wait_landed(index)
+        if self._observer is not None:
+            self._observer.use(index)
+        if self._trace is not None:
+            self._trace.enter(self._tasks[index].name, asked)
+        view = self._runtime.gradients.views[index].view()
+        view.flags.writeable = False
+        return view
+
+    def _end_observed_step(self) -> None:
+        """End an observed step: its backward pass is over, and a forward pass begins."""
+        if self._forward or not self.steps or self._observer is None:
+            return
+        self._forward = True
+        self._observer.reduced()
+        self._observer.end_step()
+        self._observer.begin_forward()
+        if self._trace is not None:
+            self._trace.begin_forward()
+
+    def _hand_over(self, index: int, used: bool) -> None:
+        assert self._runtime is not None
+        with self._telling:
+            self._sent[index] += 1
+            self._runtime.exchange.ready(index, used)
+
+    def _flush(self) -> None:
+        assert self._runtime is not None
+        with self._telling:
+            self._runtime.exchange.flush()
+
+    def _wait_landed(self, index: int) -> None:
+        with self._changed:
+            while self._landed[index] < self._sent[index]:
+                self._raise_failure()
+                self._changed.wait(_WAIT)
+
+    def _land(self, index: int, used: bool) -> None:
+        """Record that the sum of a task has arrived. Called by the executor's thread."""
+        with self._changed:
+            self._landed[index] += 1
+            self._changed.notify_all()
+
+    # ── from observing to scheduling ──
+
+    def _schedule(self) -> None:
+        """Schedule from now on, by what was observed. Collective."""
+        assert self._observer is not None
+        for index in range(len(self._tasks)):
+            self._wait_landed(index)
+        profile, self._observer = self._observer.observed(), None
+        if self._ordered:
+            profile = _in_order(profile)
+        self._stop()
+        measure = None
+        if self._options.server is not None:
+            self._establish()
+            measure = self._measure
+        plan = runtime_plan(self._control, profile, self._sizes, "session", "CPU", self._options, measure)
+        self.workload, self.cost, self.cluster, self.bound = plan.workload, plan.cost, plan.cluster, plan.bound
+        self._start(plan)
+
+    def _start(self, plan: RuntimePlan) -> None:
+        context = RuntimeContext(self._control, self._options, self._origin, self._fail, self._raise_failure)
+        counts, dtypes = [task.count for task in self._tasks], [task.dtype for task in self._tasks]
+        order = plan.profile.order
+        if self._options.server is not None:
+            if self._servers is None:
+                self._establish()
+            staging = HostStaging(counts, dtypes, order, plan.job.tasks, self.ranks, self._job)
+            assert self._servers is not None
+            served, exchange = served_exchange(context, plan, staging, self._servers, self._epoch, self._land)
+            self._epoch += 1
+            self._runtime = _Runtime(staging, served, exchange)
+            return
+        links = connect_ranks(self._control, self._options.interface, self._towards) if self.ranks > 1 else {}
+        if links is None:
+            raise ConfigError("interface", self._options.interface, "cannot be reached by all ranks", "name another")
+        gradients = HostGradients(counts, dtypes, order)
+        assert self._ring is not None
+        executor = HostExecutor(gradients, self._ring, plan.job.tasks, self._land, self._fail, self._options.trace)
+        self._runtime = _Runtime(gradients, executor, coordinated_exchange(context, plan, executor, links))
+
+    def _stop(self, reason: str | None = None) -> None:
+        """End the present exchange, whose tasks have all landed unless there is a ``reason``."""
+        if self._runtime is not None:
+            if self._servers is not None:
+                self._servers.returns = reason is None and not self._closed
+                self._servers = None
+            self._runtime.exchange.close(reason)
+            self._runtime.executor.close()
+
+    def _establish(self) -> None:
+        self._servers = established_servers(self._control, self._options, self._job)
+
+    def _measure(self) -> tuple[CostModel, Cluster]:
+        assert self._servers is not None
+        self._epoch += 1
+        return measured_servers(self._servers, self._control, self._options, self._job, self._epoch - 1)
+
+    def _connect_ring(self) -> RingCollectives:
+        def exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
+            rows = self._control.gather([int.from_bytes(socket.inet_aton(address[0])), address[1]])
+            return [(socket.inet_ntoa(host.to_bytes(4)), port) for host, port in rows]
+
+        host = own_address(self._options.interface, several_hosts(self._control), self._towards)
+        secret = common_secret(self._control)
+        assert secret is not None  # `join` has used it
+        links = connect_peers(host, exchange, secret, self.rank, self.ranks, self._options.peer_timeout)
+        return RingCollectives(links, self.rank, self.ranks)
+
+    def _series(self, size: int, count: int, depth: int) -> float:
+        assert self._ring is not None
+        buffers = [np.zeros(size // 4, np.float32) for _ in range(depth)]
+        self._control.all_true(True)
+        began, works = time.perf_counter_ns(), deque[RingWork]()
+        for k in range(count):
+            if len(works) == depth:
+                works.popleft().wait()
+            works.append(self._ring.all_reduce(buffers[k % depth]))
+        for work in works:
+            work.wait()
+        return (time.perf_counter_ns() - began) / count
+
+    # ── failures ──
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep the first ``error``, which every later call raises, and end what is in flight."""
+        with self._changed:
+            if self._failure is not None or self._closed:
+                return
+            self._failure = error
+            self._changed.notify_all()
+        logger.error("rank %d: %s", self.rank, error)
+        if self._ring is not None:
+            self._ring.close()
+
+    def _raise_failure(self) -> None:
+        if (error := self._failure) is not None:
+            known = isinstance(error, ForetrainError)
+            waiting = [task.name for task, n, m in zip(self._tasks, self._sent, self._landed, strict=True) if m < n]
+            about = f" (rank {self.rank} waits for {waiting[0]!r})" if waiting else ""
+            text = f"{error}{about}" if known else f"communication failed: {error!r}{about}"
+            raise remade(type(error) if isinstance(error, ForetrainError) else ForetrainError, text) from error
+        if self._closed:
+            raise ConfigError("session", "closed", "exchanges nothing any more", "make another")
+
+    def _abandon(self, reason: str | None = None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with contextlib.suppress(ForetrainError):
+            self._stop(reason)
+        if self._ring is not None:
+            self._ring.close()
+        for link in self._links.values():
+            link.close()
+
+
+class _Runtime:
+    """Parts that exchange gradients; ``rounds`` counts the steps begun with them."""
+
+    def __init__(
+        self, gradients: HostGradients, executor: HostExecutor | ServedExchange, exchange: TunableExchange
+    ) -> None:
+        self.gradients, self.executor, self.exchange = gradients, executor, exchange
+        self.rounds = 0
+
+
+def _checked(name: str, size: int, dtype: Dtype) -> tuple[str, int, Dtype]:
+    """Return name, number of elements and type of a declared tensor; ConfigError if they make no sense."""
+    if dtype not in get_args(Dtype):
+        raise unknown(f"tensors[{name!r}].dtype", dtype, get_args(Dtype))
+    width = np.dtype(NUMPY_TYPES[dtype]).itemsize
+    if not isinstance(size, int) or size <= 0 or size % width:
+        problem = f"bytes are no whole number of elements of {dtype}"
+        raise ConfigError(f"tensors[{name!r}].size", size, problem, f"declare a multiple of {width}")
+    return name, size // width, dtype
+
+
+def _refuse_torch_only(transport: Transport) -> None:
+    """Raise ConfigError for a transport that needs PyTorch's process groups or optimizers."""
+    if isinstance(transport, AllReduce):
+        if transport.order == "replay":
+            remedy = "write order='coordinator', or use foretrain.attach"
+            raise ConfigError("transport.order", "replay", "needs a process group of PyTorch", remedy)
+        return
+    if transport.updates == "servers":
+        remedy = "write updates='workers' and consistency='bsp', or use foretrain.attach"
+        raise ConfigError("transport.updates", "servers", "runs PyTorch's optimizers", remedy)
+    if transport.elastic:
+        raise ConfigError(
+            "transport.elastic", True, "goes on without ranks only under foretrain.attach", "leave it out"
+        )
+
+
+def _first_plan(sizes: Mapping[str, int]) -> RuntimePlan:
+    """Return the plan of the steps that are observed: first in, first out."""
+    count = len(sizes)
+    none = [0] * count
+    profile = StepProfile(list(range(count)), none, 0, none, 0, 0, [1] * count, 1)
+    workload = workload_of(profile, list(sizes), list(sizes.values()), "session", "CPU")
+    cost = CostModel(NANOSECOND, 1)
+    return RuntimePlan(profile, workload, cost, None, Job.of(workload, cost), Spec("fifo"), None)
+
+
+def _in_order(profile: StepProfile) -> StepProfile:
+    """Return ``profile`` for tasks that are used in the order of their numbers: later ones are used no earlier."""
+    times = dict(zip(profile.order, profile.uses, strict=True))
+    uses = list(accumulate((times[task] for task in range(len(times))), max))
+    return msgspec.structs.replace(profile, order=list(range(len(times))), uses=uses)

@@ -1,0 +1,276 @@
+"""Sessions over plain buffers: the ranks are threads, the sockets real."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+import foretrain as ft
+from foretrain.comm.buffers import elements
+from foretrain.comm.coordinator.handshake import SECRET
+from foretrain.comm.session import Session
+from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
+from tests.plugins.torch.ps.serving import KEY, servers
+
+COUNTS = (7, 1000, 1, 30_000)
+STEPS, WARMUP = 6, 2
+TENSORS = [(f"layer{k}.weight", 4 * count, "float32") for k, count in enumerate(COUNTS)]
+PATIENCE = ft.Timeouts(peer="60s", stall="60s")
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, KEY.hex())
+
+
+def free_address() -> str:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        return "127.0.0.1:{1}".format(*taken.getsockname())
+
+
+def on_ranks(ranks: int, run: Callable[[Session], Any], *arguments: Any, **options: Any) -> list[Any]:
+    """What ``run`` returns, or the error that it ends with, on each rank."""
+    address = free_address()
+
+    def one(rank: int) -> Any:
+        try:
+            with Session(*arguments, rank=rank, ranks=ranks, address=address, timeouts=PATIENCE, **options) as session:
+                return run(session)
+        except ForetrainError as error:
+            return error
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(one, range(ranks)))
+
+
+def gradient(rank: int, step: int, task: int) -> np.ndarray:
+    return np.random.default_rng((rank, step, task)).standard_normal(COUNTS[task]).astype(np.float32)
+
+
+def train(session: Session, steps: int = STEPS, tensors: Any = TENSORS) -> list[np.ndarray]:
+    """Means of all steps, by task: the loop that crosses the barrier."""
+    tasks = session.declare(tensors)
+    found = [np.zeros(count, np.float32) for count in COUNTS]
+    for step in range(steps):
+        for task, sums in zip(tasks, found, strict=True):
+            sums += task.wait()
+        session.begin_step()
+        for k in reversed(range(len(tasks))):
+            tasks[k].ready(gradient(session.rank, step, k))
+    for task, sums in zip(tasks, found, strict=True):
+        sums += task.wait()
+    return found
+
+
+def expected(ranks: int, steps: int = STEPS) -> list[np.ndarray]:
+    return [
+        np.sum([gradient(rank, step, k) for rank in range(ranks) for step in range(steps)], 0) / ranks
+        for k in range(len(COUNTS))
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["fifo", "bytescheduler", "prophet", "dear", "auto"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_ranks_get_the_mean(ranks, schedule):
+    threads = set(threading.enumerate())
+    outcomes = on_ranks(ranks, train, schedule, warmup=WARMUP)
+    for means in outcomes:
+        for own, first, right in zip(means, outcomes[0], expected(ranks), strict=True):
+            np.testing.assert_array_equal(own, first)
+            np.testing.assert_allclose(own, right, rtol=1e-5, atol=1e-5)
+    assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize("schedule", ["fifo", "prophet"])
+def test_servers_sum_what_ranks_push(schedule):
+    with servers(1, 2) as (addresses, _):
+        outcomes = on_ranks(2, train, schedule, ft.ParameterServer(addresses), warmup=WARMUP)
+    for means in outcomes:
+        for own, right in zip(means, expected(2), strict=True):
+            np.testing.assert_allclose(own, right, rtol=1e-5, atol=1e-5)
+
+
+def test_every_step_is_traced_and_has_an_optimum():
+    def run(session):
+        train(session)
+        return session.schedule, session.bound, session.cluster, session.timeline, session.steps, session.log
+
+    (schedule, bound, cluster, timeline, steps, log), _ = on_ranks(2, run, "bytescheduler", warmup=WARMUP, trace=True)
+    assert schedule.name == "bytescheduler"
+    assert bound.time > 0
+    assert cluster.workers == 2
+    assert {"gpu", "wire"} <= set(timeline.lanes())
+    assert steps == STEPS
+    assert log
+
+
+def test_buffers_that_can_be_written_get_the_mean_and_sums_need_no_mean():
+    def run(session):
+        (task,) = session.declare([("w", 16, "float32")])
+        buffer = np.full(4, session.rank + 1, np.float32)
+        session.begin_step()
+        handle = task.ready(buffer)
+        assert handle.wait().tolist() == [3] * 4
+        return buffer.tolist()
+
+    assert on_ranks(2, run, "fifo", average=False) == [[3] * 4] * 2
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float64", np.float64), ("float16", np.float16), ("bfloat16", np.uint16)])
+def test_other_types(dtype, kind):
+    one = {"bfloat16": 0x3F80}.get(dtype, 1)
+
+    def run(session):
+        (task,) = session.declare([("w", 4 * np.dtype(kind).itemsize, dtype)])
+        session.begin_step()
+        return task.ready(np.full(4, one, kind)).wait().tolist()
+
+    assert on_ranks(2, run, "fifo") == [[one] * 4] * 2
+
+
+def test_a_rank_without_a_gradient_gets_the_others():
+    def run(session):
+        first, second = session.declare([("a", 4, "float32"), ("b", 4, "float32")])
+        for _ in range(WARMUP + 1):
+            session.begin_step()
+            if session.rank == 0:
+                first.ready(np.ones(1, np.float32))
+            second.ready(np.ones(1, np.float32))
+            session.end_step()
+        return first.wait().tolist(), second.wait().tolist()
+
+    assert on_ranks(2, run, "fifo", warmup=WARMUP) == [([0.5], [1.0])] * 2
+
+
+def test_a_rank_that_closes_early_is_named():
+    def run(session):
+        return train(session, STEPS if session.rank else WARMUP + 1)
+
+    _, error = on_ranks(2, run, "fifo", warmup=WARMUP)
+    assert isinstance(error, PeerLost)
+    assert "rank 0" in str(error)
+
+
+def test_a_rank_that_fails_is_named_with_its_reason():
+    def run(session):
+        train(session)
+        if session.rank:
+            raise PeerLost("out of luck")
+        for task in session._tasks:
+            task.wait()
+        session.begin_step()
+        session._tasks[0].ready(gradient(0, 0, 0))
+        return session._tasks[0].wait()
+
+    error, _ = on_ranks(2, run, "fifo", warmup=WARMUP)
+    assert isinstance(error, PeerLost)
+    assert "rank 1" in str(error)
+    assert "out of luck" in str(error)
+
+
+def test_ranks_that_disagree_are_refused():
+    def other(session):
+        return train(session, 1, [*TENSORS[:3], (f"layer3.weight{session.rank}", *TENSORS[3][1:])])
+
+    errors = on_ranks(2, other, "fifo")
+    assert all(isinstance(error, Disagreement) and "layer3.weight" in str(error) for error in errors)
+
+
+WRONG = {
+    "twice": ([("w", 4, "float32")] * 2, "'w' is declared twice"),
+    "no type": ([("w", 4, "int4")], "dtype.*'int4'"),
+    "half an element": ([("w", 6, "float32")], "6 bytes are no whole number of elements of float32"),
+    "nothing": ([], "are none"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_tensors_that_make_no_sense_are_refused(what):
+    tensors, said = WRONG[what]
+    with Session(rank=0, ranks=1) as session, pytest.raises(ConfigError, match=said):
+        session.declare(tensors)
+
+
+def test_calls_out_of_order_are_refused():
+    with Session(rank=0, ranks=1) as session:
+        with pytest.raises(ConfigError, match="declare"):
+            session.begin_step()
+        (task,) = session.declare([("w", 8, "float32")])
+        with pytest.raises(ConfigError, match=r"begin_step\(\)"):
+            task.ready(np.zeros(2, np.float32))
+        session.begin_step()
+        task.ready(np.zeros(2, np.float32))
+        with pytest.raises(ConfigError, match="twice in a step"):
+            task.ready(np.zeros(2, np.float32))
+        with pytest.raises(ConfigError, match="declared already"):
+            session.declare([("w", 8, "float32")])
+    with pytest.raises(ConfigError, match="exchanges nothing any more"):
+        task.wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"transport": ft.AllReduce(order="replay")}, "process group of PyTorch"),
+        ({"transport": ft.ParameterServer("h:1", updates="servers")}, "PyTorch's optimizers"),
+        ({"transport": ft.ParameterServer("h:1", elastic=True)}, "only under foretrain.attach"),
+        ({"schedule": "nope"}, "nope"),
+        ({"warmup": 0}, "watch at least 1"),
+        ({"rank": 3, "ranks": 2}, "none of 2 ranks"),
+        ({"rank": 0, "ranks": 2, "address": "here"}, "FORETRAIN_ADDRESS"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Session(**{"rank": 0, "ranks": 1, **options})
+
+
+def test_a_job_without_a_secret_is_refused(monkeypatch):
+    monkeypatch.delenv(SECRET)
+    with pytest.raises(ConfigError, match="openssl rand"):
+        Session(rank=0, ranks=2, address=free_address())
+
+
+@pytest.mark.parametrize("launcher", [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")])
+def test_the_environment_says_who_and_where(monkeypatch, launcher):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in zip(launcher, ("0", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    with Session() as session:
+        assert (session.rank, session.ranks) == (0, 1)
+    monkeypatch.delenv(launcher[1])
+    with pytest.raises(ConfigError, match=r"foretrain run, torchrun or mpirun"):
+        Session()
+
+
+def test_what_numpy_can_read_is_a_buffer():
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(4)
+    elements(tensor, "w", 4, "float32")[:] = 1
+    assert tensor.tolist() == [1] * 4
+    data = bytearray(16)
+    elements(memoryview(data), "w", 4, "float32")[:] = 1
+    assert np.frombuffer(data, np.float32).tolist() == [1] * 4
+    assert elements(torch.ones(2, dtype=torch.bfloat16).view(torch.uint16), "w", 2, "bfloat16").tolist() == [0x3F80] * 2
+
+
+@pytest.mark.parametrize(
+    ("buffer", "said"),
+    [
+        (np.zeros(3, np.float32), "3 × float32.*4 × float32"),
+        (np.zeros(4), "float64"),
+        (np.zeros((4, 2), np.float32)[:, 0], "not contiguous"),
+        (object(), "w"),
+    ],
+)
+def test_other_buffers_are_refused(buffer, said):
+    with pytest.raises(ConfigError, match=said):
+        elements(buffer, "w", 4, "float32")
