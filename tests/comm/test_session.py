@@ -21,7 +21,7 @@ from tests.plugins.torch.ps.serving import KEY, servers
 
 COUNTS = (7, 1000, 1, 30_000)
 STEPS, WARMUP = 6, 2
-TENSORS = [(f"layer{k}.weight", 4 * count, "float32") for k, count in enumerate(COUNTS)]
+TENSORS: list[tuple[str, int, Any]] = [(f"layer{k}.weight", 4 * count, "float32") for k, count in enumerate(COUNTS)]
 PATIENCE = ft.Timeouts(peer="60s", stall="60s")
 
 

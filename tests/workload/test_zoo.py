@@ -7,7 +7,7 @@ from foretrain import device, workload
 from foretrain.errors import ConfigError
 from foretrain.units import SECOND
 from foretrain.workload import Workload, zoo, zoo_models
-from foretrain.workload.models.inception import inception_v3
+from foretrain.workload.models.convnets import inception_v3
 from foretrain.workload.models.net import Net
 
 # torchvision's and Hugging Face's counts; Transformer-big is derived (the paper's Table 3 says 213 million).
@@ -57,7 +57,7 @@ def test_arithmetic_is_the_published_one(name):
 
 
 def test_a_transformers_arithmetic_is_two_flops_per_weight_and_token():
-    from foretrain.workload.models.encoders import bert_large
+    from foretrain.workload.models.transformers import bert_large
 
     net, tokens = bert_large(128), 128
     matrices = sum(p.elements for p in net.parameters if len(p.shape) == 2 and "embeddings" not in p.name)

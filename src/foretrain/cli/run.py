@@ -18,8 +18,8 @@ from foretrain.comm.options import AllReduce, Compression, ParameterServer, Time
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.launch import LaunchSettings
+from foretrain.launch.child_processes import check_every
 from foretrain.launch.command import check_secret, read_secret
-from foretrain.launch.server_supervisor import check_every
 from foretrain.parent_death import end_with_parent
 from foretrain.units import SECOND, parse_time
 

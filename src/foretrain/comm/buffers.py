@@ -188,7 +188,7 @@ class HostStaging(HostGradients):
         super().__init__(counts, dtypes, order)
         declared = (Declared(t.name, t.size, dtype, t.first_use) for t, dtype in zip(tasks, dtypes, strict=True))
         self.declaration = Declaration(tuple(declared), workers, job)
-        self._received = [memoryview(flat.view(np.uint8)) for flat in self.flat]
+        self._received = [flat.view(np.uint8).data for flat in self.flat]
         self._sent: dict[int, list[memoryview]] = {}
         self._free: list[list[memoryview]] = []
 

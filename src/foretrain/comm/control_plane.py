@@ -170,9 +170,9 @@ class LinkControl(ControlPlane):
         own = array.array("q", values).tobytes()
         if self.rank:
             self._send(0, own)
+            joined = self.share(None)
         else:
-            rows = [own, *(self._receive(peer) for peer in range(1, self.ranks))]
-        joined = self.share(b"".join(rows) if self.rank == 0 else None)
+            joined = self.share(own + b"".join(self._receive(peer) for peer in range(1, self.ranks)))
         numbers = array.array("q", joined).tolist()
         return [numbers[at : at + len(values)] for at in range(0, len(numbers), max(1, len(values)))]
 

@@ -28,6 +28,8 @@ Compression: TypeAlias = Literal["fp16", "bf16"]
 
 SERVERS = "FORETRAIN_SERVERS"
 """Environment variable with the addresses of a job's servers."""
+SCHEDULE, TRANSPORT = "FORETRAIN_SCHEDULE", "FORETRAIN_TRANSPORT"
+"""Environment variables of ``foretrain run``: what `foretrain.Session` takes where a script says nothing."""
 
 
 def check_flag(name: str, value: object) -> None:
@@ -124,7 +126,7 @@ TransportKind: TypeAlias = Literal["all_reduce", "ps"]
 """Short form of a transport with its defaults."""
 
 
-def as_transport(value: Transport | TransportKind) -> Transport:
+def as_transport(value: Transport | TransportKind | str) -> Transport:
     """Return the transport that a short form stands for; raise ConfigError for anything else."""
     if isinstance(value, AllReduce | ParameterServer):
         return value

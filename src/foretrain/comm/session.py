@@ -24,6 +24,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -32,7 +33,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import msgspec
 import numpy as np
@@ -53,6 +54,8 @@ from foretrain.comm.exchange import (
 )
 from foretrain.comm.observation import StepObserver, StepProfile, workload_of
 from foretrain.comm.options import (
+    SCHEDULE,
+    TRANSPORT,
     AllReduce,
     AttachOptions,
     ParameterServer,
@@ -86,8 +89,6 @@ from foretrain.workload.recorder import HostStopwatch
 from foretrain.workload.step import Workload
 
 if TYPE_CHECKING:
-    import os
-
     from foretrain.comm.ps.client.connection import Links
     from foretrain.comm.ps.client.exchange import ServedExchange
     from foretrain.planner import ScheduleRequest
@@ -149,8 +150,9 @@ class Session:
     """Scheduled exchange of one job's gradients. Use as a context manager, or call `close`.
 
     Args:
-        schedule: as of `foretrain.plugins.torch.attach`.
-        transport: `AllReduce` by an own ring over TCP, or `ParameterServer`, whose servers then sum.
+        schedule: as of `foretrain.plugins.torch.attach`; None is that of ``foretrain run``, or bytescheduler.
+        transport: `AllReduce` by an own ring over TCP, or `ParameterServer`, whose servers then sum; None is that of
+            ``foretrain run``, or all-reduce.
         rank: of this process; by default as torchrun, mpirun, srun or FORETRAIN's launcher says.
         ranks: N; by default likewise.
         address: ``"host:port"`` of rank 0; by default FORETRAIN_ADDRESS, or MASTER_ADDR and the port after MASTER_PORT.
@@ -174,12 +176,15 @@ class Session:
         cluster: it, for the simulator.
         bound: T* of the observed step on it.
         steps: begun so far.
+        used: whether this process has made one.
     """
+
+    used: ClassVar[bool] = False
 
     def __init__(
         self,
-        schedule: str | os.PathLike[str] | ScheduleRequest = "bytescheduler",
-        transport: Transport | TransportKind = "all_reduce",
+        schedule: str | os.PathLike[str] | ScheduleRequest | None = None,
+        transport: Transport | TransportKind | None = None,
         *,
         rank: int | None = None,
         ranks: int | None = None,
@@ -197,7 +202,9 @@ class Session:
             raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
         if not isinstance(timeouts, Timeouts):
             raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
-        transport = as_transport(transport)
+        schedule = schedule or os.environ.get(SCHEDULE) or "bytescheduler"
+        transport = as_transport(transport or os.environ.get(TRANSPORT) or "all_reduce")
+        type(self).used = True
         _refuse_torch_only(transport)
         servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
         self._options = AttachOptions(
@@ -462,7 +469,8 @@ class Session:
 
     def _start(self, plan: RuntimePlan) -> None:
         context = RuntimeContext(self._control, self._options, self._origin, self._fail, self._raise_failure)
-        counts, dtypes = [task.count for task in self._tasks], [task.dtype for task in self._tasks]
+        counts = [task.count for task in self._tasks]
+        dtypes: list[Dtype] = [task.dtype for task in self._tasks]
         order = plan.profile.order
         if self._options.server is not None:
             if self._servers is None:

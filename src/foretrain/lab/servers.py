@@ -25,7 +25,7 @@ from foretrain.lab.host import uninterrupted
 from foretrain.lab.iproute import LabError
 from foretrain.lab.launch import END_TIMEOUT, guarded
 from foretrain.lab.network import Lab
-from foretrain.launch.server_supervisor import ServerProcess, end_servers, server_command
+from foretrain.launch.child_processes import ServerProcess, end_servers, server_command
 
 PIDS = "FORETRAIN_LAB_SERVERS"
 """Environment variable that tells workers the servers' processes, whose links they read."""

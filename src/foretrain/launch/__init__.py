@@ -1,6 +1,6 @@
 """Unmodified scripts: ``foretrain run`` starts them through torchrun and schedules their DistributedDataParallel.
 
-`command` starts torchrun and, where asked, servers (`server_supervisor`); `worker` runs in each process; `ddp_patch`
+`command` starts torchrun and, where asked, servers (`child_processes`); `worker` runs in each process; `ddp_patch`
 puts `scheduled_ddp` in the place of PyTorch's DistributedDataParallel and decides which models are scheduled.
 `lightning` and `ray` do so within a trainer that starts its processes itself.
 """

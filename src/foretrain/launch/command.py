@@ -1,4 +1,4 @@
-"""Launch of a script through torchrun, with one `foretrain.launch.worker` for each rank."""
+"""Launch of a script through torchrun, with one `foretrain.launch.worker` for each rank; without PyTorch, plainly."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE
-from foretrain.comm.options import SERVERS, ParameterServer
+from foretrain.comm.options import SCHEDULE, SERVERS, TRANSPORT, ParameterServer
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
-from foretrain.launch.server_supervisor import Servers, ServerSpec
+from foretrain.launch.child_processes import Servers, ServerSpec, process_count, run_ranks
 from foretrain.torch_version import torch_version
 
 _WORKER = "foretrain.launch.worker"
@@ -64,6 +65,11 @@ def launch(
     # Servers that were started elsewhere have a secret already.
     elsewhere = servers is not None and not servers.isdigit()
     secret = None if secret_file is None else read_secret(secret_file)
+    os.environ[SCHEDULE] = settings.schedule
+    os.environ[TRANSPORT] = "ps" if isinstance(settings.transport, ParameterServer) else "all_reduce"
+    if find_spec("torch") is None:
+        command = [sys.executable, *["-m"] * module, *script]
+        return _launch_plainly(command, process_count(torchrun), settings, secret, servers, server_restarts)
     torch_version("foretrain run")  # its ranks say whether it was tested
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -115,6 +121,30 @@ def launch(
     finally:
         cleanup.close()
     return 0
+
+
+def _launch_plainly(
+    command: Sequence[str],
+    count: int,
+    settings: LaunchSettings,
+    secret: str | None,
+    servers: str | None,
+    server_restarts: int,
+) -> int:
+    """Run ``command`` as ``count`` ranks without PyTorch, which exchange gradients through `foretrain.Session`."""
+    if settings.tune or settings.advise:
+        raise ConfigError(
+            "tune" if settings.tune else "advise", True, "needs PyTorch", "install torch, or leave it out"
+        )
+    os.environ[SECRET] = secret or os.environ.get(SECRET) or secrets.token_hex(SECRET_SIZE)
+    with ExitStack() as cleanup:
+        if servers is not None and not servers.isdigit():
+            os.environ[SERVERS] = servers
+        elif servers is not None:
+            spec = ServerSpec(int(servers), count, float(settings.timeouts.peer), server_restarts)
+            started = cleanup.enter_context(Servers(spec, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+            os.environ[SERVERS] = ",".join(started.addresses)
+        return run_ranks(command, count)
 
 
 def _check_settings(settings: LaunchSettings, updating: bool, servers: str | None, snapshots: Path | None) -> None:

@@ -75,6 +75,8 @@ class DdpPatch:
             return [*lines[: _SUMMARY_LINES - 1], f"and {len(lines) - _SUMMARY_LINES + 1} models more"]
         if lines:
             return lines
+        if "foretrain.comm.session" in sys.modules and sys.modules["foretrain.comm.session"].Session.used:
+            return []
         if self._records:
             return ["nothing was taken over: no DistributedDataParallel was trained"]
         why = ", and FSDP or tensor parallelism is not scheduled" if self._sharded else ""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.comm.ps.consistency import Hyperparameters, decode_groups, encode_groups, finite
 from foretrain.comm.ps.frames import Malformed
-from foretrain.comm.ps.hyperparameters import Hyperparameters, decode, encode, finite
 
 numbers = st.one_of(st.integers(-5, 10**6), st.floats(allow_nan=False, allow_infinity=False))
 settings = st.one_of(numbers, st.booleans(), st.none(), st.tuples(numbers, numbers))
@@ -15,7 +15,7 @@ settings = st.one_of(numbers, st.booleans(), st.none(), st.tuples(numbers, numbe
 
 @given(st.lists(st.dictionaries(st.sampled_from(["lr", "betas", "eps", "fused"]), settings), max_size=3))
 def test_hyperparameters_are_decoded_to_the_last_bit(groups):
-    heard = decode(encode(groups))
+    heard = decode_groups(encode_groups(groups))
     assert repr(heard) == repr(tuple(groups))
 
 
@@ -42,7 +42,7 @@ def test_a_state_restores():
 @pytest.mark.parametrize("text", [b"", b"{}", b'[{"lr": "x"}]', b'[{"lr": {}}]', b'[{"lr": [["x"]]}]', b"[1]"])
 def test_malformed_hyperparameters_are_refused(text):
     with pytest.raises(Malformed):
-        decode(text)
+        decode_groups(text)
 
 
 def test_only_finite_hyperparameters_can_be_encoded():

@@ -14,8 +14,7 @@ from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.plugins.torch import process_group_executor as module
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
-from foretrain.plugins.torch.streams import HostStreams
-from foretrain.plugins.torch.work_wait import abort
+from foretrain.plugins.torch.streams import HostStreams, abort
 from foretrain.tasks import Chunk, Piece, Task
 
 CUDA = torch.device("cuda", 0)

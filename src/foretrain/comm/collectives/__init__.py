@@ -11,7 +11,6 @@ and `ring` owns the sockets and the thread. `executor` issues chunks in the orde
 collectives or a framework's. No framework is needed.
 """
 
-from foretrain.comm.collectives.interface import Collectives, Work
 from foretrain.comm.collectives.ring import RingCollectives, connect_peers
 
-__all__ = ["Collectives", "RingCollectives", "Work", "connect_peers"]
+__all__ = ["RingCollectives", "connect_peers"]

@@ -19,8 +19,7 @@ from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.options import AttachOptions
 from foretrain.comm.rendezvous import agree_on_settings, hash_of
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch.streams import enqueues
-from foretrain.plugins.torch.work_wait import finish
+from foretrain.plugins.torch.streams import enqueues, finish
 
 
 class ControlGroup(ControlPlane):

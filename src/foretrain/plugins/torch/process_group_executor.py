@@ -19,8 +19,7 @@ from foretrain.comm.collectives.executor import CollectiveExecutor
 from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.errors import ScheduleError
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer, Rounding
-from foretrain.plugins.torch.streams import HostStreams, coalesces, enqueues
-from foretrain.plugins.torch.work_wait import finish
+from foretrain.plugins.torch.streams import HostStreams, coalesces, enqueues, finish
 from foretrain.tasks import Chunk, Piece, Task
 
 # Note [Two arrivals]
@@ -28,7 +27,7 @@ from foretrain.tasks import Chunk, Piece, Task
 # completing thread. NCCL's wait() only makes the current stream wait, so there a chunk *lands* right after it is
 # issued: its readers are enqueued behind it, through the arrival stream. Its credit still returns when an event behind
 # it has been reached, for which the completing thread blocks: the host is far ahead of the device, and polling would
-# take the interpreter from the model. `work_wait.abort` ends such a wait.
+# take the interpreter from the model. `streams.abort` ends such a wait.
 
 # Note [Slices that are no neighbours]
 # A chunk that fuses a small gradient with the rest of a larger one is two slices of the flat buffer. Copying them

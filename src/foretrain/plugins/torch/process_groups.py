@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from foretrain.plugins.torch.control_group import ControlGroup
-from foretrain.plugins.torch.work_wait import abort
+from foretrain.plugins.torch.streams import abort
 
 logger = logging.getLogger("foretrain")
 
@@ -73,7 +73,7 @@ class Groups:
                 dist.destroy_process_group(group)
 
     def abort(self) -> None:
-        """Abort what is enqueued on the device; see `foretrain.plugins.torch.work_wait.abort`."""
+        """Abort what is enqueued on the device; see `foretrain.plugins.torch.streams.abort`."""
         abort(self._device, self.gradients, self.control)
 
     def prevent_destruction(self) -> None:

@@ -18,8 +18,7 @@ from foretrain.comm.event_loop import POLL_INTERVAL
 from foretrain.engine import Decision
 from foretrain.errors import Disagreement, PeerLost, StallError
 from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
-from foretrain.plugins.torch.streams import HostStreams, enqueues
-from foretrain.plugins.torch.work_wait import finish
+from foretrain.plugins.torch.streams import HostStreams, enqueues, finish
 from foretrain.schedule import Spec
 from foretrain.tasks import Chunk, Task
 

@@ -1,4 +1,6 @@
-"""Order of work on the device: on a GPU every hand-over between threads is an event between streams, too.
+"""Order of work on the device, and waiting for collectives with a check for failures.
+
+On a GPU every hand-over between threads is an event between streams, too:
 
     compute ── ready(task) ──▶ issue ── collective ──▶ arrival ── landed(tasks) ──▶ update ── updated(tasks) ──▶ compute
     compute ── step_mark(), in step() ───────────────────────────────────────────▶ update
@@ -10,15 +12,28 @@ An update must come after everything that was enqueued before step(), or it woul
 read: by the end of the backward pass, or by a script that logs their norms. Credit must not wait for that, because the
 host is far ahead of the device and communication would stop until the backward pass is over. So waiting for collectives
 and returning credit has a stream of its own.
+
+# Note [Waiting with a check]
+gloo gives up on a stopped rank only after half an hour, so a waiting thread checks for failures meanwhile. With NCCL
+only the device waits, and its kernels spin for ever when a peer is gone: they must be aborted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
+from foretrain.errors import PeerLost
+
+logger = logging.getLogger("foretrain")
 
 
 class HostStreams:
@@ -178,3 +193,58 @@ def enqueues(group: dist.ProcessGroup, device: torch.device) -> bool:
     `dist.get_backend` does not tell: it says "undefined" for ``init_process_group()``, or "cpu:gloo,cuda:nccl".
     """
     return device.type == "cuda" and group._get_backend(device).name() == "nccl"
+
+
+def finish(work: dist.Work | None, check: Callable[[], None], *, enqueues: bool, grace: float = FAILURE_GRACE) -> None:
+    """Wait for ``work``, and call ``check`` every `POLL_INTERVAL`.
+
+    Args:
+        work: of an asynchronous collective.
+        check: raises the error that has ended the job, if any.
+        enqueues: whether the stream waits, as with NCCL: then ``work.wait()`` returns at once; with a timeout it would
+            block, and abort the communicator at the end.
+        grace: seconds after a failure in which ``check`` may still raise a better explanation.
+
+    Raises:
+        PeerLost: the collective failed, and ``check`` raised nothing.
+    """
+    if work is None:
+        return
+    if enqueues:
+        work.wait()
+        return
+    while _error(work, timedelta(seconds=POLL_INTERVAL)) is not None:
+        check()
+        if work.is_completed() and (problem := _error(work)) is not None:
+            deadline = time.monotonic() + grace
+            while time.monotonic() < deadline:
+                time.sleep(0.05)
+                check()
+            raise PeerLost(f"a collective failed: {problem}")
+
+
+def abort(device: torch.device, *groups: dist.ProcessGroup) -> None:
+    """Abort the collectives that NCCL's ``groups`` have enqueued on ``device``. Returns at once; gloo's go on.
+
+    Streams and the threads that wait for them go on; the results of the collectives are undefined. Each group is
+    aborted by a thread of its own, without waiting: its kernel may be queued behind another group's, or NCCL be stuck.
+    """
+    for group in groups:
+        if enqueues(group, device):
+            threading.Thread(target=_abort, args=(device, group), name="foretrain-abort", daemon=True).start()
+
+
+def _abort(device: torch.device, group: dist.ProcessGroup) -> None:
+    try:
+        group._get_backend(device).abort()
+    except RuntimeError as error:
+        logger.debug("a communicator could not be aborted: %s", error)
+
+
+def _error(work: dist.Work, *timeout: timedelta) -> str | None:
+    """Return the error of waiting for ``work``, such as that ``timeout`` has passed; None if it succeeded."""
+    try:
+        work.wait(*timeout)
+    except RuntimeError as error:
+        return str(error)
+    return None

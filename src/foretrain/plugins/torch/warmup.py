@@ -12,8 +12,7 @@ from foretrain.comm.observation import StepObserver
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch import access_guards
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
-from foretrain.plugins.torch.streams import enqueues
-from foretrain.plugins.torch.work_wait import finish
+from foretrain.plugins.torch.streams import enqueues, finish
 
 _SLICE = 25 << 20
 """Bytes per operation, as in a bucket of DistributedDataParallel."""

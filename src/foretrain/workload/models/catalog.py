@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from foretrain import errors
 from foretrain.device import PRECISIONS, Device, Precision, preset
 from foretrain.errors import ConfigError
-from foretrain.workload.models import convnets, decoders, encoders, inception
+from foretrain.workload.models import convnets, transformers
 from foretrain.workload.models.net import Optimizer, gradients_of, layers_of, rescaled
 from foretrain.workload.step import Workload
 
@@ -51,12 +51,12 @@ _MODELS: dict[str, ImageModel | SequenceModel] = {
     "resnet50": ImageModel(convnets.resnet50, batch=64),
     "resnet101": ImageModel(convnets.resnet101, batch=64),
     "resnet152": ImageModel(convnets.resnet152, batch=32),
-    "inception_v3": ImageModel(inception.inception_v3, batch=64),
-    "bert_base": SequenceModel(encoders.bert_base, batch=32, sequence=128, positions=encoders.BERT_POSITIONS),
-    "bert_large": SequenceModel(encoders.bert_large, batch=16, sequence=128, positions=encoders.BERT_POSITIONS),
-    "gpt2": SequenceModel(decoders.gpt2, batch=4, sequence=1024, positions=decoders.GPT2_POSITIONS),
-    "transformer_big": SequenceModel(encoders.transformer_big, batch=128, sequence=32),
-    "llama3_8b": SequenceModel(decoders.llama3_8b, batch=1, sequence=8192, precisions=("bf16", "fp16", "fp32")),
+    "inception_v3": ImageModel(convnets.inception_v3, batch=64),
+    "bert_base": SequenceModel(transformers.bert_base, batch=32, sequence=128, positions=transformers.BERT_POSITIONS),
+    "bert_large": SequenceModel(transformers.bert_large, batch=16, sequence=128, positions=transformers.BERT_POSITIONS),
+    "gpt2": SequenceModel(transformers.gpt2, batch=4, sequence=1024, positions=transformers.GPT2_POSITIONS),
+    "transformer_big": SequenceModel(transformers.transformer_big, batch=128, sequence=32),
+    "llama3_8b": SequenceModel(transformers.llama3_8b, batch=1, sequence=8192, precisions=("bf16", "fp16", "fp32")),
 }
 
 

@@ -22,8 +22,8 @@ from foretrain.comm.ps.client.push_log import PushedRange, PushLog
 from foretrain.comm.ps.frames import FrameKind, Header, unbundle
 from foretrain.comm.ps.placement import Declaration
 from foretrain.comm.ps.server import job
-from foretrain.comm.ps.server.handshake import AuthenticatedPeer
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob
+from foretrain.comm.ps.server.peers import AuthenticatedPeer
 from foretrain.comm.ps.server.snapshots import copied
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.ps.staging import Staging

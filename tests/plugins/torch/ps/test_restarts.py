@@ -19,7 +19,7 @@ from torch import nn
 
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import ParameterServer, Timeouts
-from foretrain.launch.server_supervisor import Servers, ServerSpec
+from foretrain.launch.child_processes import Servers, ServerSpec
 from foretrain.plugins.torch import attach
 from tests.plugins.torch.models import SMALL, WARMUP, pair, steps
 from tests.plugins.torch.ps.serving import KEY, servers

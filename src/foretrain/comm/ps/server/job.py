@@ -31,8 +31,7 @@ from foretrain.comm.ps.frames import (
     unbundle,
 )
 from foretrain.comm.ps.placement import Declaration, Placement
-from foretrain.comm.ps.server.handshake import AuthenticatedPeer
-from foretrain.comm.ps.server.peers import Peer, Peers, SendQueue
+from foretrain.comm.ps.server.peers import AuthenticatedPeer, Peer, Peers, SendQueue
 from foretrain.comm.ps.server.shard import Delivery, Mode, OptimizerShardFactory, mode
 from foretrain.comm.ps.server.snapshots import SnapshotPolicy, Snapshots, Stateful, WorkerProgress
 from foretrain.comm.ps.session import AuthenticatedSession

@@ -19,8 +19,8 @@ import zmq
 from foretrain.comm.coordinator.handshake import NONCE_SIZE, PROOF_SIZE
 from foretrain.comm.ps.frames import TO_SERVER, UNTAGGED, FrameKind, Header, Malformed, unpack
 from foretrain.comm.ps.placement import LIMIT
-from foretrain.comm.ps.server.handshake import ServerHandshake
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob, WorkerRefused, refused
+from foretrain.comm.ps.server.peers import ServerHandshake
 from foretrain.comm.ps.session import NAME_SIZE, Rejected, ZapAuth, ZeroCopy, untagged
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 

@@ -18,9 +18,8 @@ from torch import nn, optim
 
 from foretrain.comm.ps.client.exchange import ServedExchange
 from foretrain.comm.ps.client.inflight import Messages, StateTransfer
+from foretrain.comm.ps.consistency import Setting, encode_groups, finite
 from foretrain.comm.ps.frames import FrameKind, Header
-from foretrain.comm.ps.hyperparameters import Setting, finite
-from foretrain.comm.ps.hyperparameters import encode as encode_rules
 from foretrain.comm.ps.placement import ELEMENTWISE, Optimized, ShardPart, dtype_name
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch.deferred_optimizer import Update, why_not_separable
@@ -112,7 +111,7 @@ class RemoteOptimizer:
     def hyperparameters(self) -> bytes:
         """Return the encoded hyperparameters of the round that begins: the current ones."""
         self._announced = [_settings(optimizer) for optimizer in self._optimizers]
-        return encode_rules([group for groups in self._announced for group in groups])
+        return encode_groups([group for groups in self._announced for group in groups])
 
     def check_hyperparameters(self, place: int) -> None:
         """Raise ConfigError if hyperparameters of an optimizer have changed since the round began."""

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrain.comm.ps.consistency import encode_groups
 from foretrain.comm.ps.frames import FrameKind, Header, Malformed
-from foretrain.comm.ps.hyperparameters import encode as encode_rules
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, Placement
 from foretrain.comm.ps.server.shard import mode
 from foretrain.comm.ps.server.snapshots import copied, packed, read
@@ -66,7 +66,7 @@ class Job:
     def rule(self, worker, step, **changes):
         groups = [{**self.options, **changes}]
         assert not list(
-            self.shard.answer_message(worker, Header(FrameKind.RULE, step=step), memoryview(encode_rules(groups)))
+            self.shard.answer_message(worker, Header(FrameKind.RULE, step=step), memoryview(encode_groups(groups)))
         )
 
     def push(self, worker, part, step, gradient, start=0, end=None, **flags):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from foretrain.comm.ps.consistency import encode_groups
 from foretrain.comm.ps.frames import FrameKind, Header
-from foretrain.comm.ps.hyperparameters import encode as encode_rules
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, Placement
 from foretrain.plugins.torch.ps.server.parameter_store import PartState, decode, encode
 from tests.comm.ps.server.jobs import Way, Worker, serving
@@ -33,7 +33,7 @@ def seed(worker, what, value=0.0):
 
 
 def rule(worker, step, **settings):
-    worker.connection.send(Header(FrameKind.RULE, step=step), encode_rules([settings]))
+    worker.connection.send(Header(FrameKind.RULE, step=step), encode_groups([settings]))
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "async", "ssp(1)"])

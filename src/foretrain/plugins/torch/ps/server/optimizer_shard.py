@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
-from foretrain.comm.ps.consistency import Clocks, consistency
+from foretrain.comm.ps.consistency import Clocks, Hyperparameters, consistency, decode_groups
 from foretrain.comm.ps.frames import FrameKind, Header, Malformed
-from foretrain.comm.ps.hyperparameters import Hyperparameters
-from foretrain.comm.ps.hyperparameters import decode as decode_hyperparameters
 from foretrain.comm.ps.placement import WIDTHS, Declared, Optimized, ShardPart
 from foretrain.comm.ps.server.coverage import Range
 from foretrain.comm.ps.server.shard import Delivery, Value
@@ -175,7 +173,7 @@ class OptimizerShard:
     def answer_message(self, worker: int, header: Header, payload: memoryview) -> Iterator[tuple[Header, bytes]]:
         """Return the answers to a RULE, INIT or GET_STATE of ``worker``; `Malformed` if it makes no sense."""
         if header.kind is FrameKind.RULE:
-            groups = decode_hyperparameters(bytes(payload))
+            groups = decode_groups(bytes(payload))
             if len(groups) != self._classes:
                 raise Malformed("rule", f"hyperparameters of {len(groups)} groups instead of {self._classes}")
             self._hyperparameters.say(worker, header.step, groups)

@@ -13,8 +13,8 @@ import msgspec
 import torch
 from torch import optim
 
+from foretrain.comm.ps.consistency import Group
 from foretrain.comm.ps.frames import Malformed
-from foretrain.comm.ps.hyperparameters import Group
 from foretrain.comm.ps.placement import WIDTHS, Declared, Optimized, ShardPart
 from foretrain.errors import ForetrainError
 

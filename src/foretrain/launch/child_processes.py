@@ -1,14 +1,16 @@
-"""Servers as child processes: started, restarted when they die, and ended with the job."""
+"""Child processes of ``foretrain run``: servers, restarted when they die; ranks, where torchrun is not installed."""
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from foretrain.errors import ConfigError, ForetrainError, PeerLost
 _MOST_SERVERS = 64
 _END_TIMEOUT = 5.0
 """Seconds for a server to exit."""
+_GRACE = 10.0
+"""Seconds between SIGTERM and SIGKILL for ranks that must end."""
 
 
 def server_command(address: str, workers: int, shard: int, shards: int, timeout: float) -> list[str]:
@@ -184,3 +188,92 @@ def check_every(rounds: int) -> None:
     """Raise ConfigError if ``rounds`` is no number of rounds between two snapshots."""
     if rounds < 1:
         raise ConfigError("snapshot-every", rounds, "is no number of rounds", "write 1 or more")
+
+
+def run_ranks(command: Sequence[str], count: int) -> int:
+    """Run ``command`` as ``count`` ranks and return 0, or the exit status of the first that failed; then all end.
+
+    Each finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under
+    torchrun. SIGTERM ends them, and then this process, as Ctrl-C does.
+    """
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
+    ranks: list[subprocess.Popen[bytes]] = []
+    with _terminable():
+        try:
+            for rank in range(count):
+                own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                ranks.append(subprocess.Popen(command, env=own))
+            return _first_failure(ranks)
+        finally:
+            _end(ranks)
+
+
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait until all ranks have ended well, or one has not; return its exit status, as a shell gives it."""
+    changed, codes = threading.Condition(), dict[int, int]()
+
+    def watch(rank: int) -> None:
+        code = ranks[rank].wait()
+        with changed:
+            codes[rank] = code
+            changed.notify()
+
+    for rank in range(len(ranks)):
+        threading.Thread(target=watch, args=(rank,), name=f"foretrain-rank-{rank}", daemon=True).start()
+    with changed:
+        while len(codes) < len(ranks) and not any(codes.values()):
+            changed.wait(1.0)  # signal handlers run in between
+        for rank, code in codes.items():
+            if code:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+                pid = ranks[rank].pid
+                sys.stderr.write(f"foretrain: rank {rank} (process {pid}) {how} first; what it wrote says why\n")
+                return code if code > 0 else 128 - code
+    return 0
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    for each in ranks:
+        if each.poll() is None:
+            each.terminate()
+    for each in ranks:
+        try:
+            each.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            each.kill()
+            each.wait()
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that what was started is ended."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, before)
+
+
+def process_count(options: Sequence[str]) -> int:
+    """Return the number of ranks that torchrun's ``options`` ask for; ConfigError for what needs torchrun."""
+    words = [word for option in options for word in option.split("=", 1)]
+    if not words:
+        return 1
+    if len(words) != 2 or words[0] not in ("--nproc-per-node", "--nproc_per_node"):
+        remedy = "install torch, start the ranks with mpirun or srun, or write only --nproc"
+        raise ConfigError("options", " ".join(options), "are torchrun's, which comes with PyTorch", remedy)
+    if words[1] in ("auto", "cpu"):
+        return os.cpu_count() or 1
+    if not words[1].isdigit() or not int(words[1]):
+        raise ConfigError("nproc", words[1], "is no number of processes", "write e.g. --nproc 2")
+    return int(words[1])

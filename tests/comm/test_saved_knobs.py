@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from foretrain.comm.runtime_plan import Saved, folder
 from foretrain.network import cluster
 from foretrain.planner.knob_space import IterationTimes
-from foretrain.planner.tuned_knobs import Saved, folder
 from foretrain.schedule import spec
 from foretrain.workload import zoo
 

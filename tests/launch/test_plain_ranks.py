@@ -1,0 +1,80 @@
+"""`foretrain run` where PyTorch is not installed: a session's ranks, their servers, and their ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretrain.errors import ConfigError
+from foretrain.launch.child_processes import process_count
+
+pytestmark = pytest.mark.process
+EXAMPLE = Path(__file__).parents[2] / "examples" / "08_numpy.py"
+_WITHOUT_TORCH = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *where):
+        return None if name.partition(".")[0] == "torch" else self.finder.find_spec(name, *where)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+from foretrain.cli import main
+main(sys.argv[1:])
+"""
+
+
+def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", _WITHOUT_TORCH, "run", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, **options)
+
+
+@pytest.mark.smoke_case("0")
+@pytest.mark.parametrize("servers", [0, 1])
+def test_ranks_of_numpy_end_with_the_same_weights(servers):
+    ended = run("--nproc", 2, "--schedule", "prophet", *["--servers", servers] * bool(servers), "--", EXAMPLE)
+    assert ended.returncode == 0, ended.stderr
+    found = re.findall(r"rank (\d) of 2: prophet\(.*\); Σ\|w\| = ([\d.]+)", ended.stdout)
+    assert sorted(rank for rank, _ in found) == ["0", "1"]
+    assert len({weights for _, weights in found}) == 1
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)\n")
+    ended = run("--nproc", 3, "--", script)
+    assert ended.returncode == 7
+    assert "rank 1 " in ended.stderr
+    assert "ended with 7 first" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_end_with_their_launcher(tmp_path, number):
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    line = [sys.executable, "-c", _WITHOUT_TORCH, "run", "--nproc", "2", "--", str(script)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        launcher.send_signal(number)
+        assert launcher.wait(120)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_options_of_torchrun_are_refused():
+    with pytest.raises(ConfigError, match="install torch, start the ranks with mpirun"):
+        process_count(["--nnodes", "2"])
+    with pytest.raises(ConfigError, match="is no number of processes"):
+        process_count(["--nproc-per-node", "gpu"])
+    assert process_count([]) == 1
+    assert process_count(["--nproc-per-node=3"]) == 3
+    assert process_count(["--nproc-per-node", "cpu"]) == os.cpu_count()
