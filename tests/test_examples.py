@@ -9,15 +9,22 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("[0-9]*.py"))
 
 
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
+    "foretrain run": ["-m", "foretrain", "run", "--nproc", "2", "--"],
+}
+"""Of an example that names one: the options of Python before its path."""
+
+
 def test_there_are_examples():
-    assert len(EXAMPLES) >= 7
+    assert len(EXAMPLES) >= 8
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.smoke_case("01_compare")
 def test_example_runs(path, tmp_path):
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "torchrun" in path.read_text() else []
-    ran = subprocess.run([sys.executable, *torchrun, path], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    launcher = next((options for word, options in LAUNCHERS.items() if word in path.read_text()), [])
+    ran = subprocess.run([sys.executable, *launcher, path], cwd=tmp_path, capture_output=True, text=True, timeout=600)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout

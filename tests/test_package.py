@@ -9,8 +9,8 @@ import foretrain as ft
 
 
 def test_public_names():
-    classes = "AllReduce Attached Bound Cluster Comparison ConfigError ForetrainError ParameterServer Recommendation"
-    classes += " Run Spec Timeline Timeouts Workload"
+    classes = "AllReduce Attached Bound Cluster CommTask Comparison ConfigError ForetrainError ParameterServer"
+    classes += " Recommendation Run Session Spec Timeline Timeouts Workload"
     functions = "attach bound choose cluster compare simulate sweep workload"
     assert ft.__all__ == [*classes.split(), *functions.split()]
     for name in ft.__all__:
