@@ -186,9 +186,9 @@ def main() -> None:
         measure(Place(**{**given, "sizes": tuple(given["sizes"])}))
         return
     arguments = options(__doc__ or "")
-    from foretrain.comm.collectives import native
+    from foretrain.comm.collectives import runners
 
-    native.runner()  # so that no rank compiles it
+    runners.runner()  # so that no rank compiles it
     details, ratios = [], []
     for place in places(arguments.quick):
         found = measured(place)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 _ROUTING = "import foretrain.network.routing.kernels"
 _FLOAT16 = "import foretrain.comm.ps.server.float16"
-_RING = "from foretrain.comm.collectives import native; native.runner()"
+_RING = "from foretrain.comm.collectives import runners; runners.runner()"
 _NETWORK = (
     "from foretrain.simulation import simulate; from foretrain.workload import zoo;"
     "simulate(zoo('alexnet'), '4x1xV100@10Gbps,ps=2', 'p3', trace=False);"

@@ -15,8 +15,8 @@ which a caller sees. The dependency proxy is `CommTask.wait` before the layer's 
 on across the global barrier, and a call of it for every task after the backward pass is that barrier.
 
 first steps     gradients are exchanged in the order in which they are ready, and times observed       `StepObserver`
-one agreement   times of the slowest rank, measured network, knobs at their best                       `runtime_plan`
-all others      tasks → exchange (`coordinated_exchange`, `served_exchange`) → executor → CommTask.wait
+one agreement   times of the slowest rank, measured network, knobs at their best                       `HostRuntime`
+all others      tasks → exchange → executor → `CommTask.wait`
 """
 
 from __future__ import annotations
@@ -25,13 +25,9 @@ import atexit
 import contextlib
 import logging
 import os
-import secrets
-import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
@@ -39,20 +35,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.buffers import NUMPY_TYPES, HostGradients, HostStaging, elements
-from foretrain.comm.collectives import RingCollectives, connect_peers
-from foretrain.comm.collectives.executor import HostExecutor
-from foretrain.comm.collectives.ring import RingWork
+from foretrain.comm.buffers import NUMPY_TYPES, elements
 from foretrain.comm.control_plane import LinkControl
-from foretrain.comm.coordinator.protocol import TunableExchange, remade
-from foretrain.comm.exchange import (
-    RuntimeContext,
-    coordinated_exchange,
-    established_servers,
-    measured_servers,
-    served_exchange,
-)
-from foretrain.comm.observation import StepObserver, StepProfile, workload_of
+from foretrain.comm.coordinator.protocol import remade
+from foretrain.comm.exchange import RuntimeContext
+from foretrain.comm.host_runtime import HostRuntime
+from foretrain.comm.observation import StepObserver
 from foretrain.comm.options import (
     SCHEDULE,
     TRANSPORT,
@@ -66,31 +54,18 @@ from foretrain.comm.options import (
     check_flag,
 )
 from foretrain.comm.ps.placement import Dtype
-from foretrain.comm.rendezvous import (
-    agree_on_settings,
-    common_secret,
-    connect_ranks,
-    hash_of,
-    join,
-    membership,
-    own_address,
-    several_hosts,
-)
+from foretrain.comm.rendezvous import agree_on_settings, hash_of, join, membership
 from foretrain.comm.run_trace import RunTrace
-from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.engine import Decision
 from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.network import Cluster
 from foretrain.planner import requested_schedule
-from foretrain.schedule import Bound, CostModel, Job, Spec
+from foretrain.schedule import Bound, CostModel, Spec
 from foretrain.trace import Timeline
-from foretrain.units import NANOSECOND
 from foretrain.workload.recorder import HostStopwatch
 from foretrain.workload.step import Workload
 
 if TYPE_CHECKING:
-    from foretrain.comm.ps.client.connection import Links
-    from foretrain.comm.ps.client.exchange import ServedExchange
     from foretrain.planner import ScheduleRequest
 
 logger = logging.getLogger("foretrain")
@@ -219,9 +194,7 @@ class Session:
         self._failure: BaseException | None = None
         self._closed = False
         self._tasks: list[CommTask] = []
-        self._runtime: _Runtime | None = None
-        self._ring: RingCollectives | None = None
-        self._servers: Links | None = None
+        self._runtime: HostRuntime | None = None
         self._sent: list[int] = []
         self._landed: list[int] = []
         self._towards = member.address
@@ -270,7 +243,6 @@ class Session:
         self._control.must_agree("tensor", described, [hash_of(text) for text in described])
         count = len(self._tasks)
         self._ordered = ordered
-        self._sizes = {t.name: t.count * np.dtype(NUMPY_TYPES[t.dtype]).itemsize for t in self._tasks}
         self._sent, self._landed = [0] * count, [0] * count
         self._pending: set[int] = set()
         """Tasks of the present step that are not ready yet."""
@@ -279,12 +251,10 @@ class Session:
         self._observer.begin_forward()
         if self._trace is not None:
             self._trace.begin_forward()
-        if self._options.server is not None:
-            self._job, self._epoch = self._control.share(secrets.token_hex(8).encode()).decode(), 0
-        else:
-            self._ring = self._connect_ring() if self.ranks > 1 else RingCollectives({}, 0, 1)
-            self._control.timed = self._series
-        self._start(_first_plan(self._sizes))
+        context = RuntimeContext(self._control, self._options, self._origin, self._fail, self._raise_failure)
+        known: dict[str, tuple[int, Dtype]] = {task.name: (task.count, task.dtype) for task in self._tasks}
+        self._runtime = HostRuntime(context, self._control, self._towards, known, self._land)
+        self._runtime.begin()
         return tuple(self._tasks)
 
     def begin_step(self) -> None:
@@ -302,7 +272,11 @@ class Session:
         if self._observer is not None:
             self._end_observed_step()
             if self.steps == self._options.warmup:
-                self._schedule()
+                for index in range(len(self._tasks)):
+                    self._wait_landed(index)
+                profile, self._observer = self._observer.observed(), None
+                plan = self._runtime.schedule(profile, ordered=self._ordered)
+                self.workload, self.cost, self.cluster, self.bound = plan.workload, plan.cost, plan.cluster, plan.bound
         if self._observer is not None:
             self._observer.end_forward()
         if self._trace is not None:
@@ -448,88 +422,6 @@ class Session:
             self._landed[index] += 1
             self._changed.notify_all()
 
-    # ── from observing to scheduling ──
-
-    def _schedule(self) -> None:
-        """Schedule from now on, by what was observed. Collective."""
-        assert self._observer is not None
-        for index in range(len(self._tasks)):
-            self._wait_landed(index)
-        profile, self._observer = self._observer.observed(), None
-        if self._ordered:
-            profile = _in_order(profile)
-        self._stop()
-        measure = None
-        if self._options.server is not None:
-            self._establish()
-            measure = self._measure
-        plan = runtime_plan(self._control, profile, self._sizes, "session", "CPU", self._options, measure)
-        self.workload, self.cost, self.cluster, self.bound = plan.workload, plan.cost, plan.cluster, plan.bound
-        self._start(plan)
-
-    def _start(self, plan: RuntimePlan) -> None:
-        context = RuntimeContext(self._control, self._options, self._origin, self._fail, self._raise_failure)
-        counts = [task.count for task in self._tasks]
-        dtypes: list[Dtype] = [task.dtype for task in self._tasks]
-        order = plan.profile.order
-        if self._options.server is not None:
-            if self._servers is None:
-                self._establish()
-            staging = HostStaging(counts, dtypes, order, plan.job.tasks, self.ranks, self._job)
-            assert self._servers is not None
-            served, exchange = served_exchange(context, plan, staging, self._servers, self._epoch, self._land)
-            self._epoch += 1
-            self._runtime = _Runtime(staging, served, exchange)
-            return
-        links = connect_ranks(self._control, self._options.interface, self._towards) if self.ranks > 1 else {}
-        if links is None:
-            raise ConfigError("interface", self._options.interface, "cannot be reached by all ranks", "name another")
-        gradients = HostGradients(counts, dtypes, order)
-        assert self._ring is not None
-        executor = HostExecutor(gradients, self._ring, plan.job.tasks, self._land, self._fail, self._options.trace)
-        self._runtime = _Runtime(gradients, executor, coordinated_exchange(context, plan, executor, links))
-
-    def _stop(self, reason: str | None = None) -> None:
-        """End the present exchange, whose tasks have all landed unless there is a ``reason``."""
-        if self._runtime is not None:
-            if self._servers is not None:
-                self._servers.returns = reason is None and not self._closed
-                self._servers = None
-            self._runtime.exchange.close(reason)
-            self._runtime.executor.close()
-
-    def _establish(self) -> None:
-        self._servers = established_servers(self._control, self._options, self._job)
-
-    def _measure(self) -> tuple[CostModel, Cluster]:
-        assert self._servers is not None
-        self._epoch += 1
-        return measured_servers(self._servers, self._control, self._options, self._job, self._epoch - 1)
-
-    def _connect_ring(self) -> RingCollectives:
-        def exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
-            rows = self._control.gather([int.from_bytes(socket.inet_aton(address[0])), address[1]])
-            return [(socket.inet_ntoa(host.to_bytes(4)), port) for host, port in rows]
-
-        host = own_address(self._options.interface, several_hosts(self._control), self._towards)
-        secret = common_secret(self._control)
-        assert secret is not None  # `join` has used it
-        links = connect_peers(host, exchange, secret, self.rank, self.ranks, self._options.peer_timeout)
-        return RingCollectives(links, self.rank, self.ranks)
-
-    def _series(self, size: int, count: int, depth: int) -> float:
-        assert self._ring is not None
-        buffers = [np.zeros(size // 4, np.float32) for _ in range(depth)]
-        self._control.all_true(True)
-        began, works = time.perf_counter_ns(), deque[RingWork]()
-        for k in range(count):
-            if len(works) == depth:
-                works.popleft().wait()
-            works.append(self._ring.all_reduce(buffers[k % depth]))
-        for work in works:
-            work.wait()
-        return (time.perf_counter_ns() - began) / count
-
     # ── failures ──
 
     def _fail(self, error: BaseException) -> None:
@@ -540,8 +432,8 @@ class Session:
             self._failure = error
             self._changed.notify_all()
         logger.error("rank %d: %s", self.rank, error)
-        if self._ring is not None:
-            self._ring.close()
+        if self._runtime is not None:
+            self._runtime.abort()
 
     def _raise_failure(self) -> None:
         if (error := self._failure) is not None:
@@ -558,22 +450,11 @@ class Session:
             return
         self._closed = True
         atexit.unregister(self.close)
-        with contextlib.suppress(ForetrainError):
-            self._stop(reason)
-        if self._ring is not None:
-            self._ring.close()
+        if self._runtime is not None:
+            with contextlib.suppress(ForetrainError):
+                self._runtime.close(reason)
         for link in self._links.values():
             link.close()
-
-
-class _Runtime:
-    """Parts that exchange gradients; ``rounds`` counts the steps begun with them."""
-
-    def __init__(
-        self, gradients: HostGradients, executor: HostExecutor | ServedExchange, exchange: TunableExchange
-    ) -> None:
-        self.gradients, self.executor, self.exchange = gradients, executor, exchange
-        self.rounds = 0
 
 
 def _checked(name: str, size: int, dtype: Dtype) -> tuple[str, int, Dtype]:
@@ -601,20 +482,3 @@ def _refuse_torch_only(transport: Transport) -> None:
         raise ConfigError(
             "transport.elastic", True, "goes on without ranks only under foretrain.attach", "leave it out"
         )
-
-
-def _first_plan(sizes: Mapping[str, int]) -> RuntimePlan:
-    """Return the plan of the steps that are observed: first in, first out."""
-    count = len(sizes)
-    none = [0] * count
-    profile = StepProfile(list(range(count)), none, 0, none, 0, 0, [1] * count, 1)
-    workload = workload_of(profile, list(sizes), list(sizes.values()), "session", "CPU")
-    cost = CostModel(NANOSECOND, 1)
-    return RuntimePlan(profile, workload, cost, None, Job.of(workload, cost), Spec("fifo"), None)
-
-
-def _in_order(profile: StepProfile) -> StepProfile:
-    """Return ``profile`` for tasks that are used in the order of their numbers: later ones are used no earlier."""
-    times = dict(zip(profile.order, profile.uses, strict=True))
-    uses = list(accumulate((times[task] for task in range(len(times))), max))
-    return msgspec.structs.replace(profile, order=list(range(len(times))), uses=uses)

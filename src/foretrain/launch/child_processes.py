@@ -194,7 +194,7 @@ def run_ranks(command: Sequence[str], count: int) -> int:
     """Run ``command`` as ``count`` ranks and return 0, or the exit status of the first that failed; then all end.
 
     Each finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under
-    torchrun. SIGTERM ends them, and then this process, as Ctrl-C does.
+    torchrun, and OMP_NUM_THREADS of 1 unless that is set. SIGTERM ends them, and then this process, as Ctrl-C does.
     """
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
@@ -204,7 +204,8 @@ def run_ranks(command: Sequence[str], count: int) -> int:
     with _terminable():
         try:
             for rank in range(count):
-                own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                # Ranks that share cores and each compute with a thread for every core take many times as long.
+                own = {"OMP_NUM_THREADS": "1", **os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 ranks.append(subprocess.Popen(command, env=own))
             return _first_failure(ranks)
         finally:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.comm.collectives import RingCollectives, connect_peers, native
-from foretrain.comm.collectives.native import SEGMENT
+from foretrain.comm.collectives import RingCollectives, connect_peers, runners
 from foretrain.comm.collectives.plan import DOUBLING_LIMIT, KINDS, legs, peers
+from foretrain.comm.collectives.runners import SEGMENT
 from foretrain.comm.coordinator.link import LinkError
 from foretrain.errors import ConfigError
 
@@ -375,7 +375,7 @@ def test_forked_children_hold_no_copy():
 def test_without_a_compiler_it_runs_in_python_and_says_so(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for cached in (native._library, native._library_if_possible):
+    for cached in (runners._library, runners._library_if_possible):
         cached.cache_clear()
     try:
         with group(2, None) as members:
@@ -383,7 +383,7 @@ def test_without_a_compiler_it_runs_in_python_and_says_so(monkeypatch, tmp_path,
             run(members, "all_reduce", arrays)
             np.testing.assert_array_equal(arrays[0], total)
     finally:
-        for cached in (native._library, native._library_if_possible):
+        for cached in (runners._library, runners._library_if_possible):
             cached.cache_clear()
     assert [record.message.count("apt install g++") for record in caplog.records] == [1]
     assert not list(tmp_path.rglob("unfinished-*"))
@@ -392,11 +392,11 @@ def test_without_a_compiler_it_runs_in_python_and_says_so(monkeypatch, tmp_path,
 def test_what_cannot_be_kept_is_compiled_for_this_process(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    native._library.cache_clear()
+    runners._library.cache_clear()
     try:
-        assert native.runner(True) is not None
+        assert runners.runner(True) is not None
     finally:
-        native._library.cache_clear()
+        runners._library.cache_clear()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])

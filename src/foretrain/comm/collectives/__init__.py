@@ -6,9 +6,9 @@
         ...
         work.wait()
 
-Modules: `plan` says who sends what to whom, ring.cpp does it, `native` compiles that, `fallback` is the same in Python,
-and `ring` owns the sockets and the thread. `executor` issues chunks in the order that all ranks agreed on, over these
-collectives or a framework's. No framework is needed.
+Modules: `plan` says who sends what to whom, ring.cpp does it, `runners` compile that or do it in NumPy, and `ring` owns
+the sockets and the thread. `executor` issues chunks in the order that all ranks agreed on, over these collectives or a
+framework's. No framework is needed.
 """
 
 from foretrain.comm.collectives.ring import RingCollectives, connect_peers

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.collectives import native
+from foretrain.comm.collectives import runners
 from foretrain.comm.collectives.plan import KINDS, Operation, legs, peers
 from foretrain.comm.coordinator.handshake import Listener, connect
 from foretrain.comm.coordinator.link import Link, LinkError
@@ -101,7 +101,7 @@ class RingCollectives:
         _open.add(self)
         try:
             self._take(links)
-            self._runner = native.runner(compiled)
+            self._runner = runners.runner(compiled)
             self._thread = threading.Thread(target=self._work, name="foretrain-ring", daemon=True)
             self._thread.start()
         except BaseException:
@@ -165,7 +165,7 @@ class RingCollectives:
                 self._plans.clear()
             operation, count, item = key
             descriptors = {peer: each.fileno() for peer, each in self._sockets.items()}
-            self._plans[key] = native.encode(legs(operation, self.rank, self.ranks, count, item), descriptors)
+            self._plans[key] = runners.encode(legs(operation, self.rank, self.ranks, count, item), descriptors)
         return self._plans[key]
 
     def _work(self) -> None:

@@ -1,0 +1,202 @@
+"""Runtime of one rank for gradients in buffers on the host: connections, and the exchange that a plan asks for.
+
+first steps    first in, first out                               `HostRuntime.begin`
+all others     by the plan that all ranks have agreed on         `HostRuntime.schedule`
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from foretrain.comm.buffers import NUMPY_TYPES, HostGradients, HostStaging
+from foretrain.comm.collectives import RingCollectives, connect_peers
+from foretrain.comm.collectives.executor import HostExecutor
+from foretrain.comm.collectives.ring import RingWork
+from foretrain.comm.control_plane import LinkControl
+from foretrain.comm.coordinator.protocol import TunableExchange
+from foretrain.comm.exchange import (
+    RuntimeContext,
+    coordinated_exchange,
+    established_servers,
+    measured_servers,
+    served_exchange,
+)
+from foretrain.comm.observation import StepProfile, workload_of
+from foretrain.comm.ps.placement import Dtype
+from foretrain.comm.rendezvous import common_secret, connect_ranks, own_address, several_hosts
+from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
+from foretrain.errors import ConfigError
+from foretrain.network import Cluster
+from foretrain.schedule import CostModel, Job, Spec
+from foretrain.units import NANOSECOND
+
+if TYPE_CHECKING:
+    from foretrain.comm.ps.client.connection import Links
+    from foretrain.comm.ps.client.exchange import ServedExchange
+
+
+class HostRuntime:
+    """Owner of all connections for gradients, and of the exchange that runs on them.
+
+    Args:
+        context: of all parts.
+        control: agreements among the ranks, whose `series` this implements.
+        towards: the address of rank 0; this rank listens on the way to it.
+        tensors: elements and type of each, by name, in the order of tasks.
+        landed: called with a task, when its sum has arrived, and whether any rank had a gradient.
+
+    Attributes:
+        gradients: the flat buffers.
+        executor: of the chunks.
+        exchange: takes ready tasks.
+        rounds: begun with this exchange.
+    """
+
+    gradients: HostGradients
+    executor: HostExecutor | ServedExchange
+    exchange: TunableExchange
+
+    def __init__(
+        self,
+        context: RuntimeContext,
+        control: LinkControl,
+        towards: tuple[str, int],
+        tensors: Mapping[str, tuple[int, Dtype]],
+        landed: Callable[[int, bool], None],
+    ) -> None:
+        self._context, self._control, self._towards, self._landed = context, control, towards, landed
+        self._counts = [count for count, _ in tensors.values()]
+        self._dtypes: list[Dtype] = [dtype for _, dtype in tensors.values()]
+        self._sizes = {name: n * np.dtype(NUMPY_TYPES[dtype]).itemsize for name, (n, dtype) in tensors.items()}
+        self._ring: RingCollectives | None = None
+        self._servers: Links | None = None
+        self._job, self._epoch = "", 0
+        """The job's name on the servers, and the number of its declarations there."""
+        self.rounds = 0
+
+    def begin(self) -> None:
+        """Connect, and exchange gradients in the order in which they are ready. Collective."""
+        if self._context.options.server is not None:
+            self._job = self._control.share(secrets.token_hex(8).encode()).decode()
+        else:
+            self._ring = self._connect_ring() if self._control.ranks > 1 else RingCollectives({}, 0, 1)
+            self._control.timed = self._series
+        self._start(_first_plan(self._sizes))
+
+    def schedule(self, profile: StepProfile, *, ordered: bool) -> RuntimePlan:
+        """Measure the network, plan, and exchange gradients by that plan from now on. Collective; nothing is in flight.
+
+        Args:
+            profile: of this rank's steps.
+            ordered: whether tasks are numbered in the order of their first use.
+        """
+        self._stop(None)
+        measure = None
+        if self._context.options.server is not None:
+            self._establish()
+            measure = self._measure
+        profile = _in_order(profile) if ordered else profile
+        plan = runtime_plan(self._control, profile, self._sizes, "session", "CPU", self._context.options, measure)
+        self._start(plan)
+        return plan
+
+    def close(self, reason: str | None = None) -> None:
+        """End all threads and connections; a ``reason`` tells other ranks that work was given up."""
+        self._stop(reason, returns=False)
+        self.abort()
+
+    def abort(self) -> None:
+        """End the collectives in flight, whose peers may never answer."""
+        if self._ring is not None:
+            self._ring.close()
+
+    def _start(self, plan: RuntimePlan) -> None:
+        context, order, self.rounds = self._context, plan.profile.order, 0
+        if context.options.server is not None:
+            servers = self._servers or self._establish()
+            ranks = self._control.ranks
+            staging = HostStaging(self._counts, self._dtypes, order, plan.job.tasks, ranks, self._job)
+            self.gradients = staging
+            self.executor, self.exchange = served_exchange(context, plan, staging, servers, self._epoch, self._landed)
+            self._epoch += 1
+            return
+        interface, links = context.options.interface, {}
+        if self._control.ranks > 1:
+            links = connect_ranks(self._control, interface, self._towards)
+        if links is None:
+            raise ConfigError("interface", interface, "cannot be reached by all ranks", "name another")
+        assert self._ring is not None
+        self.gradients = HostGradients(self._counts, self._dtypes, order)
+        self.executor = HostExecutor(
+            self.gradients, self._ring, plan.job.tasks, self._landed, context.failed, context.options.trace
+        )
+        self.exchange = coordinated_exchange(context, plan, self.executor, links)
+
+    def _stop(self, reason: str | None, *, returns: bool = True) -> None:
+        """End the present exchange; ``returns`` tells servers that the job declares its tensors once more."""
+        if self._servers is not None:
+            self._servers.returns = returns
+            self._servers = None
+        if hasattr(self, "exchange"):
+            self.exchange.close(reason)
+            self.executor.close()
+
+    def _establish(self) -> Links:
+        self._servers = established_servers(self._control, self._context.options, self._job)
+        return self._servers
+
+    def _measure(self) -> tuple[CostModel, Cluster]:
+        assert self._servers is not None
+        self._epoch += 1
+        return measured_servers(self._servers, self._control, self._context.options, self._job, self._epoch - 1)
+
+    def _connect_ring(self) -> RingCollectives:
+        def exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
+            rows = self._control.gather([int.from_bytes(socket.inet_aton(address[0])), address[1]])
+            return [(socket.inet_ntoa(host.to_bytes(4)), port) for host, port in rows]
+
+        options, rank, ranks = self._context.options, self._control.rank, self._control.ranks
+        host = own_address(options.interface, several_hosts(self._control), self._towards)
+        secret = common_secret(self._control)
+        assert secret is not None  # the ranks have met by it
+        return RingCollectives(connect_peers(host, exchange, secret, rank, ranks, options.peer_timeout), rank, ranks)
+
+    def _series(self, size: int, count: int, depth: int) -> float:
+        """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight."""
+        assert self._ring is not None
+        buffers = [np.zeros(size // 4, np.float32) for _ in range(depth)]
+        self._control.all_true(True)
+        began, works = time.perf_counter_ns(), deque[RingWork]()
+        for k in range(count):
+            if len(works) == depth:
+                works.popleft().wait()
+            works.append(self._ring.all_reduce(buffers[k % depth]))
+        for work in works:
+            work.wait()
+        return (time.perf_counter_ns() - began) / count
+
+
+def _first_plan(sizes: Mapping[str, int]) -> RuntimePlan:
+    """Return the plan of the steps that are observed: first in, first out."""
+    count = len(sizes)
+    none = [0] * count
+    profile = StepProfile(list(range(count)), none, 0, none, 0, 0, [1] * count, 1)
+    workload = workload_of(profile, list(sizes), list(sizes.values()), "session", "CPU")
+    cost = CostModel(NANOSECOND, 1)
+    return RuntimePlan(profile, workload, cost, None, Job.of(workload, cost), Spec("fifo"), None)
+
+
+def _in_order(profile: StepProfile) -> StepProfile:
+    """Return ``profile`` for tasks that are used in the order of their numbers: later ones are used no earlier."""
+    times = dict(zip(profile.order, profile.uses, strict=True))
+    uses = list(accumulate((times[task] for task in range(len(times))), max))
+    return msgspec.structs.replace(profile, order=list(range(len(times))), uses=uses)
