@@ -190,7 +190,7 @@ class Session:
         self._share = 1.0 / self.ranks if average else 1.0
         self._origin = time.perf_counter_ns()
         self._trace = RunTrace(self._origin) if trace else None
-        self._changed, self._telling = threading.Condition(), threading.Lock()
+        self._changed, self._exchange_lock = threading.Condition(), threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
         self._tasks: list[CommTask] = []
@@ -234,14 +234,14 @@ class Session:
         """
         if self._tasks:
             raise ConfigError("tensors", len(tensors), "are declared already", "declare all of them at once")
-        self._tasks = [CommTask(self, k, *_checked(*each)) for k, each in enumerate(tensors)]
-        names = [task.name for task in self._tasks]
+        tasks = [CommTask(self, k, *_checked(*each)) for k, each in enumerate(tensors)]
+        names = [task.name for task in tasks]
         if not names or len(set(names)) < len(names):
             twice = next((name for name in names if names.count(name) > 1), "")
             raise ConfigError("tensors", twice, "is declared twice" if twice else "are none", "name each tensor once")
-        described = [f"{task.name} {task.count} {task.dtype}" for task in self._tasks]
+        described = [f"{task.name} {task.count} {task.dtype}" for task in tasks]
         self._control.must_agree("tensor", described, [hash_of(text) for text in described])
-        count = len(self._tasks)
+        self._tasks, count = tasks, len(tasks)
         self._ordered = ordered
         self._sent, self._landed = [0] * count, [0] * count
         self._pending: set[int] = set()
@@ -283,7 +283,7 @@ class Session:
             self._trace.end_forward()
         self._pending = set(range(len(self._tasks)))
         self._open, self._forward = True, False
-        with self._telling:
+        with self._exchange_lock:
             self._runtime.exchange.open(self._runtime.rounds, False)
         self._runtime.rounds += 1
         self.steps += 1
@@ -363,7 +363,7 @@ class Session:
         if self._trace is not None:
             self._trace.gradient(index)
         if self._observer is not None:
-            with self._telling:
+            with self._exchange_lock:
                 self._observer.gradient(index, self.steps)
         self._hand_over(index, True)
 
@@ -401,13 +401,13 @@ class Session:
 
     def _hand_over(self, index: int, used: bool) -> None:
         assert self._runtime is not None
-        with self._telling:
+        with self._exchange_lock:
             self._sent[index] += 1
             self._runtime.exchange.ready(index, used)
 
     def _flush(self) -> None:
         assert self._runtime is not None
-        with self._telling:
+        with self._exchange_lock:
             self._runtime.exchange.flush()
 
     def _wait_landed(self, index: int) -> None:

@@ -140,9 +140,9 @@ def test_a_requested_snapshot_that_failed_is_tried_again(tmp_path):
     one.close()
     assert one.failed == 1
     folder.mkdir()
-    keeping.news()
+    told = {**keeping.news()}  # it may be written by then
     one.close()
-    assert keeping.news() == {0: (1, 1, True)}
+    assert told | {**keeping.news()} == {0: (1, 1, True)}
 
 
 def test_snapshots_are_given_up_after_repeated_failures(tmp_path, caplog):
