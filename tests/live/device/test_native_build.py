@@ -101,4 +101,4 @@ def test_failure_of_the_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
     told: list[tuple[int, int]] = []
     with native_build.building() as wait, pytest.raises(BuildError, match="does not compile: `false` failed"):
         wait(lambda done, every: told.append((done, every)))
-    assert told[0] == (0, 20)
+    assert {every for _, every in told} == {20}
