@@ -78,3 +78,37 @@ def test_options_of_torchrun_are_refused():
     assert process_count([]) == 1
     assert process_count(["--nproc-per-node=3"]) == 3
     assert process_count(["--nproc-per-node", "cpu"]) == os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (("--compression", "fp16"), "compression"),
+        (("--timeout", "9s"), "timeouts"),
+        (("--servers", "1", "--updates", "servers"), "transport"),
+        (("--tune",), "tune"),
+    ],
+)
+def test_options_that_a_session_would_not_know_are_refused(options, field):
+    ended = run(*options, "--", EXAMPLE)
+    assert ended.returncode == 2, ended.stderr
+    assert f"{field}:" in ended.stderr
+    assert "install torch" in ended.stderr
+
+
+def test_a_server_that_dies_too_often_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "for each in filter(str.isdigit, os.listdir('/proc')):\n"
+        "    try:\n"
+        "        line = open(f'/proc/{each}/cmdline').read().split(chr(0))\n"
+        "        if 'server' in line and str(os.getppid()) in open(f'/proc/{each}/stat').read().split()[3]:\n"
+        "            os.kill(int(each), signal.SIGKILL)\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "time.sleep(600)\n"
+    )
+    ended = run("--servers", 1, "--server-restarts", 0, "--", script)
+    assert ended.returncode == 2, ended.stderr
+    assert "server 0 at 127.0.0.1" in ended.stderr

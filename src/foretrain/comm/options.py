@@ -38,6 +38,16 @@ def check_flag(name: str, value: object) -> None:
         raise ConfigError(name, value, "is neither True nor False", "write one of them")
 
 
+def check_watching(warmup: object, timeouts: object, **flags: object) -> None:
+    """Raise ConfigError for a number of steps to observe, timeouts or flags that are none."""
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 1:
+        raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
+    for name, flag in flags.items():
+        check_flag(name, flag)
+    if not isinstance(timeouts, Timeouts):
+        raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
+
+
 def _seconds(name: str, value: float | str) -> float:
     seconds = to_seconds(parse_time(value, name)) if isinstance(value, str) else value
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:

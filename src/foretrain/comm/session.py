@@ -51,7 +51,7 @@ from foretrain.comm.options import (
     Transport,
     TransportKind,
     as_transport,
-    check_flag,
+    check_watching,
 )
 from foretrain.comm.ps.placement import Dtype
 from foretrain.comm.rendezvous import agree_on_settings, hash_of, join, membership
@@ -171,12 +171,7 @@ class Session:
         interface: str | None = None,
         trace: bool = False,
     ) -> None:
-        for name, flag in (("average", average), ("tune", tune), ("trace", trace)):
-            check_flag(name, flag)
-        if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 1:
-            raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
-        if not isinstance(timeouts, Timeouts):
-            raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
+        check_watching(warmup, timeouts, average=average, tune=tune, trace=trace)
         schedule = schedule or os.environ.get(SCHEDULE) or "bytescheduler"
         transport = as_transport(transport or os.environ.get(TRANSPORT) or "all_reduce")
         type(self).used = True

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE
-from foretrain.comm.options import SCHEDULE, SERVERS, TRANSPORT, ParameterServer
+from foretrain.comm.options import SCHEDULE, SERVERS, TRANSPORT, AllReduce, ParameterServer
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
@@ -132,19 +132,30 @@ def _launch_plainly(
     server_restarts: int,
 ) -> int:
     """Run ``command`` as ``count`` ranks without PyTorch, which exchange gradients through `foretrain.Session`."""
-    if settings.tune or settings.advise:
-        raise ConfigError(
-            "tune" if settings.tune else "advise", True, "needs PyTorch", "install torch, or leave it out"
-        )
-    os.environ[SECRET] = secret or os.environ.get(SECRET) or secrets.token_hex(SECRET_SIZE)
+    # A session would not know of these; the schedule and the servers it finds in its environment.
+    plain = LaunchSettings(settings.schedule, transport=ParameterServer() if servers is not None else AllReduce())
+    for field in ("compression", "timeouts", "transport", "tune", "advise"):
+        if (value := getattr(settings, field)) != getattr(plain, field):
+            remedy = "install torch, or leave it out and say it to foretrain.Session"
+            raise ConfigError(field, value, "is for DistributedDataParallel, which comes with PyTorch", remedy)
+    started = None
     with ExitStack() as cleanup:
-        if servers is not None and not servers.isdigit():
-            os.environ[SERVERS] = servers
-        elif servers is not None:
+        if servers is None or servers.isdigit():
+            os.environ[SECRET] = secret or os.environ.get(SECRET) or secrets.token_hex(SECRET_SIZE)
+        elif secret is not None:
+            os.environ[SECRET] = secret
+        if servers is not None and servers.isdigit():
             spec = ServerSpec(int(servers), count, float(settings.timeouts.peer), server_restarts)
             started = cleanup.enter_context(Servers(spec, lambda: os.kill(os.getpid(), signal.SIGTERM)))
             os.environ[SERVERS] = ",".join(started.addresses)
-        return run_ranks(command, count)
+        elif servers is not None:
+            os.environ[SERVERS] = servers
+        try:
+            return run_ranks(command, count)
+        except SystemExit:  # by SIGTERM
+            if started is not None and started.failure is not None:
+                raise started.failure from None
+            raise
 
 
 def _check_settings(settings: LaunchSettings, updating: bool, servers: str | None, snapshots: Path | None) -> None:

@@ -47,7 +47,7 @@ _MOVING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Runner(Protocol):
-    """What runs encoded plans over descriptors, whose sockets stay the caller's, one at a time.
+    """Runner of encoded plans, one at a time, over descriptors whose sockets stay the caller's.
 
     It may send the beginning of a plan before that runs; see Note [Ahead] in ring.cpp. Only one plan at a time is
     offered, and its memory stays until it has run.

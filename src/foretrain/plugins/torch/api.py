@@ -23,7 +23,7 @@ from foretrain.comm.options import (
     Transport,
     TransportKind,
     as_transport,
-    check_flag,
+    check_watching,
 )
 from foretrain.errors import ConfigError
 from foretrain.planner import SavedPlan, ScheduleRequest, requested_schedule
@@ -84,12 +84,7 @@ def attach(
         raise ConfigError(
             "group", group, "does not exist yet", "call torch.distributed.init_process_group before attach"
         )
-    if not isinstance(warmup, int) or warmup < 1:
-        raise ConfigError("warmup", warmup, "is not a number of steps", "watch at least 1")
-    for name, flag in (("broadcast_buffers", broadcast_buffers), ("trace", trace), ("tune", tune)):
-        check_flag(name, flag)
-    if not isinstance(timeouts, Timeouts):
-        raise ConfigError("timeouts", timeouts, "is no Timeouts", "write e.g. Timeouts(peer='30s')")
+    check_watching(warmup, timeouts, broadcast_buffers=broadcast_buffers, trace=trace, tune=tune)
     transport = as_transport(transport)
     servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
     if isinstance(transport, ParameterServer):  # ranks compare the addresses, given here or in the environment

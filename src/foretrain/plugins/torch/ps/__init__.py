@@ -1,6 +1,6 @@
 """Gradients over a parameter server: each worker has an engine of its own.
 
-    GradientDispatcher (training thread) ──▶ `exchange`: Engine ──▶ push log, `staging` ── PUSH ──▶ foretrain.comm.ps
+    GradientDispatcher (training thread) ──▶ exchange: Engine ──▶ push log, `staging` ── PUSH ──▶ foretrain.comm.ps
                             updates ◀── landed ──  in-flight bytes  ◀── VALUE ─────────────────────────┘
 
 If servers update, they send parameters instead of sums, and `remote_optimizer` holds their optimizers' settings.
