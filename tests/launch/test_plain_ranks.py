@@ -58,12 +58,14 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ranks_end_with_their_launcher(tmp_path, number):
     script = tmp_path / "script.py"
-    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    script.write_text("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(600)\n")
     line = [sys.executable, "-c", _WITHOUT_TORCH, "run", "--nproc", "2", "--", str(script)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
         assert launcher.stdout is not None
-        pids = [int(launcher.stdout.readline()) for _ in range(2)]
-        launcher.send_signal(number)
+        try:
+            pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        finally:
+            launcher.send_signal(number)
         assert launcher.wait(120)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
