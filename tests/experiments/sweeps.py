@@ -1,5 +1,6 @@
 """A sweep that takes a moment, and a process that runs it in small bites, so that there is much to interrupt."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -52,6 +53,16 @@ def wait_for(process: subprocess.Popen[str], out: Path, more: int) -> None:
     goal = len(stored(out)) + more
     while len(stored(out)) < goal and process.poll() is None:
         time.sleep(0.005)
+
+
+def commands_of(group: int) -> list[bytes]:
+    """The command lines of all processes of ``group``."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == group:
+                found.append(stat.with_name("cmdline").read_bytes())
+    return found
 
 
 def gone(group: int, timeout: float = 180) -> bool:

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from foretrain.simulation import simulate
 from foretrain.units import to_seconds
 from foretrain.workload import zoo
 from foretrain.workload.step import jittered
-from tests.experiments.sweeps import COUNT, SWEEP, gone, start, stored, wait_for
+from tests.experiments.sweeps import COUNT, SWEEP, commands_of, gone, start, stored, wait_for
 
 pytest.importorskip("joblib")
 pytest.importorskip("pyarrow")
@@ -86,6 +87,21 @@ def test_ctrl_c_leaves_no_process_and_loses_nothing(backend: str, number: int, s
     done = stored(out)
     assert f"{len(done):,} scenarios are done and kept" in said
     assert COUNT > len(done) == len(set(done)) >= 20
+    assert not out.exists()
+
+
+def test_ctrl_c_while_processes_start_ends_without_a_traceback(tmp_path: Path):
+    file, out = tmp_path / "s.toml", tmp_path / "s.parquet"
+    file.write_text(SWEEP)
+    with start(file, "--jobs", "2") as process:
+        while not any(b"loky" in each for each in commands_of(process.pid)):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "Warning" not in said
     assert not out.exists()
 
 

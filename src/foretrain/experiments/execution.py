@@ -137,7 +137,9 @@ def _results(parallel: Parallel, queue: _Queue, workers: int) -> Generator[Evalu
 
     work = (delayed(evaluate)(batch) for batch in queue.batches())
     if parallel.return_generator:
-        with closing(cast("Generator[Evaluated]", parallel(work))) as made:
+        with ExitStack() as stack:
+            with _deaf():  # joblib starts its processes now, which ignore Ctrl-C only once they run
+                made = stack.enter_context(closing(cast("Generator[Evaluated]", parallel(work))))
             yield from made
         return
     while wave := list(islice(work, _WAVE * workers)):
@@ -148,7 +150,15 @@ def _results(parallel: Parallel, queue: _Queue, workers: int) -> Generator[Evalu
 def _processes(jobs: int | None, address: str | None) -> Iterator[tuple[Parallel, int]]:
     joblib = _joblib()
     count = jobs or joblib.cpu_count()
+    hook = threading.excepthook
+
+    def told(error: threading.ExceptHookArgs) -> None:
+        # Joblib's thread may look for work that was cancelled as it was handed over: it ends, as it should.
+        if not (error.exc_type is KeyError and error.thread and error.thread.name == "ExecutorManagerThread"):
+            hook(error)
+
     with joblib.parallel_config(backend="loky", n_jobs=count, initializer=_as_worker, initargs=(os.getpid(),)):
+        threading.excepthook = told
         try:
             yield joblib.Parallel(batch_size=1, return_as="generator_unordered"), count
         finally:
@@ -157,6 +167,7 @@ def _processes(jobs: int | None, address: str | None) -> Iterator[tuple[Parallel
                 from joblib.externals.loky import get_reusable_executor
 
                 get_reusable_executor(reuse=cast("str", True)).shutdown(wait=True, kill_workers=True)
+            threading.excepthook = hook
 
 
 def _as_worker(parent: int) -> None:
@@ -171,13 +182,24 @@ def _as_worker(parent: int) -> None:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Block SIGINT for processes and threads that start inside; this thread receives it afterwards."""
-    resource_tracker.ensure_running()  # which unblocks signals when it starts
+    """Keep Ctrl-C from processes and threads that start inside, for good; this thread is interrupted afterwards."""
+    from joblib.externals.loky.backend import resource_tracker as joblib_tracker
+
+    for tracker in (resource_tracker, joblib_tracker):
+        tracker.ensure_running()  # which unblocks signals when it starts
+    heard: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    # What is blocked here is delivered to another thread, and Python would still interrupt this one.
+    handler = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number)) if main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
