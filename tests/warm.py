@@ -25,7 +25,7 @@ from pathlib import Path
 _IMPORTED = (
     *("torch._dynamo.trace_rules", "torch.distributed.fsdp", "torch.distributed.pipelining"),
     *("torch.distributed.tensor.parallel", "foretrain.cli", "foretrain.live.simulate", "foretrain.live.failures"),
-    *("foretrain.live.cluster_spec", "foretrain.network.routing.kernels", "foretrain.live.device.rank"),
+    *("foretrain.network.deployment_notation", "foretrain.network.routing.kernels", "foretrain.live.device.rank"),
     *("foretrain.live.device.fork_server", "tests.live.forked", "tests.examples.torchrun"),
 )
 _ROOT = Path(__file__).parents[1]

@@ -85,7 +85,14 @@ _HOMES = {
     "simulate": "simulation",
     "sweep": "experiments",
 }
-_MODULES = {"cluster": "network", "lightning": "launch.lightning", "ray": "launch.ray", "workload": "workload"}
+_MODULES = {
+    "cluster": "network",
+    "jax": "plugins.jax",
+    "keras": "plugins.keras",
+    "lightning": "launch.lightning",
+    "ray": "launch.ray",
+    "workload": "workload",
+}
 
 
 def __getattr__(name: str) -> Any:

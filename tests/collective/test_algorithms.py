@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrain.collective import ALGORITHMS, build, steps_on_critical_path, verify
 from foretrain.collective.circulant import circle
-from foretrain.collective.double_tree import two_trees
+from foretrain.collective.trees import two_trees
 from foretrain.collective.verification import expect, play
 from foretrain.errors import ConfigError
 from tests.collective.plans import HALVES, SIZES, STAGES, plans

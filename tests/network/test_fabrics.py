@@ -13,9 +13,8 @@ from foretrain.errors import ConfigError
 from foretrain.network.fabrics.bigraph import bigraph
 from foretrain.network.fabrics.dragonfly import dragonfly
 from foretrain.network.fabrics.fat_tree import fat_tree
-from foretrain.network.fabrics.leaf_spine import leaf_spine
+from foretrain.network.fabrics.leaf_spine import leaf_spine, star
 from foretrain.network.fabrics.rail import rail
-from foretrain.network.fabrics.star import star
 from foretrain.network.fabrics.torus import torus
 from foretrain.network.servers import NVSwitch, PCIeTree, preset
 from foretrain.network.topology.graph import Topology

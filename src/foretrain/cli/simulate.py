@@ -144,11 +144,11 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
     memory = _memory(options)
-    from foretrain.live.cluster_spec import equipped
     from foretrain.live.device import native_build
     from foretrain.live.failures import OutOfMemory, ScriptFailed
     from foretrain.live.simulate import plan_differences
     from foretrain.live.simulate import simulate as run
+    from foretrain.network.deployment_notation import equipped
     from foretrain.planner import SavedPlan, requested_schedule
     from foretrain.report.findings import SimulationFindings
     from foretrain.report.simulation import SimulationProgress, show, show_comparison

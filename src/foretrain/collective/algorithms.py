@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from foretrain.collective.all_to_all import direct, pairwise
-from foretrain.collective.broadcasts import binomial, flat
 from foretrain.collective.circulant import Nearness, circulant, halving_doubling
 from foretrain.collective.composition import hierarchical
-from foretrain.collective.double_tree import double_tree
 from foretrain.collective.hdrm import hdrm
 from foretrain.collective.in_network import in_network
 from foretrain.collective.parameter_server import parameter_server
 from foretrain.collective.plan import Operation, Plan
 from foretrain.collective.ring import ring
+from foretrain.collective.trees import binomial, double_tree, flat
 from foretrain.errors import ConfigError, unknown
 
 

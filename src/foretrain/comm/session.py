@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from foretrain.comm.buffers import NUMPY_TYPES, elements
 from foretrain.comm.control_plane import LinkControl
+from foretrain.comm.coordinator.link import BODY_LIMIT
 from foretrain.comm.coordinator.protocol import remade
 from foretrain.comm.exchange import RuntimeContext
 from foretrain.comm.host_runtime import HostRuntime
@@ -185,7 +186,7 @@ class Session:
         self._share = 1.0 / self.ranks if average else 1.0
         self._origin = time.perf_counter_ns()
         self._trace = RunTrace(self._origin) if trace else None
-        self._changed, self._exchange_lock = threading.Condition(), threading.Lock()
+        self._changed, self._exchange_lock, self._use_lock = threading.Condition(), threading.Lock(), threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
         self._tasks: list[CommTask] = []
@@ -199,9 +200,7 @@ class Session:
         self.bound: Bound | None = None
         self.steps = 0
         self._links = join(member, self._options.peer_timeout)
-        self._control = LinkControl(
-            self.rank, self.ranks, self._links, self._options.stall_timeout, self._raise_failure
-        )
+        self._control = LinkControl(self.rank, self.ranks, self._links, self._options.stall_timeout, self.check)
         atexit.register(self.close)
         try:
             settings = msgspec.structs.asdict(self._options) | {"average": average}
@@ -246,7 +245,7 @@ class Session:
         self._observer.begin_forward()
         if self._trace is not None:
             self._trace.begin_forward()
-        context = RuntimeContext(self._control, self._options, self._origin, self._fail, self._raise_failure)
+        context = RuntimeContext(self._control, self._options, self._origin, self._fail, self.check)
         known: dict[str, tuple[int, Dtype]] = {task.name: (task.count, task.dtype) for task in self._tasks}
         self._runtime = HostRuntime(context, self._control, self._towards, known, self._land)
         self._runtime.begin()
@@ -260,7 +259,7 @@ class Session:
         Raises:
             ForetrainError: the job has failed; the message says why.
         """
-        self._raise_failure()
+        self.check()
         if self._runtime is None:
             raise ConfigError("session", "begin_step()", "comes before there are tensors", "declare() them first")
         self.end_step()
@@ -299,6 +298,34 @@ class Session:
         """Wait for all tasks: the global barrier."""
         for task in self._tasks:
             task.wait()
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return rank 0's ``data``, as initial weights, on all ranks; the lengths are equal. Collective.
+
+        Raises:
+            ForetrainError: the job has failed; the message says why.
+        """
+        return b"".join(self._control.share(data[at : at + BODY_LIMIT]) for at in range(0, len(data), BODY_LIMIT))
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """Return the means of ``values``, as metrics, over all ranks. Collective.
+
+        Raises:
+            ForetrainError: the job has failed; the message says why.
+        """
+        rows = self._control.gather(np.asarray(values, np.float64).view(np.int64).tolist())
+        return np.asarray(rows, np.int64).view(np.float64).mean(0).tolist()
+
+    def check(self) -> None:
+        """Raise the error that has ended the job, or ConfigError if the session is closed; else do nothing."""
+        if (error := self._failure) is not None:
+            known = isinstance(error, ForetrainError)
+            waiting = [task.name for task, n, m in zip(self._tasks, self._sent, self._landed, strict=True) if m < n]
+            about = f" (rank {self.rank} waits for {waiting[0]!r})" if waiting else ""
+            text = f"{error}{about}" if known else f"communication failed: {error!r}{about}"
+            raise remade(type(error) if isinstance(error, ForetrainError) else ForetrainError, text) from error
+        if self._closed:
+            raise ConfigError("session", "closed", "exchanges nothing any more", "make another")
 
     @property
     def schedule(self) -> Spec | None:
@@ -347,7 +374,7 @@ class Session:
     # ── calls of tasks ──
 
     def _ready(self, index: int, values: NDArray[Any]) -> None:
-        self._raise_failure()
+        self.check()
         task, runtime = self._tasks[index], self._runtime
         if index not in self._pending or not self._open or runtime is None:
             remedy = "call begin_step() before the first gradient of each step"
@@ -363,22 +390,24 @@ class Session:
         self._hand_over(index, True)
 
     def _wait(self, index: int) -> NDArray[Any]:
-        self._raise_failure()
+        self.check()
         asked = self._trace.now() if self._trace is not None else 0
         if self._runtime is None:
             raise ConfigError(self._tasks[index].name, "wait()", "was called before declare()", "declare() it first")
         self._flush()
-        if self._observer is not None and not self._forward:
-            # While steps are observed nothing of the forward pass may wait: its times would be those of the network.
-            for each in range(len(self._tasks)):
-                if each not in self._pending:
-                    self._wait_landed(each)
-            self._end_observed_step()
+        with self._use_lock:
+            if self._observer is not None and not self._forward:
+                # While steps are observed nothing of the forward pass may wait: its times would be the network's.
+                for each in range(len(self._tasks)):
+                    if each not in self._pending:
+                        self._wait_landed(each)
+                self._end_observed_step()
         self._wait_landed(index)
-        if self._observer is not None:
-            self._observer.use(index)
-        if self._trace is not None:
-            self._trace.enter(self._tasks[index].name, asked)
+        with self._use_lock:
+            if self._observer is not None:
+                self._observer.use(index)
+            if self._trace is not None:
+                self._trace.enter(self._tasks[index].name, asked)
         view = self._runtime.gradients.views[index].view()
         view.flags.writeable = False
         return view
@@ -408,7 +437,7 @@ class Session:
     def _wait_landed(self, index: int) -> None:
         with self._changed:
             while self._landed[index] < self._sent[index]:
-                self._raise_failure()
+                self.check()
                 self._changed.wait(_WAIT)
 
     def _land(self, index: int, used: bool) -> None:
@@ -429,16 +458,6 @@ class Session:
         logger.error("rank %d: %s", self.rank, error)
         if self._runtime is not None:
             self._runtime.abort()
-
-    def _raise_failure(self) -> None:
-        if (error := self._failure) is not None:
-            known = isinstance(error, ForetrainError)
-            waiting = [task.name for task, n, m in zip(self._tasks, self._sent, self._landed, strict=True) if m < n]
-            about = f" (rank {self.rank} waits for {waiting[0]!r})" if waiting else ""
-            text = f"{error}{about}" if known else f"communication failed: {error!r}{about}"
-            raise remade(type(error) if isinstance(error, ForetrainError) else ForetrainError, text) from error
-        if self._closed:
-            raise ConfigError("session", "closed", "exchanges nothing any more", "make another")
 
     def _abandon(self, reason: str | None = None) -> None:
         if self._closed:

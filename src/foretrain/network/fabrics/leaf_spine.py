@@ -1,4 +1,4 @@
-"""Leaf-spine: the two-tier Clos network, every leaf linked to every spine."""
+"""Star, one switch that does not block, and leaf-spine, the two-tier Clos network: every leaf linked to every spine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ from foretrain.network.fabrics.cabling import HOST, LATENCY, attach, factor, por
 from foretrain.network.servers import Server
 from foretrain.network.topology.graph import Builder, Topology
 from foretrain.units import Time
+
+
+def star(hosts: int, rate: float | None = None, *, latency: Time = LATENCY, server: Server = HOST) -> Topology:
+    """Build ``hosts`` places on one switch.
+
+    Args:
+        hosts: places.
+        rate: bytes/s of each cable; that of the server's ports where None.
+        latency: of each cable, ps.
+        server: what a place holds.
+    """
+    whole("hosts", hosts)
+    port = port_rate(server, rate)
+    build = Builder(f"star({hosts})")
+    switch = build.node("switch", "switch", tier=1)
+    ranks = [
+        rank for place in range(hosts) for rank in attach(build, server, place, (switch,), rate=port, latency=latency)
+    ]
+    return build.topology(ranks)
 
 
 def leaf_spine(

@@ -1,7 +1,7 @@
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.live.cluster_spec import place
+from foretrain.network.deployment_notation import place
 
 
 @pytest.mark.parametrize(

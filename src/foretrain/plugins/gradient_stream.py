@@ -1,0 +1,108 @@
+"""GradientStream: a session for frameworks whose compiled step calls back, from threads of their own.
+
+The step is a graph that was compiled once: it calls `push` with each gradient and `wait` before each use, and nobody is
+there to call `foretrain.comm.session.Session.begin_step`. A gradient that comes again begins the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.comm.ps.placement import Dtype
+from foretrain.comm.session import CommTask, Session
+from foretrain.errors import ConfigError
+
+logger = logging.getLogger("foretrain")
+
+
+class GradientSpec(NamedTuple):
+    """Gradient of a parameter: its name, whose text before the last dot is the layer's, its shape and its type."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class GradientStream:
+    """Gradients of one model, handed over by any thread. Its parameters are declared by `declare`, once.
+
+    Args:
+        session: where they are exchanged; None makes one of what ``foretrain run`` says, which ends with the process.
+
+    Attributes:
+        session: it.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        self.session = session or Session()
+        self._parameters: tuple[GradientSpec, ...] = ()
+        self._tasks: tuple[CommTask, ...] = ()
+        self._lock = threading.Lock()
+        self._pushed: set[int] = set()
+
+    def declare(self, parameters: Sequence[GradientSpec], *, ordered: bool) -> bool:
+        """Declare the parameters unless that has been done. Collective.
+
+        Args:
+            parameters: all of the model.
+            ordered: whether they are in the order of their first use; else it is observed, by `wait`.
+
+        Returns:
+            Whether they were declared now.
+
+        Raises:
+            ConfigError: they are others than those of the first call, or of a type that cannot be summed.
+            Disagreement: those of another rank differ.
+        """
+        found = tuple(parameters)
+        if self._parameters and found != self._parameters:
+            name = next((new.name for new in found if new not in self._parameters), f"{len(found)} parameters")
+            remedy = "make another session and another optimizer for another model, or after layers were frozen"
+            raise ConfigError("parameters", name, "are not those that this session exchanges", remedy)
+        if self._parameters:
+            return False
+        for each in found:
+            if str(each.dtype) not in get_args(Dtype):
+                raise ConfigError(each.name, each.dtype, "cannot be summed", "use a floating-point type")
+        tensors: list[tuple[str, int, Dtype]] = [
+            (each.name, int(np.prod(each.shape)) * each.dtype.itemsize, cast(Dtype, str(each.dtype))) for each in found
+        ]
+        self._tasks = self.session.declare(tensors, ordered=ordered)
+        self._parameters = found
+        return True
+
+    def push(self, index: int, gradient: NDArray[Any]) -> None:
+        """Hand over the gradient of parameter ``index``; its content is copied before this returns.
+
+        Raises:
+            ForetrainError: the job has failed.
+        """
+        with self._lock:
+            if index in self._pushed or not self._pushed or len(self._pushed) == len(self._tasks):
+                self.session.begin_step()
+                self._pushed.clear()
+            self._pushed.add(index)
+        values = gradient.reshape(-1).view()
+        values.flags.writeable = False  # the framework's own memory: nothing is written back to it
+        self._tasks[index].ready(values)
+
+    def wait(self, index: int) -> NDArray[Any]:
+        """Return the mean over all ranks of the last gradient of parameter ``index``, as a new array; zeros before it.
+
+        Raises:
+            ForetrainError: the job has failed; the message says why.
+        """
+        parameter = self._parameters[index]
+        return self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
+
+
+def warn_if_untested(framework: str, version: str, tested: str) -> None:
+    """Log a warning if ``version`` of ``framework`` is not the ``tested`` major and minor one."""
+    if version.split(".")[:2] != tested.split("."):
+        logger.warning("%s %s: foretrain is tested with %s.x; please report what fails", framework, version, tested)

@@ -1,0 +1,280 @@
+"""JAX: gradients are exchanged while a compiled step computes the others.
+
+    step = ft.jax.scheduled_value_and_grad(loss)     # instead of jax.value_and_grad: the means of all ranks
+    updates = ft.jax.DeferredUpdates(optax.adam(1e-3))        # updates where layers begin: crosses the barrier
+
+                               in the backward pass       after it        at a layer's entry, one step later
+    scheduled_value_and_grad   each gradient goes         means
+    DeferredUpdates            each gradient goes                         its mean → its update → its forward pass
+
+# Note [Taps]
+A parameter goes through a function whose derivative hands the gradient over. Its second argument is a number whose
+derivative is what the callback returns: the sum of these numbers is there when all gradients have gone, and every wait
+takes it as an argument, because a callback that waits keeps a thread without which others could not go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from foretrain.comm.session import Session
+from foretrain.errors import ConfigError
+from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, warn_if_untested
+
+_ENTRY = jax.ShapeDtypeStruct((), np.float32)
+
+
+def scheduled_value_and_grad(
+    loss: Callable[..., Any], session: Session | None = None, *, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """Return ``jax.value_and_grad(loss)`` whose gradients are the means of all ranks, exchanged as they are computed.
+
+    To be called inside `jax.jit`, by all ranks equally often. Any optimizer may follow. Collective when first traced.
+
+    Args:
+        loss: of the parameters, a pytree of floating-point arrays on one device, and of anything else.
+        session: where gradients are exchanged; None makes one of what ``foretrain run`` says.
+        has_aux: as of `jax.value_and_grad`.
+
+    Returns:
+        A function that returns this rank's value, and the mean gradients in the structure of the parameters. It raises
+        ConfigError when it is traced with other parameters than before, and what JAX makes of a ForetrainError,
+        with its text, when the job fails.
+    """
+    warn_if_untested("jax", jax.__version__, "0.10")
+    stream = GradientStream(session)
+
+    def value_and_grad(parameters: Any, *others: Any, **options: Any) -> tuple[Any, Any]:
+        names, leaves, structure = _flat(parameters)
+        stream.declare(_described(names, leaves), ordered=True)
+
+        def tapped(tokens: Sequence[Any]) -> Any:
+            found = [_tap(partial(_push, stream, k), leaf, tokens[k]) for k, leaf in enumerate(leaves)]
+            return loss(jax.tree.unflatten(structure, found), *others, **options)
+
+        value, tokens = jax.value_and_grad(tapped, has_aux=has_aux)([jnp.zeros(())] * len(leaves))
+        gone = sum(tokens)
+        means = [io_callback(partial(_wait, stream, k), _like(leaf), gone) for k, leaf in enumerate(leaves)]
+        return value, jax.tree.unflatten(structure, means)
+
+    return value_and_grad
+
+
+def broadcast(tree: Any, session: Session) -> Any:
+    """Return rank 0's ``tree`` of arrays, as initial parameters, on all ranks; the structures are equal. Collective."""
+    leaves, structure = jax.tree.flatten(tree)
+    found = []
+    for leaf in leaves:
+        values = np.asarray(leaf)
+        found.append(
+            jnp.asarray(np.frombuffer(session.broadcast(values.tobytes()), values.dtype).reshape(values.shape))
+        )
+    return jax.tree.unflatten(structure, found)
+
+
+class State(NamedTuple):
+    """State of a training with `DeferredUpdates`; a pytree.
+
+    Attributes:
+        params: per layer, its parameters, without the update that is due.
+        optimizer: per layer, the state of its optimizer.
+        due: steps whose gradients have gone since the last flush; 0 if no update is due.
+    """
+
+    params: dict[str, Any]
+    optimizer: dict[str, Any]
+    due: Any
+
+
+class Taps:
+    """Parameters of a step's layers, on call, for the loss of `DeferredUpdates.step`."""
+
+    def __init__(self, updates: DeferredUpdates, state: State, tokens: Mapping[str, Sequence[Any]]) -> None:
+        self._updates, self._state, self._tokens = updates, state, tokens
+        self.entered: dict[str, tuple[Any, Any]] = {}
+        self._found: dict[str, Any] = {}
+
+    def __call__(self, layer: str, activation: Any) -> Any:
+        """Return the updated parameters of ``layer``, which waits for their update once ``activation`` is there.
+
+        Args:
+            layer: its name.
+            activation: what the layer computes with: an array, or a pytree of arrays.
+        """
+        if layer not in self._state.params:
+            names = ", ".join(self._state.params)
+            raise ConfigError("layer", layer, "has no parameters", f"these have: {names}")
+        if layer not in self._found:  # a layer that is used twice waits at its first use
+            first = jnp.ravel(jax.tree.leaves(activation)[0])[:1].sum()
+            params, state = self._updates.updated(self._state, layer, jax.lax.stop_gradient(first))
+            self.entered[layer] = params, state
+            self._found[layer] = self._updates.tapped(layer, params, self._tokens[layer])
+        return self._found[layer]
+
+
+class DeferredUpdates:
+    """Optimizer whose update of a layer happens where the layer's next forward pass begins.
+
+        updates = ft.jax.DeferredUpdates(optax.adam(1e-3))
+        state = updates.init({"hidden": {"w": …}, "out": {"w": …}})      # in the order of their use
+
+        @jax.jit
+        def step(state, x, y):
+            def loss(taps):
+                hidden = jnp.tanh(x @ taps("hidden", x)["w"])
+                return jnp.mean((hidden @ taps("out", hidden)["w"] - y) ** 2)
+            return updates.step(loss, state)
+
+        for x, y in data:
+            value, state = step(state, x, y)
+        params = updates.flush(state).params
+
+    Args:
+        optimizer: of optax, whose update of a layer needs that layer's gradients alone.
+        session: as of `scheduled_value_and_grad`.
+    """
+
+    def __init__(self, optimizer: Any, session: Session | None = None) -> None:
+        warn_if_untested("jax", jax.__version__, "0.10")
+        self._optimizer = optimizer
+        self._stream = GradientStream(session)
+        self._numbers: dict[str, list[int]] = {}
+        self._flush = jax.jit(self._flushed)
+
+    def init(self, params: Mapping[str, Any]) -> State:
+        """Return the state before the first step, with rank 0's parameters. Collective.
+
+        Args:
+            params: per layer, in the order of use, a pytree of floating-point arrays.
+
+        Raises:
+            ConfigError: the optimizer mixes layers, as clipping by the global norm does.
+            Disagreement: the parameters of another rank have other names, shapes or types.
+        """
+        self._check_separable(params)
+        order = [(layer, name, leaf) for layer in params for name, leaf in zip(*_flat(params[layer])[:2], strict=True)]
+        names = [f"{layer}.{name}" for layer, name, _ in order]
+        self._stream.declare(_described(names, [leaf for *_, leaf in order]), ordered=True)
+        for number, (layer, *_) in enumerate(order):
+            self._numbers.setdefault(layer, []).append(number)
+        found = broadcast(dict(params), self._stream.session)
+        found = {layer: found[layer] for layer in params}
+        return State(found, {layer: self._optimizer.init(found[layer]) for layer in found}, jnp.int32(0))
+
+    def step(self, loss: Callable[[Taps], Any], state: State, *, has_aux: bool = False) -> tuple[Any, State]:
+        """Compute ``loss`` and hand its gradients over. To be called inside `jax.jit`.
+
+        Args:
+            loss: takes `Taps`, which it calls for the parameters of each layer, where that layer begins.
+            state: of the step before.
+            has_aux: as of `jax.value_and_grad`.
+
+        Returns:
+            The value, and the state with this step's updates due.
+        """
+
+        def tapped(tokens: Mapping[str, Sequence[Any]]) -> tuple[Any, Any]:
+            taps = Taps(self, state, tokens)
+            value, aux = loss(taps) if has_aux else (loss(taps), None)
+            unused = [layer for layer in state.params if layer not in taps.entered]
+            if unused:
+                raise ConfigError("layer", unused[0], "is not used by the loss", "leave it out of init()")
+            return value, (aux, taps.entered)
+
+        zeros = {layer: [jnp.zeros(())] * len(numbers) for layer, numbers in self._numbers.items()}
+        (value, (aux, entered)), tokens = jax.value_and_grad(tapped, has_aux=True)(zeros)
+        gone = jnp.asarray(sum(jax.tree.leaves(tokens)), jnp.int32)
+        params = {layer: entered[layer][0] for layer in state.params}
+        optimizer = {layer: entered[layer][1] for layer in state.params}
+        return (value, aux) if has_aux else value, State(params, optimizer, state.due + 1 + gone)
+
+    def flush(self, state: State) -> State:
+        """Return the state with all updates done, for evaluation and saving; training may go on with it."""
+        return self._flush(state)
+
+    def _flushed(self, state: State) -> State:
+        found = {layer: self.updated(state, layer, jnp.zeros(())) for layer in state.params}
+        params, optimizer = ({layer: pair[k] for layer, pair in found.items()} for k in (0, 1))
+        return State(params, optimizer, jnp.zeros_like(state.due))
+
+    def updated(self, state: State, layer: str, activation: Any) -> tuple[Any, Any]:
+        """Return parameters and optimizer state of ``layer`` after the update that is due, if any."""
+        params, before = state.params[layer], state.optimizer[layer]
+        leaves, structure = jax.tree.flatten(params)
+        means = [
+            io_callback(partial(_wait, self._stream, number), _like(leaf), activation, state.due)
+            for number, leaf in zip(self._numbers[layer], leaves, strict=True)
+        ]
+        changes, after = self._optimizer.update(jax.tree.unflatten(structure, means), before, params)
+        new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), params, changes)
+        return jax.tree.map(lambda old, late: jnp.where(state.due == 0, old, late), (params, before), (new, after))
+
+    def tapped(self, layer: str, params: Any, tokens: Sequence[Any]) -> Any:
+        """Return ``params``, with a tap on each."""
+        leaves, structure = jax.tree.flatten(params)
+        found = [
+            _tap(partial(_push, self._stream, number), leaf, token)
+            for number, leaf, token in zip(self._numbers[layer], leaves, tokens, strict=True)
+        ]
+        return jax.tree.unflatten(structure, found)
+
+    def _check_separable(self, params: Mapping[str, Any]) -> None:
+        """Raise ConfigError if updating layers one by one differs from updating them together."""
+        small = jax.tree.map(lambda leaf: jnp.ones([min(n, 2) for n in leaf.shape], leaf.dtype), dict(params))
+        steep = jax.tree.map(lambda leaf: 1e3 * leaf, small)
+        optimizer = self._optimizer
+        together, _ = optimizer.update(steep, optimizer.init(small), small)
+        apart = {k: optimizer.update(steep[k], optimizer.init(small[k]), small[k])[0] for k in small}
+        if not jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), together, apart)):
+            remedy = "clip layer by layer, or use scheduled_value_and_grad, which keeps the barrier"
+            raise ConfigError("optimizer", "update", "needs the gradients of all layers at once", remedy)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tap(push: Callable[[Any], Any], parameter: Any, token: Any) -> Any:
+    """Return ``parameter``; its derivative hands the gradient to ``push``. See Note [Taps]."""
+    return parameter
+
+
+def _tap_forward(push: Callable[[Any], Any], parameter: Any, token: Any) -> tuple[Any, None]:
+    return parameter, None
+
+
+def _tap_backward(push: Callable[[Any], Any], kept: None, gradient: Any) -> tuple[Any, Any]:
+    return gradient, io_callback(push, _ENTRY, gradient)
+
+
+_tap.defvjp(_tap_forward, _tap_backward)
+
+
+def _push(stream: GradientStream, number: int, gradient: Any) -> np.float32:
+    stream.push(number, np.asarray(gradient))
+    return np.float32(0)
+
+
+def _wait(stream: GradientStream, number: int, *after: Any) -> np.ndarray[Any, Any]:
+    return stream.wait(number)
+
+
+def _like(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _flat(tree: Any) -> tuple[list[str], list[Any], Any]:
+    """Return the names of the leaves of ``tree``, the leaves, and its structure."""
+    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "parameter" for path, _ in found]
+    return names, [leaf for _, leaf in found], structure
+
+
+def _described(names: Sequence[str], leaves: Sequence[Any]) -> list[GradientSpec]:
+    return [
+        GradientSpec(name, tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in zip(names, leaves, strict=True)
+    ]

@@ -1,0 +1,135 @@
+"""One rank of JAX models that train under foretrain, and what one process alone computes; run by test_jax.
+
+    foretrain run --nproc 2 -- jax_job.py NAME...
+
+Prints, per case, ``NAME rank DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``.
+"""
+
+import os
+import sys
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import foretrain as ft
+
+WIDTHS, BATCH, STEPS = (12, 24, 24, 6), 16, 10
+LAYERS = [f"layer{k}" for k in range(len(WIDTHS) - 1)]
+random = np.random.default_rng(0)
+INPUTS = random.standard_normal((STEPS, 2, BATCH, WIDTHS[0]), dtype=np.float32)
+TARGETS = random.standard_normal((STEPS, 2, BATCH, WIDTHS[-1]), dtype=np.float32)
+
+
+def parameters(seed, dtype=jnp.float32):
+    random = np.random.default_rng(seed)
+    return {
+        name: {
+            "w": jnp.asarray(random.standard_normal((n, m)) * (2 / n) ** 0.5, dtype),
+            "b": jnp.zeros(m, dtype),
+        }
+        for name, n, m in zip(LAYERS, WIDTHS, WIDTHS[1:], strict=False)
+    }
+
+
+def loss(params, x, y):
+    for name in LAYERS:
+        x = x.astype(params[name]["w"].dtype) @ params[name]["w"] + params[name]["b"]
+        x = jnp.tanh(x) if name != LAYERS[-1] else x
+    return jnp.mean((x - y) ** 2)
+
+
+CASES = {  # name: optimizer, whether layers wait for themselves, type, steps in one call
+    "barrier": (optax.adam(1e-2), False, jnp.float32, 1),
+    "global": (optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9)), False, jnp.float32, 1),
+    "across": (optax.adam(1e-2), True, jnp.float32, 1),
+    "momentum": (optax.sgd(optax.exponential_decay(0.1, 1, 0.9), momentum=0.9), True, jnp.float32, 1),
+    "decay": (optax.adamw(1e-2, weight_decay=0.1), True, jnp.float32, 1),
+    "scan": (optax.adam(1e-2), True, jnp.float32, 5),
+    "half": (optax.sgd(0.1), True, jnp.bfloat16, 1),
+}
+
+
+def barrier(optimizer, params, session, inputs, targets):
+    grads_of, state = ft.jax.scheduled_value_and_grad(loss, session), optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, x, y):
+        value, grads = grads_of(params, x, y)
+        changes, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, changes), state, value
+
+    for x, y in zip(inputs, targets, strict=True):
+        params, state, _ = step(params, state, x, y)
+    return params
+
+
+def across(optimizer, params, session, inputs, targets, together):
+    updates = ft.jax.DeferredUpdates(optimizer, session)
+    state = updates.init(params)
+
+    def step(state, batch):
+        x, y = batch
+
+        def tapped(taps):
+            flow = x
+            for name in LAYERS:
+                params = taps(name, flow)
+                flow = flow.astype(params["w"].dtype) @ params["w"] + params["b"]
+                flow = jnp.tanh(flow) if name != LAYERS[-1] else flow
+            return jnp.mean((flow - y) ** 2)
+
+        value, state = updates.step(tapped, state)
+        return state, value
+
+    steps = jax.jit(lambda state, batches: jax.lax.scan(step, state, batches))
+    for at in range(0, STEPS, together):
+        state, _ = steps(state, (inputs[at : at + together], targets[at : at + together]))
+        if at == STEPS // 2:
+            state = updates.flush(state)
+    return updates.flush(state).params
+
+
+def alone(optimizer, params):
+    """Parameters after training on both ranks' batches in one process: gradients of each half, then their mean."""
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, x, y):
+        halves = [jax.grad(loss)(params, x[k], y[k]) for k in range(2)]
+        mean = jax.tree.map(lambda a, b: (a * 0.5 + b * 0.5).astype(a.dtype), *halves)
+        changes, state = optimizer.update(mean, state, params)
+        return optax.apply_updates(params, changes), state
+
+    for x, y in zip(INPUTS, TARGETS, strict=True):
+        params, state = step(params, state, x, y)
+    return params
+
+
+def main():
+    for name in sys.argv[1:]:
+        optimizer, crosses, dtype, together = CASES[name]
+        with ft.Session() as session:
+            rank = session.rank
+            mine = INPUTS[:, rank], TARGETS[:, rank]
+            params = parameters(3 + rank, dtype)
+            if crosses:
+                found = across(optimizer, params, session, *mine, together)
+            else:
+                found = barrier(optimizer, ft.jax.broadcast(params, session), session, *mine)
+            first = ft.jax.broadcast(found, session)
+            print(f"{name} {rank} of {session.ranks}: {session.schedule}", file=sys.stderr)
+        expected = alone(optimizer, parameters(3, dtype))
+
+        def worst(a, b):
+            apart = jax.tree.map(lambda p, q: float(jnp.abs(p.astype(jnp.float32) - q.astype(jnp.float32)).max()), a, b)
+            return max(jax.tree.leaves(apart))
+
+        sys.stdout.write(f"{name} {rank} {worst(found, expected):.3g} {worst(found, first):.3g}\n")
+
+
+if __name__ == "__main__":
+    main()

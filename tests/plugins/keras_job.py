@@ -1,0 +1,143 @@
+"""One rank of Keras models that train under foretrain, and what one process alone computes; run by test_keras.
+
+    foretrain run --nproc 2 -- keras_job.py NAME...
+
+Prints, per case, ``NAME rank ITERATIONS DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``.
+"""
+
+import os
+import sys
+
+os.environ |= {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import foretrain as ft
+
+tf.config.threading.set_inter_op_parallelism_threads(2)
+tf.config.threading.set_intra_op_parallelism_threads(1)
+BATCH, BATCHES, EPOCHS = 16, 5, 2
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+random = np.random.default_rng(0)
+
+
+def images(seed):
+    """Convolutions with a layer that is used twice, a branch, a regularizer and normalization."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    first = layers.Conv2D(8, 3, padding="same", name="first")
+    # Its bias would have a gradient of rounding errors alone, of which Adam makes whole steps.
+    twice = layers.Conv2D(8, 3, padding="same", use_bias=False, kernel_regularizer="l2", name="twice")
+    start = keras.Input((8, 8, 3))
+    x = first(start)
+    for k in range(2):
+        x = layers.ReLU()(layers.BatchNormalization(name=f"norm{k}")(twice(x)))
+    x = layers.Add()([layers.Conv2D(8, 3, padding="same", name="main")(x), layers.Conv2D(8, 1, name="branch")(x)])
+    return keras.Model(start, layers.Dense(10, name="head")(layers.GlobalAveragePooling2D()(x)), name="images")
+
+
+def frozen(seed):
+    model = images(seed)
+    model.get_layer("first").trainable = False
+    return model
+
+
+def words(seed):
+    """An embedding, whose gradient is sparse, and a recurrent layer; without an input shape, so built by fit."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    return keras.Sequential(
+        [layers.Embedding(50, 8, name="table"), layers.GRU(8, name="cell"), layers.Dense(10, name="head")], name="words"
+    )
+
+
+def data(model):
+    count = 2 * BATCH * BATCHES
+    if model is words:
+        return random.integers(0, 50, (count, 6)), random.integers(0, 10, count)
+    return random.standard_normal((count, 8, 8, 3), dtype=np.float32), random.integers(0, 10, count)
+
+
+optimizers, schedules = keras.optimizers, keras.optimizers.schedules
+CASES = {
+    # name: model, optimizer, whether layers wait for themselves, options of compile()
+    "barrier": (images, lambda: optimizers.Adam(1e-2), False, {}),
+    "across": (images, lambda: optimizers.Adam(1e-2), True, {}),
+    "decay": (images, lambda: optimizers.AdamW(1e-2, weight_decay=0.1, clipvalue=0.01), True, {}),
+    "schedule": (
+        images,
+        lambda: optimizers.SGD(schedules.ExponentialDecay(0.1, 1, 0.9), momentum=0.9, nesterov=True, clipnorm=0.5),
+        True,
+        {},
+    ),
+    "several": (images, lambda: optimizers.RMSprop(1e-3), True, {"steps_per_execution": 2}),
+    "eager": (images, lambda: optimizers.SGD(0.1), True, {"run_eagerly": True}),
+    "frozen": (frozen, lambda: optimizers.Adam(1e-2), True, {}),
+    "global": (images, lambda: optimizers.Adam(1e-2, global_clipnorm=0.1), True, {}),
+    "average": (images, lambda: optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3), True, {}),
+    "accumulate": (images, lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2), True, {}),
+    "scaled": (images, lambda: optimizers.LossScaleOptimizer(optimizers.Adam(1e-2)), True, {}),
+    "words": (words, lambda: optimizers.Adagrad(0.1), True, {}),
+}
+
+
+def alone(build, optimizer, options, inputs, classes):
+    """Weights after training on both ranks' batches in one process: gradients of each half, then their mean."""
+    model, adapt = build(3), optimizer()
+    model(inputs[:2])
+    variables = model.trainable_variables
+
+    @tf.function
+    def step(x, y):
+        found = []
+        for half in range(2):
+            with tf.GradientTape() as tape:
+                loss = LOSS(y[half], model(x[half], training=True)) + sum(model.losses)
+                loss = adapt.scale_loss(loss)
+            found.append([tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)])
+        adapt.apply([a * 0.5 + b * 0.5 for a, b in zip(*found, strict=True)], variables)
+
+    adapt.build(variables)
+    for _ in range(EPOCHS):
+        for at in range(BATCHES):
+            step(inputs.reshape(BATCHES, 2, BATCH, *inputs.shape[1:])[at], classes.reshape(BATCHES, 2, BATCH)[at])
+        adapt.finalize_variable_values(variables)
+    return [v.numpy() for v in variables]
+
+
+def main():
+    for name in sys.argv[1:]:
+        build, optimizer, across, options = CASES[name]
+        inputs, classes = data(build)
+        with ft.Session() as session:
+            assert session.ranks == 2
+            model, adapt = build(3 + session.rank), optimizer()
+            model.compile(ft.keras.scheduled(adapt, session), LOSS, **options)
+            if across:
+                assert ft.keras.attach(model) is session
+            mine = inputs.reshape(BATCHES, 2, BATCH, *inputs.shape[1:])[:, session.rank]
+            targets = classes.reshape(BATCHES, 2, BATCH)[:, session.rank]
+            for epoch in range(EPOCHS):  # several fits, each with validation
+                model.fit(
+                    mine.reshape(-1, *inputs.shape[1:]),
+                    targets.reshape(-1),
+                    batch_size=BATCH,
+                    initial_epoch=epoch,
+                    epochs=epoch + 1,
+                    shuffle=False,
+                    verbose=0,
+                    validation_data=(inputs[:BATCH], classes[:BATCH]),
+                )
+            found = [v.numpy() for v in model.trainable_variables]
+            first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
+            apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
+            print(f"{name} {session.rank} of {session.ranks}: {session.schedule}", file=sys.stderr)
+        expected = alone(build, optimizer, options, inputs, classes)
+        worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
+        sys.stdout.write(f"{name} {session.rank} {int(adapt.iterations)} {worst:.3g} {apart:.3g}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""JAX under foretrain: real ranks, against one process that trains on the joint batch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import foretrain
+
+pytest.importorskip("jax", reason="needs jax and optax: pip install 'foretrain[jax]'")
+pytestmark = pytest.mark.process
+JOB = Path(__file__).with_name("jax_job.py")
+EXACT = 1e-6
+
+
+def train(*words: object) -> dict[str, list[tuple[float, float]]]:
+    """Return, per case and rank, the difference to one process and to rank 0."""
+    ended = foretrain("run", "--nproc", 2, *words)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, alone, apart in re.findall(r"^(\w+) \d (\S+) (\S+)$", ended.stdout, re.MULTILINE):
+        found.setdefault(name, []).append((float(alone), float(apart)))
+    return found
+
+
+@pytest.mark.smoke_case("all-reduce")
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (("--schedule", "bytescheduler"), ("across", "barrier")),
+        (("--schedule", "prophet"), ("global", "momentum", "decay", "scan", "half")),
+        (("--servers", 1), ("across",)),
+    ],
+    ids=["all-reduce", "optimizers", "servers"],
+)
+def test_ranks_learn_what_one_process_does(options, names):
+    found = train(*options, "--", JOB, *names)
+    assert list(found) == list(names)
+    for name, rows in found.items():
+        assert len(rows) == 2
+        for alone, apart in rows:
+            assert apart == 0, name
+            assert alone <= (EXACT if name != "half" else 0.02), name
+
+
+_ERRORS = """
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax, jax.numpy as jnp, optax
+import foretrain as ft
+
+params = {"one": {"w": jnp.ones((2, 2))}, "two": {"w": jnp.ones((2, 2))}}
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except ft.ConfigError as error:
+        print(error)
+
+with ft.Session(rank=0, ranks=1) as session:
+    refused(ft.jax.DeferredUpdates(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), session).init, params)
+    updates = ft.jax.DeferredUpdates(optax.sgd(0.1), session)
+    state = updates.init(params)
+    refused(updates.step, lambda taps: taps("three", jnp.ones(2))["w"].sum(), state)
+    refused(updates.step, lambda taps: taps("one", jnp.ones(2))["w"].sum(), state)
+with ft.Session(rank=0, ranks=1) as session:
+    grads = ft.jax.scheduled_value_and_grad(lambda p: p["w"].sum(), session)
+    jax.jit(grads)({"w": jnp.ones((2, 2))})
+    refused(jax.jit(grads), {"w": jnp.ones((3, 2))})
+"""
+
+
+def test_what_cannot_be_exchanged_is_refused_with_a_remedy():
+    ended = subprocess.run([sys.executable, "-c", _ERRORS], capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    for line, words in zip(
+        ended.stdout.splitlines(),
+        [
+            "needs the gradients of all layers at once; clip layer by layer",
+            "layer: 'three' has no parameters; these have: one, two",
+            "layer: 'two' is not used by the loss; leave it out of init()",
+            "are not those that this session exchanges",
+        ],
+        strict=True,
+    ):
+        assert words in line

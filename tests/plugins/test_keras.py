@@ -1,0 +1,165 @@
+"""Keras on TensorFlow under foretrain: real ranks, against one process that trains on the joint batch."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.processes import foretrain, started
+
+pytest.importorskip("tensorflow", reason="needs tensorflow: pip install 'foretrain[keras]'")
+pytestmark = pytest.mark.process
+JOB = Path(__file__).with_name("keras_job.py")
+STEPS = 10
+EXACT = 1e-6
+"""Sums of three terms, a regularizer's among them, may be taken in another order."""
+
+
+def train(names: Sequence[str], *options: object) -> tuple[dict[str, list[tuple[int, float, float]]], str]:
+    """Return, per case and rank, iterations, differences to one process and to rank 0; and what stderr says."""
+    ended = foretrain("run", "--nproc", 2, *options, "--", JOB, *names)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in names}
+    for name, count, alone, apart in re.findall(r"^(\w+) \d (\d+) (\S+) (\S+)$", ended.stdout, re.MULTILINE):
+        found[name].append((int(count), float(alone), float(apart)))
+    assert all(len(rows) == 2 for rows in found.values()), ended.stdout
+    return found, ended.stderr
+
+
+@pytest.mark.smoke
+def test_a_model_that_crosses_the_barrier_learns_what_one_process_does():
+    found, _ = train(["across"], "--schedule", "bytescheduler")
+    for count, alone, apart in found["across"]:
+        assert (count, apart) == (STEPS, 0)
+        assert alone <= EXACT
+
+
+def test_every_optimizer_learns_what_it_does_in_one_process():
+    names = ["barrier", "decay", "schedule", "several", "frozen", "global", "average", "accumulate", "scaled"]
+    found, messages = train(names, "--schedule", "prophet")
+    for name, rows in found.items():
+        for count, alone, apart in rows:
+            assert (count, apart) == (STEPS // 2 if name == "accumulate" else STEPS, 0), name
+            assert alone <= EXACT, name
+    for reason in ("global norm", "averaged over steps", "accumulated", "loss scaling"):
+        assert re.search(f"each step waits for all gradients.*{reason}", messages), reason
+
+
+def test_sparse_gradients_eager_steps_and_servers():
+    found, messages = train(["words", "eager"], "--servers", 1)
+    for name, rows in found.items():
+        for count, alone, apart in rows:
+            assert (count, apart) == (STEPS, 0), name
+            assert alone <= EXACT, name
+    assert "table/embeddings is sparse, and exchanged dense: 1.60 kB in every step" in messages
+    assert "runs eagerly" in messages
+
+
+_ERRORS = """
+import os
+os.environ |= {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+import keras, numpy as np
+import foretrain as ft
+
+def model(**options):
+    found = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    found.compile("sgd", "mse", **options)
+    return found
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except ft.ConfigError as error:
+        print(error)
+
+with ft.Session(rank=0, ranks=1) as session:
+    refused(ft.keras.attach, keras.Sequential([keras.layers.Dense(2)]), session)
+    refused(ft.keras.attach, model(jit_compile=True), session)
+    one = model()
+    ft.keras.attach(one, session)
+    refused(ft.keras.attach, one)
+    refused(ft.keras.scheduled, one.optimizer)
+    one.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
+    other = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+    other.compile(one.optimizer, "mse")
+    try:
+        other.fit(np.ones((4, 5)), np.ones((4, 2)), verbose=0)
+    except ft.ConfigError as error:
+        print(error)
+"""
+
+
+def test_what_cannot_be_attached_is_refused_with_a_remedy():
+    ended = subprocess.run([sys.executable, "-c", _ERRORS], capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    for line, words in zip(
+        lines,
+        [
+            "is not compiled; call model.compile",
+            "jit_compile: True leaves no way to hand a gradient over inside a step",
+            "is attached already; attach it once",
+            "is scheduled already; schedule each optimizer once",
+            "are not those that this session exchanges",
+        ],
+        strict=True,
+    ):
+        assert words in line
+
+
+_LOST = """
+import os, signal, sys
+os.environ |= {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+import keras, numpy as np
+import foretrain as ft
+
+with ft.Session(timeouts=ft.Timeouts(peer=10)) as session:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    model.compile(ft.keras.scheduled(keras.optimizers.SGD(0.1), session), "mse")
+    ft.keras.attach(model)
+
+    class End(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if session.rank == 1 and batch == 6:
+                if sys.argv[1] == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.model.stop_training = True
+
+    try:
+        model.fit(np.ones((64, 4)), np.ones((64, 2)), batch_size=4, verbose=0, callbacks=[End()])
+    except ft.ForetrainError as error:
+        print(f"rank {session.rank}: {type(error).__name__}: {error}", flush=True)
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_ranks_that_are_left_alone_name_the_one_that_is_gone(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(_LOST)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    common = os.environ | {"WORLD_SIZE": "2", "FORETRAIN_ADDRESS": address, "FORETRAIN_SECRET": secrets.token_hex(32)}
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                started(
+                    [sys.executable, str(script), how],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=common | {"RANK": str(rank)},
+                )
+            )
+            for rank in range(2)
+        ]
+        text, _ = ranks[0].communicate(timeout=300)
+    assert re.search(r"rank 0: \w+: .*rank 1", text), text
