@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from foretrain.collective import Plan, build
-from foretrain.collective.in_network import in_network
-from foretrain.collective.parameter_server import parameter_server
+from foretrain.collective.aggregators import in_network, parameter_server
 from foretrain.collective.ring import ring
 
 HALVES = ("all_reduce", "reduce_scatter", "all_gather")

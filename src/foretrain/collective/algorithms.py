@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from foretrain.collective.aggregators import in_network, parameter_server
 from foretrain.collective.all_to_all import direct, pairwise
 from foretrain.collective.circulant import Nearness, circulant, halving_doubling
 from foretrain.collective.composition import hierarchical
 from foretrain.collective.hdrm import hdrm
-from foretrain.collective.in_network import in_network
-from foretrain.collective.parameter_server import parameter_server
 from foretrain.collective.plan import Operation, Plan
 from foretrain.collective.ring import ring
 from foretrain.collective.trees import binomial, double_tree, flat

@@ -120,7 +120,7 @@ class HostGradients(FlatLayout):
         if share == 1.0:
             view[:] = values
         elif self.kinds[self._buffer[task]] == "bfloat16":
-            _narrow(_widen(values) * np.float32(share), view)
+            narrow(widen(values) * np.float32(share), view)
         else:
             np.multiply(values, values.dtype.type(share), out=view)
 
@@ -229,11 +229,12 @@ class HostStaging(HostGradients):
         return nullcontext()
 
 
-def _widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the numbers whose bfloat16 ``bits`` are given."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _narrow(values: NDArray[np.float32], out: NDArray[np.uint16]) -> None:
+def narrow(values: NDArray[np.float32], out: NDArray[np.uint16]) -> None:
     """Round to bfloat16, to nearest and ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)

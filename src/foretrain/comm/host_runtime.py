@@ -7,10 +7,8 @@ all others     by the plan that all ranks have agreed on         `HostRuntime.sc
 from __future__ import annotations
 
 import secrets
-import socket
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -18,9 +16,7 @@ import msgspec
 import numpy as np
 
 from foretrain.comm.buffers import NUMPY_TYPES, HostGradients, HostStaging
-from foretrain.comm.collectives import RingCollectives, connect_peers
-from foretrain.comm.collectives.executor import HostExecutor
-from foretrain.comm.collectives.ring import RingWork
+from foretrain.comm.collectives.executor import Collectives, HostExecutor, series
 from foretrain.comm.control_plane import LinkControl
 from foretrain.comm.coordinator.protocol import TunableExchange
 from foretrain.comm.exchange import (
@@ -31,8 +27,9 @@ from foretrain.comm.exchange import (
     served_exchange,
 )
 from foretrain.comm.observation import StepProfile, workload_of
+from foretrain.comm.options import AllReduce
 from foretrain.comm.ps.placement import Dtype
-from foretrain.comm.rendezvous import common_secret, connect_ranks, own_address, several_hosts
+from foretrain.comm.rendezvous import connect_collectives, connect_ranks
 from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster
@@ -77,7 +74,7 @@ class HostRuntime:
         self._counts = [count for count, _ in tensors.values()]
         self._dtypes: list[Dtype] = [dtype for _, dtype in tensors.values()]
         self._sizes = {name: n * np.dtype(NUMPY_TYPES[dtype]).itemsize for name, (n, dtype) in tensors.items()}
-        self._ring: RingCollectives | None = None
+        self._collectives: Collectives | None = None
         self._servers: Links | None = None
         self._job, self._epoch = "", 0
         """The job's name on the servers, and the number of its declarations there."""
@@ -88,8 +85,15 @@ class HostRuntime:
         if self._context.options.server is not None:
             self._job = self._control.share(secrets.token_hex(8).encode()).decode()
         else:
-            self._ring = self._connect_ring() if self._control.ranks > 1 else RingCollectives({}, 0, 1)
-            self._control.timed = self._series
+            options, transport = self._context.options, self._context.options.transport
+            self._collectives = connect_collectives(
+                self._control,
+                transport.backend if isinstance(transport, AllReduce) else None,
+                options.interface,
+                options.peer_timeout,
+                self._towards,
+            )
+            self._control.timed = partial(series, self._control, self._collectives)
         self._start(_first_plan(self._sizes))
 
     def schedule(self, profile: StepProfile, *, ordered: bool) -> RuntimePlan:
@@ -116,8 +120,8 @@ class HostRuntime:
 
     def abort(self) -> None:
         """End the collectives in flight, whose peers may never answer."""
-        if self._ring is not None:
-            self._ring.close()
+        if self._collectives is not None:
+            self._collectives.close()
 
     def _start(self, plan: RuntimePlan) -> None:
         context, order, self.rounds = self._context, plan.profile.order, 0
@@ -134,10 +138,10 @@ class HostRuntime:
             links = connect_ranks(self._control, interface, self._towards)
         if links is None:
             raise ConfigError("interface", interface, "cannot be reached by all ranks", "name another")
-        assert self._ring is not None
+        assert self._collectives is not None
         self.gradients = HostGradients(self._counts, self._dtypes, order)
         self.executor = HostExecutor(
-            self.gradients, self._ring, plan.job.tasks, self._landed, context.failed, context.options.trace
+            self.gradients, self._collectives, plan.job.tasks, self._landed, context.failed, context.options.trace
         )
         self.exchange = coordinated_exchange(context, plan, self.executor, links)
 
@@ -158,31 +162,6 @@ class HostRuntime:
         assert self._servers is not None
         self._epoch += 1
         return measured_servers(self._servers, self._control, self._context.options, self._job, self._epoch - 1)
-
-    def _connect_ring(self) -> RingCollectives:
-        def exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
-            rows = self._control.gather([int.from_bytes(socket.inet_aton(address[0])), address[1]])
-            return [(socket.inet_ntoa(host.to_bytes(4)), port) for host, port in rows]
-
-        options, rank, ranks = self._context.options, self._control.rank, self._control.ranks
-        host = own_address(options.interface, several_hosts(self._control), self._towards)
-        secret = common_secret(self._control)
-        assert secret is not None  # the ranks have met by it
-        return RingCollectives(connect_peers(host, exchange, secret, rank, ranks, options.peer_timeout), rank, ranks)
-
-    def _series(self, size: int, count: int, depth: int) -> float:
-        """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight."""
-        assert self._ring is not None
-        buffers = [np.zeros(size // 4, np.float32) for _ in range(depth)]
-        self._control.all_true(True)
-        began, works = time.perf_counter_ns(), deque[RingWork]()
-        for k in range(count):
-            if len(works) == depth:
-                works.popleft().wait()
-            works.append(self._ring.all_reduce(buffers[k % depth]))
-        for work in works:
-            work.wait()
-        return (time.perf_counter_ns() - began) / count
 
 
 def _first_plan(sizes: Mapping[str, int]) -> RuntimePlan:

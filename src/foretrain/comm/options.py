@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from foretrain.planner import ScheduleRequest
 
 CollectiveOrder: TypeAlias = Literal["coordinator", "replay"]
+CollectiveBackend: TypeAlias = Literal["gloo", "nccl", "ring", "mpi"]
 UpdateLocation: TypeAlias = Literal["workers", "servers"]
 Compression: TypeAlias = Literal["fp16", "bf16"]
 
@@ -63,19 +64,32 @@ class AllReduce:
         order: "coordinator": rank 0 orders what is ready on all ranks. "replay": every step repeats one fixed order,
             without messages between the ranks.
         check_every: steps between two comparisons of the collectives that all ranks have issued; 0 never compares.
+        backend: what sums: "gloo" or "nccl", the process group's own; "ring", foretrain's, over TCP; "mpi", mpi4py's,
+            on ranks that mpirun started. None is the process group's, or "ring" where PyTorch has none.
 
     Raises ConfigError for a value that is not one of these.
     """
 
     order: CollectiveOrder = "coordinator"
     check_every: int = 50
+    backend: CollectiveBackend | None = None
 
     def __post_init__(self) -> None:
+        if self.backend is not None and self.backend not in get_args(CollectiveBackend):
+            raise unknown("backend", self.backend, get_args(CollectiveBackend))
+        if self.order == "replay" and self.on_host:
+            problem = "replays no fixed order: that needs a process group's own collectives"
+            raise ConfigError("backend", self.backend, problem, "write order='coordinator'")
         if self.order not in get_args(CollectiveOrder):
             raise unknown("order", self.order, get_args(CollectiveOrder))
         if not isinstance(self.check_every, int) or isinstance(self.check_every, bool) or self.check_every < 0:
             remedy = "write e.g. 50, or 0 for never"
             raise ConfigError("check_every", self.check_every, "is not a number of steps", remedy)
+
+    @property
+    def on_host(self) -> bool:
+        """Return whether buffers on the host are summed by what is no process group of PyTorch."""
+        return self.backend in ("ring", "mpi")
 
 
 @dataclass(frozen=True, slots=True)

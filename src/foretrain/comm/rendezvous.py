@@ -9,12 +9,16 @@ import platform
 import secrets
 import socket
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE, Listener, connect
 from foretrain.comm.coordinator.link import Link, LinkError, local_address
 from foretrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretrain.comm.collectives.executor import Collectives
+    from foretrain.comm.options import CollectiveBackend
 
 logger = logging.getLogger("foretrain")
 
@@ -166,6 +170,46 @@ def connect_ranks(
     for link in links.values():
         link.close()
     return None
+
+
+def connect_collectives(
+    control: ControlPlane,
+    backend: CollectiveBackend | None,
+    interface: str | None,
+    timeout: float,
+    towards: tuple[str, int] | None = None,
+) -> Collectives:
+    """Return collectives on buffers on the host: MPI's, or a ring over authenticated links. Collective.
+
+    Args:
+        control: agreements among the ranks.
+        backend: "mpi", or a ring.
+        interface: where this rank listens; None is the one ``towards`` rank 0's address.
+        timeout: seconds until all ranks are connected.
+        towards: an address of rank 0.
+
+    Raises:
+        ConfigError: MPI has other ranks, or this rank cannot listen.
+        LinkError: another rank cannot be reached.
+    """
+    if backend == "mpi":
+        from foretrain.comm.collectives.mpi import MpiCollectives
+
+        return MpiCollectives(control.rank, control.ranks)
+    from foretrain.comm.collectives import RingCollectives, connect_peers
+
+    if control.ranks == 1:
+        return RingCollectives({}, 0, 1)
+
+    def exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
+        rows = control.gather([int.from_bytes(socket.inet_aton(address[0])), address[1]])
+        return [(socket.inet_ntoa(host.to_bytes(4)), port) for host, port in rows]
+
+    host = own_address(interface, several_hosts(control), towards)
+    secret = common_secret(control) or control.share(secrets.token_bytes(SECRET_SIZE))
+    return RingCollectives(
+        connect_peers(host, exchange, secret, control.rank, control.ranks, timeout), control.rank, control.ranks
+    )
 
 
 def several_hosts(control: ControlPlane) -> bool:

@@ -127,8 +127,8 @@ class Session:
 
     Args:
         schedule: as of `foretrain.plugins.torch.attach`; None is that of ``foretrain run``, or bytescheduler.
-        transport: `AllReduce` by an own ring over TCP, or `ParameterServer`, whose servers then sum; None is that of
-            ``foretrain run``, or all-reduce.
+        transport: `AllReduce` by an own ring over TCP or by MPI, or `ParameterServer`, whose servers then sum;
+            None is that of ``foretrain run``, or all-reduce.
         rank: of this process; by default as torchrun, mpirun, srun or FORETRAIN's launcher says.
         ranks: N; by default likewise.
         address: ``"host:port"`` of rank 0; by default FORETRAIN_ADDRESS, or MASTER_ADDR and the port after MASTER_PORT.
@@ -488,6 +488,9 @@ def _refuse_torch_only(transport: Transport) -> None:
         if transport.order == "replay":
             remedy = "write order='coordinator', or use foretrain.attach"
             raise ConfigError("transport.order", "replay", "needs a process group of PyTorch", remedy)
+        if transport.backend is not None and not transport.on_host:
+            remedy = "write backend='ring' or 'mpi', or use foretrain.attach"
+            raise ConfigError("transport.backend", transport.backend, "needs a process group of PyTorch", remedy)
         return
     if transport.updates == "servers":
         remedy = "write updates='workers' and consistency='bsp', or use foretrain.attach"

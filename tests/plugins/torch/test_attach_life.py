@@ -115,6 +115,7 @@ REFUSED = [
     (None, {"compression": "fp8"}, "fp16"),
     (None, {"transport": "replay"}, "all_reduce"),
     (None, {"transport": "ps"}, "FORETRAIN_SERVERS: '' names no server"),
+    (None, {"transport": AllReduce(backend="nccl")}, "is not the process group's, gloo"),
     (None, {"transport": ParameterServer("here")}, "addresses: 'here' is no address"),
     (None, {"timeouts": 60}, "Timeouts"),
     (None, {"warmup": 0}, "warmup"),

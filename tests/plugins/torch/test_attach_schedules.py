@@ -54,6 +54,14 @@ def test_three_ranks(three, schedule):
     assert_same(three, plain, schedule=schedule, tolerance=ROUNDING)
 
 
+@pytest.mark.parametrize("compression", [None, "bf16"])
+@pytest.mark.parametrize("schedule", [SMALL, "dear(group=4KiB)"])
+def test_a_ring_in_place_of_the_process_group(ranks, schedule, compression):
+    tolerance = 0.05 if compression else 0.0
+    options = {"schedule": schedule, "compression": compression, "transport": AllReduce(backend="ring")}
+    assert_same(ranks, branching, EACH, tolerance=tolerance, **options)
+
+
 def tiny():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(32, 3), nn.Linear(3, 5))

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.comm.buffers import HostGradients
+from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
 from foretrain.comm.ps.placement import Dtype
@@ -280,6 +281,20 @@ def _unpack(payload: NDArray[Any], targets: Sequence[NDArray[Any]]) -> None:
     for target in targets:
         target[:] = payload[start : start + len(target)]
         start += len(target)
+
+
+def series(control: ControlPlane, collectives: Collectives, size: int, count: int, depth: int) -> float:
+    """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight. Collective."""
+    buffers = [np.zeros(size // 4, np.float32) for _ in range(depth)]
+    control.all_true(True)
+    began, works = time.perf_counter_ns(), deque[Work]()
+    for k in range(count):
+        if len(works) == depth:
+            works.popleft().wait()
+        works.append(collectives.all_reduce(buffers[k % depth]))
+    for work in works:
+        work.wait()
+    return (time.perf_counter_ns() - began) / count
 
 
 def signature(command: CollectiveCommand) -> bytes:

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import nn, optim
 
@@ -103,11 +104,28 @@ def attach(
 
         refuse(optimizers, model)
     _check_tuning(options)
+    if isinstance(transport, AllReduce):
+        _check_backend(transport, group, next(model.parameters()).device)
     if options.asynchronous and broadcast_buffers and dist.get_rank(group) == 0 and any(True for _ in model.buffers()):
         logger.warning(
             "the ranks update asynchronously, and each rank's buffers stay its own; share_buffers() makes them rank 0's"
         )
     return Attached(model, optimizers, group, options)
+
+
+def _check_backend(transport: AllReduce, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Raise ConfigError if gradients on ``device`` cannot be summed by the backend that is asked for."""
+    if transport.backend is None:
+        return
+    if transport.on_host:
+        if device.type != "cpu":
+            remedy = "leave it out: the process group sums on the device"
+            raise ConfigError("transport.backend", transport.backend, f"sums on the CPU, not on {device}", remedy)
+        return
+    own = (group or dist.group.WORLD)._get_backend(device).name()  # pyright: ignore[reportOptionalMemberAccess]
+    if own != transport.backend:
+        remedy = f"write backend={own!r}, or init_process_group({transport.backend!r})"
+        raise ConfigError("transport.backend", transport.backend, f"is not the process group's, {own}", remedy)
 
 
 def _check_tuning(options: AttachOptions) -> None:

@@ -7,17 +7,19 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn, optim
 
+from foretrain.comm.collectives.executor import Collectives, series
 from foretrain.comm.coordinator.heartbeat import Heartbeat
 from foretrain.comm.coordinator.protocol import remade
 from foretrain.comm.exchange import RuntimeContext, TunedExchange, established_servers, measured_servers
 from foretrain.comm.options import AllReduce, AttachOptions, ParameterServer
-from foretrain.comm.rendezvous import connect_ranks
+from foretrain.comm.rendezvous import connect_collectives, connect_ranks
 from foretrain.comm.run_trace import RunTrace
 from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.engine import Decision
@@ -78,6 +80,8 @@ class Attached(AttachedModel[RuntimeParts]):
         self._job, self._epoch = "", 0
         """The job's name on the servers, and the number of its declarations there."""
         self._links: Links | None = None
+        self._collectives: Collectives | None = None
+        """Of a backend that is not the process group's."""
         self._exit_deadline = math.inf
         """Monotonic time at which waiting for other ranks ends."""
         self._knobs_set: dict[str, float] = {}
@@ -278,14 +282,18 @@ class Attached(AttachedModel[RuntimeParts]):
         parameters = [parameter for _, parameter in self._named]
         if self._options.server is not None:
             return self._assemble_served(context, parameters, self._options.server)
-        plan = self._adopt(self._plan())
         links, transport = None, self._options.transport
+        if isinstance(transport, AllReduce) and transport.on_host:
+            known = (transport.backend, self._options.interface, self._options.peer_timeout)
+            self._collectives = connect_collectives(self._control, *known)
+            self._control.timed = partial(series, self._control, self._collectives)
+        plan = self._adopt(self._plan())
         if self._heartbeat is not None and isinstance(transport, AllReduce) and transport.order == "coordinator":
             links, self._heartbeat = self._heartbeat.release(), None
             # All ranks must have stopped their heartbeats before anything else is sent on these links.
             self._control.all_true(True)
         gradients = self._flat_buffers(plan)
-        parts = assemble(context, parameters, gradients, plan, self._groups.gradients, links)
+        parts = assemble(context, parameters, gradients, plan, self._groups.gradients, links, self._collectives)
         return parts, gradients.views
 
     def _assemble_served(
@@ -345,6 +353,9 @@ class Attached(AttachedModel[RuntimeParts]):
             if self._trace is not None:
                 self._past_timeline = self.timeline
         super()._stop_scheduling(reason)
+        if self._collectives is not None:
+            self._collectives.close()
+            self._collectives = None
 
     # ── failures ──
 
@@ -355,6 +366,8 @@ class Attached(AttachedModel[RuntimeParts]):
             logger.error("rank %d: %s", self.rank, error)
             # On this thread: the training thread may be blocked on the device.
             self._groups.abort()
+            if self._collectives is not None:
+                self._collectives.close()
         if self._runtime is not None:
             self._runtime.updates.wake()
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from foretrain.comm.collectives.executor import Collectives
 from foretrain.comm.coordinator.link import Link
 from foretrain.comm.coordinator.protocol import TunableExchange
 from foretrain.comm.exchange import RuntimeContext, coordinated_exchange, served_exchange
@@ -24,7 +25,7 @@ from foretrain.network.switch_cluster import MESSAGE
 from foretrain.plugins.torch.deferred_optimizer import DeferredOptimizer, step_subset
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer, Rounding, wire_dtype
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
-from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
+from foretrain.plugins.torch.process_group_executor import GroupOperations, HostOperations, ProcessGroupExecutor
 from foretrain.plugins.torch.static_order import StaticOrder
 from foretrain.plugins.torch.streams import enqueues, streams
 
@@ -59,6 +60,7 @@ def assemble(
     plan: RuntimePlan,
     group: dist.ProcessGroup,
     links: Mapping[int, Link] | None,
+    collectives: Collectives | None = None,
 ) -> RuntimeParts:
     """Start the runtime for all-reduce. Collective.
 
@@ -69,12 +71,14 @@ def assemble(
         plan: what all ranks have agreed on.
         group: for gradients alone.
         links: to the coordinator, or from it to all; None replays a fixed order.
+        collectives: that sum in the group's place, if any; they stay the caller's.
     """
     options, control, job, profile = context.options, context.control, plan.job, plan.profile
     device = parameters[0].device
     device_streams = streams(device, len(parameters))
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
+    operations = HostOperations(collectives) if collectives is not None else GroupOperations(group, device)
     # Until all parts are built: closes those that have started if another cannot start.
     with ExitStack() as started:
         for link in (links or {}).values():
@@ -85,7 +89,7 @@ def assemble(
         started.callback(updates.close)
         make_executor = partial(
             ProcessGroupExecutor,
-            *(gradients, job.tasks, group, device_streams, rounding),
+            *(gradients, job.tasks, operations, device_streams, rounding, control.ranks),
             failed=context.failed,
             keep=options.trace,
         )

@@ -37,12 +37,16 @@ class ControlGroup(ControlPlane):
         self._group, self._check = group, check
         self.enqueues = enqueues(group, device)
         self._device = device if self.enqueues else torch.device("cpu")
+        self.timed: Callable[[int, int, int], float] | None = None
+        """Implementation of `series` for gradients that another backend sums."""
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
 
     def checking(self, check: Callable[[], None]) -> ControlGroup:
         """Return the same control plane with another ``check``."""
-        return ControlGroup(self._group, self._device, check)
+        other = ControlGroup(self._group, self._device, check)
+        other.timed = self.timed
+        return other
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
         """Return the ``data`` of rank ``source``, on all ranks."""
@@ -63,6 +67,8 @@ class ControlGroup(ControlPlane):
 
     def series(self, size: int, count: int, depth: int) -> float:
         """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight."""
+        if self.timed is not None:
+            return self.timed(size, count, depth)
         buffers = [torch.zeros(size // 4, device=self._device) for _ in range(depth)]
         self.all_true(True)
         self._finish()

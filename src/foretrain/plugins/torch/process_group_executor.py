@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions
 
 from foretrain.comm.buffers import BufferSlice
-from foretrain.comm.collectives.executor import CollectiveExecutor
+from foretrain.comm.collectives.executor import CollectiveExecutor, Collectives, Work
 from foretrain.comm.coordinator.protocol import CollectiveCommand
+from foretrain.comm.event_loop import POLL_INTERVAL
 from foretrain.errors import ScheduleError
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer, Rounding
 from foretrain.plugins.torch.streams import HostStreams, coalesces, enqueues, finish
@@ -35,19 +37,116 @@ from foretrain.tasks import Chunk, Piece, Task
 # as much on threads of its own, 0.1 ms, and NCCL's does not copy at all. The sums are the same bits. gloo has no
 # coalesced all-reduce on a GPU, so there slices are still copied.
 
-_Work: TypeAlias = tuple[dist.Work, Callable[[], None] | None]
+
+class TensorOperations(Protocol):
+    """Collectives on tensors, which all ranks begin in the same order.
+
+    Attributes:
+        enqueues: whether they complete on a device, behind which readers are enqueued.
+        coalesces: whether one all-reduce can take several tensors.
+    """
+
+    enqueues: bool
+    coalesces: bool
+
+    def all_reduce(self, tensors: list[torch.Tensor]) -> Any:
+        """Begin to replace ``tensors`` by their sums; return the operation."""
+        ...
+
+    def reduce_scatter(self, padded: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
+        ...
+
+    def all_gather(self, shard: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
+        ...
+
+    def finish(self, work: Any, check: Callable[[], None]) -> None:
+        """Wait for an operation, and call ``check`` now and then."""
+        ...
+
+
+class GroupOperations:
+    """`TensorOperations` of a process group, for these collectives alone, on tensors of ``device``."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._count = group, dist.get_world_size(group)
+        self.enqueues, self.coalesces = enqueues(group, device), coalesces(group, device)
+
+    def all_reduce(self, tensors: list[torch.Tensor]) -> dist.Work:
+        """Begin to replace ``tensors`` by their sums; return the operation."""
+        # The group's own methods: those of torch.distributed look the group up and log, 30 µs for each operation.
+        if len(tensors) == 1:
+            return self._group.allreduce(tensors, AllreduceOptions())
+        return self._group.allreduce_coalesced(tensors, AllreduceCoalescedOptions())
+
+    def reduce_scatter(self, padded: torch.Tensor) -> tuple[dist.Work, torch.Tensor]:
+        """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
+        shard = padded.new_empty(len(padded) // self._count)
+        work = dist.reduce_scatter_single(shard, padded, group=self._group, async_op=True)
+        assert work is not None
+        return work, shard
+
+    def all_gather(self, shard: torch.Tensor) -> tuple[dist.Work, torch.Tensor]:
+        """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
+        whole = shard.new_empty(len(shard) * self._count)
+        work = dist.all_gather_single(whole, shard, group=self._group, async_op=True)
+        assert work is not None
+        return work, whole
+
+    def finish(self, work: dist.Work, check: Callable[[], None]) -> None:
+        """Wait for an operation, and call ``check`` now and then."""
+        finish(work, check, enqueues=self.enqueues, grace=0)
+
+
+class HostOperations:
+    """`TensorOperations` of ``collectives`` on tensors of the CPU, by their memory."""
+
+    enqueues = coalesces = False
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def all_reduce(self, tensors: list[torch.Tensor]) -> Work:
+        """Begin to replace ``tensors``, of which there is one, by their sums; return the operation."""
+        (tensor,) = tensors
+        return self._collectives.all_reduce(_memory(tensor), bfloat16=tensor.dtype == torch.bfloat16)
+
+    def reduce_scatter(self, padded: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
+        work = self._collectives.reduce_scatter(_memory(padded), bfloat16=padded.dtype == torch.bfloat16)
+        return work, padded.chunk(self._collectives.ranks)[self._collectives.rank]
+
+    def all_gather(self, shard: torch.Tensor) -> tuple[Work, torch.Tensor]:
+        """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
+        whole = shard.repeat(self._collectives.ranks)
+        return self._collectives.all_gather(_memory(whole), bfloat16=whole.dtype == torch.bfloat16), whole
+
+    def finish(self, work: Work, check: Callable[[], None]) -> None:
+        """Wait for an operation, and call ``check`` now and then."""
+        while not work.wait(POLL_INTERVAL):
+            check()
+
+
+def _memory(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return the memory of ``tensor``; of bfloat16 the bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+_Work: TypeAlias = tuple[Any, Callable[[], None] | None]
 """Collective, and what unpacks its result if that was not reduced in place."""
 
 
 class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
-    """Executor on a process group of torch.distributed.
+    """Executor of collectives on the tensors of gradients.
 
     Args:
         gradients: the flat buffers.
         tasks: indexed by task.
-        group: a process group for these collectives alone.
+        operations: the collectives, for these gradients alone.
         streams: of the model's device.
         rounding: compression, if any.
+        ranks: N.
         landed: called with a task, when all its bytes are summed, and whether any rank had a gradient.
         failed: called once with the error of a collective.
         keep: whether to keep a `CommRecord` of every chunk.
@@ -57,17 +156,18 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         self,
         gradients: GradientBuffer,
         tasks: Sequence[Task],
-        group: dist.ProcessGroup,
+        operations: TensorOperations,
         streams: HostStreams,
         rounding: Rounding | None,
+        ranks: int,
         landed: Callable[[int, bool], None],
         failed: Callable[[BaseException], None],
         keep: bool = False,
     ) -> None:
-        self._gradients, self._group, self._streams, self._rounding = gradients, group, streams, rounding
-        self._shards: dict[tuple[Piece, ...], list[tuple[dist.Work, list[BufferSlice], torch.Tensor]]] = {}
-        self._coalesces = coalesces(group, gradients.flat[0].device)
-        super().__init__(tasks, landed, failed, enqueues=enqueues(group, gradients.flat[0].device), keep=keep)
+        self._gradients, self._operations, self._streams, self._rounding = gradients, operations, streams, rounding
+        self._shards: dict[tuple[Piece, ...], list[tuple[Any, list[BufferSlice], torch.Tensor]]] = {}
+        self._ranks = ranks
+        super().__init__(tasks, landed, failed, enqueues=operations.enqueues, keep=keep)
 
     def _issue(self, command: CollectiveCommand) -> list[_Work]:
         chunk = command.chunk
@@ -90,16 +190,10 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         """All-reduce ``places`` of one buffer as one operation; see Note [Slices that are no neighbours]."""
         values = self._values(places)
         sent = self._rounded(places, values)
-        if len(sent) > 1 and not self._coalesces:
+        if len(sent) > 1 and not self._operations.coalesces:
             together = torch.cat(sent)
-            return self._all_reduce([together]), lambda: _unpack(together, values)
-        return self._all_reduce(sent), None if sent is values else lambda: _copy(sent, values)
-
-    def _all_reduce(self, tensors: list[torch.Tensor]) -> dist.Work:
-        # The group's own methods: those of torch.distributed look the group up and log, 30 µs for each operation.
-        if len(tensors) == 1:
-            return self._group.allreduce(tensors, AllreduceOptions())
-        return self._group.allreduce_coalesced(tensors, AllreduceCoalescedOptions())
+            return self._operations.all_reduce([together]), lambda: _unpack(together, values)
+        return self._operations.all_reduce(sent), None if sent is values else lambda: _copy(sent, values)
 
     def _values(self, places: list[BufferSlice]) -> list[torch.Tensor]:
         return [self._gradients.slice(place) for place in places]
@@ -112,14 +206,11 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
 
     def _scatter(self, chunk: Chunk) -> list[_Work]:
         """Reduce-scatter each buffer's part; every rank keeps one Nth of the sum until it is gathered."""
-        count = dist.get_world_size(self._group)
         works, shards = [], []
         for places in self._by_buffer(chunk.pieces):
             payload = torch.cat(self._rounded(places, self._values(places)))
-            padded = torch.nn.functional.pad(payload, (0, -len(payload) % count))
-            shard = padded.new_empty(len(padded) // count)
-            work = dist.reduce_scatter_single(shard, padded, group=self._group, async_op=True)
-            assert work is not None
+            padded = torch.nn.functional.pad(payload, (0, -len(payload) % self._ranks))
+            work, shard = self._operations.reduce_scatter(padded)
             # The input must live until the operation is done: the closure keeps it.
             works.append((work, lambda padded=padded: None))
             shards.append((work, places, shard))
@@ -133,8 +224,8 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         for scattered, places, shard in self._shards.pop(chunk.pieces):
             # It may be complete on the coordinator and not here.
             scattered.wait()
-            whole, values = shard.new_empty(len(shard) * dist.get_world_size(self._group)), self._values(places)
-            work = dist.all_gather_single(whole, shard, group=self._group, async_op=True)
+            work, whole = self._operations.all_gather(shard)
+            values = self._values(places)
             # The input must live until the operation is done: the closure keeps it.
             works.append((work, lambda whole=whole, values=values, shard=shard: _unpack(whole, values)))
         return works
@@ -145,7 +236,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
     def _arrive(self, command: CollectiveCommand, work: list[_Work]) -> torch.cuda.Event | None:
         with torch.no_grad(), self._streams.arriving():
             for each, unpack in work:
-                finish(each, self._check_open, enqueues=self._enqueues, grace=0)
+                self._operations.finish(each, self._check_open)
                 if unpack:
                     unpack()
             mark = self._streams.arrived()

@@ -1,0 +1,405 @@
+"""What scheduling gains under PyTorch, Keras and JAX: the same paced model and the same links, side by side.
+
+Twelve layers whose passes sleep, on two hosts that are network namespaces of this machine; communication takes as long
+as computation. Cases of a framework are interleaved in the same processes. Needs root; tensorflow and jax are left out
+where they are not installed, and a line says so.
+
+after           all gradients are exchanged after the backward pass, as an optimizer without overlap does
+fifo            each gradient as it comes, first in, first out, with the global barrier
+bytescheduler   partitions and priority, across the barrier
+prophet         blocks that the profile predicts, across the barrier
+
+T* is the optimum of the step that the job observed, on the network that it measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measure import finish, options, spread
+
+LAYERS = 12
+CASES = ("after", "fifo", "bytescheduler", "prophet")
+FRAMEWORKS = {"torch": "torch", "keras": "tensorflow", "jax": "jax"}
+DROPPED = 3
+"""Steps at the beginning of each block that are not samples: the case before has left the link and the caches."""
+OBSERVED = 5
+_WORK = "FORETRAIN_FRAMEWORKS_BENCHMARK"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Hosts, rate of their links in bit/s, seconds of computation, and how often each case is measured."""
+
+    hosts: int
+    rate: float
+    compute: float
+    blocks: int
+    steps: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each layer: as many bytes as take as long as the computation; half of them in the last three."""
+        moved = 2 * (self.hosts - 1) / self.hosts
+        total = self.compute * self.rate / 8 / moved / 4
+        front, back = total / 2 / (LAYERS - 3), total / 2 / 3
+        return [int(front)] * (LAYERS - 3) + [int(back)] * 3
+
+    @property
+    def forward(self) -> float:
+        """Seconds of a layer's forward pass; its backward pass takes twice as long."""
+        return self.compute / LAYERS / 3
+
+    def __str__(self) -> str:
+        return f"{self.hosts} hosts, {self.rate / 1e9:g} Gb/s, {1e3 * self.compute:g} ms of computation"
+
+
+# In each rank: a case is a function that trains some steps and returns the moments at which they ended.
+
+Case = Callable[[int], list[float]]
+
+
+def sessions(stack: ExitStack) -> Callable[[str], Any]:
+    """Make sessions that live beside each other."""
+    import foretrain as ft
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    made: list[Any] = []
+
+    def session(schedule: str) -> Any:
+        made.append(None)
+        address = f"{host}:{port + len(made)}"
+        return stack.enter_context(ft.Session(schedule=schedule, warmup=OBSERVED, address=address))
+
+    return session
+
+
+def in_torch(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+    """Cases with PyTorch."""
+    import torch
+    import torch.distributed as dist
+
+    import foretrain as ft
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    stack.callback(dist.destroy_process_group)
+
+    class Paced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            time.sleep(setting.forward)
+            ctx.shape = weight.shape
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            time.sleep(2 * setting.forward)
+            return gradient, torch.full(ctx.shape, 1e-3)
+
+    class Layer(torch.nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(size))
+
+        def forward(self, x: Any) -> Any:
+            return Paced.apply(x, self.weight)
+
+    for name in CASES:
+        model = torch.nn.Sequential(*map(Layer, setting.sizes))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        job: Any = None
+        if name != "after":
+            job = ft.attach(model, optimizer, schedule=name, warmup=OBSERVED)
+            stack.callback(job.close)
+
+        def train(
+            count: int, name: str = name, model: Any = model, optimizer: Any = optimizer, job: Any = job
+        ) -> list[float]:
+            ends, x = [], torch.zeros(1, requires_grad=True)
+            for _ in range(count):
+                model(x).sum().backward()
+                if name == "after":
+                    for parameter in model.parameters():
+                        dist.all_reduce(parameter.grad)
+                        parameter.grad /= setting.hosts
+                optimizer.step()
+                if name == "fifo":
+                    job.synchronize()
+                optimizer.zero_grad()
+                ends.append(time.perf_counter())
+            return ends
+
+        yield name, train, lambda job=job: job.bound.time / 1e12 if job else 0.0
+
+
+def in_keras(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+    """Cases with Keras on TensorFlow, trained by ``model.fit``."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import foretrain as ft
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(4)
+    session = sessions(stack)
+
+    def pause(seconds: float, x: Any) -> Any:
+        def slept(values: Any) -> Any:
+            time.sleep(seconds)
+            return values.copy()
+
+        return tf.ensure_shape(tf.numpy_function(slept, [x], tf.float32, stateful=False), x.shape)
+
+    @tf.custom_gradient
+    def paced(x: Any, weight: Any) -> Any:
+        def gradient(dy: Any) -> Any:
+            slept = pause(2 * setting.forward, dy)
+            return slept, tf.fill(tf.shape(weight), 1e-3 + 0 * slept[0, 0])
+
+        return pause(setting.forward, x) + 0 * weight[0], gradient
+
+    class Layer(keras.layers.Layer):
+        def __init__(self, size: int, **options: Any) -> None:
+            super().__init__(**options)
+            self.size = size
+
+        def build(self, shape: Any) -> None:
+            self.weight = self.add_weight(shape=(self.size,), initializer="zeros", name="weight")
+
+        def call(self, x: Any) -> Any:
+            return paced(x, tf.convert_to_tensor(self.weight))
+
+    class After(keras.optimizers.SGD):
+        def exchange(self, *gradients: Any) -> Any:
+            self.plain.begin_step()
+            for task, each in zip(self.tasks, gradients, strict=True):
+                task.ready(each.reshape(-1).copy())
+            return [task.wait().copy() for task in self.tasks]
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+            if not hasattr(self, "tasks"):
+                self.plain = session("fifo")
+                sizes = [(v.path, 4 * int(np.prod(v.shape)), "float32") for v in trainable_variables]
+                self.tasks = self.plain.declare(sizes)
+            sums = tf.numpy_function(self.exchange, list(grads), [tf.float32] * len(grads))
+            sums = [tf.ensure_shape(each, v.shape) for each, v in zip(sums, trainable_variables, strict=True)]
+            super().apply(sums, trainable_variables)
+
+    for name in CASES:
+        own = None if name == "after" else session(name)
+        optimizer = After(0.1) if own is None else ft.keras.scheduled(keras.optimizers.SGD(0.1), own)
+        layers = [Layer(size, name=f"layer{k}") for k, size in enumerate(setting.sizes)]
+        model = keras.Sequential([keras.Input((1,)), *layers])
+        model.compile(optimizer, "mse", jit_compile=False)
+        if name in CASES[2:]:
+            ft.keras.attach(model)
+        data = tf.data.Dataset.from_tensors((np.zeros((1, 1), np.float32),) * 2).repeat()
+
+        def train(count: int, model: Any = model, data: Any = data) -> list[float]:
+            ends: list[float] = []
+            end = keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
+            )
+            model.fit(data, steps_per_epoch=count, verbose=0, callbacks=[end])
+            return ends
+
+        yield name, train, lambda own=own: own.bound.time / 1e12 if own else 0.0
+
+
+def in_jax(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+    """Cases with JAX, compiled."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    import foretrain as ft
+
+    session = sessions(stack)
+
+    def pause(seconds: float, x: Any) -> Any:
+        def slept(values: Any) -> Any:
+            time.sleep(seconds)
+            return np.array(values)
+
+        return jax.pure_callback(slept, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    @jax.custom_vjp
+    def paced(x: Any, weight: Any) -> Any:
+        return pause(setting.forward, x) + 0 * weight[0]
+
+    def forward(x: Any, weight: Any) -> Any:
+        return paced(x, weight), weight
+
+    def backward(weight: Any, dy: Any) -> Any:
+        slept = pause(2 * setting.forward, dy)
+        return slept, jnp.full_like(weight, 1e-3) + 0 * slept[0]
+
+    paced.defvjp(forward, backward)
+    x = jnp.zeros(1)
+    params = {f"layer{k:02d}": jnp.zeros(size) for k, size in enumerate(setting.sizes)}
+
+    def loss(params: Any, x: Any) -> Any:
+        for name in sorted(params):
+            x = paced(x, params[name])
+        return x.sum()
+
+    def tapped(taps: Any, x: Any) -> Any:
+        for name in sorted(params):
+            x = paced(x, taps(name, x))
+        return x.sum()
+
+    for name in CASES:
+        own = session("fifo" if name == "after" else name)
+        optimizer = optax.sgd(0.1)
+        if name == "after":
+            grads = jax.jit(jax.grad(loss))
+            update = jax.jit(lambda params, grads: jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
+            tasks = own.declare([(key, params[key].nbytes, "float32") for key in sorted(params)])
+
+            def step(state: Any, own: Any = own, grads: Any = grads, update: Any = update, tasks: Any = tasks) -> Any:
+                found = jax.block_until_ready(grads(state, x))
+                own.begin_step()
+                for task, key in zip(tasks, sorted(found), strict=True):
+                    task.ready(np.asarray(found[key]))
+                means = {key: task.wait().copy() for task, key in zip(tasks, sorted(found), strict=True)}
+                return update(state, means)
+
+            state: Any = params
+        elif name == "fifo":
+            graded = ft.jax.scheduled_value_and_grad(loss, own)
+
+            @jax.jit
+            def step(state: Any, graded: Any = graded) -> Any:
+                _, means = graded(state, x)
+                return jax.tree.map(lambda p, g: p - 0.1 * g, state, means)
+
+            state = params
+        else:
+            updates = ft.jax.DeferredUpdates(optimizer, own)
+            state = updates.init(params)
+
+            @jax.jit
+            def step(state: Any, updates: Any = updates) -> Any:
+                return updates.step(lambda taps: tapped(taps, x), state)[1]
+
+        kept = [state]
+
+        def train(count: int, step: Any = step, kept: list[Any] = kept) -> list[float]:
+            ends = []
+            for _ in range(count):
+                kept[0] = jax.block_until_ready(step(kept[0]))
+                ends.append(time.perf_counter())
+            return ends
+
+        yield name, train, lambda own=own: own.bound.time / 1e12
+
+
+def measure(framework: str, setting: Setting) -> None:
+    """Measure all cases of one framework; rank 0 prints the seconds of each step, and T*, as JSON."""
+    runs = {"torch": in_torch, "keras": in_keras, "jax": in_jax}
+    with ExitStack() as stack:
+        cases = list(runs[framework](setting, stack))
+        seconds: dict[str, list[float]] = {name: [] for name, *_ in cases}
+        for _, train, _ in cases:
+            train(OBSERVED + 3)
+        for _ in range(setting.blocks):
+            for name, train, _ in cases:
+                ends = train(DROPPED + setting.steps)
+                seconds[name] += [b - a for a, b in zip(ends[DROPPED - 1 :], ends[DROPPED:], strict=False)]
+        optima = {name: optimum() for name, _, optimum in cases}
+        if os.environ["RANK"] == "0":
+            print(json.dumps({"seconds": seconds, "optimum": optima}), flush=True)
+
+
+# Around them
+
+
+def settings(quick: bool) -> list[Setting]:
+    """Where it is measured. Four hosts share this machine's cores, so that their links are slower."""
+    if quick:
+        return [Setting(2, 2e9, 0.09, 2, 8)]
+    return [
+        *(Setting(2, rate, 0.12, 4, 10) for rate in (1e9,)),
+        *(Setting(2, rate, 0.12, 2, 10) for rate in (0.5e9, 2e9)),
+        Setting(4, 0.5e9, 0.24, 2, 8),
+    ]
+
+
+@contextmanager
+def hosts(setting: Setting) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Hosts on which a framework is measured."""
+    from foretrain.lab import Lab, launch
+
+    with Lab.up("frameworks", setting.hosts, f"{setting.rate / 1e9:g}Gbps") as lab:
+
+        def measured(framework: str) -> dict[str, Any]:
+            lines: list[str] = []
+            environment = {
+                _WORK: json.dumps({"framework": framework, "setting": asdict(setting)}),
+                "KERAS_BACKEND": "tensorflow",
+                "JAX_PLATFORMS": "cpu",
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            }
+            command = [sys.executable, __file__]
+            launch(lab, command, environment=environment, timeout=600, on_line=lambda rank, line: lines.append(line))
+            return json.loads(next(line for line in reversed(lines) if line.startswith("{")))
+
+        yield measured
+
+
+def table(setting: Setting, framework: str, found: dict[str, Any]) -> dict[str, float]:
+    """Print what was found; return the ratios."""
+    took = {name: median(values) for name, values in found["seconds"].items()}
+    optimum = found["optimum"]["bytescheduler"]
+    print(f"\n{framework}: {setting}; T* {1e3 * optimum:.1f} ms")
+    for name, values in found["seconds"].items():
+        shown = spread([1e3 * each for each in values])
+        after, fifo = took["after"] / took[name], took["fifo"] / took[name]
+        print(f"{name:14s} {shown:>26s} ms  {after:5.2f} × after  {fifo:5.2f} × fifo  {took[name] / optimum:5.2f} × T*")
+    sys.stdout.flush()
+    return {
+        "vs_after": took["after"] / took["bytescheduler"],
+        "vs_fifo": took["fifo"] / took["bytescheduler"],
+        "gap": took["bytescheduler"] / optimum - 1,
+    }
+
+
+def main() -> None:
+    """Print a table for each framework and setting; RESULT has the first setting's ratios."""
+    if work := os.environ.get(_WORK):
+        given = json.loads(work)
+        measure(given["framework"], Setting(**given["setting"]))
+        return
+    arguments = options(__doc__ or "")
+    present = [name for name, package in FRAMEWORKS.items() if importlib.util.find_spec(package)]
+    for name in FRAMEWORKS.keys() - set(present):
+        print(f"{name} is left out: {FRAMEWORKS[name]} is not installed")
+    details, values = [], dict[str, float]()
+    for number, setting in enumerate(settings(arguments.quick)):
+        with hosts(setting) as measured:
+            for framework in present:
+                found = measured(framework)
+                ratios = table(setting, framework, found)
+                details.append({"framework": framework, "setting": asdict(setting), **found})
+                if number == 0:
+                    values |= {f"{framework}_{key}": ratio for key, ratio in ratios.items()}
+    finish(arguments, "frameworks", values, details)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

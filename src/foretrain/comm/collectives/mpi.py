@@ -1,0 +1,135 @@
+"""Collectives of MPI: all-reduce, reduce-scatter and all-gather of NumPy arrays over mpi4py's nonblocking calls.
+
+The row "MPI" of ByteScheduler's picture (SOSP'19, Fig. 3). Ranks are started by mpirun, which also ends the others when
+one fails. MPI has no 16-bit floats: they are summed in single precision and rounded once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.comm.buffers import narrow, widen
+from foretrain.comm.coordinator.link import LinkError
+from foretrain.errors import ConfigError, MissingExtra
+
+_SPINS = 50
+"""Looks at an operation without a pause: MPI makes progress while it is looked at."""
+_PAUSE = 50e-6
+"""Seconds between two later looks."""
+
+
+class MpiWork:
+    """Operation of `MpiCollectives`; a `foretrain.comm.collectives.executor.Work`.
+
+    Args:
+        request: of MPI.
+        finish: copies the result to its place.
+    """
+
+    def __init__(self, request: Any, finish: Callable[[], None]) -> None:
+        self._request, self._finish = request, finish
+        self._done = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the operation is done; return False if ``timeout`` seconds have passed before.
+
+        Raises:
+            LinkError: MPI reports an error.
+        """
+        end, looks = (None if timeout is None else time.monotonic() + timeout), 0
+        while not self._done:
+            try:
+                self._done = bool(self._request.Test())
+            except Exception as error:  # mpi4py's own, of a module that is imported where MPI is used
+                raise LinkError(f"MPI failed: {error}") from error
+            if self._done:
+                self._finish()
+            elif end is not None and time.monotonic() > end:
+                return False
+            elif (looks := looks + 1) > _SPINS:
+                time.sleep(_PAUSE)
+        return True
+
+
+class MpiCollectives:
+    """A `foretrain.comm.collectives.executor.Collectives` over a communicator of its own. Collective.
+
+    Args:
+        rank: of this process, in the job.
+        ranks: N.
+
+    Raises:
+        MissingExtra: mpi4py is not installed.
+        ConfigError: MPI has other ranks than the job, or takes no calls from several threads.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise MissingExtra("mpi4py", "mpi", "backend='mpi'") from error
+        world = MPI.COMM_WORLD
+        if (world.rank, world.size) != (rank, ranks):
+            problem = f"is rank {world.rank} of {world.size} in MPI, but rank {rank} of {ranks} in the job"
+            raise ConfigError("backend", "mpi", problem, "start the ranks with mpirun")
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise ConfigError("backend", "mpi", "needs MPI_THREAD_MULTIPLE, which this MPI lacks", "use backend='ring'")
+        self.rank, self.ranks = rank, ranks
+        self._mpi, self._world = MPI, world.Dup()
+        self._closed = threading.Event()
+
+    def all_reduce(self, values: NDArray[Any], *, bfloat16: bool = False) -> MpiWork:
+        """Replace ``values`` by their sum over all ranks."""
+        wide, finish = _summed(values, bfloat16)
+        return self._started(lambda: self._world.Iallreduce(self._mpi.IN_PLACE, wide), finish)
+
+    def reduce_scatter(self, values: NDArray[Any], *, bfloat16: bool = False) -> MpiWork:
+        """Replace block ``rank`` of ``values`` by its sum over all ranks; the length is divisible by their number."""
+        wide, finish = _summed(values, bfloat16)
+        count = len(wide) // self.ranks
+        block = np.empty(count, wide.dtype)
+
+        def placed() -> None:
+            wide[self.rank * count : (self.rank + 1) * count] = block
+            finish()
+
+        return self._started(lambda: self._world.Ireduce_scatter_block(wide, block), placed)
+
+    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False) -> MpiWork:
+        """Replace each block r of ``values`` by that of rank r; the length is divisible by their number."""
+        raw = values.view(np.uint8)
+        return self._started(lambda: self._world.Iallgather(self._mpi.IN_PLACE, raw), _nothing)
+
+    def close(self) -> None:
+        """Begin nothing more. The communicator stays until MPI ends: freeing it would wait for all ranks."""
+        self._closed.set()
+
+    def _started(self, start: Callable[[], Any], finish: Callable[[], None]) -> MpiWork:
+        if self._closed.is_set():
+            raise LinkError("these collectives are closed")
+        return MpiWork(start(), finish)
+
+
+def _summed(values: NDArray[Any], bfloat16: bool) -> tuple[NDArray[Any], Callable[[], None]]:
+    """Return ``values`` in a type that MPI sums, and what copies the sum back."""
+    if bfloat16:
+        wide = widen(values)
+        return wide, lambda: narrow(wide, values)
+    if values.dtype == np.float16:
+        wide = values.astype(np.float32)
+
+        def rounded() -> None:
+            values[:] = wide
+
+        return wide, rounded
+    return values, _nothing
+
+
+def _nothing() -> None:
+    """Do nothing: the result is in its place."""
