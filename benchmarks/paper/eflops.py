@@ -4,7 +4,7 @@ Published, as far as it was to be had (abstract and secondary notes, without fig
 NIC and PCIe gains up to 11.3×; BiGraph with HDRM up to 6.08× more; ResNet-50 scales nearly linearly.
 
 Assumed here. Servers: k GPUs, one NIC of 100 Gb/s at the root complex in the baseline and one beside each GPU in
-EFLOPS, PCIe 3.0 x16 at 14.4 GB/s payload, memory 128 GB/s, storage 3.2 GB/s (foretrain.network.servers.eflops).
+EFLOPS, PCIe 3.0 x16 at 14.4 GB/s payload, memory 128 GB/s, storage 3.2 GB/s (foretrain.network.servers.pcie).
 GPUDirect everywhere unless said. 16 servers on a switch that does not block. Input data is copied at the pace at which
 V100s train ResNet-50 if nothing holds them up (batch 64; 350 images/s in fp32, 1,172 in mixed precision; an image is
 602 kB as float32, 151 kB as bytes), in the baseline too; a batch in a burst is 38.5 MB. Networks: 100 Gb/s, α per step

@@ -18,7 +18,7 @@ from foretrain.collective import hdrm_mapping
 from foretrain.network.deployment import Deployment
 from foretrain.network.fabrics.bigraph import bigraph
 from foretrain.network.fabrics.leaf_spine import leaf_spine
-from foretrain.network.servers.eflops import eflops_baseline
+from foretrain.network.servers.pcie import eflops_baseline
 from foretrain.network.switch_cluster import Hop
 from foretrain.network.topology.graph import Topology
 from foretrain.schedule import Job, bound, spec

@@ -20,7 +20,7 @@ from foretrain.network.fluid import Fluid
 from foretrain.network.program import Paths, Program, place
 from foretrain.network.routing import Shortest
 from foretrain.network.servers import PCIeTree
-from foretrain.network.servers.eflops import STORAGE, eflops, eflops_baseline
+from foretrain.network.servers.pcie import STORAGE, eflops, eflops_baseline
 from foretrain.network.topology.graph import Topology
 from foretrain.units import MICROSECOND, SECOND
 from foretrain.workload import zoo

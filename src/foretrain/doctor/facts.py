@@ -124,6 +124,10 @@ def numbers(found: Diagnosis, findings: list[str]) -> dict[str, object]:
 EXTRAS = {
     "torch": (("torch",), "record, run, calibrate, simulate: PyTorch"),
     "ps": (("pyzmq", "cryptography"), "server, run --servers: a parameter server"),
+    "keras": (("keras",), "ft.keras: Keras on TensorFlow"),
+    "jax": (("jax", "optax"), "ft.jax"),
+    "mxnet": (("mxnet",), "ft.mxnet, in an environment of its own"),
+    "mpi": (("mpi4py",), "AllReduce(backend='mpi')"),
     "report": (("plotly", "jinja2", "perfetto"), "--html, --trace: pages and traces"),
     "sweep": (("joblib", "pyarrow"), "sweep: many scenarios"),
     "dask": (("dask", "distributed"), "sweep --backend dask"),

@@ -8,9 +8,18 @@ sockets is what NCCL reckons with (``src/graph/topo.h``: BDW_QPI_BW, AMD_ZEN12_B
 from __future__ import annotations
 
 from foretrain.errors import unknown
-from foretrain.network.servers.eflops import eflops, eflops_baseline
 from foretrain.network.servers.nvlink import NVLinkMesh, NVSwitch
-from foretrain.network.servers.pcie import PCIE3, PCIE4, PCIE5, Host, PCIeTree, Server, ServerPorts
+from foretrain.network.servers.pcie import (
+    PCIE3,
+    PCIE4,
+    PCIE5,
+    Host,
+    PCIeTree,
+    Server,
+    ServerPorts,
+    eflops,
+    eflops_baseline,
+)
 
 __all__ = ["SERVERS", "Host", "NVLinkMesh", "NVSwitch", "PCIeTree", "Server", "ServerPorts", "preset"]
 

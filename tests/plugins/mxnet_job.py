@@ -1,0 +1,86 @@
+"""One rank of Gluon nets that train under foretrain, and what one process alone computes; run by test_mxnet.
+
+    foretrain run --nproc 2 -- mxnet_job.py NAME...
+
+Prints, per case, ``NAME rank DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``.
+"""
+
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+import foretrain as ft
+
+BATCH, STEPS = 16, 10
+random = np.random.RandomState(0)
+INPUTS = random.randn(STEPS, 2, BATCH, 12).astype(np.float32)
+TARGETS = random.randn(STEPS, 2, BATCH, 6).astype(np.float32)
+LOSS = gluon.loss.L2Loss()
+
+
+def net(seed, whole):
+    mx.random.seed(seed)
+    np.random.seed(seed)
+    found = gluon.nn.HybridSequential()
+    found.add(gluon.nn.Dense(24, activation="tanh", in_units=12), gluon.nn.Dense(24, activation="tanh", in_units=24))
+    found.add(gluon.nn.Dense(6, in_units=24))
+    found.initialize(mx.init.Xavier())
+    if whole is not None:
+        found.hybridize() if whole else [child.hybridize() for child in found._children.values()]
+    return found
+
+
+CASES = {  # name: optimizer, its options, whether layers wait for themselves, hybridized: whole, by layer or not
+    "barrier": ("adam", {"learning_rate": 0.01}, False, True),
+    "across": ("adam", {"learning_rate": 0.01}, True, False),
+    "momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}, True, None),
+    "whole": ("adam", {"learning_rate": 0.01}, True, True),
+}
+
+
+def alone(name, options, model):
+    """Weights after training on both ranks' batches in one process: the sum of each half's gradients."""
+    trainer = gluon.Trainer(model.collect_params(), name, options, kvstore=None)
+    params = [p for p in model.collect_params().values() if p.grad_req != "null"]
+    for x, y in zip(INPUTS, TARGETS, strict=True):
+        found = []
+        for half in range(2):
+            with autograd.record():
+                loss = LOSS(model(mx.nd.array(x[half])), mx.nd.array(y[half]))
+            loss.backward()
+            found.append([p.grad().copy() for p in params])
+        for p, a, b in zip(params, *found, strict=True):
+            p.grad()[:] = a + b
+        trainer.step(2 * BATCH)
+    return [p.data().asnumpy() for p in params]
+
+
+def main():
+    for case in sys.argv[1:]:
+        name, options, across, whole = CASES[case]
+        with ft.Session(average=False) as session:
+            rank = session.rank
+            model = net(3, whole)
+            kvs = ft.mxnet.ScheduledKVS(mx.kv.create("local"), session)
+            if across:
+                kvs.attach(model)
+            trainer = gluon.Trainer(model.collect_params(), name, dict(options), kvstore=kvs)
+            for x, y in zip(INPUTS[:, rank], TARGETS[:, rank], strict=True):
+                with autograd.record():
+                    loss = LOSS(model(mx.nd.array(x)), mx.nd.array(y))
+                loss.backward()
+                trainer.step(BATCH * kvs.num_workers)
+            kvs.flush()
+            found = [p.data().asnumpy() for p in model.collect_params().values()]
+            first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
+            apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
+            sys.stderr.write(f"{case} {rank} of {session.ranks}: {session.schedule}\n")
+        expected = alone(name, dict(options), net(3, whole))
+        worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
+        sys.stdout.write(f"{case} {rank} {worst:.3g} {apart:.3g}\n")
+
+
+if __name__ == "__main__":
+    main()
