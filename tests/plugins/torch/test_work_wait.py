@@ -91,8 +91,9 @@ def test_the_thread_that_waits_for_an_event_of_a_lost_operation_ends_with_it(mon
     gradients = GradientBuffer([nn.Parameter(torch.zeros(4))], [0])
     group: Any = Group(reached.set)
     landed: list[int] = []
+    operations = module.GroupOperations(group, torch.device("cpu"), 2)
     carrier = ProcessGroupExecutor(
-        gradients, [task], group, Streams(), None, lambda task, used: landed.append(task), lambda error: None
+        gradients, [task], operations, Streams(), None, lambda task, used: landed.append(task), lambda error: None
     )
     carrier.start(CollectiveCommand(0, Chunk("all_reduce", (Piece(0, 0, 16),), 16)), lambda order: None)
     assert waits.wait(PATIENCE)

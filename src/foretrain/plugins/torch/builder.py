@@ -78,7 +78,9 @@ def assemble(
     device_streams = streams(device, len(parameters))
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
-    operations = HostOperations(collectives) if collectives is not None else GroupOperations(group, device)
+    operations = (
+        HostOperations(collectives) if collectives is not None else GroupOperations(group, device, control.ranks)
+    )
     # Until all parts are built: closes those that have started if another cannot start.
     with ExitStack() as started:
         for link in (links or {}).values():
@@ -89,7 +91,7 @@ def assemble(
         started.callback(updates.close)
         make_executor = partial(
             ProcessGroupExecutor,
-            *(gradients, job.tasks, operations, device_streams, rounding, control.ranks),
+            *(gradients, job.tasks, operations, device_streams, rounding),
             failed=context.failed,
             keep=options.trace,
         )

@@ -44,10 +44,12 @@ class TensorOperations(Protocol):
     Attributes:
         enqueues: whether they complete on a device, behind which readers are enqueued.
         coalesces: whether one all-reduce can take several tensors.
+        ranks: N.
     """
 
     enqueues: bool
     coalesces: bool
+    ranks: int
 
     def all_reduce(self, tensors: list[torch.Tensor]) -> Any:
         """Begin to replace ``tensors`` by their sums; return the operation."""
@@ -67,10 +69,10 @@ class TensorOperations(Protocol):
 
 
 class GroupOperations:
-    """`TensorOperations` of a process group, for these collectives alone, on tensors of ``device``."""
+    """`TensorOperations` of a process group of ``ranks``, for these collectives alone, on tensors of ``device``."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group, self._count = group, dist.get_world_size(group)
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, ranks: int) -> None:
+        self._group, self.ranks = group, ranks
         self.enqueues, self.coalesces = enqueues(group, device), coalesces(group, device)
 
     def all_reduce(self, tensors: list[torch.Tensor]) -> dist.Work:
@@ -82,14 +84,14 @@ class GroupOperations:
 
     def reduce_scatter(self, padded: torch.Tensor) -> tuple[dist.Work, torch.Tensor]:
         """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
-        shard = padded.new_empty(len(padded) // self._count)
+        shard = padded.new_empty(len(padded) // self.ranks)
         work = dist.reduce_scatter_single(shard, padded, group=self._group, async_op=True)
         assert work is not None
         return work, shard
 
     def all_gather(self, shard: torch.Tensor) -> tuple[dist.Work, torch.Tensor]:
         """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
-        whole = shard.new_empty(len(shard) * self._count)
+        whole = shard.new_empty(len(shard) * self.ranks)
         work = dist.all_gather_single(whole, shard, group=self._group, async_op=True)
         assert work is not None
         return work, whole
@@ -105,7 +107,7 @@ class HostOperations:
     enqueues = coalesces = False
 
     def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
+        self._collectives, self.ranks = collectives, collectives.ranks
 
     def all_reduce(self, tensors: list[torch.Tensor]) -> Work:
         """Begin to replace ``tensors``, of which there is one, by their sums; return the operation."""
@@ -115,11 +117,11 @@ class HostOperations:
     def reduce_scatter(self, padded: torch.Tensor) -> tuple[Work, torch.Tensor]:
         """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
         work = self._collectives.reduce_scatter(_memory(padded), bfloat16=padded.dtype == torch.bfloat16)
-        return work, padded.chunk(self._collectives.ranks)[self._collectives.rank]
+        return work, padded.chunk(self.ranks)[self._collectives.rank]
 
     def all_gather(self, shard: torch.Tensor) -> tuple[Work, torch.Tensor]:
         """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
-        whole = shard.repeat(self._collectives.ranks)
+        whole = shard.repeat(self.ranks)
         return self._collectives.all_gather(_memory(whole), bfloat16=whole.dtype == torch.bfloat16), whole
 
     def finish(self, work: Work, check: Callable[[], None]) -> None:
@@ -146,7 +148,6 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         operations: the collectives, for these gradients alone.
         streams: of the model's device.
         rounding: compression, if any.
-        ranks: N.
         landed: called with a task, when all its bytes are summed, and whether any rank had a gradient.
         failed: called once with the error of a collective.
         keep: whether to keep a `CommRecord` of every chunk.
@@ -159,14 +160,12 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         operations: TensorOperations,
         streams: HostStreams,
         rounding: Rounding | None,
-        ranks: int,
         landed: Callable[[int, bool], None],
         failed: Callable[[BaseException], None],
         keep: bool = False,
     ) -> None:
         self._gradients, self._operations, self._streams, self._rounding = gradients, operations, streams, rounding
         self._shards: dict[tuple[Piece, ...], list[tuple[Any, list[BufferSlice], torch.Tensor]]] = {}
-        self._ranks = ranks
         super().__init__(tasks, landed, failed, enqueues=operations.enqueues, keep=keep)
 
     def _issue(self, command: CollectiveCommand) -> list[_Work]:
@@ -209,7 +208,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         works, shards = [], []
         for places in self._by_buffer(chunk.pieces):
             payload = torch.cat(self._rounded(places, self._values(places)))
-            padded = torch.nn.functional.pad(payload, (0, -len(payload) % self._ranks))
+            padded = torch.nn.functional.pad(payload, (0, -len(payload) % self._operations.ranks))
             work, shard = self._operations.reduce_scatter(padded)
             # The input must live until the operation is done: the closure keeps it.
             works.append((work, lambda padded=padded: None))
