@@ -91,6 +91,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/lab.py --quick
 	$(BIN)/python benchmarks/ps.py --quick
 	$(BIN)/python benchmarks/ring.py --quick
+	$(BIN)/python benchmarks/frameworks.py --quick
 	$(BIN)/python benchmarks/live.py --quick
 	$(BIN)/python benchmarks/accuracy.py --quick
 	$(BIN)/python benchmarks/cpu_truth.py --quick
