@@ -34,9 +34,7 @@ def python() -> str:
                 [str(HERE / "bin/pip"), "install", "--quiet", f"--editable={ROOT}[mxnet]"],
             ):
                 # The tests' own requirements bind these packages, too.
-                made = subprocess.run(
-                    command, capture_output=True, text=True, check=False, env=_environment(), timeout=600
-                )
+                made = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
                 if made.returncode:
                     pytest.skip(f"MXNet 1.9.1 cannot be installed here: {made.stderr.strip().splitlines()[-1]}")
             (HERE / ".ready").touch()
