@@ -37,6 +37,11 @@ def collectives():
         gathered = np.repeat(np.arange(RANKS), 3) * (np.repeat(np.arange(RANKS), 3) == RANK)
         assert mpi.all_gather(gathered).wait()
         assert (gathered == np.repeat(np.arange(RANKS), 3)).all()
+        for step in range(50):  # an all-gather right behind the reduce-scatter whose block it gathers
+            both = np.full(1000 * RANKS, step * (RANK + 1.0))
+            works = [mpi.reduce_scatter(both), mpi.all_gather(both)]
+            assert all(work.wait(300) for work in works)
+            assert (both == step * total).all(), step
         alone = np.zeros(4)
         if RANK:
             MPI.COMM_WORLD.Barrier()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from foretrain.comm.rendezvous import free_port
 
 pytest.importorskip("mpi4py", reason="needs mpi4py and an MPI: pip install 'foretrain[mpi]'")
 JOB = Path(__file__).with_name("mpi_job.py")
@@ -21,10 +22,8 @@ def test_sums_of_ranks_that_mpiexec_starts(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if (mpiexec := shutil.which("mpiexec", path=path)) is None:
         pytest.skip("needs mpiexec")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
     environment = os.environ | {
-        "FORETRAIN_ADDRESS": address,
+        "FORETRAIN_ADDRESS": f"127.0.0.1:{free_port()}",
         "FORETRAIN_SECRET": secrets.token_hex(32),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
