@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -136,12 +135,11 @@ def measured(place: Place) -> dict[str, dict[str, list[float]]]:
 
 def _on_loopback(command: list[str], ranks: int, environment: dict[str, str], lines: list[str]) -> None:
     from foretrain.comm.coordinator.handshake import SECRET
+    from foretrain.comm.rendezvous import free_port
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     common = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
         "GLOO_SOCKET_IFNAME": "lo",
         SECRET: secrets.token_hex(32),

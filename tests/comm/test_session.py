@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 import foretrain as ft
 from foretrain.comm.buffers import elements
 from foretrain.comm.coordinator.handshake import SECRET
+from foretrain.comm.rendezvous import free_port
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from tests.plugins.torch.ps.serving import KEY, servers
@@ -31,8 +31,14 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_address() -> str:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return "127.0.0.1:{1}".format(*taken.getsockname())
+    return f"127.0.0.1:{free_port()}"
+
+
+def test_free_ports_are_none_that_the_system_gives_to_others():
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        ports = {free_port() for _ in range(20)}
+        assert len(ports) > 1
+        assert all(1024 < port < given.getsockname()[1] for port in ports)
 
 
 def on_ranks(ranks: int, run: Callable[[Session], Any], *arguments: Any, **options: Any) -> list[Any]:

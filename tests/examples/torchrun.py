@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import runpy
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from foretrain.comm.rendezvous import free_port
 from tests import warm
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def torchrun(script: str, *args: object, ranks: int = 2, timeout: float = 120) -> str:
+def torchrun(script: str, *args: object, ranks: int = 2, timeout: float = 600) -> str:
     """What ``ranks`` processes print that run ``script`` of this repository on CPU; fails as they fail."""
     told = [str(ranks), str(ROOT / script), *map(str, args), "--device", "cpu"]
     ran = warm.run(_launch, told, timeout=timeout)
@@ -59,11 +59,8 @@ def _rank(script: str, args: list[str], rank: int) -> int:
 def _launch(told: Sequence[str]) -> None:
     """Forks the ranks, waits for all, and ends as the first that failed does."""
     ranks, script, args = int(told[0]), told[1], list(told[2:])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     import torch
 
     torch.set_num_threads(1)

@@ -9,6 +9,8 @@ import platform
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from foretrain.comm.control_plane import ControlPlane
@@ -37,6 +39,9 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 """Variables of torchrun, Open MPI, MPICH and srun."""
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TRIES = 100
+_random = secrets.SystemRandom()
 _CONNECT_TIMEOUT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
 _OWN = ("interface", "trace")
@@ -73,6 +78,20 @@ def membership(rank: int | None, ranks: int | None, address: str | None) -> Memb
         remedy = f"give all ranks the same address of rank 0: address='10.0.0.5:29501', or {ADDRESS}"
         raise ConfigError("address", text, "is no host and port", remedy)
     return Membership(own, count, (host, int(port)) if count > 1 else ("", 0))
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port of ``host`` that is free now, and that the system gives to nobody who asks for any free one."""
+    try:
+        low = int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        low = 32768
+    for _ in range(_TRIES):
+        port = _random.randrange(min(10_000, low // 2), low)
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    with socket.create_server((host, 0)) as server:
+        return server.getsockname()[1]
 
 
 def _whole(name: str, text: str | None) -> int:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretrain.comm.ps import EVERY
+from foretrain.comm.rendezvous import free_port
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 
 _MOST_SERVERS = 64
@@ -196,10 +197,8 @@ def run_ranks(command: Sequence[str], count: int) -> int:
     Each finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under
     torchrun, and OMP_NUM_THREADS of 1 unless that is set. SIGTERM ends them, and then this process, as Ctrl-C does.
     """
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks: list[subprocess.Popen[bytes]] = []
     with _terminable():
         try:

@@ -18,6 +18,7 @@ from typing import NoReturn
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE
 from foretrain.comm.options import SCHEDULE, SERVERS, TRANSPORT, AllReduce, ParameterServer
 from foretrain.comm.ps import EVERY
+from foretrain.comm.rendezvous import ADDRESS, free_port
 from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
 from foretrain.launch.child_processes import Servers, ServerSpec, process_count, run_ranks
@@ -68,7 +69,8 @@ def launch(
     os.environ[SCHEDULE] = settings.schedule
     os.environ[TRANSPORT] = "ps" if isinstance(settings.transport, ParameterServer) else "all_reduce"
     if find_spec("torch") is None:
-        command = [sys.executable, *["-m"] * module, *script]
+        os.environ.setdefault(ADDRESS, f"127.0.0.1:{free_port()}")
+        command = [sys.executable, "-m", _WORKER, *["-m"] * module, *script]
         return _launch_plainly(command, process_count(torchrun), settings, secret, servers, server_restarts)
     torch_version("foretrain run")  # its ranks say whether it was tested
     from torch.distributed import run
@@ -81,6 +83,8 @@ def launch(
         os.environ[SECRET] = secret
     elif run.parse_min_max_nnodes(job.nnodes)[1] == 1 and not elsewhere:
         os.environ[SECRET] = secrets.token_hex(SECRET_SIZE)
+    if job.nnodes in ("1", "1:1"):
+        os.environ.setdefault(ADDRESS, f"127.0.0.1:{free_port()}")
     # A restarted job would read the addresses of dead ranks from the store of its last run (pytorch#135712): with stock
     # DDP on gloo every second restart failed.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
