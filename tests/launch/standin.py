@@ -21,6 +21,7 @@ class Standin:
     refuse: str | None = None
     made: ClassVar[list[Standin]] = []
     asynchronous = False
+    forecast = 1_010_000_000
 
     def __init__(self, module, optimizers, **options):
         if self.refuse:

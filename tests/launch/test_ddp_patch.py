@@ -130,7 +130,8 @@ def test_an_adviser_leaves_training_as_it_is_and_says_which_buckets_are_best(ran
 def test_summary(ranks):
     told = ranks(jobs.taken, jobs.plain, LaunchSettings("bytescheduler(partition=2MB)"))
     assert re.fullmatch(
-        r"foretrain: Sequential under bytescheduler\(partition=2MB\): 8 steps, median .*s, T\* 1.00 ms, gap .*%\n",
+        r"foretrain: Sequential under bytescheduler\(partition=2MB\): 8 steps, "
+        r"median .*s, forecast 1.01 ms \(.*%\), T\* 1.00 ms, gap .*%\n",
         told[0].said,
     )
     assert told[1].said == ""

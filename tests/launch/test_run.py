@@ -136,7 +136,7 @@ def test_an_unmodified_script_trains_to_the_same_bits(folder):
     said = [line for line in taken.stderr.splitlines() if line.startswith("foretrain: ")]
     assert "the communication hook hook needs PyTorch's reducer" in said[0]
     assert said[1].startswith("foretrain: Sequential with PyTorch's own DistributedDataParallel: 8 steps, median ")
-    assert re.match(r"foretrain: Sequential under p3.*: 8 steps, median .*, T\* .*, gap .*%", said[2])
+    assert re.match(r"foretrain: Sequential under p3.*: 8 steps, median .*, forecast .* \(.*%\), T\* .*, gap", said[2])
     assert len(said) == 3
 
 

@@ -225,3 +225,22 @@ class AttachOptions(msgspec.Struct, frozen=True):
     def stall_timeout(self) -> float:
         """Return the seconds after which work without progress counts as stuck."""
         return float(self.timeouts.stall)
+
+
+def refuse_torch_only(transport: Transport) -> None:
+    """Raise ConfigError for a ``transport`` that needs process groups or optimizers of PyTorch."""
+    if isinstance(transport, AllReduce):
+        if transport.order == "replay":
+            remedy = "write order='coordinator', or use foretrain.attach"
+            raise ConfigError("transport.order", "replay", "needs a process group of PyTorch", remedy)
+        if transport.backend is not None and not transport.on_host:
+            remedy = "write backend='ring' or 'mpi', or use foretrain.attach"
+            raise ConfigError("transport.backend", transport.backend, "needs a process group of PyTorch", remedy)
+        return
+    if transport.updates == "servers":
+        remedy = "write updates='workers' and consistency='bsp', or use foretrain.attach"
+        raise ConfigError("transport.updates", "servers", "runs PyTorch's optimizers", remedy)
+    if transport.elastic:
+        raise ConfigError(
+            "transport.elastic", True, "goes on without ranks only under foretrain.attach", "leave it out"
+        )

@@ -24,10 +24,12 @@ from foretrain.planner.backends import cluster_of
 from foretrain.planner.knob_space import IterationTimes, Space
 from foretrain.planner.online import Tuner
 from foretrain.planner.plan import fingerprint
+from foretrain.planner.search import forecaster
 from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.schedule import POLICIES, Bound, CostModel, Job, Spec, bound, spec
 from foretrain.simulation import simulate
 from foretrain.tasks import Chunk
+from foretrain.units import Time, format_time
 from foretrain.workload.step import Workload
 
 logger = logging.getLogger("foretrain.auto")
@@ -250,6 +252,23 @@ def search_of(
     virtual = JobForecaster(workload, cluster, plan, earlier=known is not None)
     proposer = virtual.informed(known[0] if known else chosen, careful=True)
     return Tuner(proposer, virtual.again, known=known[1] if known else None), saved
+
+
+def forecast(workload: Workload | None, cluster: Cluster | None, schedule: Spec | None) -> Time | None:
+    """Return the forecast time of an iteration, ps; None while one of the three is not known, as for a single rank."""
+    if workload is None or cluster is None or schedule is None:
+        return None
+    return forecaster(workload, cluster)(schedule)
+
+
+def outcome(median: Time, forecast: Time | None, optimum: Bound | None) -> str:
+    """Return an iteration's ``median`` for people, beside its ``forecast`` with the error, and T* with the gap."""
+    parts = [f"median {format_time(median)}"]
+    if forecast is not None:
+        parts.append(f"forecast {format_time(forecast)} ({forecast / median - 1:+.1%})")
+    if optimum is not None:
+        parts.append(f"T* {format_time(optimum.time)}, gap {median / optimum.time - 1:.1%}")
+    return ", ".join(parts)
 
 
 def replayed_order(schedule: Spec, workload: Workload, cost: CostModel, ranks: int) -> list[Chunk]:

@@ -27,7 +27,10 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
@@ -45,7 +48,6 @@ from foretrain.comm.observation import StepObserver
 from foretrain.comm.options import (
     SCHEDULE,
     TRANSPORT,
-    AllReduce,
     AttachOptions,
     ParameterServer,
     Timeouts,
@@ -53,16 +55,19 @@ from foretrain.comm.options import (
     TransportKind,
     as_transport,
     check_watching,
+    refuse_torch_only,
 )
 from foretrain.comm.ps.placement import Dtype
 from foretrain.comm.rendezvous import agree_on_settings, hash_of, join, membership
 from foretrain.comm.run_trace import RunTrace
+from foretrain.comm.runtime_plan import forecast, outcome
 from foretrain.engine import Decision
 from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.network import Cluster
 from foretrain.planner import requested_schedule
 from foretrain.schedule import Bound, CostModel, Spec
 from foretrain.trace import Timeline
+from foretrain.units import SECOND, Time
 from foretrain.workload.recorder import HostStopwatch
 from foretrain.workload.step import Workload
 
@@ -72,6 +77,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foretrain")
 
 _DEFAULT_TIMEOUTS = Timeouts()
+_KEPT, _FEWEST = 200, 5
+"""Iterations whose times are kept, and how many a median needs."""
 _WAIT = 0.5
 """Seconds between two looks whether the job has failed."""
 
@@ -176,7 +183,7 @@ class Session:
         schedule = schedule or os.environ.get(SCHEDULE) or "bytescheduler"
         transport = as_transport(transport or os.environ.get(TRANSPORT) or "all_reduce")
         type(self).used = True
-        _refuse_torch_only(transport)
+        refuse_torch_only(transport)
         servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
         self._options = AttachOptions(
             *(requested_schedule(schedule), None, transport, timeouts, servers, tune, False, warmup, interface, trace)
@@ -194,6 +201,8 @@ class Session:
         self._sent: list[int] = []
         self._landed: list[int] = []
         self._towards = member.address
+        self._begun: deque[float] = deque(maxlen=_KEPT + 1)
+        """Times at which scheduled steps began."""
         self.workload: Workload | None = None
         self.cost: CostModel | None = None
         self.cluster: Cluster | None = None
@@ -281,6 +290,8 @@ class Session:
             self._runtime.exchange.open(self._runtime.rounds, False)
         self._runtime.rounds += 1
         self.steps += 1
+        if self._observer is None:
+            self._begun.append(time.perf_counter())
 
     def end_step(self) -> None:
         """Say that tasks that are not ready have no gradient in this step. `begin_step` and `close` do so, too."""
@@ -333,6 +344,11 @@ class Session:
         return self._runtime.exchange.spec if self._runtime else None
 
     @property
+    def forecast(self) -> Time | None:
+        """Return the forecast time of an iteration, ps; None where `bound` is."""
+        return forecast(self.workload, self.cluster, self.schedule)
+
+    @property
     def log(self) -> tuple[Decision, ...]:
         """Return rank 0's latest decisions; with parameter servers this rank's."""
         return tuple(self._runtime.exchange.log) if self._runtime else ()
@@ -347,7 +363,10 @@ class Session:
         return self._trace.timeline(self.workload, self._runtime.executor.records, ())
 
     def close(self) -> None:
-        """Wait for what is in flight, and end all threads and connections. Idempotent."""
+        """Wait for what is in flight, and end all threads and connections. Idempotent.
+
+        Rank 0 logs what an iteration took, beside its forecast and T*.
+        """
         if self._closed:
             return
         try:
@@ -358,6 +377,9 @@ class Session:
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
+        if self.rank == 0 and self._failure is None and len(self._begun) > _FEWEST and self.bound is not None:
+            took = round(median(after - before for before, after in pairwise(self._begun)) * SECOND)
+            logger.info("%s: %d steps, %s", self.schedule, self.steps, outcome(took, self.forecast, self.bound))
         self._abandon()
 
     def __enter__(self) -> Self:
@@ -480,22 +502,3 @@ def _checked(name: str, size: int, dtype: Dtype) -> tuple[str, int, Dtype]:
         problem = f"bytes are no whole number of elements of {dtype}"
         raise ConfigError(f"tensors[{name!r}].size", size, problem, f"declare a multiple of {width}")
     return name, size // width, dtype
-
-
-def _refuse_torch_only(transport: Transport) -> None:
-    """Raise ConfigError for a transport that needs PyTorch's process groups or optimizers."""
-    if isinstance(transport, AllReduce):
-        if transport.order == "replay":
-            remedy = "write order='coordinator', or use foretrain.attach"
-            raise ConfigError("transport.order", "replay", "needs a process group of PyTorch", remedy)
-        if transport.backend is not None and not transport.on_host:
-            remedy = "write backend='ring' or 'mpi', or use foretrain.attach"
-            raise ConfigError("transport.backend", transport.backend, "needs a process group of PyTorch", remedy)
-        return
-    if transport.updates == "servers":
-        remedy = "write updates='workers' and consistency='bsp', or use foretrain.attach"
-        raise ConfigError("transport.updates", "servers", "runs PyTorch's optimizers", remedy)
-    if transport.elastic:
-        raise ConfigError(
-            "transport.elastic", True, "goes on without ranks only under foretrain.attach", "leave it out"
-        )

@@ -160,18 +160,19 @@ class ModelRecord:
         if self._line is not None:
             return self._line
         times = [f"{self.steps} step{'s' if self.steps != 1 else ''}"]
-        median = statistics.median(self._intervals) * SECOND if self._intervals else None
-        if median is not None:
-            times.append(f"median {format_time(median)}")
+        median = round(statistics.median(self._intervals) * SECOND) if self._intervals else None
         if self.attached is None:
+            if median is not None:
+                times.append(f"median {format_time(median)}")
             if self.adviser is not None and self.adviser.advice is None:
                 times.append("too few steps to be advised")
             return f"{self.name} with {_STOCK}: {', '.join(times)}"
         if self.attached.schedule is None:
             return f"{self.name} was only observed, it ended before its schedule began: {', '.join(times)}"
-        if (bound := self.attached.bound) is not None:  # one rank alone has none
-            gap = f", gap {median / bound.time - 1:.1%}" if median is not None else ""
-            times.append(f"T* {format_time(bound.time)}{gap}")
+        if median is not None:
+            from foretrain.comm.runtime_plan import outcome  # it loads the simulator
+
+            times.append(outcome(median, self.attached.forecast, self.attached.bound))
         return f"{self.name} under {self.attached.schedule}: {', '.join(times)}"
 
 

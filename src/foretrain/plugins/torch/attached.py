@@ -21,7 +21,7 @@ from foretrain.comm.exchange import RuntimeContext, TunedExchange, established_s
 from foretrain.comm.options import AllReduce, AttachOptions, ParameterServer
 from foretrain.comm.rendezvous import connect_collectives, connect_ranks
 from foretrain.comm.run_trace import RunTrace
-from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
+from foretrain.comm.runtime_plan import RuntimePlan, forecast, runtime_plan
 from foretrain.engine import Decision
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network import Cluster
@@ -125,6 +125,11 @@ class Attached(AttachedModel[RuntimeParts]):
     def cluster(self) -> Cluster | None:
         """Return the measured network as a cluster for the simulator; None before, and for a single rank."""
         return self._cluster
+
+    @property
+    def forecast(self) -> Time | None:
+        """Return the forecast time of an iteration, ps; None where `bound` is, and for asynchronous updates."""
+        return None if self.asynchronous else forecast(self.workload, self._cluster, self.schedule)
 
     @property
     def steps(self) -> int:

@@ -112,6 +112,11 @@ class AttachedModel(ABC, Generic[RuntimeT]):
         return self._bound
 
     @property
+    def forecast(self) -> Time | None:
+        """Return the forecast time of an iteration, ps; None where `bound` is, and for asynchronous updates."""
+        return None
+
+    @property
     def asynchronous(self) -> bool:
         """Return whether ranks may be in different steps, so that nothing may wait for all of them."""
         return self._options.asynchronous
