@@ -1,8 +1,8 @@
-"""What scheduling gains under PyTorch, Keras and JAX: the same paced model and the same links, side by side.
+"""What scheduling gains under PyTorch, Keras, JAX and MXNet: the same paced model and the same links, side by side.
 
 Twelve layers whose passes sleep, on two hosts that are network namespaces of this machine; communication takes as long
-as computation. Cases of a framework are interleaved in the same processes. Needs root; tensorflow and jax are left out
-where they are not installed, and a line says so.
+as computation. Cases of a framework are interleaved in the same processes. Needs root; a framework is left out where it
+is not installed, and a line says so. MXNet is in an environment of its own, which tools/mxnet.py makes.
 
 after           all gradients are exchanged after the backward pass, as an optimizer without overlap does
 fifo            each gradient as it comes, first in, first out, with the global barrier
@@ -30,7 +30,8 @@ from measure import finish, options, spread
 
 LAYERS = 12
 CASES = ("after", "fifo", "bytescheduler", "prophet")
-FRAMEWORKS = {"torch": "torch", "keras": "tensorflow", "jax": "jax"}
+PACKAGES = {"torch": "torch", "keras": "tensorflow", "jax": "jax", "mxnet": "mxnet"}
+MXNET = Path(sys.prefix, "mxnet", "bin", "python")
 DROPPED = 2
 """Steps at the beginning of each block that are not samples: the case before has left the link and the caches."""
 OBSERVED = 4
@@ -308,9 +309,94 @@ def in_jax(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Call
         yield name, train, lambda own=own: own.bound.time / 1e12
 
 
+def in_mxnet(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+    """Cases with MXNet's Gluon."""
+    import mxnet as mx  # pyright: ignore[reportMissingImports]
+    import numpy as np
+    from mxnet import autograd, gluon  # pyright: ignore[reportMissingImports]
+
+    import foretrain as ft
+
+    session = sessions(stack)
+
+    class Paced(mx.operator.CustomOp):
+        def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+            time.sleep(setting.forward)
+            self.assign(out_data[0], req[0], in_data[0])
+
+        def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
+            time.sleep(2 * setting.forward)
+            self.assign(in_grad[0], req[0], out_grad[0])
+            in_grad[1][:] = 1e-3
+
+    @mx.operator.register("paced")
+    class PacedProperties(mx.operator.CustomOpProp):
+        def __init__(self) -> None:
+            super().__init__(need_top_grad=True)
+
+        def list_arguments(self) -> list[str]:
+            return ["data", "weight"]
+
+        def infer_shape(self, in_shape: Any) -> Any:
+            return in_shape, [in_shape[0]], []
+
+        def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Paced:
+            return Paced()
+
+    class Layer(gluon.nn.Block):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = self.params.get("weight", shape=(size,), init="zeros")
+
+        def forward(self, x: Any) -> Any:
+            return mx.nd.Custom(x, self.weight.data(), op_type="paced")
+
+    for name in setting.cases:
+        own = session("fifo" if name == "after" else name)
+        net = gluon.nn.Sequential()
+        net.add(*map(Layer, setting.sizes))
+        net.initialize()
+        store = None if name == "after" else ft.mxnet.ScheduledKVS(mx.kv.create("local"), own)
+        if store is not None and name != "fifo":
+            store.attach(net)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+        parameters, tasks = list(net.collect_params().values()), ()
+        if name == "after":
+            tasks = own.declare([(p.name, 4 * int(np.prod(p.shape)), "float32") for p in parameters])
+        x = mx.nd.ones((1, 1))
+        x.attach_grad()
+
+        def train(
+            count: int,
+            own: Any = own,
+            net: Any = net,
+            trainer: Any = trainer,
+            parameters: Any = parameters,
+            tasks: Any = tasks,
+            x: Any = x,
+        ) -> list[float]:
+            ends = []
+            for _ in range(count):
+                with autograd.record():
+                    loss = net(x).sum()
+                loss.backward()
+                if tasks:
+                    found = [p.grad().asnumpy().reshape(-1) for p in parameters]
+                    own.begin_step()
+                    for task, gradient in zip(tasks, found, strict=True):
+                        task.ready(gradient)
+                    for task, p in zip(tasks, parameters, strict=True):
+                        p.grad()[:] = mx.nd.array(task.wait())
+                trainer.step(1)
+                ends.append(time.perf_counter())
+            return ends
+
+        yield name, train, lambda own=own: own.bound.time / 1e12
+
+
 def measure(framework: str, setting: Setting) -> None:
     """Measure all cases of one framework; rank 0 prints the seconds of each step, and T*, as JSON."""
-    runs = {"torch": in_torch, "keras": in_keras, "jax": in_jax}
+    runs = {"torch": in_torch, "keras": in_keras, "jax": in_jax, "mxnet": in_mxnet}
     with ExitStack() as stack:
         cases = list(runs[framework](setting, stack))
         seconds: dict[str, list[float]] = {name: [] for name, *_ in cases}
@@ -355,7 +441,7 @@ def hosts(setting: Setting) -> Iterator[Callable[[str], dict[str, Any]]]:
                 "CUDA_VISIBLE_DEVICES": "-1",
                 "TF_CPP_MIN_LOG_LEVEL": "3",
             }
-            command = [sys.executable, __file__]
+            command = [str(MXNET) if framework == "mxnet" else sys.executable, __file__]
             launch(lab, command, environment=environment, timeout=600, on_line=lambda rank, line: lines.append(line))
             return json.loads(next(line for line in reversed(lines) if line.startswith("{")))
 
@@ -386,9 +472,12 @@ def main() -> None:
         measure(given["framework"], Setting(**given["setting"]))
         return
     arguments = options(__doc__ or "")
-    present = [name for name, package in FRAMEWORKS.items() if importlib.util.find_spec(package)]
-    for name in FRAMEWORKS.keys() - set(present):
-        print(f"{name} is left out: {FRAMEWORKS[name]} is not installed")
+    missing = {name for name, package in PACKAGES.items() if not importlib.util.find_spec(package)}
+    if MXNET.exists():
+        missing.discard("mxnet")
+    present = [name for name in PACKAGES if name not in missing]
+    for name in sorted(missing):
+        print(f"{name} is left out: {PACKAGES[name]} is not installed" + ", run tools/mxnet.py" * (name == "mxnet"))
     details, values = [], dict[str, float]()
     for number, setting in enumerate(settings(arguments.quick)):
         with hosts(setting) as measured:

@@ -17,7 +17,7 @@ def foretrain(*arguments: object, **options: Any) -> subprocess.CompletedProcess
     """Return how the command ended that a user types, with its output."""
     environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "foretrain", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300, **options)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=900, **options)
 
 
 def module_at(path: Path) -> ModuleType:

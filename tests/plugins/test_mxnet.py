@@ -1,11 +1,10 @@
 """Gluon nets of MXNet under foretrain: real ranks, against one process that trains on the joint batch.
 
-MXNet's last release needs a NumPy of its time, and so an environment of its own, which the first test makes.
+MXNet's last release needs a NumPy of its time, and so an environment of its own, which tools/mxnet.py makes.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import subprocess
@@ -17,28 +16,15 @@ import pytest
 pytestmark = pytest.mark.process
 JOB = Path(__file__).with_name("mxnet_job.py")
 ROOT = Path(__file__).parents[2]
-HERE = Path(sys.prefix) / "mxnet"
 
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """The interpreter of an environment with MXNet, made once; skips where its packages are not to be had."""
-    if sys.version_info >= (3, 12):
-        pytest.skip("MXNet 1.9.1 needs NumPy 1.23, which needs Python 3.11")
-    HERE.parent.mkdir(exist_ok=True)
-    with open(HERE.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side
-        if not (HERE / ".ready").exists():
-            for command in (
-                [sys.executable, "-m", "venv", "--clear", str(HERE)],
-                [str(HERE / "bin/pip"), "install", "--quiet", f"--editable={ROOT}[mxnet]"],
-            ):
-                # The tests' own requirements bind these packages, too.
-                made = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
-                if made.returncode:
-                    pytest.skip(f"MXNet 1.9.1 cannot be installed here: {made.stderr.strip().splitlines()[-1]}")
-            (HERE / ".ready").touch()
-    return str(HERE / "bin/python")
+    """The interpreter of an environment with MXNet; skips where its packages are not to be had."""
+    made = subprocess.run([sys.executable, str(ROOT / "tools/mxnet.py")], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(made.stderr.strip())
+    return made.stdout.strip()
 
 
 def _environment() -> dict[str, str]:

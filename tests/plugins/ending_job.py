@@ -1,0 +1,62 @@
+"""One of two ranks, the second of which ends in the middle: ``ending_job.py keras how``; run by test_ends."""
+
+import os
+import signal
+import sys
+
+import numpy as np
+
+import foretrain as ft
+
+FRAMEWORK, HOW = sys.argv[1:]
+
+
+def end_in(session, step):
+    """Return whether this rank shall stop at ``step``; kill or interrupt it there."""
+    if session.rank != 1 or step != 6:
+        return False
+    if HOW == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if HOW == "interrupted":
+        raise KeyboardInterrupt
+    return HOW == "stops"
+
+
+def width(session):
+    return 3 if HOW == "another" and session.rank == 1 else 2
+
+
+def in_keras(session):
+    os.environ |= {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(width(session))])
+    model.compile(ft.keras.scheduled(keras.optimizers.SGD(0.1), session), "mse")
+    ft.keras.attach(model)
+
+    class End(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = end_in(session, batch)
+
+    model.fit(np.ones((64, 4)), np.ones((64, width(session))), batch_size=4, verbose=0, callbacks=[End()])
+
+
+def in_jax(session):
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    import jax.numpy as jnp
+
+    graded = jax.jit(ft.jax.scheduled_value_and_grad(lambda p: (p["w"] ** 2).sum(), session))
+    params = {"w": jnp.ones((4, width(session)))}
+    for step in range(16):
+        _, means = jax.block_until_ready(graded(params))
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, means)
+        end_in(session, step)
+
+
+try:
+    with ft.Session(timeouts=ft.Timeouts(peer=10)) as session:
+        {"keras": in_keras, "jax": in_jax}[FRAMEWORK](session)
+except Exception as error:  # jax has its own error around the job's
+    print(f"rank {session.rank}: {type(error).__name__}: {error}", flush=True)
+    os._exit(0)

@@ -1,0 +1,48 @@
+"""Ranks under each framework that are killed, interrupted, stop early, or train another model: the others say who."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from foretrain.comm.rendezvous import free_port
+from tests.processes import started
+
+pytestmark = pytest.mark.process
+JOBS = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("framework", "how", "said"),
+    [
+        ("keras", "killed", r"\w+: .*rank 1"),
+        ("keras", "stops", r"\w+: .*rank 1"),
+        ("keras", "interrupted", r"\w+: .*rank 1.*KeyboardInterrupt"),
+        ("jax", "killed", r"\w+: .*rank 1"),
+        ("jax", "interrupted", r"\w+: .*rank 1.*KeyboardInterrupt"),
+        ("jax", "another", r"Disagreement: .*rank 1"),
+    ],
+)
+def test_ranks_that_are_left_alone_name_the_one_that_is_gone(framework, how, said):
+    pytest.importorskip({"keras": "tensorflow"}.get(framework, framework))
+    address = f"127.0.0.1:{free_port()}"
+    common = os.environ | {"WORLD_SIZE": "2", "FORETRAIN_ADDRESS": address, "FORETRAIN_SECRET": secrets.token_hex(32)}
+    with ExitStack() as stack:
+        command = [sys.executable, str(JOBS / "ending_job.py"), framework, how]
+        ranks = [
+            stack.enter_context(
+                started(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=common | {"RANK": str(rank)}
+                )
+            )
+            for rank in range(2)
+        ]
+        ends = [rank.communicate(timeout=300) for rank in ranks]
+    assert re.search(f"rank 0: {said}", ends[0][0], re.DOTALL), ends
