@@ -6,13 +6,17 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import foretrain as ft
-from foretrain.comm.buffers import elements
+from foretrain.comm.buffers import HostRounding, elements
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.rendezvous import free_port
 from foretrain.comm.session import Session
@@ -141,6 +145,39 @@ def test_other_types(dtype, kind):
     assert on_ranks(2, run, "fifo") == [[one] * 4] * 2
 
 
+@pytest.mark.parametrize(("compression", "error"), [("fp16", 4e-3), ("bf16", 4e-2)])
+@pytest.mark.parametrize("served", [False, True])
+def test_gradients_are_sent_in_half_precision_and_rounding_errors_later(compression, error, served):
+    def run(session):
+        return train(session), session.workload.size
+
+    with servers(1, 2) if served else nullcontext((None, None)) as (addresses, _):
+        transport = ft.ParameterServer(addresses) if served else None
+        outcomes = on_ranks(2, run, "bytescheduler", transport, warmup=WARMUP, compression=compression)
+    for means, size in outcomes:
+        assert size == 2 * sum(COUNTS)
+        for own, first, right in zip(means, outcomes[0][0], expected(2), strict=True):
+            np.testing.assert_array_equal(own, first)
+            assert own.dtype == np.float32
+            # The sum of all steps is off by what the last rounding and the sums' own have lost, not by all of them.
+            np.testing.assert_allclose(own, right, atol=error * STEPS**0.5)
+
+
+@given(st.lists(arrays(np.float32, 5, elements=st.floats(-100, 100, width=32)), min_size=1, max_size=20))
+@pytest.mark.parametrize(("compression", "error"), [("fp16", 2**-11), ("bf16", 2**-8)])
+def test_what_rounding_loses_is_sent_later(compression, error, steps):
+    rounding = HostRounding([5], ["float32"], compression)
+    sent = [rounding.restored(0, rounding.round(0, values, 0.5)) for values in steps]
+    exact = np.sum(steps, 0, np.float64) / 2
+    np.testing.assert_allclose(np.sum(sent, 0, np.float64), exact, rtol=0, atol=100 * error + 1e-4)
+
+
+def test_an_overflow_is_seen_and_not_fed_back():
+    rounding = HostRounding([1], ["float32"], "fp16")
+    assert np.isinf(rounding.round(0, np.full(1, 1e6, np.float32), 1.0))
+    assert rounding.round(0, np.ones(1, np.float32), 1.0) == 1
+
+
 def test_a_rank_without_a_gradient_gets_the_others():
     def run(session):
         first, second = session.declare([("a", 4, "float32"), ("b", 4, "float32")])
@@ -229,6 +266,7 @@ def test_calls_out_of_order_are_refused():
         ({"transport": ft.ParameterServer("h:1", elastic=True)}, "only under foretrain.attach"),
         ({"schedule": "nope"}, "nope"),
         ({"warmup": 0}, "watch at least 1"),
+        ({"compression": "fp8"}, "fp16"),
         ({"rank": 3, "ranks": 2}, "none of 2 ranks"),
         ({"rank": 0, "ranks": 2, "address": "here"}, "FORETRAIN_ADDRESS"),
     ],

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing import errors
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from foretrain.cli import main
-from foretrain.comm.options import ParameterServer, Timeouts
+from foretrain.comm.options import AllReduce, ParameterServer, Timeouts
 from foretrain.launch import LaunchSettings, command, worker
 
 WORKER = "foretrain.launch.worker"
@@ -51,7 +51,10 @@ def test_what_is_whose(started):
 
 @pytest.mark.parametrize(
     "transport",
-    [ParameterServer(), ParameterServer(updates="servers"), ParameterServer(consistency="ssp(3)", elastic=True)],
+    [
+        *(AllReduce(backend="ring"), ParameterServer(), ParameterServer(updates="servers")),
+        ParameterServer(consistency="ssp(3)", elastic=True),
+    ],
 )
 def test_ranks_have_the_transport_of_the_command(transport):
     asked = LaunchSettings(transport=transport, tune=True)
@@ -146,6 +149,8 @@ def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, mess
             "consistency: 'async' cannot be with optimizers on the workers",
         ),
         ("run --updates servers -- train.py", "updates: 'servers' is of no use to all-reduce"),
+        ("run --backend mpi -- train.py", "backend: 'mpi' needs ranks that mpirun has started; start the script with"),
+        ("run --backend ring --servers 1 -- train.py", "backend: 'ring' is for all-reduce"),
         ("run --consistency async -- train.py", "consistency: 'async' is of no use to all-reduce"),
         ("server --address 0.0.0.0:0 --workers 2", "means every address of this host"),
         ("server --address nowhere --workers 2", "address: 'nowhere' is no address and port"),

@@ -7,10 +7,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -23,9 +24,6 @@ from foretrain.schedule.arrivals import blocks
 from foretrain.torch_version import require_torch
 from foretrain.units import format_size, format_time
 from foretrain.workload.step import Gradient, Layer, Workload
-
-if TYPE_CHECKING:
-    import torch
 
 CONTRACT = "return (model, step) or (model, step, batch), where step() runs one training step"
 _SHOWN = 10
@@ -41,10 +39,12 @@ def record(
     batch: int | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Record a workload from your own training step.
+    """Record a workload from your own training step, of PyTorch, Keras or JAX.
 
     FUNCTION takes no arguments and returns (model, step) or (model, step, batch), or an object or dict with these
-    names. model is a torch.nn.Module; step() runs forward, loss.backward() and optimizer.step() once, on one worker.
+    names. Of PyTorch, model is a torch.nn.Module, and step() runs forward, loss.backward() and optimizer.step() once,
+    on one worker. Of Keras on TensorFlow, model is compiled, and step() trains it, as model.train_on_batch(x, y) does.
+    Of JAX, model is the loss function, and step the tuple of its arguments, the parameters first.
 
     Args:
         target: a script and the function in it to call, e.g. train.py:setup.
@@ -55,50 +55,55 @@ def record(
         plot: also draw the release time of each gradient, as .html or .svg.
     """
     from foretrain.workload.file import save
-    from foretrain.workload.recorder import record as record_step
 
     _check_outputs(out, plot)
     with loaded(target) as function:
         name = target.rpartition(":")[2]
-        given = _given(function(), name, batch)
+        recorder = _recorder(function(), name, batch)
         with percent_bar(f"recording {name}") as progress:
-            workload = record_step(
-                given.step,
-                given.model,
-                batch=given.batch,
-                iterations=iterations,
-                warmup=warmup,
-                progress=progress,
-            )
+            workload = recorder(iterations=iterations, warmup=warmup, progress=progress)
     save(workload, out)
     if plot:
         _draw(workload, plot)
     _show(workload, [path for path in (out, plot) if path])
 
 
-class _Given(NamedTuple):
-    """Validated return value of the user's function."""
-
-    model: torch.nn.Module
-    step: Callable[[], object]
-    batch: int
-
-
-def _given(result: object, name: str, batch: int | None) -> _Given:
+def _recorder(result: object, name: str, batch: int | None) -> Callable[..., Workload]:
+    """Return the framework's recorder with what the user's function returned, checked."""
     model, step, found = _parts(result, name)
     batch = found if batch is None else batch
-    require_torch()
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise RecordError(f"{name}() gave a {type(model).__name__} as its model, not a torch.nn.Module; {CONTRACT}")
-    if not callable(step) or isinstance(step, torch.nn.Module):
+    framework = _framework(model)
+    if framework is None and callable(model) and isinstance(step, tuple) and step:
+        framework = "jax"
+    elif framework is None:
+        raise RecordError(
+            f"{name}() gave a {type(model).__name__} as its model, not a torch.nn.Module, a Keras model, or a loss of "
+            f"JAX with a tuple of arguments; {CONTRACT}"
+        )
+    elif not callable(step) or _framework(step):
         raise RecordError(f"{name}() gave a {type(step).__name__} as its step, not a function; {CONTRACT}")
     if batch is None:
         raise ConfigError("batch", None, "is not known", f"give --batch, or return (model, step, batch) from {name}()")
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise ConfigError("batch", batch, "is not a positive number of samples", "write e.g. 64")
-    return _Given(model, step, batch)
+    if framework == "torch":
+        require_torch()
+        from foretrain.workload.recorder import record as record_torch
+
+        return partial(record_torch, step, model, batch=batch)
+    import foretrain as ft
+
+    plugin: Any = getattr(ft, framework)
+    return partial(plugin.record, model, step, batch=batch)
+
+
+def _framework(model: object) -> str | None:
+    """Return the framework whose model it is, without importing one."""
+    for kind in type(model).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if (package, kind.__name__) in (("torch", "Module"), ("keras", "Model")):
+            return package
+    return None
 
 
 def _parts(result: object, name: str) -> tuple[Any, Any, Any]:

@@ -14,7 +14,15 @@ import tyro
 
 from foretrain.cli.arguments import requested_schedule_text, script_of, split_script
 from foretrain.comm.coordinator.handshake import SECRET
-from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, Transport, UpdateLocation
+from foretrain.comm.options import (
+    AllReduce,
+    CollectiveBackend,
+    Compression,
+    ParameterServer,
+    Timeouts,
+    Transport,
+    UpdateLocation,
+)
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.launch import LaunchSettings
@@ -43,6 +51,8 @@ class RunOptions:
         timeout: how long a rank may be silent before the others give it up.
         patience: how long all ranks may live and nothing move before they give up.
         secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
+        backend: what sums gradients without servers: gloo or nccl, as the script's process group, or ring, foretrain's
+            own over TCP; by default the process group's.
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         server_restarts: how often servers that this command has started and that die are started again, all together.
@@ -67,6 +77,7 @@ class RunOptions:
     timeout: str = "60s"
     patience: str = "30min"
     secret_file: Path | None = None
+    backend: CollectiveBackend | None = None
     servers: str | None = None
     server_restarts: int = 3
     snapshot_dir: Path | None = None
@@ -96,6 +107,8 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def _transport(options: RunOptions) -> Transport:
     if options.servers is not None:
+        if options.backend is not None:
+            raise ConfigError("backend", options.backend, "is for all-reduce", "leave --servers out, or this")
         return ParameterServer(None, options.updates, options.consistency, options.elastic)
     for field, value, used in (
         ("consistency", options.consistency, options.consistency != "bsp"),
@@ -104,7 +117,10 @@ def _transport(options: RunOptions) -> Transport:
     ):
         if used:
             raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
-    return AllReduce()
+    if options.backend == "mpi":
+        remedy = "start the script with mpirun, and attach with transport=AllReduce(backend='mpi')"
+        raise ConfigError("backend", "mpi", "needs ranks that mpirun has started", remedy)
+    return AllReduce(backend=options.backend)
 
 
 def _wait(field: str, text: str) -> float:

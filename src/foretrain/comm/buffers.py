@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrain.comm.options import Compression
 from foretrain.comm.ps.placement import Declaration, Declared, Dtype
 from foretrain.errors import ConfigError
 from foretrain.tasks import Piece, Task
@@ -227,6 +228,51 @@ class HostStaging(HostGradients):
     def arriving(self, task: int) -> AbstractContextManager[object]:
         """Return a context without effect."""
         return nullcontext()
+
+
+class HostRounding:
+    """Compression of gradients to half precision, with error feedback; those of 16 bits stay as they are.
+
+    Args:
+        counts: elements, by task.
+        dtypes: their types, by task.
+        compression: what they are sent as.
+    """
+
+    def __init__(self, counts: Sequence[int], dtypes: Sequence[Dtype], compression: Compression) -> None:
+        self._kinds = [np.dtype(NUMPY_TYPES[dtype]) for dtype in dtypes]
+        half: Dtype = "float16" if compression == "fp16" else "bfloat16"
+        self.wire: list[Dtype] = [
+            half if kind.itemsize > 2 else own for kind, own in zip(self._kinds, dtypes, strict=True)
+        ]
+        """Type of each task as it is sent."""
+        self._brief = compression == "bf16"
+        self._residuals = {k: np.zeros(n, self._kinds[k]) for k, n in enumerate(counts) if self._kinds[k].itemsize > 2}
+
+    def round(self, task: int, values: NDArray[Any], share: float) -> NDArray[Any]:
+        """Return ``values`` × ``share`` rounded, with the error of the last rounding added."""
+        residual = self._residuals[task]
+        residual += values * residual.dtype.type(share)
+        if self._brief:
+            sent = np.empty(len(values), np.uint16)
+            narrow(residual.astype(np.float32), sent)
+            residual -= widen(sent)
+        else:
+            with np.errstate(over="ignore"):
+                sent = residual.astype(np.float16)
+            with np.errstate(invalid="ignore"):
+                residual -= sent
+        # The receiver must see an overflow, which loss scaling checks for, but it must not be fed back.
+        np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        return sent
+
+    def restored(self, task: int, sums: NDArray[Any]) -> NDArray[Any]:
+        """Return ``sums``, as they came, in the task's own type."""
+        return (widen(sums) if self._brief else sums).astype(self._kinds[task])
+
+    def rounds(self, task: int) -> bool:
+        """Return whether ``task`` is sent as another type than its own."""
+        return task in self._residuals
 
 
 def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -38,7 +38,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.buffers import NUMPY_TYPES, elements
+from foretrain.comm.buffers import NUMPY_TYPES, HostRounding, elements
 from foretrain.comm.control_plane import LinkControl
 from foretrain.comm.coordinator.link import BODY_LIMIT
 from foretrain.comm.coordinator.protocol import remade
@@ -49,6 +49,7 @@ from foretrain.comm.options import (
     SCHEDULE,
     TRANSPORT,
     AttachOptions,
+    Compression,
     ParameterServer,
     Timeouts,
     Transport,
@@ -64,7 +65,7 @@ from foretrain.comm.runtime_plan import forecast, outcome
 from foretrain.engine import Decision
 from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.network import Cluster
-from foretrain.planner import requested_schedule
+from foretrain.planner import SavedPlan, requested_schedule
 from foretrain.schedule import Bound, CostModel, Spec
 from foretrain.trace import Timeline
 from foretrain.units import SECOND, Time
@@ -145,6 +146,8 @@ class Session:
         warmup: steps to observe before scheduling begins, at least 1.
         interface: where this rank listens, e.g. "eth0".
         trace: whether to keep a timeline.
+        compression: "fp16" or "bf16": the type that gradients are sent as, with error feedback; None is their own, or
+            that of a plan file.
 
     All ranks have the same FORETRAIN_SECRET.
 
@@ -178,6 +181,7 @@ class Session:
         warmup: int = 3,
         interface: str | None = None,
         trace: bool = False,
+        compression: Compression | None = None,
     ) -> None:
         check_watching(warmup, timeouts, average=average, tune=tune, trace=trace)
         schedule = schedule or os.environ.get(SCHEDULE) or "bytescheduler"
@@ -185,9 +189,15 @@ class Session:
         type(self).used = True
         refuse_torch_only(transport)
         servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
+        wanted = requested_schedule(schedule)
+        compression = compression or (wanted.compression if isinstance(wanted, SavedPlan) else None)
+        if compression not in (None, *get_args(Compression)):
+            raise unknown("compression", compression, get_args(Compression))
         self._options = AttachOptions(
-            *(requested_schedule(schedule), None, transport, timeouts, servers, tune, False, warmup, interface, trace)
+            *(wanted, compression, transport, timeouts, servers, tune, False, warmup, interface, trace)
         )
+        self._compression = compression
+        self._rounding: HostRounding | None = None
         member = membership(rank, ranks, address)
         self.rank, self.ranks = member.rank, member.ranks
         self._share = 1.0 / self.ranks if average else 1.0
@@ -255,7 +265,11 @@ class Session:
         if self._trace is not None:
             self._trace.begin_forward()
         context = RuntimeContext(self._control, self._options, self._origin, self._fail, self.check)
-        known: dict[str, tuple[int, Dtype]] = {task.name: (task.count, task.dtype) for task in self._tasks}
+        wire = [task.dtype for task in tasks]
+        if self._compression is not None:
+            self._rounding = HostRounding([task.count for task in tasks], wire, self._compression)
+            wire = self._rounding.wire
+        known = {task.name: (task.count, dtype) for task, dtype in zip(tasks, wire, strict=True)}
         self._runtime = HostRuntime(context, self._control, self._towards, known, self._land)
         self._runtime.begin()
         return tuple(self._tasks)
@@ -403,7 +417,10 @@ class Session:
             raise ConfigError(task.name, "ready()", "was called twice in a step, or outside of one", remedy)
         self._pending.discard(index)
         self._wait_landed(index)
-        runtime.gradients.write(index, values, self._share)
+        if self._rounding is not None and self._rounding.rounds(index):
+            runtime.gradients.write(index, self._rounding.round(index, values, self._share), 1.0)
+        else:
+            runtime.gradients.write(index, values, self._share)
         if self._trace is not None:
             self._trace.gradient(index)
         if self._observer is not None:
@@ -431,6 +448,8 @@ class Session:
             if self._trace is not None:
                 self._trace.enter(self._tasks[index].name, asked)
         view = self._runtime.gradients.views[index].view()
+        if self._rounding is not None and self._rounding.rounds(index):
+            view = self._rounding.restored(index, view)
         view.flags.writeable = False
         return view
 

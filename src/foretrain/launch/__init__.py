@@ -73,4 +73,6 @@ class LaunchSettings:
         if isinstance(self.transport, ParameterServer):
             flags += ["--served", "--updates", str(self.transport.updates)]
             flags += ["--consistency", self.transport.consistency, *["--elastic"] * self.transport.elastic]
+        elif self.transport.backend is not None:
+            flags += ["--backend", self.transport.backend]
         return ["--schedule", self.schedule, *flags, *["--tune"] * self.tune, *["--advise"] * self.advise]

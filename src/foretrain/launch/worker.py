@@ -17,7 +17,14 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import get_args
 
-from foretrain.comm.options import AllReduce, Compression, ParameterServer, Timeouts, UpdateLocation
+from foretrain.comm.options import (
+    AllReduce,
+    CollectiveBackend,
+    Compression,
+    ParameterServer,
+    Timeouts,
+    UpdateLocation,
+)
 from foretrain.launch import LaunchSettings
 from foretrain.parent_death import end_with_parent
 
@@ -54,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--compression", choices=get_args(Compression))
     parser.add_argument("--timeout", type=float, default=Timeouts().peer)
     parser.add_argument("--patience", type=float, default=Timeouts().stall)
+    parser.add_argument("--backend", choices=get_args(CollectiveBackend))
     parser.add_argument("--served", action="store_true")
     parser.add_argument("--updates", choices=get_args(UpdateLocation))
     parser.add_argument("--consistency", default="bsp")
@@ -68,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 def settings(options: argparse.Namespace) -> LaunchSettings:
     """Return the settings that `parser` has read."""
-    transport = AllReduce()
+    transport = AllReduce(backend=options.backend)
     if options.served:
         transport = ParameterServer(None, options.updates, options.consistency, options.elastic)
     timeouts = Timeouts(options.timeout, options.patience)

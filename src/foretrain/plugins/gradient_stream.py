@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from foretrain.comm.ps.placement import Dtype
 from foretrain.comm.session import CommTask, Session
 from foretrain.errors import ConfigError
+from foretrain.units import Time
+from foretrain.workload.step import Workload
 
 logger = logging.getLogger("foretrain")
 
@@ -100,6 +103,42 @@ class GradientStream:
         """
         parameter = self._parameters[index]
         return self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
+
+
+def recording(iterations: int, warmup: int) -> Session:
+    """Return a session of this process alone, which observes as many steps; it is in nobody's way.
+
+    Raises:
+        ConfigError: ``iterations`` or ``warmup`` is too small.
+    """
+    for field, value, least in (("iterations", iterations, 1), ("warmup", warmup, 0)):
+        if value < least:
+            raise ConfigError(field, value, "is too few", f"use at least {least}")
+    return Session("fifo", "all_reduce", rank=0, ranks=1, warmup=warmup + iterations)
+
+
+def recorded(session: Session, name: str, batch: int, source: str, forward: Time | None = None) -> Workload:
+    """Return the step that `recording` has observed.
+
+    Args:
+        session: of `recording`, past its first scheduled step.
+        name: of the workload.
+        batch: samples per step.
+        source: says how it was recorded.
+        forward: length of the forward pass, ps, where no layer's entry was seen; it is divided among the layers as the
+            backward pass is, which began that long after the forward pass did.
+    """
+    seen = session.workload
+    assert seen is not None
+    layers, gradients = list(seen.layers), list(seen.gradients)
+    if forward is not None:
+        late, total = max(0, seen.forward - forward), min(forward, seen.forward)
+        gradients = [replace(each, release=each.release + late) for each in gradients]
+        first = min(gradients, key=lambda each: each.release).layer
+        layers[first] = replace(layers[first], backward=layers[first].backward + late)
+        backward = sum(layer.backward for layer in layers)
+        layers = [replace(layer, forward=total * layer.backward // max(1, backward)) for layer in layers]
+    return Workload(name, batch, tuple(layers), tuple(gradients), source=source)
 
 
 def warn_if_untested(framework: str, version: str, tested: str) -> None:

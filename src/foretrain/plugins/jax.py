@@ -15,8 +15,10 @@ takes it as an argument, because a callback that waits keeps a thread without wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +28,9 @@ from jax.experimental import io_callback
 
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError
-from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, warn_if_untested
+from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, recorded, recording, warn_if_untested
+from foretrain.units import NANOSECOND
+from foretrain.workload.step import Workload
 
 _ENTRY = jax.ShapeDtypeStruct((), np.float32)
 
@@ -53,6 +57,8 @@ def scheduled_value_and_grad(
 
     def value_and_grad(parameters: Any, *others: Any, **options: Any) -> tuple[Any, Any]:
         names, leaves, structure = _flat(parameters)
+        # Layers are the text before the last dot: a parameter that is in no layer is one itself.
+        names = [name if "." in name else f"{name}.value" for name in names]
         stream.declare(_described(names, leaves), ordered=True)
 
         def tapped(tokens: Sequence[Any]) -> Any:
@@ -65,6 +71,47 @@ def scheduled_value_and_grad(
         return value, jax.tree.unflatten(structure, means)
 
     return value_and_grad
+
+
+def record(
+    loss: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    batch: int,
+    name: str | None = None,
+    iterations: int = 10,
+    warmup: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+) -> Workload:
+    """Compute ``loss`` and its gradients as often, and return the median step as a workload, without an update.
+
+    Args:
+        loss: as of `scheduled_value_and_grad`.
+        arguments: its arguments, the parameters first.
+        batch: samples per step.
+        name: of the workload; the function's when not given.
+        iterations: steps that are measured.
+        warmup: steps before them; only the first, which is compiled, is left out, the others move no median.
+        progress: called after each step with the number of steps done and in all.
+
+    Raises:
+        ConfigError: as of `scheduled_value_and_grad`; or a number is too small.
+    """
+    count = warmup + iterations
+    with recording(iterations, warmup) as session:
+        forward, graded = jax.jit(loss), jax.jit(scheduled_value_and_grad(loss, session))
+        took: list[int] = []
+        for index in range(count + 1):
+            jax.block_until_ready(graded(*arguments))
+            if progress:
+                progress(min(index + 1, count), count)
+        for _ in range(count):
+            began = time.perf_counter_ns()
+            jax.block_until_ready(forward(*arguments))
+            took.append(time.perf_counter_ns() - began)
+        how = f"jax {jax.__version__}, median of {count - 1} steps; forward time divided as backward"
+        alone = round(median(took)) * NANOSECOND
+        return recorded(session, name or getattr(loss, "__name__", "loss"), batch, f"recorded on CPU, {how}", alone)
 
 
 def broadcast(tree: Any, session: Session) -> Any:

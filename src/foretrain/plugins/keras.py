@@ -32,9 +32,10 @@ import numpy as np
 import tensorflow as tf
 
 from foretrain.comm.session import Session
-from foretrain.errors import ConfigError
-from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, warn_if_untested
+from foretrain.errors import ConfigError, RecordError
+from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, recorded, recording, warn_if_untested
 from foretrain.units import format_size
+from foretrain.workload.step import Workload
 
 logger = logging.getLogger("foretrain")
 
@@ -102,6 +103,46 @@ def attach(model: keras.Model, session: Session | None = None) -> Session:
         raise ConfigError("session", "another", "than the optimizer's was handed in", "leave it out")
     exchange.follow(model)
     return exchange.stream.session
+
+
+def record(
+    model: keras.Model,
+    step: Callable[[], object],
+    *,
+    batch: int,
+    iterations: int = 10,
+    warmup: int = 3,
+    progress: Callable[[int, int], None] | None = None,
+) -> Workload:
+    """Run ``step`` until as many training steps were observed, and return their median as a workload.
+
+    A layer's update happens at its next entry, and counts as its forward time. Where the optimizer keeps the barrier,
+    as `attach` says, all of the forward pass counts as the last layer's.
+
+    Args:
+        model: compiled, not trained yet in this process.
+        step: trains it, e.g. ``lambda: model.train_on_batch(x, y)``.
+        batch: samples per training step.
+        iterations: steps that are measured.
+        warmup: steps before them; only the first, which is compiled, is left out, the others move no median.
+        progress: called with the number of training steps done and in all.
+
+    Raises:
+        ConfigError: as of `attach`; or a number is too small.
+        RecordError: ``step`` trains nothing.
+    """
+    count = warmup + iterations
+    with recording(iterations, warmup) as session:
+        attach(model, session)
+        while session.workload is None:
+            before = session.steps
+            step()
+            if session.steps == before:
+                raise RecordError(f"step() has not trained {model.name}: let it call train_on_batch() or fit() once")
+            if progress:
+                progress(min(session.steps, count), count)
+        versions = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
+        return recorded(session, model.name, batch, f"recorded on CPU, {versions}, median of {count - 1} steps")
 
 
 class AverageMetrics(keras.callbacks.Callback):
