@@ -90,7 +90,8 @@ def _recorder(result: object, name: str, batch: int | None) -> Callable[..., Wor
         require_torch()
         from foretrain.workload.recorder import record as record_torch
 
-        return partial(record_torch, step, model, batch=batch)
+        own: Any = step, model
+        return partial(record_torch, *own, batch=batch)
     import foretrain as ft
 
     plugin: Any = getattr(ft, framework)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.options import Compression
 from foretrain.comm.ps.placement import Declaration, Declared, Dtype
 from foretrain.errors import ConfigError
 from foretrain.tasks import Piece, Task
@@ -236,15 +235,13 @@ class HostRounding:
     Args:
         counts: elements, by task.
         dtypes: their types, by task.
-        compression: what they are sent as.
+        compression: what they are sent as, "fp16" or "bf16".
     """
 
-    def __init__(self, counts: Sequence[int], dtypes: Sequence[Dtype], compression: Compression) -> None:
+    def __init__(self, counts: Sequence[int], dtypes: Sequence[Dtype], compression: str) -> None:
         self._kinds = [np.dtype(NUMPY_TYPES[dtype]) for dtype in dtypes]
         half: Dtype = "float16" if compression == "fp16" else "bfloat16"
-        self.wire: list[Dtype] = [
-            half if kind.itemsize > 2 else own for kind, own in zip(self._kinds, dtypes, strict=True)
-        ]
+        self.wire: list[Dtype] = [half if np.dtype(NUMPY_TYPES[own]).itemsize > 2 else own for own in dtypes]
         """Type of each task as it is sent."""
         self._brief = compression == "bf16"
         self._residuals = {k: np.zeros(n, self._kinds[k]) for k, n in enumerate(counts) if self._kinds[k].itemsize > 2}

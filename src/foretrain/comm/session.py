@@ -190,13 +190,12 @@ class Session:
         refuse_torch_only(transport)
         servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
         wanted = requested_schedule(schedule)
-        compression = compression or (wanted.compression if isinstance(wanted, SavedPlan) else None)
-        if compression not in (None, *get_args(Compression)):
-            raise unknown("compression", compression, get_args(Compression))
+        self._compression = compression or (wanted.compression if isinstance(wanted, SavedPlan) else None)
+        if self._compression not in (None, *get_args(Compression)):
+            raise unknown("compression", self._compression, get_args(Compression))
         self._options = AttachOptions(
-            *(wanted, compression, transport, timeouts, servers, tune, False, warmup, interface, trace)
+            *(wanted, self._compression, transport, timeouts, servers, tune, False, warmup, interface, trace)
         )
-        self._compression = compression
         self._rounding: HostRounding | None = None
         member = membership(rank, ranks, address)
         self.rank, self.ranks = member.rank, member.ranks
@@ -265,11 +264,11 @@ class Session:
         if self._trace is not None:
             self._trace.begin_forward()
         context = RuntimeContext(self._control, self._options, self._origin, self._fail, self.check)
-        wire = [task.dtype for task in tasks]
+        wire: list[Dtype] = [task.dtype for task in tasks]
         if self._compression is not None:
             self._rounding = HostRounding([task.count for task in tasks], wire, self._compression)
             wire = self._rounding.wire
-        known = {task.name: (task.count, dtype) for task, dtype in zip(tasks, wire, strict=True)}
+        known: dict[str, tuple[int, Dtype]] = {t.name: (t.count, dtype) for t, dtype in zip(tasks, wire, strict=True)}
         self._runtime = HostRuntime(context, self._control, self._towards, known, self._land)
         self._runtime.begin()
         return tuple(self._tasks)

@@ -1,7 +1,8 @@
-"""Run plans: ring.cpp, compiled on first use and kept in the user's cache, or the same loop in NumPy.
+"""Run plans: ring.cpp, or the same loop in NumPy.
 
-What is kept is named after the source, the compiler and its options, so that another of these compiles anew. Without a
-compiler NumPy gives the same bits, slower.
+A wheel carries ring.cpp compiled. Elsewhere it is compiled on first use and kept in the user's cache, named after the
+source, the compiler and its options, so that another of these compiles anew. Without a compiler NumPy gives the same
+bits, slower.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 SEGMENT = 128 << 10
 """Bytes that are received before they are added, and sent at once: together they stay in a core's cache."""
 _SOURCE = Path(__file__).with_name("ring.cpp")
+_PREBUILT = Path(__file__).with_name("libring.so")
 # Not -march=native: a home may be shared by machines. ring.cpp chooses wide instructions when it runs. No contraction,
 # or the compiler's choice of a fused multiplication would show in the bits.
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
@@ -147,12 +149,27 @@ def _library_if_possible() -> ctypes.CDLL | None:
         return None
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
+def build(path: str) -> None:
+    """Compile ring.cpp to ``path``, for a wheel.
+
+    Raises:
+        OSError, subprocess.SubprocessError: that fails.
+    """
+    subprocess.run([*_command(), "-o", path], check=True, timeout=300)
+
+
+def _command() -> list[str]:
     compiler = shlex.split(os.environ.get("CXX", "")) or [
         next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), "g++")
     ]
-    command = [*compiler, *_FLAGS, str(_SOURCE)]
+    return [*compiler, *_FLAGS, str(_SOURCE)]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    with suppress(OSError):  # there is none, or it is for another machine
+        return _loaded(_PREBUILT)
+    command = _command()
     kept = _folder() / f"ring-{_fingerprint(command)}.so"
     if not kept.exists():
         try:
