@@ -89,7 +89,7 @@ _MODULES = {
     "cluster": "network",
     "jax": "plugins.jax",
     "keras": "plugins.keras",
-    "mxnet": "plugins.mxnet",
+    "mxnet": "mxnet",
     "lightning": "launch.lightning",
     "ray": "launch.ray",
     "workload": "workload",

@@ -41,7 +41,8 @@ def test_the_diagram_is_the_contract_of_today():
 def test_the_diagram_shows_every_package():
     drawn = {name for row in layers().layers() for name in row}
     held = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
-    modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
+    # mxnet.py is another name of a plug-in, for the two lines of ByteScheduler's paper.
+    modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__", "mxnet"}
     assert held | modules == drawn
     assert drawn == layers().HOLDS.keys()
 

@@ -12,6 +12,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 import foretrain as ft
+from foretrain.mxnet import ScheduledKVS
 
 BATCH, STEPS = 16, 10
 random = np.random.RandomState(0)
@@ -63,7 +64,7 @@ def main():
         with ft.Session(average=False) as session:
             rank = session.rank
             model = net(3, whole)
-            kvs = ft.mxnet.ScheduledKVS(mx.kv.create("local"), session)
+            kvs = ScheduledKVS(mx.kv.create("local"), session)
             if across:
                 kvs.attach(model)
             trainer = gluon.Trainer(model.collect_params(), name, dict(options), kvstore=kvs)

@@ -1,6 +1,8 @@
 """MXNet's Gluon: a key-value store that exchanges gradients as the engine computes them.
 
-    kvs = ft.mxnet.ScheduledKVS(mx.kv.create("local"))
+    from foretrain.mxnet import ScheduledKVS
+
+    kvs = ScheduledKVS(mx.kv.create("local"))
     kvs.attach(net)                        # optional: communication then goes on during the next forward pass
     trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=kvs)
 
