@@ -32,7 +32,7 @@ from measure import finish, options, spread
 
 LAYERS = 12
 CASES = ("after", "fifo", "bytescheduler", "tuned", "prophet")
-SEARCHED = 60
+SEARCHED = 120
 """Steps of search, before anything is measured, where knobs are tuned."""
 PAPER = 2.96
 """ByteScheduler's largest gain over a vanilla framework (SOSP'19, §6: up to 196 %), MXNet on a parameter server."""
