@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,44 @@ def foretrain(*arguments: object, **options: Any) -> subprocess.CompletedProcess
     """Return how the command ended that a user types, with its output."""
     environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "foretrain", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=900, **options)
+    return finished(command, env=environment, timeout=900, **options)
+
+
+def finished(command: Sequence[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Return how ``command`` ended, with its output; where it hangs, fail with the stacks of all its processes."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            dumps = [stack_of(pid) for pid in (process.pid, *descendants(process.pid))]
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError("\n\n".join([str(error), *dumps])) from error
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that ``pid`` has started, and theirs."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found = list(parents.get(pid, ()))
+    for child in found:
+        found += parents.get(child, ())
+    return found
+
+
+def stack_of(pid: int) -> str:
+    """Return the stacks of a Python process, if py-spy is installed."""
+    spy = Path(sys.executable).with_name("py-spy")
+    if not spy.exists():
+        return f"process {pid}: install py-spy to see where it is"
+    return subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True, check=False).stdout
 
 
 def module_at(path: Path) -> ModuleType:

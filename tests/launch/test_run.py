@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.torch.ranks import QUIET
-from tests.processes import started
+from tests.processes import finished, started
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "07_train.py"
 ENVIRONMENT = {**os.environ, **QUIET}
@@ -108,7 +108,7 @@ def folder(tmp_path):
 def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words]
     for _ in range(3):
-        ended = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+        ended = finished(command, cwd=folder, env=ENVIRONMENT, timeout=600)
         # Gloo's threads now and then abort a process that has ended well, without foretrain, too.
         if "terminate called without an active exception" not in ended.stderr:
             break
@@ -120,7 +120,7 @@ def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", *words]
     with tempfile.TemporaryDirectory() as scratch:
         environment = ENVIRONMENT | {"TMPDIR": scratch}
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        ended = finished(command, cwd=folder, env=environment, timeout=600)
         assert not [name for name in os.listdir(scratch) if not name.startswith("torchinductor_")]
     return ended
 

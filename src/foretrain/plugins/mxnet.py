@@ -17,6 +17,7 @@ before the layer instead of an operation in the engine.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -74,6 +75,8 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         self._net: Any = None
         self._updater: Any = None
         self._optimizer: Any = None
+        # Before MXNet's own end, which waits for its engine: what still computes a gradient may be in Python.
+        atexit.register(self._settle)
 
     # ── calls of the trainer ──
 
@@ -210,6 +213,11 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
             self.stream.push(number, gradient.asnumpy())
         except BaseException as error:
             self._errors.append(error)
+
+    def _settle(self) -> None:
+        """Wait until nothing waits for the engine."""
+        for push in self._pushing.values():
+            push.join()
 
     def _join(self) -> None:
         """Wait until all gradients of the step have gone; raise what kept one from going."""
