@@ -432,7 +432,7 @@ def measure(framework: str, setting: Setting) -> None:
 def settings(quick: bool) -> list[Setting]:
     """Where it is measured. Four hosts share this machine's cores, so that their links are slower."""
     if quick:
-        return [Setting(2, 1e9, 0.045, 2, 8, CASES[:3])]
+        return [Setting(2, 1e9, 0.06, 2, 8, CASES[:3])]
     return [
         *(Setting(2, rate, 0.12, 4, 10) for rate in (1e9,)),
         *(Setting(2, rate, 0.12, 2, 10) for rate in (0.5e9, 2e9)),
