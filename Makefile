@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
 NATIVE := $(wildcard src/foretrain/live/device/native/*)
 KERNELS := $(wildcard src/foretrain/network/*/*.py src/foretrain/network/*/*/*.py src/foretrain/comm/ps/server/float16.py)
+COLLECTIVES := $(wildcard src/foretrain/comm/bounded/* src/foretrain/comm/collectives/*.cpp src/foretrain/comm/collectives/*.h)
 # One more than cores of a small machine: many tests wait for processes of their own.
 WORKERS ?= 3
 SECONDS ?= 300
@@ -38,7 +39,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 # Cold caches would be filled while tests run, several times over.
-$(BUILT): $(READY) $(NATIVE) $(KERNELS)
+$(BUILT): $(READY) $(NATIVE) $(KERNELS) $(COLLECTIVES)
 	$(BIN)/python -m tests.prebuild
 	@touch $@
 
@@ -46,13 +47,13 @@ demo: $(BUILT)
 	$(BIN)/python examples/demo.py --out out
 
 test: $(BUILT)
-	$(BIN)/pytest -n $(WORKERS) -m "smoke or not ($(SLOW))"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "smoke or not ($(SLOW))"
 
 test-rest: $(BUILT)
-	$(BIN)/pytest -n $(WORKERS) -m "not smoke and ($(SLOW))"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not smoke and ($(SLOW))"
 
 test-all: $(BUILT)
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-matrix:
 	$(PYTHON) tools/matrix.py --pip-args '$(PIP_ARGS)' $(MATRIX)
@@ -91,6 +92,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/lab.py --quick
 	$(BIN)/python benchmarks/ps.py --quick
 	$(BIN)/python benchmarks/ring.py --quick
+	$(BIN)/python benchmarks/bounded.py --quick
 	$(BIN)/python benchmarks/frameworks.py --quick
 	$(BIN)/python benchmarks/live.py --quick
 	$(BIN)/python benchmarks/accuracy.py --quick

@@ -46,8 +46,7 @@ HUGE = Case("permutation", 8192, 1e5)
 @functools.lru_cache(maxsize=1)
 def fabric(hosts: int) -> Any:
     """A leaf-spine of 16 hosts a leaf up to 128 hosts, a fat tree above."""
-    from foretrain.network.fabrics.fat_tree import fat_tree
-    from foretrain.network.fabrics.leaf_spine import leaf_spine
+    from foretrain.network.fabrics.clos import fat_tree, leaf_spine
 
     if hosts <= 128:
         return leaf_spine(hosts // 16, 16, RATE, latency=LATENCY)

@@ -30,7 +30,7 @@ from foretrain.loss_tolerance.rounds import NetworkRounds
 from foretrain.loss_tolerance.tagging import Criterion, Tagging
 from foretrain.loss_tolerance.training import Training, time_to_accuracy, timed
 from foretrain.loss_tolerance.trial import build_trial
-from foretrain.network.fabrics.leaf_spine import star
+from foretrain.network.fabrics.clos import star
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet.transports.transport import Bounded, Dctcp, Transport
 from foretrain.network.routing import Ecmp

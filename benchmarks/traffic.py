@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.collective import WHOLE, build
-from foretrain.network.fabrics.fat_tree import fat_tree
+from foretrain.network.fabrics.clos import fat_tree
 from foretrain.network.program import Program, joined, place
 from foretrain.network.routing import PortableRouter, router
 from foretrain.units import MICROSECOND, SECOND

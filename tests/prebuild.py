@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 _ROUTING = "import foretrain.network.routing.kernels"
 _FLOAT16 = "import foretrain.comm.ps.server.float16"
-_RING = "from foretrain.comm.collectives import runners; runners.runner()"
+_COLLECTIVES = "from foretrain.comm.collectives import runners; runners.runner()"
+_CONGESTION = "import foretrain.comm.bounded.congestion"
 _NETWORK = (
     "from foretrain.simulation import simulate; from foretrain.workload import zoo;"
     "simulate(zoo('alexnet'), '4x1xV100@10Gbps,ps=2', 'p3', trace=False);"
@@ -35,7 +36,8 @@ def main() -> None:
         print(f"[{time.monotonic() - begin:4.0f} s] {text}", flush=True)
 
     kernels = {
-        "ring of all-reduces": _RING,
+        "collectives": _COLLECTIVES,
+        "congestion control": _CONGESTION,
         "routing kernels": _ROUTING,
         "float16 kernels": _FLOAT16,
         "fluid network kernels": _NETWORK,

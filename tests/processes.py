@@ -13,6 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
+
+def need(package: str, extra: str) -> None:
+    """Skip a test or a module whose processes need ``package``; it takes seconds to import, and is not."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}: pip install 'foretrain[{extra}]'", allow_module_level=True)
+
 
 def foretrain(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Return how the command ended that a user types, with its output."""

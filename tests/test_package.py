@@ -9,7 +9,9 @@ import foretrain as ft
 
 
 def test_public_names():
-    classes = "AllReduce Attached Bound Cluster CommTask Comparison ConfigError ForetrainError ParameterServer"
+    classes = (
+        "AllReduce Attached Bound BoundedLoss Cluster CommTask Comparison ConfigError ForetrainError ParameterServer"
+    )
     classes += " Recommendation Run Session Spec Timeline Timeouts Workload"
     functions = "attach bound choose cluster compare simulate sweep workload"
     assert ft.__all__ == [*classes.split(), *functions.split()]

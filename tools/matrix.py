@@ -123,9 +123,10 @@ def test(one: Pair, python: Path, options: Sequence[str], workers: int) -> None:
     told = run(python, "-c", "import torch; print(torch.__version__)")
     one.note(f"torch {told.stdout.strip()}", failed=bool(told.returncode))
     run(python, "-m", "tests.prebuild", shown=True)
-    smoke = run(python, "-m", "pytest", "-m", "smoke", "-n", str(workers))
+    smoke = run(python, "-m", "pytest", "-m", "smoke", "-rs", "-n", str(workers))
     (one.folder / "smoke.log").write_text(smoke.stdout + smoke.stderr, encoding="utf-8")
     summary = (smoke.stdout.strip() or smoke.stderr.strip() or "no output").splitlines()[-1].strip("= ")
+    print(*(line for line in smoke.stdout.splitlines() if line.startswith("SKIPPED")), sep="\n", flush=True)
     one.note(f"smoke: {summary}", failed=bool(smoke.returncode))
     good = [example for example in sorted(EXAMPLES) if simulated(one, python, example)]
     one.note(f"examples: {len(good)} of {len(EXAMPLES)}", failed=len(good) < len(EXAMPLES))

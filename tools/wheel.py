@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         device = Path(scratch, "device")
         device.mkdir()
-        ring = "import sys; from foretrain.comm.collectives import runners; runners.build(sys.argv[1])"
+        ring = "import sys; from foretrain.comm.collectives.runners import build; build(sys.argv[1])"
         subprocess.run([given.environments[0] / "bin/python", "-c", ring, f"{scratch}/ring.so"], check=True)
         for environment in given.environments:
             print(f"the simulated GPU for the PyTorch of {environment}, some 20 s unless it is compiled", flush=True)

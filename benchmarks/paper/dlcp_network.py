@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.network.fabrics.leaf_spine import leaf_spine
+from foretrain.network.fabrics.clos import leaf_spine
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet.transports.transport import Bounded, Dctcp, NewReno, Pfabric, Transport
 from foretrain.network.program import Paths
@@ -39,6 +39,7 @@ class Way:
         hosts: of hosts.
         classes: of packets, by the layer that a tensor is of.
         back: whether all packets of the layers that are needed last are important.
+        important: share of the other packets that is important: those of large magnitude, see `dlcp_tags`.
     """
 
     transport: Transport
@@ -46,6 +47,12 @@ class Way:
     hosts: Queues = HELD
     classes: int = 1
     back: bool = False
+    important: float = 1.0
+
+    @property
+    def tagged(self) -> bool:
+        """Whether packets are important or may be dropped."""
+        return isinstance(self.transport, Bounded)
 
     def on(self, where: Topology, losses: Mapping[int, LinkLosses] | None = None) -> Packets:
         """A network of packets that go this way."""
@@ -61,7 +68,7 @@ def bounded(
     ``important`` of the front. Classes share the buffer equally, since what waits in the last ones would else leave no
     room for the first."""
     queues = Queues(limit=BUFFER // classes, mark_from=mark, mark_to=mark, spare=mark)
-    return Way(Bounded(tolerance=tolerance, important=important), queues, classes=classes, back=back)
+    return Way(Bounded(tolerance=tolerance), queues, classes=classes, back=back, important=important)
 
 
 def dctcp(buffer: int = BUFFER, **knobs: Time) -> Way:

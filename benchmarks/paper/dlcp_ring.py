@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from dlcp_network import SEED, WORKERS, Way, fabric, places, sprayed, with_tolerance
+from dlcp_tags import tags
 from numpy.typing import NDArray
 
 from foretrain.collective import build
@@ -73,6 +74,15 @@ def all_reduce(work: Workload, ranks: NDArray[np.int64]) -> Program:
     )
 
 
+def important(work: Workload, program: Program, way: Way) -> list[NDArray[np.bool_]]:
+    """Return which packets of each flow are important: those of large magnitude in its bucket, last layers first."""
+    payload, count = way.transport.payload, len(buckets(work))
+    each = len(program) // count
+    packets = np.ceil(program.size / payload).astype(int) * program.steps
+    depths = [1 - (f // each + 0.5) / count for f in range(len(program))]
+    return [tags(payload, way.important, depths[f], f, f, n) for f, n in enumerate(packets)]
+
+
 def reduced(
     works: Sequence[Workload], way: Way, progress: Callable[[int, int], None] | None = None, *, spray: bool = False
 ) -> list[Reduced]:
@@ -87,7 +97,10 @@ def reduced(
     ]
     whole = joined(programs)
     others = sprayed(whole.paths) if spray else ()
-    outcome = way.on(fabric()).run(whole, others=others, progress=progress)
+    vital = None
+    if way.tagged:
+        vital = [bits for work, program in zip(works, programs, strict=True) for bits in important(work, program, way)]
+    outcome = way.on(fabric()).run(whole, others=others, progress=progress, important=vital)
     first = np.cumsum([0, *map(len, programs)])
     found = []
     for k, work in enumerate(works):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from dlcp_network import SEED, WORKERS, Way, fabric, places, testbed
+from dlcp_tags import tags
 from numpy.typing import NDArray
 
 from foretrain.collective.plan import WHOLE
@@ -107,11 +108,17 @@ def exchange(
 
 
 def important(work: Workload, program: Program, way: Way) -> list[NDArray[np.bool_]]:
-    """Of each flow which packets are important besides those that its transport chooses: all of the back layers, as
-    the paper protects them, none of the front."""
-    back = np.array([2 * each.layer >= len(work.layers) for each in work.gradients])
-    packets = np.ceil(program.size / way.transport.payload).astype(int) * program.steps
-    return [np.full(n, back[f % len(back)]) for f, n in enumerate(packets)]
+    """Return which packets of each flow are important: all of the back layers, where the way protects them as the paper
+    does, and those of large magnitude. What a server answers has the magnitudes of the last worker's push."""
+    depths = [each.layer / len(work.layers) for each in work.gradients]
+    payload = way.transport.payload
+    packets = np.ceil(program.size / payload).astype(int) * program.steps
+    found = []
+    for f, n in enumerate(packets):
+        worker, tensor = divmod(f, len(depths))
+        share = 1.0 if way.back and depths[tensor] >= 0.5 else way.important
+        found.append(tags(payload, share, depths[tensor], min(worker, WORKERS - 1), tensor, n))
+    return found
 
 
 def exchanged(
@@ -129,8 +136,10 @@ def exchanged(
     programs = [exchange(work, fabric(), at, way.classes) for work, at in zip(works, nodes, strict=True)]
     whole = joined(programs)
     losses = {_from_spine(whole): LinkLosses(grey)} if grey else {}
-    vital = [bits for work, program in zip(works, programs, strict=True) for bits in important(work, program, way)]
-    outcome = way.on(fabric(), losses).run(whole, progress=progress, important=vital if way.back else None)
+    vital = None
+    if way.tagged:
+        vital = [bits for work, program in zip(works, programs, strict=True) for bits in important(work, program, way)]
+    outcome = way.on(fabric(), losses).run(whole, progress=progress, important=vital)
     first = np.cumsum([0, *map(len, programs)])
     return [_found(work, outcome, slice(*first[k : k + 2])) for k, work in enumerate(works)]
 
@@ -145,7 +154,7 @@ def on_testbed(work: Workload, way: Way, partition: int = WHOLE) -> float:
     """One job at one switch: ms from one backward pass to the next."""
     nodes = testbed().ranks[: WORKERS + 1]
     program = exchange(work, testbed(), nodes, way.classes, partition)
-    vital = important(work, program, way) if way.back else None
+    vital = important(work, program, way) if way.tagged else None
     finish = way.on(testbed()).run(program, important=vital).finish.reshape(2, WORKERS, -1)
     return step(work, finish[1]) / 1e9
 

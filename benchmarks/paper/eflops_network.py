@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.collective import Plan, build, hdrm_mapping, rounds
-from foretrain.network.fabrics.bigraph import bigraph
-from foretrain.network.fabrics.fat_tree import fat_tree
-from foretrain.network.fabrics.leaf_spine import leaf_spine
+from foretrain.network.fabrics.clos import bigraph, fat_tree, leaf_spine
 from foretrain.network.fluid import run
 from foretrain.network.program import Program, place
 from foretrain.network.routing import Ecmp

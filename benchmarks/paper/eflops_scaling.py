@@ -16,8 +16,7 @@ from eflops_server import BATCH, FLOAT32, STEP, images_per_second
 
 from foretrain.collective import hdrm_mapping
 from foretrain.network.deployment import Deployment
-from foretrain.network.fabrics.bigraph import bigraph
-from foretrain.network.fabrics.leaf_spine import leaf_spine
+from foretrain.network.fabrics.clos import bigraph, leaf_spine
 from foretrain.network.servers.pcie import eflops_baseline
 from foretrain.network.switch_cluster import Hop
 from foretrain.network.topology.graph import Topology

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.collective import Plan, build
-from foretrain.network.fabrics.leaf_spine import star
+from foretrain.network.fabrics.clos import star
 from foretrain.network.fluid import Fluid
 from foretrain.network.program import Paths, Program, place
 from foretrain.network.routing import Shortest

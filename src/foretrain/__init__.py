@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrain import network as cluster
     from foretrain import workload
-    from foretrain.comm.options import AllReduce, ParameterServer, Timeouts
+    from foretrain.comm.options import AllReduce, BoundedLoss, ParameterServer, Timeouts
     from foretrain.comm.session import CommTask, Session
     from foretrain.errors import ConfigError, ForetrainError
     from foretrain.experiments import Comparison, compare, sweep
@@ -38,6 +38,7 @@ __all__ = [
     "AllReduce",
     "Attached",
     "Bound",
+    "BoundedLoss",
     "Cluster",
     "CommTask",
     "Comparison",
@@ -65,6 +66,7 @@ _HOMES = {
     "AllReduce": "comm.options",
     "Attached": "plugins.torch",
     "Bound": "schedule",
+    "BoundedLoss": "comm.options",
     "Cluster": "network",
     "CommTask": "comm.session",
     "Comparison": "experiments",

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foretrain import __version__
+from foretrain.cli import main
 from foretrain.workload import save, zoo
 from tests.processes import foretrain, started
 
@@ -120,3 +122,18 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path):
     assert process.returncode == 130
     assert b"interrupted" in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_broken_promise_of_the_package_is_said_to_be_its_own_fault(
+    monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    module = sys.modules["foretrain.cli.main"]
+    made: dict[str, Any] = {}
+    code = "def fail(arguments): raise AssertionError('clock')"
+    exec(compile(code, str(module.__file__) if own else "train.py", "exec"), made)
+    monkeypatch.setattr(module, "run_command", made["fail"])
+    with pytest.raises(AssertionError, match="clock") as raised:
+        main(["run"])
+    notes = "".join(getattr(raised.value, "__notes__", ()))
+    assert ("a fault of foretrain, not of your script" in notes) == own

@@ -34,7 +34,7 @@ def test_two_hosts_as_a_launcher_starts_them(tmp_path):
 def test_one_host(capsys):
     main(["doctor"])
     shown = capsys.readouterr().out
-    for word in ("C++ compiler", "OMP_NUM_THREADS", "127.0.0.1", "gloo, NCCL take", "what it is for"):
+    for word in ("C++ compiler", "OMP_NUM_THREADS", "127.0.0.1", "gloo takes", "NCCL takes", "what it is for"):
         assert word in shown
 
 
@@ -49,6 +49,7 @@ HOSTS = ("--hosts", "127.0.0.1:5001,127.0.0.1:5002")
         ((*HOSTS, "--rank", "2"), ("is none of 2 hosts", "write 0 to 1")),
         ((*HOSTS, "--rank", "0"), ("secret-file", "is missing", "openssl rand")),
         ((*HOSTS, "--rank", "0", "--timeout", "0s"), ("timeout", "is no time to wait")),
+        (("--hosts", "127.0.0.1,192.0.2.77", "--rank", "1"), ("rank", "192.0.2.77, which is no address of this host")),
         (("--hosts", "a:b", "--rank", "0"), ("hosts", "is no host and port")),
         (("--hosts", "a,a:29600", "--rank", "0"), ("hosts", "is there twice")),
         (("--hosts", "no.such.host.invalid,b", "--rank", "0"), ("cannot be resolved", "write its address")),

@@ -31,10 +31,11 @@ def test_from_up_to_down(name, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["name"] == name
     assert [host["rate"] for host in found["hosts"]] == [62.5e6, 62.5e6, 12.5e6]
+    assert found["background"] is None
     assert found["hosts"][0]["queue"] == 0.008388608
     assert found["hosts"][1].keys() == {
         "index", "namespace", "interface", "address", "rate", "receive_rate", "queue", "congestion", "sent",
-        "received", "dropped", "processes", "faults",
+        "received", "dropped", "lost", "bands", "processes", "faults",
     }  # fmt: skip
 
     shown = lab("status", "--name", name).stdout

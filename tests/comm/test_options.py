@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from foretrain.comm.options import AllReduce, ParameterServer, Timeouts, as_transport
+from foretrain.comm.options import AllReduce, BoundedLoss, ParameterServer, Timeouts, as_transport
 from foretrain.errors import ConfigError
 
 
@@ -14,6 +14,14 @@ from foretrain.errors import ConfigError
         (lambda: AllReduce("replays"), "order: 'replays' is unknown; did you mean 'replay'"),
         (lambda: AllReduce(check_every=-1), "check_every: -1 is not a number of steps"),
         (lambda: AllReduce(check_every=2.5), "check_every: 2.5 is not a number of steps"),
+        (lambda: BoundedLoss(over="ring", missing="rescale"), "missing: 'rescale' needs whole contributions"),
+        (lambda: BoundedLoss(over="ring", ending="early_close"), "ending: 'early_close' needs whole contributions"),
+        (lambda: BoundedLoss(ending="early"), "ending: 'early' is unknown; did you mean 'early_close'"),
+        (lambda: BoundedLoss(hadamard=1), "hadamard: 1 is neither True nor False"),
+        (lambda: BoundedLoss(1.0), "tolerance: 1.0 is no share of the bytes"),
+        (lambda: BoundedLoss(over="star"), "over: 'star' is unknown"),
+        (lambda: BoundedLoss(droppable="all"), "droppable: 'all' is unknown"),
+        (lambda: BoundedLoss(reliable_steps=-1), "reliable_steps: -1 is no number"),
         (lambda: ParameterServer(updates="nobody"), "updates: 'nobody' is unknown"),
         (lambda: ParameterServer(consistency="ssp(-1)"), r"consistency: 'ssp\(-1\)' is unknown"),
         (lambda: ParameterServer(consistency="async", updates="workers"), "'async' cannot be with optimizers on the"),
@@ -32,6 +40,10 @@ def test_wrong_options_are_refused(make, said):
 def test_transports_have_short_forms_and_asynchronous_updates_run_on_the_servers():
     assert as_transport("all_reduce") == AllReduce()
     assert as_transport("ps") == ParameterServer()
+    assert as_transport("bounded") == BoundedLoss()
+    endings = {"missing": "feedback", "ending": "adaptive_timeout", "hadamard": True}
+    for each in (BoundedLoss(1e-5, "ring", "layer", "zero", 3, 4), BoundedLoss("auto", **endings)):
+        assert as_transport(str(each)) == each
     assert as_transport(AllReduce("replay")) == AllReduce("replay")
     assert ParameterServer().updates == "workers"
     assert ParameterServer(consistency="ssp(3)").updates == "servers"

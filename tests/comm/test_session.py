@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import foretrain as ft
+from foretrain.comm.bounded import Loss
+from foretrain.comm.bounded.ledger import FIRST, ROUND
+from foretrain.comm.bounded.server import SummingServer
 from foretrain.comm.buffers import HostRounding, elements
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.rendezvous import free_port
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
+from tests.comm.bounded.group import has_ipv6
 from tests.plugins.torch.ps.serving import KEY, servers
+from tests.processes import descendants
 
 COUNTS = (7, 1000, 1, 30_000)
 STEPS, WARMUP = 6, 2
@@ -47,7 +55,7 @@ def test_free_ports_are_none_that_the_system_gives_to_others():
 
 def on_ranks(ranks: int, run: Callable[[Session], Any], *arguments: Any, **options: Any) -> list[Any]:
     """What ``run`` returns, or the error that it ends with, on each rank."""
-    address = free_address()
+    address = options.pop("address", None) or free_address()
 
     def one(rank: int) -> Any:
         try:
@@ -96,6 +104,108 @@ def test_all_ranks_get_the_mean(ranks, schedule):
             np.testing.assert_array_equal(own, first)
             np.testing.assert_allclose(own, right, rtol=1e-5, atol=1e-5)
     assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize(
+    ("ranks", "over"), [(1, "ring"), (2, "halving_doubling"), (3, "ring"), (3, "transpose"), (3, "ps")]
+)
+@pytest.mark.parametrize("schedule", ["bytescheduler", "dear"])
+def test_nothing_is_lost_over_udp_without_tolerance(ranks, over, schedule):
+    threads = set(threading.enumerate())
+    outcomes = on_ranks(ranks, train, schedule, ft.BoundedLoss(0.0, over), warmup=WARMUP)
+    for means in outcomes:
+        for own, first, right in zip(means, outcomes[0], expected(ranks), strict=True):
+            np.testing.assert_array_equal(own, first)
+            np.testing.assert_allclose(own, right, rtol=1e-5, atol=1e-5)
+    assert set(threading.enumerate()) <= threads
+
+
+@has_ipv6
+@pytest.mark.parametrize("transport", [ft.AllReduce(), ft.BoundedLoss(tolerance=0.0)], ids=["tcp", "udp"])
+def test_ranks_meet_over_ipv6(transport):
+    for found in on_ranks(3, train, "fifo", transport, address=f"[::1]:{free_port()}"):
+        for values, wanted in zip(found, expected(3), strict=True):
+            np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_server_that_sums_and_is_lost_is_named_and_ends_with_its_session():
+    def run(session):
+        tasks = session.declare(TENSORS)
+        for step in range(1000):
+            session.begin_step()
+            for k in reversed(range(len(tasks))):
+                tasks[k].ready(gradient(session.rank, step, k))
+            for task in tasks:
+                task.wait()
+            if session.rank == 0 and step == WARMUP + 1:
+                [server] = [pid for pid in descendants(os.getpid()) if "comm.bounded.server" in command_of(pid)]
+                os.kill(server, signal.SIGKILL)
+        return
+
+    for error in on_ranks(2, run, "fifo", ft.BoundedLoss(0.0, "ps"), warmup=WARMUP):
+        assert "the server that sums was lost: " in str(error)
+    assert not [pid for pid in descendants(os.getpid()) if "comm.bounded.server" in command_of(pid)]
+
+
+def command_of(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"over": "ps", "missing": "feedback", "ending": "adaptive_timeout", "hadamard": True}]
+)
+def test_what_is_lost_over_udp_is_booked(options):
+    def run(session):
+        assert session.ledger is None
+        return train(session), session.ledger
+
+    transport = ft.BoundedLoss(0.3, reliable_steps=1, reliable_bytes=4000, **options)
+    (means, ledger), (others, _) = on_ranks(2, run, "bytescheduler", transport, warmup=WARMUP)
+    for own, other in zip(means, others, strict=True):
+        np.testing.assert_array_equal(own, other)
+    for task in range(3):
+        np.testing.assert_allclose(means[task], expected(2)[task], rtol=1e-5, atol=1e-5)
+    assert ledger.lost[:3].sum() == 0
+    assert ledger.sent == sum(4 * count for count in COUNTS) * (STEPS - WARMUP)
+
+
+def test_an_automatic_tolerance_rises_where_nothing_changes():
+    def run(session):
+        tasks = session.declare([("layer", 4 * 20_000, "float32")])
+        for _ in range(WARMUP + 2 * ROUND + 2):
+            session.begin_step()
+            tasks[0].ready(np.ones(20_000, np.float32))
+            tasks[0].wait()
+            if session.ledger is not None:
+                session.ledger.observe_loss(1.0)
+        return session.ledger
+
+    for ledger in on_ranks(2, run, "fifo", ft.BoundedLoss("auto"), warmup=WARMUP):
+        assert ledger.guard.tolerance == 2 * FIRST
+        assert ledger.line().endswith("; tolerance 1.00%")
+
+
+def test_losses_of_a_server_come_to_rank_0(monkeypatch):
+    """The network loses nothing here; the server's answers are in the order of operations, as many as may lose some."""
+    told = []
+    known = SummingServer.losses
+    monkeypatch.setattr(SummingServer, "losses", lambda server: told.append(known(server)) or [Loss(0, 4, 1)])
+
+    def run(session):
+        return train(session), session.ledger
+
+    transport = ft.BoundedLoss(0.3, "ps", reliable_steps=0, reliable_bytes=0)
+    (_, ledger), (_, other) = on_ranks(2, run, "fifo", transport, warmup=WARMUP)
+    assert len(told) == (STEPS - WARMUP) * len(COUNTS)
+    assert ledger.lost[:, 1].tolist() == [4 * (STEPS - WARMUP)] * len(COUNTS)
+    assert other.lost.sum() == 0
+
+
+def test_halving_and_doubling_needs_a_power_of_two():
+    for error in on_ranks(3, train, "fifo", ft.BoundedLoss(over="halving_doubling")):
+        assert "transport.over: 'halving_doubling' needs a power of two of ranks, not 3" in str(error)
 
 
 @pytest.mark.parametrize("schedule", ["fifo", "prophet"])
@@ -262,7 +372,8 @@ def test_calls_out_of_order_are_refused():
     ("options", "said"),
     [
         ({"transport": ft.AllReduce(order="replay")}, "process group of PyTorch"),
-        ({"transport": ft.ParameterServer("h:1", updates="servers")}, "PyTorch's optimizers"),
+        ({"transport": ft.ParameterServer("h:1", updates="servers")}, "updates: 'servers' runs PyTorch's optimizers"),
+        ({"transport": ft.ParameterServer("h:1", consistency="ssp(3)")}, r"consistency: 'ssp\(3\)' runs PyTorch's"),
         ({"transport": ft.ParameterServer("h:1", elastic=True)}, "only under foretrain.attach"),
         ({"schedule": "nope"}, "nope"),
         ({"warmup": 0}, "watch at least 1"),

@@ -126,6 +126,16 @@ def test_the_facts_of_this_host(monkeypatch):
     assert "127.0.0.1" in {address for one in interfaces() for address in one.addresses}
 
 
+@pytest.mark.parametrize(("kind", "speed"), [("device", 1.25e9), ("bond", 1.25e9), ("vlan", 1.25e9), ("veth", None)])
+def test_a_virtual_interface_has_no_speed(kind, speed, monkeypatch, tmp_path):
+    monkeypatch.setattr("foretrain.doctor.facts._INTERFACES", tmp_path)
+    folder = tmp_path / "lo"
+    (folder / "device").mkdir(parents=True) if kind == "device" else folder.mkdir()
+    (folder / "speed").write_text("10000\n")
+    (folder / "uevent").write_text(f"DEVTYPE={kind}\nINTERFACE=lo\n" if kind in {"bond", "vlan"} else "INTERFACE=lo\n")
+    assert [one.speed for one in interfaces() if one.name == "lo"] == [speed]
+
+
 def test_extras_are_those_of_the_project():
     text = (Path(__file__).parent.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.examples.torchrun import ROOT
+from tests.examples.torchrun import KEEP_GROUPS, ROOT
 from tests.processes import foretrain
 
 TRAINERS = ROOT / "examples" / "trainers"
@@ -35,7 +35,7 @@ def loss(text: str) -> str:
 
 def test_hugging_face_trains_alike_under_a_schedule(tmp_path):
     script = TRAINERS / "hugging_face.py"
-    plain = python("-m", "torch.distributed.run", "--nproc-per-node", 2, script, folder=tmp_path)
+    plain = python("-m", "torch.distributed.run", "--nproc-per-node", 2, KEEP_GROUPS, script, folder=tmp_path)
     scheduled = foretrain("run", "--nproc", 2, "--schedule", SCHEDULE, "--", script, cwd=tmp_path)
     assert f"GPT2LMHeadModel under {SCHEDULE.split('(')[0]}" in scheduled.stderr
     assert loss(scheduled.stdout) == loss(plain.stdout)

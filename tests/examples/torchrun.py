@@ -9,11 +9,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from foretrain.comm.rendezvous import free_port
 from tests import warm
 
 ROOT = Path(__file__).parent.parent.parent
+KEEP_GROUPS = Path(__file__).with_name("keep_groups.py")
 
 
 def torchrun(script: str, *args: object, ranks: int = 2, timeout: float = 600) -> str:
@@ -29,20 +31,26 @@ def losses(printed: str) -> list[float]:
     return [float(line.split("loss ")[1].split(",")[0]) for line in printed.splitlines() if "loss " in line]
 
 
-def _settle(destroy: Callable[[], None]) -> None:
-    # gloo's threads may still need the interpreter to drop their last results; whoever destroys the group meanwhile, as
-    # DistributedDataParallel does when it dies, waits for them with the interpreter locked. A barrier lets them finish.
+def _keep(initialise: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     import torch.distributed as dist
 
-    dist.barrier()
-    destroy()
+    from foretrain.plugins.torch.process_groups import prevent_destruction
+
+    initialise(*args, **kwargs)
+    assert dist.group.WORLD is not None
+    prevent_destruction(dist.group.WORLD)
+
+
+def keep_groups() -> None:
+    """Let no process group of scripts be destroyed, after which a process may hang; see prevent_destruction's note."""
+    import torch.distributed as dist
+
+    dist.init_process_group = partial(_keep, dist.init_process_group)
 
 
 def _rank(script: str, args: list[str], rank: int) -> int:
-    import torch.distributed as dist
-
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    dist.destroy_process_group = partial(_settle, dist.destroy_process_group)
+    keep_groups()
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).parent)
     try:

@@ -235,8 +235,8 @@ def test_an_incomplete_lab_is_reported_and_rebuilt_or_removed(name):
 def test_an_interrupted_up_leaves_nothing_behind(name, step, monkeypatch):
     real = getattr(network, step)
 
-    def interrupted(*arguments):
-        real(*arguments)
+    def interrupted(*arguments, **options):
+        real(*arguments, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(network, step, interrupted)

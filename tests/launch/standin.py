@@ -22,6 +22,7 @@ class Standin:
     made: ClassVar[list[Standin]] = []
     asynchronous = False
     forecast = 1_010_000_000
+    ledger = None
 
     def __init__(self, module, optimizers, **options):
         if self.refuse:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing import errors
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from foretrain.cli import main
-from foretrain.comm.options import AllReduce, ParameterServer, Timeouts
+from foretrain.comm.options import AllReduce, BoundedLoss, ParameterServer, Timeouts
 from foretrain.launch import LaunchSettings, command, worker
 
 WORKER = "foretrain.launch.worker"
@@ -52,7 +52,7 @@ def test_what_is_whose(started):
 @pytest.mark.parametrize(
     "transport",
     [
-        *(AllReduce(backend="ring"), ParameterServer(), ParameterServer(updates="servers")),
+        *(BoundedLoss(0.125, "ring"), AllReduce(backend="ring"), ParameterServer(), ParameterServer(updates="servers")),
         ParameterServer(consistency="ssp(3)", elastic=True),
     ],
 )

@@ -51,3 +51,14 @@ def test_tracebacks_begin_in_the_script(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].endswith('script.py", line 4, in <module>')
     assert lines[-1] == "ArithmeticError: too bad"
+
+
+@pytest.mark.parametrize("use", [lambda torch: torch.cuda.set_device("cuda:0"), lambda torch: torch.ones(1).cuda()])
+def test_scripts_that_need_cuda_are_told_of_simulate(use, capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises((AttributeError, AssertionError, RuntimeError)) as caught:
+        use(torch)
+    print_script_traceback(caught.type, caught.value, caught.tb)
+    assert "to forecast it on GPUs that are not here use foretrain simulate" in capsys.readouterr().err

@@ -85,6 +85,21 @@ def test_a_pipeline_inside_of_data_parallelism() -> None:
     assert set(folding.message_images(4, 8)) == {(b + t + 4, b + t + 8) for b in range(0, 64, 16) for t in range(4)}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dim", "stride", "live"), [((4, 2), 1, 1, 2), ((2, 4, 2), 1, 2, 4), ((2, 8), 1, 4, 2)]
+)
+def test_messages_over_the_world_stay_in_the_smallest_group_that_has_both(
+    sizes: tuple[int, ...], dim: int, stride: int, live: int
+) -> None:
+    """DP × PP, DP × PP × TP, and DP × (PP × TP) in one group: stages that nobody has heard end with the group."""
+    groups, families = mesh(*sizes)
+    world = tuple(range(math.prod(sizes)))
+    rows = [group for group, family in zip(groups, families, strict=True) if family == dim + 1]
+    folding = Folding.discover(len(world), [world, *rows], [0, *[1] * len(rows)], [(0, stride, world)])
+    assert folding.live == tuple(range(0, live * stride, stride))
+    assert len(folding.message_images(0, stride, world)) == len(world) // live
+
+
 def test_pairs_of_stages_as_groups_are_one_chain() -> None:
     """Groups of neighbours overlap; a rank then has its place in the chain of all."""
     groups = [(a + t, a + t + 4) for a in range(0, 12, 4) for t in range(4)]

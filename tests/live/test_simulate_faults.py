@@ -27,9 +27,16 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
         (
             "raise",
             1,
-            ["ValueError: everywhere", "warning: ", "Long value on the host", "failed on rank 0 with exit status 1"],
+            [
+                "ValueError: everywhere",
+                "warning: ",
+                "Long value on the host",
+                "failed on rank 0 with exit status 1",
+                "1 of 2 ranks were live",
+            ],
         ),
         ("exit early", 2, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
+        ("exits", 3, ["rank 1 left with exit status 3 at", "fault.py:", "sys.exit(3)"]),
         ("fewer steps", 2, ["all ranks have ended", "rank 0 waits in all_reduce #3", "for rank 1, which has ended"]),
         ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),
         ("leaves at once", 1, ["rank 1 ended with exit status 0 (os._exit?)", "rank 0 waits in all_reduce #3"]),

@@ -20,7 +20,7 @@ from foretrain.loss_tolerance.survival import Way
 from foretrain.loss_tolerance.tagging import Criterion, Tagging
 from foretrain.loss_tolerance.training import Training, timed
 from foretrain.loss_tolerance.trial import Trial
-from foretrain.network.fabrics.leaf_spine import leaf_spine, star
+from foretrain.network.fabrics.clos import leaf_spine, star
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet.transports.transport import Bounded, Dctcp
 from foretrain.network.routing import Ecmp, Scatter

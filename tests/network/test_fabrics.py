@@ -10,12 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
-from foretrain.network.fabrics.bigraph import bigraph
-from foretrain.network.fabrics.dragonfly import dragonfly
-from foretrain.network.fabrics.fat_tree import fat_tree
-from foretrain.network.fabrics.leaf_spine import leaf_spine, star
-from foretrain.network.fabrics.rail import rail
-from foretrain.network.fabrics.torus import torus
+from foretrain.network.fabrics.clos import bigraph, fat_tree, leaf_spine, rail, star
+from foretrain.network.fabrics.direct import dragonfly, torus
 from foretrain.network.servers import NVSwitch, PCIeTree, preset
 from foretrain.network.topology.graph import Topology
 from tests.network.ways import graph, names, shortest

@@ -8,8 +8,7 @@ import pytest
 
 from foretrain.collective import build, hdrm_mapping
 from foretrain.errors import ConfigError
-from foretrain.network.fabrics.bigraph import bigraph
-from foretrain.network.fabrics.leaf_spine import star
+from foretrain.network.fabrics.clos import bigraph, star
 from foretrain.network.fluid import Fluid, run
 from foretrain.network.program import Program, joined, place
 from foretrain.network.routing import Ecmp, Shortest

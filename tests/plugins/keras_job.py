@@ -48,6 +48,15 @@ def dense(seed):
     )
 
 
+def mixed(seed):
+    """Computes in float16, which `compile` sees from the policy of the model."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return dense(seed)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 def frozen(seed):
     model = dense(seed)
     model.get_layer("first").trainable = False
@@ -67,7 +76,10 @@ def data(model):
     count = 2 * BATCH * BATCHES
     if model is words:
         return random.integers(0, 50, (count, 6)), random.integers(0, 10, count)
-    return random.standard_normal((count, 8, 8, 3), dtype=np.float32), random.integers(0, 10, count)
+    inputs = random.standard_normal((count, 8, 8, 3), dtype=np.float32)
+    if model is mixed:
+        inputs[BATCH:][:BATCH] = 1e6  # rank 1's first: infinite in float16, so that no rank may make this update
+    return inputs, random.integers(0, 10, count)
 
 
 optimizers, schedules = keras.optimizers, keras.optimizers.schedules
@@ -88,16 +100,18 @@ CASES = {
     "global": (dense, lambda: optimizers.Adam(1e-2, global_clipnorm=0.1), True, {}),
     "average": (dense, lambda: optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3), True, {}),
     "accumulate": (dense, lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2), True, {}),
-    "scaled": (dense, lambda: optimizers.LossScaleOptimizer(optimizers.Adam(1e-2)), True, {}),
+    "mixed": (mixed, lambda: optimizers.LossScaleOptimizer(optimizers.Adam(1e-2), dynamic_growth_steps=4), True, {}),
+    "automatic": (mixed, lambda: optimizers.Adam(1e-2), True, {}),
     "words": (words, lambda: optimizers.Adagrad(0.1), True, {}),
 }
 
 
 def alone(build, optimizer, options, inputs, classes):
     """Weights after training on both ranks' batches in one process: gradients of each half, then their mean."""
-    model, adapt = build(3), optimizer()
+    model = build(3)
+    model.compile(optimizer())  # which adds loss scaling where the model needs it
     model(inputs[:2])
-    variables = model.trainable_variables
+    adapt, variables = model.optimizer, model.trainable_variables
 
     @tf.function
     def step(x, y):
@@ -114,7 +128,13 @@ def alone(build, optimizer, options, inputs, classes):
         for at in range(BATCHES):
             step(inputs.reshape(BATCHES, 2, BATCH, *inputs.shape[1:])[at], classes.reshape(BATCHES, 2, BATCH)[at])
         adapt.finalize_variable_values(variables)
-    return [v.numpy() for v in variables]
+    return trained(model)
+
+
+def trained(model):
+    """Weights, and the scale of the loss if there is one."""
+    scale = getattr(model.optimizer, "dynamic_scale", None)
+    return [v.numpy() for v in (*model.trainable_variables, *([] if scale is None else [scale]))]
 
 
 def main():
@@ -123,8 +143,8 @@ def main():
         inputs, classes = data(build)
         with ft.Session() as session:
             assert session.ranks == 2
-            model, adapt = build(3 + session.rank), optimizer()
-            model.compile(ft.keras.scheduled(adapt, session), LOSS, **options)
+            model = build(3 + session.rank)
+            model.compile(ft.keras.scheduled(optimizer(), session), LOSS, **options)
             if across:
                 assert ft.keras.attach(model) is session
             mine = inputs.reshape(BATCHES, 2, BATCH, *inputs.shape[1:])[:, session.rank]
@@ -140,7 +160,7 @@ def main():
                     verbose=0,
                     validation_data=(inputs[:BATCH], classes[:BATCH]),
                 )
-            found = [v.numpy() for v in model.trainable_variables]
+            found = trained(model)
             first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
             apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
             print(f"{name} {session.rank} of {session.ranks}: {session.schedule}", file=sys.stderr)
@@ -148,7 +168,7 @@ def main():
         if session.rank == 0:
             expected = alone(build, optimizer, options, inputs, classes)
             worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
-        sys.stdout.write(f"{name} {session.rank} {int(adapt.iterations)} {worst:.3g} {apart:.3g}\n")
+        sys.stdout.write(f"{name} {session.rank} {int(model.optimizer.iterations)} {worst:.3g} {apart:.3g}\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.comm.rendezvous import free_port
-from tests.processes import started
+from tests.processes import need, started
 
 pytestmark = pytest.mark.process
 JOBS = Path(__file__).parent
@@ -31,7 +31,7 @@ JOBS = Path(__file__).parent
     ],
 )
 def test_ranks_that_are_left_alone_name_the_one_that_is_gone(framework, how, said):
-    pytest.importorskip({"keras": "tensorflow"}.get(framework, framework))
+    need({"keras": "tensorflow"}.get(framework, framework), framework)
     address = f"127.0.0.1:{free_port()}"
     common = os.environ | {"WORLD_SIZE": "2", "FORETRAIN_ADDRESS": address, "FORETRAIN_SECRET": secrets.token_hex(32)}
     with ExitStack() as stack:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import foretrain
+from tests.processes import foretrain, need
 
-pytest.importorskip("jax", reason="needs jax and optax: pip install 'foretrain[jax]'")
+need("jax", "jax")
 pytestmark = pytest.mark.process
 JOB = Path(__file__).with_name("jax_job.py")
 EXACT = 1e-6
@@ -47,6 +47,16 @@ def test_ranks_learn_what_one_process_does(options, names):
             assert not alone > (EXACT if name != "half" else 0.02), name
 
 
+def test_a_model_of_flax_learns_what_it_does_in_one_process():
+    need("flax", "dev")
+    found = train("--schedule", "bytescheduler", "--", JOB.with_name("flax_job.py"), "barrier", "across")
+    for name in ("barrier", "across"):
+        assert len(found[name]) == 2
+        for alone, apart in found[name]:
+            assert apart == 0, name
+            assert not alone > EXACT, name
+
+
 _ERRORS = """
 import os
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -67,6 +77,7 @@ with ft.Session(rank=0, ranks=1) as session:
     state = updates.init(params)
     refused(updates.step, lambda taps: taps("three", jnp.ones(2))["w"].sum(), state)
     refused(updates.step, lambda taps: taps("one", jnp.ones(2))["w"].sum(), state)
+    refused(ft.jax.DeferredUpdates(optax.sgd(0.1), session).init, {"drop": {"key": jax.random.key(0)}})
 with ft.Session(rank=0, ranks=1) as session:
     grads = ft.jax.scheduled_value_and_grad(lambda p: p["w"].sum(), session)
     jax.jit(grads)({"w": jnp.ones((2, 2))})
@@ -83,6 +94,7 @@ def test_what_cannot_be_exchanged_is_refused_with_a_remedy():
             "needs the gradients of all layers at once; clip layer by layer",
             "layer: 'three' has no parameters; these have: one, two",
             "layer: 'two' is not used by the loss; leave it out of init()",
+            "drop.key: key<fry> has no gradient; hand the parameters in alone",
             "are not those that this session exchanges",
         ],
         strict=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretrain.workload.file import load
-from tests.processes import foretrain
+from tests.processes import foretrain, need
 
 pytestmark = pytest.mark.process
 SCRIPT = """
@@ -50,7 +50,7 @@ ENVIRONMENT = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "JAX
     ],
 )
 def test_a_recorded_step_is_a_workload(tmp_path, monkeypatch, framework, sizes):
-    pytest.importorskip({"keras": "tensorflow"}.get(framework, framework))
+    need({"keras": "tensorflow"}.get(framework, framework), framework)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -68,7 +68,7 @@ def test_a_recorded_step_is_a_workload(tmp_path, monkeypatch, framework, sizes):
 
 
 def test_a_step_that_trains_nothing_is_refused(tmp_path, monkeypatch):
-    pytest.importorskip("tensorflow")
+    need("tensorflow", "keras")
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 from foretrain.schedule import CostModel
-from foretrain.schedule.mgwfbp import merge
+from foretrain.schedule.by_readiness import merge
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
 from tests.scenario import EXACT, by_step, random_cluster, random_workload

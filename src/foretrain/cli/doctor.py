@@ -58,10 +58,11 @@ def doctor(
     else:
         addresses = _addresses(hosts)
         number = _rank(rank, len(addresses))
-        addresses[number] = _own(addresses[number])
+        addresses[number] = _own(addresses[number], number)
         secret = _secret(secret_file)
         from foretrain.doctor.session import diagnose
 
+        sys.stderr.write(f"foretrain: host {number} waits for the others, at most {timeout}\n")
         answer = diagnose(number, addresses, secret, host_facts(), patience, _tell)
         if answer is None:
             sys.stdout.write(f"host {number} has been measured; host 0 prints what was found\n")
@@ -105,8 +106,8 @@ def _rank(given: int | None, size: int) -> int:
     return rank
 
 
-def _own(address: tuple[str, int]) -> tuple[str, int]:
-    """Return this host's address as numbers; one that is loopback only by its name is refused."""
+def _own(address: tuple[str, int], rank: int) -> tuple[str, int]:
+    """Return this host's address as numbers; another host's, or one that is loopback only by its name, is refused."""
     host, port = address
     try:
         number = socket.gethostbyname(host)
@@ -116,6 +117,12 @@ def _own(address: tuple[str, int]) -> tuple[str, int]:
     if number.startswith("127.") and number != host and host != "localhost":
         problem = f"is {number} here, where no other host can reach it"
         raise ConfigError("hosts", host, problem, "write its address, see: ip -4 address, or mend /etc/hosts")
+    try:
+        with socket.socket() as probe:
+            probe.bind((number, 0))
+    except OSError:
+        problem = f"is host {rank} of --hosts, {host}, which is no address of this host"
+        raise ConfigError("rank", rank, problem, "write the place of this host in --hosts, from 0") from None
     return number, port
 
 
@@ -166,7 +173,8 @@ def _host_tables(hosts: Mapping[int, HostFacts]) -> Sequence[Table]:
     for one in facts.interfaces:
         speed = format_rate(one.speed) if one.speed else "speed unknown"
         made.add_row(one.name, f"{', '.join(one.addresses)}; {speed}")
-    made.add_row("gloo, NCCL take", ", ".join(_taken(facts)))
+    for library, name in zip(("gloo", "NCCL"), _taken(facts), strict=True):
+        made.add_row(f"{library} takes", name)
     for extra, (_, purpose) in EXTRAS.items():
         lacking = facts.missing.get(extra)
         extras.add_row(extra, f"lacks {', '.join(lacking)}" if lacking else "installed", purpose)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from foretrain.lab import HostStatus, Status
+    from foretrain.lab.conditions import BandStatus
+    from foretrain.lab.host import BackgroundStatus
     from foretrain.lab.messages import LabProgress
 
 HELP = "Build and use a small cluster on this machine: hosts with links of a chosen rate. Needs root."
@@ -28,6 +30,12 @@ def up(
     rate: str = "1Gbps",
     queue: str = "8ms",
     congestion: Literal["cubic", "bbr", "reno"] | None = None,
+    bands: int = 1,
+    drop: Literal["tail", "selective"] = "tail",
+    loss: str = "0%",
+    burst: float = 1,
+    lossy_host: int | None = None,
+    background: str = "0%",
     name: str = "lab",
 ) -> None:
     """Build a lab, or change an existing one to these options.
@@ -37,11 +45,21 @@ def up(
         rate: rate of every host's link in each direction, e.g. 1Gbps; "none" does not shape.
         queue: capacity of the queue in front of a link, as time at its rate.
         congestion: TCP congestion control; by default the machine's.
+        bands: priority classes of each port, 1 to 3, which a packet's DSCP chooses: AF4x goes first, what has
+            none last.
+        drop: what a full queue drops; selective drops first what DSCP AFx3 says may be dropped.
+        loss: share of packets that is lost at random, e.g. 1%.
+        burst: mean number of packets that are lost in a row.
+        lossy_host: lose only what goes to this host.
+        background: share of a port's rate, lossy-host's or the last one's, that bursts of other hosts take, e.g. 40%.
         name: name of the lab; several may exist.
     """
     from foretrain.lab import Lab
+    from foretrain.lab.compare import share
+    from foretrain.lab.conditions import Conditions
 
-    lab = Lab.up(name, hosts, rate, queue=queue, congestion=congestion)
+    conditions = Conditions(bands, drop, share(loss, "loss"), lossy_host, share(background, "background"), burst)
+    lab = Lab.up(name, hosts, rate, queue=queue, congestion=congestion, conditions=conditions)
     first, last = lab.hosts[0], lab.hosts[-1]
     _print(f"lab {name!r} is up: hosts 0 to {last.index}, {first.address} to {last.address}, {_rate_text(rate)}")
     _print(f"run something on host 0: foretrain lab exec{_named(name)} 0 -- COMMAND")
@@ -122,6 +140,11 @@ def status(*, name: str = "lab", json: bool = False) -> None:
     console = Console(highlight=False, markup=False)
     console.print(_table(found))
     for host in found.hosts:
+        if host.bands:
+            console.print(f"queues to host {host.host.index}: {', '.join(map(_queue_text, host.bands))}")
+    if found.background:
+        console.print(_background_text(found.background))
+    for host in found.hosts:
         for fault in host.faults:
             console.print(f"host {host.host.index}: {fault}")
     if any(host.faults for host in found.hosts):
@@ -166,7 +189,7 @@ def _table(found: Status) -> Table:
     table = Table(box=None, pad_edge=False, title=f"lab {found.name}", title_justify="left")
     for column in ("host", "namespace", "address"):
         table.add_column(column, no_wrap=True)
-    for column in ("rate", "queue", "sent", "received", "dropped"):
+    for column in ("rate", "queue", "sent", "received", "dropped", "lost"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("processes", overflow="fold")
     for row in found.hosts:
@@ -179,9 +202,24 @@ def _table(found: Status) -> Table:
             format_size(row.sent),
             format_size(row.received),
             str(row.dropped),
+            str(row.lost),
             "\n".join(f"{process.pid} {process.command[:60]}" for process in row.processes),
         )
     return table
+
+
+def _background_text(flows: BackgroundStatus) -> str:
+    from foretrain.units import format_rate, format_size
+
+    where = "" if flows.host is None else f" to host {flows.host}"
+    speed = f"{format_rate(flows.rate)}{where}, {format_size(flows.sent)} so far"
+    return f"background flows: {flows.senders} of {flows.sources} senders, {speed}"
+
+
+def _queue_text(band: BandStatus) -> str:
+    kind = " droppable" if band.droppable else ""
+    marked = "" if band.marked is None else f", marked {band.marked}"
+    return f"band {band.band}{kind} sent {band.sent}, dropped {band.dropped}{marked}"
 
 
 def _rates(row: HostStatus) -> str:
@@ -203,7 +241,8 @@ def _plain(found: Status) -> dict[str, Any]:
         flat["queue"] = None if row.queue is None else to_seconds(row.queue)
         flat["processes"] = [{"pid": process.pid, "command": process.command} for process in row.processes]
         hosts.append(host | flat)
-    return {"name": found.name, "hosts": hosts}
+    background = dataclasses.asdict(found.background) if found.background else None
+    return {"name": found.name, "hosts": hosts, "background": background}
 
 
 def compare(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -82,6 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("foretrain: interrupted; no file was left half written\n")
         sys.exit(130)
+    except AssertionError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1]):  # not one of the user's own
+            error.add_note(
+                "foretrain: this is a fault of foretrain, not of your script or input; please send its developers "
+                "all of the above, the command, what `foretrain doctor` prints, and the smallest script that shows it"
+            )
+        raise
     except (BrokenPipeError, StdoutClosed):
         # The reader of stdout, e.g. head, has ended.
         sys.stderr.close()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -16,6 +16,8 @@ from foretrain.cli.arguments import requested_schedule_text, script_of, split_sc
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import (
     AllReduce,
+    BoundedAlgorithm,
+    BoundedLoss,
     CollectiveBackend,
     Compression,
     ParameterServer,
@@ -53,6 +55,11 @@ class RunOptions:
         secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
         backend: what sums gradients without servers: gloo or nccl, as the script's process group, or ring, foretrain's
             own over TCP; by default the process group's.
+        tolerance: sum gradients over UDP, where each rank's contribution may lose this share, e.g. 0.01; what is lost
+            counts as zero. auto raises it while training goes on as without losses. For networks that lose packets; see
+            foretrain tolerance.
+        over: with --tolerance, who sums what: transpose, each rank one block; ring; halving_doubling; or ps, a
+            server beside rank 0.
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         server_restarts: how often servers that this command has started and that die are started again, all together.
@@ -78,6 +85,8 @@ class RunOptions:
     patience: str = "30min"
     secret_file: Path | None = None
     backend: CollectiveBackend | None = None
+    tolerance: float | Literal["auto"] | None = None
+    over: BoundedAlgorithm | None = None
     servers: str | None = None
     server_restarts: int = 3
     snapshot_dir: Path | None = None
@@ -107,8 +116,9 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def _transport(options: RunOptions) -> Transport:
     if options.servers is not None:
-        if options.backend is not None:
-            raise ConfigError("backend", options.backend, "is for all-reduce", "leave --servers out, or this")
+        for field in ("backend", "tolerance"):
+            if (given := getattr(options, field)) is not None:
+                raise ConfigError(field, given, "is for all-reduce", "leave --servers out, or this")
         return ParameterServer(None, options.updates, options.consistency, options.elastic)
     for field, value, used in (
         ("consistency", options.consistency, options.consistency != "bsp"),
@@ -117,6 +127,12 @@ def _transport(options: RunOptions) -> Transport:
     ):
         if used:
             raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
+    if options.tolerance is not None:
+        if options.backend is not None:
+            raise ConfigError("backend", options.backend, "sums over TCP", "leave --tolerance out, or this")
+        return BoundedLoss(options.tolerance, options.over or "transpose")
+    if options.over is not None:
+        raise ConfigError("over", options.over, "is of no use without bounded loss", "write --tolerance, too")
     if options.backend == "mpi":
         remedy = "start the script with mpirun, and attach with transport=AllReduce(backend='mpi')"
         raise ConfigError("backend", "mpi", "needs ranks that mpirun has started", remedy)

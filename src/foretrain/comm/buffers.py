@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.comm.ps.placement import Declaration, Declared, Dtype
-from foretrain.errors import ConfigError
+from foretrain.errors import ConfigError, unknown
 from foretrain.tasks import Piece, Task
 
 NUMPY_TYPES: dict[Dtype, type[np.generic]] = {
@@ -69,6 +69,10 @@ class FlatLayout:
     def place(self, task: int) -> BufferSlice:
         """Return the elements of ``task``."""
         return BufferSlice(self._buffer[task], self._base[task], self._base[task] + self._counts[task])
+
+    def width(self, run: BufferSlice) -> int:
+        """Return the bytes of an element of ``run`` on the wire."""
+        return self._width[self._buffer.index(run.buffer)]
 
     def runs(self, pieces: Sequence[Piece]) -> list[BufferSlice]:
         """Return the contiguous slices that cover ``pieces``, in order, with neighbours joined.
@@ -152,6 +156,17 @@ def elements(buffer: Any, name: str, count: int, dtype: Dtype) -> NDArray[Any]:
         declared = f"is not what was declared, {count} × {dtype}"
         raise ConfigError(name, f"{flat.size} × {flat.dtype}", declared, "hand in the tensor that was declared")
     return flat
+
+
+def declared(name: str, size: int, dtype: Dtype) -> tuple[str, int, Dtype]:
+    """Return name, number of elements and type of a tensor of ``size`` bytes; ConfigError if they make no sense."""
+    if dtype not in get_args(Dtype):
+        raise unknown(f"tensors[{name!r}].dtype", dtype, get_args(Dtype))
+    width = np.dtype(NUMPY_TYPES[dtype]).itemsize
+    if not isinstance(size, int) or size <= 0 or size % width:
+        problem = f"bytes are no whole number of elements of {dtype}"
+        raise ConfigError(f"tensors[{name!r}].size", size, problem, f"declare a multiple of {width}")
+    return name, size // width, dtype
 
 
 def _imported(buffer: Any) -> NDArray[Any]:

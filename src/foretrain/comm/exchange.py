@@ -19,7 +19,7 @@ from foretrain.comm.coordinator.client import CoordinatorClient
 from foretrain.comm.coordinator.coordinator import Coordinator
 from foretrain.comm.coordinator.link import Link
 from foretrain.comm.coordinator.protocol import TunableExchange, pack_spec, unpack_spec
-from foretrain.comm.options import AllReduce, AttachOptions
+from foretrain.comm.options import AttachOptions
 from foretrain.comm.rendezvous import secret_for_servers
 from foretrain.comm.runtime_plan import RuntimePlan
 from foretrain.engine import Decision
@@ -161,13 +161,12 @@ def coordinated_exchange(
         links: to the coordinator, or from it to all.
     """
     options, job = context.options, plan.job
-    check_every = options.transport.check_every if isinstance(options.transport, AllReduce) else 0
     if context.control.rank:
         small = min(_SMALL, job.cost.breakeven)
         return CoordinatorClient(
             *(job.tasks, small, plan.schedule, executor, links[0]),
             peer_timeout=options.peer_timeout,
-            check_every=check_every,
+            check_every=options.check_every,
             failed=context.failed,
         )
     gauge = Gauge(job.cost) if plan.tuner else None
@@ -175,7 +174,7 @@ def coordinated_exchange(
         *(job, plan.schedule, executor, links),
         peer_timeout=options.peer_timeout,
         stall_timeout=options.stall_timeout,
-        check_every=check_every,
+        check_every=options.check_every,
         failed=context.failed,
         origin=context.origin,
         gauge=gauge,

@@ -7,15 +7,18 @@ all others     by the plan that all ranks have agreed on         `HostRuntime.sc
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from foretrain.comm.buffers import NUMPY_TYPES, HostGradients, HostStaging
+from foretrain.comm.bounded.ledger import Ledger
+from foretrain.comm.buffers import NUMPY_TYPES, HostGradients, HostRounding, HostStaging
 from foretrain.comm.collectives.executor import Collectives, HostExecutor, series
 from foretrain.comm.control_plane import LinkControl
 from foretrain.comm.coordinator.protocol import TunableExchange
@@ -27,7 +30,7 @@ from foretrain.comm.exchange import (
     served_exchange,
 )
 from foretrain.comm.observation import StepProfile, workload_of
-from foretrain.comm.options import AllReduce
+from foretrain.comm.options import BoundedLoss
 from foretrain.comm.ps.placement import Dtype
 from foretrain.comm.rendezvous import connect_collectives, connect_ranks
 from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
@@ -40,6 +43,49 @@ if TYPE_CHECKING:
     from foretrain.comm.ps.client.connection import Links
     from foretrain.comm.ps.client.exchange import ServedExchange
 
+_WAIT = 0.5
+"""Seconds between two looks whether the job has failed."""
+
+
+class TasksInFlight:
+    """Counts, by task, of gradients that were handed over and of sums that came back. Any thread may call it.
+
+    Args:
+        count: of tasks.
+        check: raises the error that has ended the job, if any.
+    """
+
+    def __init__(self, count: int, check: Callable[[], None]) -> None:
+        self._check, self._changed = check, threading.Condition()
+        self._expected, self._came = [0] * count, [0] * count
+
+    def expect(self, task: int) -> None:
+        """Note that a gradient of ``task`` is handed over."""
+        self._expected[task] += 1
+
+    def note(self, task: int) -> None:
+        """Note that a sum of ``task`` has come."""
+        with self._changed:
+            self._came[task] += 1
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let all who wait look whether the job has failed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, task: int) -> None:
+        """Wait for the sum of ``task``, if it was handed over; raise what ``check`` does."""
+        with self._changed:
+            while self._came[task] < self._expected[task]:
+                self._check()
+                self._changed.wait(_WAIT)
+
+    def first_missing(self) -> int | None:
+        """Return the first task whose sum has not come; None if there is none."""
+        pairs = zip(self._expected, self._came, strict=True)
+        return next((task for task, (expected, came) in enumerate(pairs) if came < expected), None)
+
 
 class HostRuntime:
     """Owner of all connections for gradients, and of the exchange that runs on them.
@@ -48,19 +94,21 @@ class HostRuntime:
         context: of all parts.
         control: agreements among the ranks, whose `series` this implements.
         towards: the address of rank 0; this rank listens on the way to it.
-        tensors: elements and type of each, by name, in the order of tasks.
+        tensors: elements and type of each, by name, in the order of tasks; with compression they are sent as another.
         landed: called with a task, when its sum has arrived, and whether any rank had a gradient.
 
     Attributes:
         gradients: the flat buffers.
         executor: of the chunks.
         exchange: takes ready tasks.
+        ledger: of what may be lost, under `BoundedLoss`.
         rounds: begun with this exchange.
     """
 
     gradients: HostGradients
     executor: HostExecutor | ServedExchange
     exchange: TunableExchange
+    ledger: Ledger | None = None
 
     def __init__(
         self,
@@ -73,7 +121,12 @@ class HostRuntime:
         self._context, self._control, self._towards, self._landed = context, control, towards, landed
         self._counts = [count for count, _ in tensors.values()]
         self._dtypes: list[Dtype] = [dtype for _, dtype in tensors.values()]
-        self._sizes = {name: n * np.dtype(NUMPY_TYPES[dtype]).itemsize for name, (n, dtype) in tensors.items()}
+        self._rounding: HostRounding | None = None
+        if (compression := context.options.compression) is not None:
+            self._rounding = HostRounding(self._counts, self._dtypes, compression)
+            self._dtypes = self._rounding.wire
+        sent = zip(tensors, self._counts, self._dtypes, strict=True)
+        self._sizes = {name: count * np.dtype(NUMPY_TYPES[dtype]).itemsize for name, count, dtype in sent}
         self._collectives: Collectives | None = None
         self._servers: Links | None = None
         self._job, self._epoch = "", 0
@@ -88,7 +141,7 @@ class HostRuntime:
             options, transport = self._context.options, self._context.options.transport
             self._collectives = connect_collectives(
                 self._control,
-                transport.backend if isinstance(transport, AllReduce) else None,
+                transport,
                 options.interface,
                 options.peer_timeout,
                 self._towards,
@@ -113,6 +166,20 @@ class HostRuntime:
         self._start(plan)
         return plan
 
+    def write(self, task: int, values: NDArray[Any], share: float) -> None:
+        """Write ``values`` × ``share``, a gradient, to its place, as it is sent."""
+        if self._rounding is not None and self._rounding.rounds(task):
+            values, share = self._rounding.round(task, values, share), 1.0
+        self.gradients.write(task, values, share)
+
+    def read(self, task: int) -> NDArray[Any]:
+        """Return the sum of ``task`` in its own type, flat and read-only; its memory, where nothing was rounded."""
+        view = self.gradients.views[task].view()
+        if self._rounding is not None and self._rounding.rounds(task):
+            view = self._rounding.restored(task, view)
+        view.flags.writeable = False
+        return view
+
     def close(self, reason: str | None = None) -> None:
         """End all threads and connections; a ``reason`` tells other ranks that work was given up."""
         self._stop(reason, returns=False)
@@ -133,15 +200,18 @@ class HostRuntime:
             self.executor, self.exchange = served_exchange(context, plan, staging, servers, self._epoch, self._landed)
             self._epoch += 1
             return
-        interface, links = context.options.interface, {}
+        interface, transport, links = context.options.interface, context.options.transport, {}
         if self._control.ranks > 1:
-            links = connect_ranks(self._control, interface, self._towards)
+            links = connect_ranks(self._control, interface, self._towards, lossy=isinstance(transport, BoundedLoss))
         if links is None:
             raise ConfigError("interface", interface, "cannot be reached by all ranks", "name another")
         assert self._collectives is not None
-        self.gradients = HostGradients(self._counts, self._dtypes, order)
+        self.gradients, tasks = HostGradients(self._counts, self._dtypes, order), plan.job.tasks
+        ranks = self._control.ranks
+        self.ledger = Ledger.of(transport, self.gradients, tasks, ranks, observed=plan.bound is None)
         self.executor = HostExecutor(
-            self.gradients, self._collectives, plan.job.tasks, self._landed, context.failed, context.options.trace
+            *(self.gradients, self._collectives, tasks, self._landed, context.failed, context.options.trace),
+            ledger=self.ledger,
         )
         self.exchange = coordinated_exchange(context, plan, self.executor, links)
 

@@ -1,6 +1,7 @@
 """Arguments of `attach`: the transport of gradients and timeouts.
 
     AllReduce          collectives among the ranks, in an order that a coordinator decides or that is fixed
+    BoundedLoss        the same over UDP, over when enough has come, for a network that loses packets
     ParameterServer    pushes and pulls over servers, see ``foretrain server``
     Timeouts           limits of a rank's silence, and of work without progress
 
@@ -10,8 +11,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -27,6 +29,12 @@ CollectiveBackend: TypeAlias = Literal["gloo", "nccl", "ring", "mpi"]
 UpdateLocation: TypeAlias = Literal["workers", "servers"]
 Compression: TypeAlias = Literal["fp16", "bf16"]
 
+CHECK_EVERY = 50
+"""Steps between two comparisons of what all ranks have issued, by default."""
+_BOUNDED = re.compile(
+    r"bounded\(tolerance=([\d.e-]+|'auto'), over=(\w+), droppable=(\w+), missing=(\w+), "
+    r"reliable_steps=(\d+), reliable_bytes=(\d+), ending=(\w+), hadamard=(True|False)\)"
+)
 SERVERS = "FORETRAIN_SERVERS"
 """Environment variable with the addresses of a job's servers."""
 SCHEDULE, TRANSPORT = "FORETRAIN_SCHEDULE", "FORETRAIN_TRANSPORT"
@@ -71,7 +79,7 @@ class AllReduce:
     """
 
     order: CollectiveOrder = "coordinator"
-    check_every: int = 50
+    check_every: int = CHECK_EVERY
     backend: CollectiveBackend | None = None
 
     def __post_init__(self) -> None:
@@ -145,18 +153,103 @@ class ParameterServer:
         return tuple(found)
 
 
-Transport: TypeAlias = AllReduce | ParameterServer
-TransportKind: TypeAlias = Literal["all_reduce", "ps"]
+BoundedAlgorithm: TypeAlias = Literal["transpose", "ring", "halving_doubling", "ps"]
+Droppable: TypeAlias = Literal["packet", "layer", "magnitude"]
+Missing: TypeAlias = Literal["zero", "rescale", "feedback"]
+Ending: TypeAlias = Literal["share", "early_close", "adaptive_timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedLoss:
+    """Sum gradients by collectives over UDP that are over when enough has come (DLCP, arXiv 2008.08445).
+
+    All ranks get the same sums. Where a peer cannot be
+    reached over UDP, its packets go over TCP from a second later on.
+
+    Attributes:
+        tolerance: p, the share of each rank's contribution that a sum may lose. 0 loses nothing. "auto" begins with 0,
+            and raises it while training goes on as without losses; see `foretrain.comm.bounded.ledger`.
+        over: "transpose": each rank sums one block, and sends the sum to all. "ring", "halving_doubling": fewer and
+            larger messages; the latter needs a power of two of ranks. A block that is lost on its way takes with it
+            what was added before, so each of their hops may lose less; see `foretrain.comm.bounded.plans`. "ps": a
+            server, a process beside rank 0, sums everything: all of it crosses that host's link, N times.
+        droppable: which packets switches may drop rather than mark: "packet": all; "layer": those of the front half of
+            the layers; "magnitude": the half whose values were smaller on average in the step before.
+        missing: "zero": what a rank's contribution to a sum loses counts as zero. "rescale": the sum of what came is
+            multiplied by N over how many ranks it is from. "feedback": a rank adds what was lost of its contribution to
+            its next one (error feedback). The latter two need one hop from a rank to the sum: "transpose" or "ps".
+        reliable_steps: of the first so many scheduled steps nothing is lost, nor of the observed ones.
+        reliable_bytes: tensors of at most so many bytes are never lost: biases and norms.
+        ending: when a rank's contribution is over. "share": when 1 − p of it has come. "early_close": when all has come
+            in the time that it took before, or 1 − p later on, or the deadline has passed (LTP, arXiv 2305.04279).
+            "adaptive_timeout": by timeouts alone, which need ``tolerance`` above 0 (OptiReduce, arXiv 2310.06993).
+            The latter two may lose more than p at a deadline, and need one hop.
+        hadamard: whether contributions are summed after a randomized Hadamard transform, so that a packet that is lost
+            is a small error of all values and not the loss of some (OptiReduce). Sums are rounded otherwise then.
+
+    Raises ConfigError for a value that is not one of these.
+    """
+
+    tolerance: float | Literal["auto"] = 0.01
+    over: BoundedAlgorithm = "transpose"
+    droppable: Droppable = "magnitude"
+    missing: Missing = "zero"
+    reliable_steps: int = 10
+    reliable_bytes: int = 16 << 10
+    ending: Ending = "share"
+    hadamard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.over not in get_args(BoundedAlgorithm):
+            raise unknown("over", self.over, get_args(BoundedAlgorithm))
+        if self.droppable not in get_args(Droppable):
+            raise unknown("droppable", self.droppable, get_args(Droppable))
+        if self.missing not in get_args(Missing):
+            raise unknown("missing", self.missing, get_args(Missing))
+        if self.ending not in get_args(Ending):
+            raise unknown("ending", self.ending, get_args(Ending))
+        check_flag("hadamard", self.hadamard)
+        for name, usual in (("missing", "zero"), ("ending", "share")):
+            if (value := getattr(self, name)) != usual and self.over not in ("transpose", "ps"):
+                problem = f"needs whole contributions, of which {self.over} knows nothing"
+                raise ConfigError(name, value, problem, f"write over='transpose', or {name}={usual!r}")
+        known = self.tolerance == "auto" or (isinstance(self.tolerance, int | float) and 0 <= self.tolerance < 1)
+        if not known:
+            remedy = "write 0 or more and less than 1, or auto; `foretrain tolerance` measures what a model tolerates"
+            raise ConfigError("tolerance", self.tolerance, "is no share of the bytes", remedy)
+        for name in ("reliable_steps", "reliable_bytes"):
+            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(name, value, "is no number", "write 0 or more")
+
+    def __str__(self) -> str:
+        """Return it as text that `as_transport` reads."""
+        settings = f"tolerance={self.tolerance!r}, over={self.over}, droppable={self.droppable}, missing={self.missing}"
+        settings += f", reliable_steps={self.reliable_steps}, reliable_bytes={self.reliable_bytes}"
+        return f"bounded({settings}, ending={self.ending}, hadamard={self.hadamard})"
+
+
+Collective: TypeAlias = AllReduce | BoundedLoss
+Transport: TypeAlias = Collective | ParameterServer
+TransportKind: TypeAlias = Literal["all_reduce", "ps", "bounded"]
 """Short form of a transport with its defaults."""
 
 
 def as_transport(value: Transport | TransportKind | str) -> Transport:
-    """Return the transport that a short form stands for; raise ConfigError for anything else."""
-    if isinstance(value, AllReduce | ParameterServer):
+    """Return the transport that a short form stands for, or text of a `BoundedLoss`.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(value, AllReduce | BoundedLoss | ParameterServer):
         return value
+    if isinstance(value, str) and (found := _BOUNDED.fullmatch(value)):
+        tolerance: float | Literal["auto"] = "auto" if found[1] == "'auto'" else float(found[1])
+        choices = cast("tuple[BoundedAlgorithm, Droppable, Missing]", found.groups()[1:4])
+        ending = cast("Ending", found[7])
+        return BoundedLoss(tolerance, *choices, int(found[5]), int(found[6]), ending, found[8] == "True")
     if value not in get_args(TransportKind):
         raise unknown("transport", value, get_args(TransportKind))
-    return AllReduce() if value == "all_reduce" else ParameterServer()
+    return {"all_reduce": AllReduce, "ps": ParameterServer, "bounded": BoundedLoss}[value]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +295,18 @@ class AttachOptions(msgspec.Struct, frozen=True):
         return self.transport if isinstance(self.transport, ParameterServer) else None
 
     @property
+    def check_every(self) -> int:
+        """Return the steps between two comparisons of what all ranks have issued; 0 never compares."""
+        return self.transport.check_every if isinstance(self.transport, AllReduce) else CHECK_EVERY
+
+    @property
+    def on_host(self) -> bool:
+        """Return whether buffers on the host are summed by what is no process group of PyTorch."""
+        return isinstance(self.transport, BoundedLoss) or (
+            isinstance(self.transport, AllReduce) and self.transport.on_host
+        )
+
+    @property
     def asynchronous(self) -> bool:
         """Return whether ranks proceed independently, so that no operation waits for all of them."""
         return self.server is not None and self.server.asynchronous
@@ -236,10 +341,12 @@ def refuse_torch_only(transport: Transport) -> None:
         if transport.backend is not None and not transport.on_host:
             remedy = "write backend='ring' or 'mpi', or use foretrain.attach"
             raise ConfigError("transport.backend", transport.backend, "needs a process group of PyTorch", remedy)
+    if not isinstance(transport, ParameterServer):
         return
     if transport.updates == "servers":
+        field, value = ("consistency", transport.consistency) if transport.asynchronous else ("updates", "servers")
         remedy = "write updates='workers' and consistency='bsp', or use foretrain.attach"
-        raise ConfigError("transport.updates", "servers", "runs PyTorch's optimizers", remedy)
+        raise ConfigError(f"transport.{field}", value, "runs PyTorch's optimizers on the servers", remedy)
     if transport.elastic:
         raise ConfigError(
             "transport.elastic", True, "goes on without ranks only under foretrain.attach", "leave it out"

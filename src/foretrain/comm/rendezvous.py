@@ -8,19 +8,23 @@ import os
 import platform
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretrain.comm.control_plane import ControlPlane
-from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE, Listener, connect
-from foretrain.comm.coordinator.link import Link, LinkError, local_address
+from foretrain.comm.coordinator.addresses import decoded, encoded, is_loopback, local_address, resolved, split
+from foretrain.comm.coordinator.handshake import NONCE_SIZE, SECRET, SECRET_SIZE, Listener, connect, proof
+from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from foretrain.comm.bounded.collectives import BoundedCollectives
+    from foretrain.comm.bounded.server import SummingServer
     from foretrain.comm.collectives.executor import Collectives
-    from foretrain.comm.options import CollectiveBackend
+    from foretrain.comm.options import BoundedLoss, Transport
 
 logger = logging.getLogger("foretrain")
 
@@ -28,8 +32,8 @@ _ONE_SECRET = (
     f"give all nodes the same {SECRET} (or foretrain run --secret-file), made with: openssl rand -hex {SECRET_SIZE}; "
     "or give it to none, and rank 0 makes one"
 )
-_UNASSIGNED = ("192.0.2.1", 9)
-"""Address that no host has (RFC 5737): its route is the default route."""
+_UNASSIGNED = ("192.0.2.1", 9), ("2001:db8::1", 9)
+"""Addresses that no host has (RFC 5737, RFC 3849): their routes are the default routes."""
 ADDRESS = "FORETRAIN_ADDRESS"
 """Environment variable with host and port of rank 0, where a session's ranks meet."""
 _LAUNCHERS = (
@@ -73,7 +77,7 @@ def membership(rank: int | None, ranks: int | None, address: str | None) -> Memb
     if not text and (port := os.environ.get("MASTER_PORT", "")).isdigit():
         # The port itself may be that of PyTorch's store.
         text = f"{os.environ.get('MASTER_ADDR', '')}:{int(port) + 1}"
-    host, _, port = text.rpartition(":")
+    host, port = split(text)
     if count > 1 and not (host and port.isdigit() and 0 < int(port) < 1 << 16):
         remedy = f"give all ranks the same address of rank 0: address='10.0.0.5:29501', or {ADDRESS}"
         raise ConfigError("address", text, "is no host and port", remedy)
@@ -116,7 +120,7 @@ def join(member: Membership, timeout: float) -> dict[int, Link]:
     if member.rank:
         return {0: connect(member.address, secret, member.rank, timeout)}
     try:
-        listener = Listener(socket.gethostbyname(host), secret, port=port, expected=range(1, member.ranks))
+        listener = Listener(resolved(host)[1][0], secret, port=port, expected=range(1, member.ranks))
     except (ConfigError, OSError) as error:
         problem = error.problem if isinstance(error, ConfigError) else f"is not known ({error})"
         raise ConfigError(
@@ -144,12 +148,12 @@ def hash_of(text: str) -> int:
 
 
 def connect_ranks(
-    control: ControlPlane, interface: str | None, towards: tuple[str, int] | None = None
+    control: ControlPlane, interface: str | None, towards: tuple[str, int] | None = None, *, lossy: bool = False
 ) -> dict[int, Link] | None:
     """Return authenticated links between rank 0 and each other rank; None, on all ranks, if one cannot connect.
 
     Rank 0 listens on one address, of ``interface`` or on the way ``towards`` an address. The secret is the launcher's,
-    or one that rank 0 makes and hands out over the control plane.
+    or one that rank 0 makes and hands out over the control plane. ``lossy`` links expect losses.
 
     Raises:
         ConfigError: on all ranks, if a secret is malformed or differs between ranks, or rank 0 cannot listen.
@@ -182,6 +186,9 @@ def connect_ranks(
             logger.warning("rank %d cannot connect: %s", control.rank, error)
             complete = False
         if control.all_true(complete):
+            for link in links.values():
+                if lossy:
+                    link.expect_losses()
             return links
     finally:
         if listener is not None:
@@ -193,16 +200,16 @@ def connect_ranks(
 
 def connect_collectives(
     control: ControlPlane,
-    backend: CollectiveBackend | None,
+    transport: Transport,
     interface: str | None,
     timeout: float,
     towards: tuple[str, int] | None = None,
 ) -> Collectives:
-    """Return collectives on buffers on the host: MPI's, or a ring over authenticated links. Collective.
+    """Return collectives on buffers on the host: MPI's, with bounded loss, or a ring over links. Collective.
 
     Args:
         control: agreements among the ranks.
-        backend: "mpi", or a ring.
+        transport: a `BoundedLoss`, or an `AllReduce` by MPI or a ring.
         interface: where this rank listens; None is the one ``towards`` rank 0's address.
         timeout: seconds until all ranks are connected.
         towards: an address of rank 0.
@@ -211,7 +218,9 @@ def connect_collectives(
         ConfigError: MPI has other ranks, or this rank cannot listen.
         LinkError: another rank cannot be reached.
     """
-    if backend == "mpi":
+    from foretrain.comm.options import AllReduce, BoundedLoss
+
+    if isinstance(transport, AllReduce) and transport.backend == "mpi":
         from foretrain.comm.collectives.mpi import MpiCollectives
 
         return MpiCollectives(control.rank, control.ranks)
@@ -221,14 +230,57 @@ def connect_collectives(
         return RingCollectives({}, 0, 1)
 
     def exchange(address: tuple[str, int]) -> list[tuple[str, int]]:
-        rows = control.gather([int.from_bytes(socket.inet_aton(address[0])), address[1]])
-        return [(socket.inet_ntoa(host.to_bytes(4)), port) for host, port in rows]
+        return [decoded(row) for row in control.gather(encoded(*address))]
 
     host = own_address(interface, several_hosts(control), towards)
     secret = common_secret(control) or control.share(secrets.token_bytes(SECRET_SIZE))
+    if isinstance(transport, BoundedLoss):
+        return _connect_bounded(control, transport, host, secret, timeout)
     return RingCollectives(
         connect_peers(host, exchange, secret, control.rank, control.ranks, timeout), control.rank, control.ranks
     )
+
+
+def _connect_bounded(
+    control: ControlPlane, transport: BoundedLoss, host: str, secret: bytes, timeout: float
+) -> BoundedCollectives:
+    from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
+    from foretrain.comm.bounded.server import Opening, ServedCollectives, SummingServer
+
+    if transport.over == "halving_doubling" and control.ranks & (control.ranks - 1):
+        problem = f"needs a power of two of ranks, not {control.ranks}"
+        raise ConfigError("transport.over", transport.over, problem, "write over='transpose' or 'ring'")
+    # Packets of another set of sockets, of this job or of one before, have other keys.
+    fresh = proof(secret, "foretrain bounded", control.share(secrets.token_bytes(NONCE_SIZE)))
+    rank, ranks, gather, server = control.rank, control.ranks, control.gather, None
+    rescale, ending = transport.missing == "rescale", transport.ending
+    if transport.over == "ps":
+        server = SummingServer(Opening(host, ranks, fresh.hex(), rescale, ending, timeout)) if rank == 0 else None
+        gather = partial(_gather_with, server, control)
+    try:
+        count = ranks + (transport.over == "ps")
+        engine = connect_engine(host, gather, fresh, rank, count, ending=ending, timeout=timeout)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+    options: dict[str, Any] = {"over": transport.over, "droppable": transport.droppable, "rescale": rescale}
+    options |= {"feedback": transport.missing == "feedback", "hadamard": transport.hadamard}
+    if server is not None:
+        return ServedCollectives(server, engine, rank, ranks, **options)
+    return BoundedCollectives(engine, rank, ranks, **options)
+
+
+def _gather_with(server: SummingServer | None, control: ControlPlane, values: Sequence[int]) -> list[list[int]]:
+    """Return everyone's values, by rank, and the server's as the last; rank 0 has the ``server``."""
+    rows = [list(row) for row in control.gather(values)]
+    own = server.row() if server is not None else []
+    rows.append(list(control.gather(own or [0] * len(rows[0]))[0]))
+    if not any(rows[-1]):
+        raise LinkError("the server that sums has not started; the output of rank 0 says why")
+    if server is not None:
+        server.tell(rows)
+    return rows
 
 
 def several_hosts(control: ControlPlane) -> bool:
@@ -241,10 +293,11 @@ def own_address(interface: str | None, several: bool, towards: tuple[str, int] |
 
     It is that of ``interface``, or of the one ``towards`` rank 0's address; None is MASTER_ADDR's.
     """
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    host, port = os.environ.get("MASTER_ADDR", "").strip("[]"), os.environ.get("MASTER_PORT")
     found = local_address(interface, towards or ((host, int(port)) if host and port and port.isdigit() else None))
-    if several and interface is None and found.startswith("127."):
-        return local_address(None, _UNASSIGNED)
+    if several and interface is None and is_loopback(found):
+        routed = (local_address(None, each) for each in _UNASSIGNED)
+        return next((each for each in routed if not is_loopback(each)), found)
     return found
 
 

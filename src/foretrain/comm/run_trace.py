@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from foretrain.comm.bounded.ledger import Ledger, LossEntry
 from foretrain.tasks import Chunk
 from foretrain.trace import Span, Timeline
 from foretrain.units import NANOSECOND, Time
@@ -84,14 +85,17 @@ class RunTrace:
         """Note that a whole optimizer step, which took ``took`` ps, has ended."""
         self._updates.append((self.now() - took, self.now()))
 
-    def timeline(self, workload: Workload, sent: Sequence[CommRecord], applied: Sequence[Applied]) -> Timeline:
-        """Return everything so far as spans: lanes "gpu", "optimizer" and "wire".
+    def timeline(
+        self, workload: Workload, sent: Sequence[CommRecord], applied: Sequence[Applied], lost: Ledger | None = None
+    ) -> Timeline:
+        """Return everything so far as spans: lanes "gpu", "optimizer", "wire", and "lost" where there is a ledger.
 
         As in the simulator, step k is backward pass k and the forward pass after it.
         """
         names = [gradient.name for gradient in workload.gradients]
         layers = [workload.layers[gradient.layer].name for gradient in workload.gradients]
         spans = [*self._computed(layers), *self._sent(names, sent), *self._applied(layers, applied)]
+        spans += self._lost(names, lost.entries) if lost is not None else ()
         return Timeline(sorted(spans, key=lambda span: span.start))
 
     def _computed(self, layers: Sequence[str]) -> Iterator[Span]:
@@ -99,7 +103,7 @@ class RunTrace:
             zip(self._forwards, self.begins, self._gradients, strict=True)
         ):
             following = [*(entry.asked for entry in entries[1:]), end]
-            for entry, until in zip(entries, following, strict=True):
+            for entry, until in zip(entries, following, strict=False):  # the first step may wait for nothing
                 if entry.began - entry.asked > 50_000 * NANOSECOND:
                     yield Span("gpu", "wait", entry.name, step - 1, entry.asked, entry.began)
                 yield Span("gpu", "forward", entry.name, step - 1, entry.began, max(entry.began, until))
@@ -126,6 +130,11 @@ class RunTrace:
         for batch in applied:
             start, end = self._ps(batch.began), self._ps(batch.ended)
             yield Span("optimizer", "update", layers[batch.tasks[0]], self._step(start), start, end)
+
+    def _lost(self, names: Sequence[str], entries: Iterable[LossEntry]) -> Iterator[Span]:
+        for entry in entries:
+            when, name = self._ps(entry.when), f"{names[entry.task]} of rank {entry.source}"
+            yield Span("lost", "communication", name, self._step(when), when, when, entry.size)
 
     def _step(self, when: Time) -> int:
         return bisect_right(self.begins, when) - 1

@@ -38,12 +38,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.buffers import NUMPY_TYPES, HostRounding, elements
+from foretrain.comm.bounded.ledger import Ledger
+from foretrain.comm.buffers import declared, elements
 from foretrain.comm.control_plane import LinkControl
 from foretrain.comm.coordinator.link import BODY_LIMIT
 from foretrain.comm.coordinator.protocol import remade
 from foretrain.comm.exchange import RuntimeContext
-from foretrain.comm.host_runtime import HostRuntime
+from foretrain.comm.host_runtime import HostRuntime, TasksInFlight
 from foretrain.comm.observation import StepObserver
 from foretrain.comm.options import (
     SCHEDULE,
@@ -80,8 +81,6 @@ logger = logging.getLogger("foretrain")
 _DEFAULT_TIMEOUTS = Timeouts()
 _KEPT, _FEWEST = 200, 5
 """Iterations whose times are kept, and how many a median needs."""
-_WAIT = 0.5
-"""Seconds between two looks whether the job has failed."""
 
 
 class CommTask:
@@ -135,8 +134,8 @@ class Session:
 
     Args:
         schedule: as of `foretrain.plugins.torch.attach`; None is that of ``foretrain run``, or bytescheduler.
-        transport: `AllReduce` by an own ring over TCP or by MPI, or `ParameterServer`, whose servers then sum;
-            None is that of ``foretrain run``, or all-reduce.
+        transport: `AllReduce` by an own ring over TCP or by MPI, `BoundedLoss` over UDP, or `ParameterServer`, whose
+            servers then sum; None is that of ``foretrain run``, or all-reduce.
         rank: of this process; by default as torchrun, mpirun, srun or FORETRAIN's launcher says.
         ranks: N; by default likewise.
         address: ``"host:port"`` of rank 0; by default FORETRAIN_ADDRESS, or MASTER_ADDR and the port after MASTER_PORT.
@@ -190,25 +189,23 @@ class Session:
         refuse_torch_only(transport)
         servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
         wanted = requested_schedule(schedule)
-        self._compression = compression or (wanted.compression if isinstance(wanted, SavedPlan) else None)
-        if self._compression not in (None, *get_args(Compression)):
-            raise unknown("compression", self._compression, get_args(Compression))
+        compressed = compression or (wanted.compression if isinstance(wanted, SavedPlan) else None)
+        if compressed not in (None, *get_args(Compression)):
+            raise unknown("compression", compressed, get_args(Compression))
         self._options = AttachOptions(
-            *(wanted, self._compression, transport, timeouts, servers, tune, False, warmup, interface, trace)
+            *(wanted, compressed, transport, timeouts, servers, tune, False, warmup, interface, trace)
         )
-        self._rounding: HostRounding | None = None
         member = membership(rank, ranks, address)
         self.rank, self.ranks = member.rank, member.ranks
         self._share = 1.0 / self.ranks if average else 1.0
         self._origin = time.perf_counter_ns()
         self._trace = RunTrace(self._origin) if trace else None
-        self._changed, self._exchange_lock, self._use_lock = threading.Condition(), threading.Lock(), threading.Lock()
+        self._exchange_lock, self._use_lock, self._failing = threading.Lock(), threading.Lock(), threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
         self._tasks: list[CommTask] = []
         self._runtime: HostRuntime | None = None
-        self._sent: list[int] = []
-        self._landed: list[int] = []
+        self._in_flight = TasksInFlight(0, self.check)
         self._towards = member.address
         self._begun: deque[float] = deque(maxlen=_KEPT + 1)
         """Times at which scheduled steps began."""
@@ -246,7 +243,7 @@ class Session:
         """
         if self._tasks:
             raise ConfigError("tensors", len(tensors), "are declared already", "declare all of them at once")
-        tasks = [CommTask(self, k, *_checked(*each)) for k, each in enumerate(tensors)]
+        tasks = [CommTask(self, k, *declared(*each)) for k, each in enumerate(tensors)]
         names = [task.name for task in tasks]
         if not names or len(set(names)) < len(names):
             twice = next((name for name in names if names.count(name) > 1), "")
@@ -255,7 +252,7 @@ class Session:
         self._control.must_agree("tensor", described, [hash_of(text) for text in described])
         self._tasks, count = tasks, len(tasks)
         self._ordered = ordered
-        self._sent, self._landed = [0] * count, [0] * count
+        self._in_flight = TasksInFlight(count, self.check)
         self._pending: set[int] = set()
         """Tasks of the present step that are not ready yet."""
         self._open = self._forward = False
@@ -264,14 +261,15 @@ class Session:
         if self._trace is not None:
             self._trace.begin_forward()
         context = RuntimeContext(self._control, self._options, self._origin, self._fail, self.check)
-        wire: list[Dtype] = [task.dtype for task in tasks]
-        if self._compression is not None:
-            self._rounding = HostRounding([task.count for task in tasks], wire, self._compression)
-            wire = self._rounding.wire
-        known: dict[str, tuple[int, Dtype]] = {t.name: (t.count, dtype) for t, dtype in zip(tasks, wire, strict=True)}
+        known: dict[str, tuple[int, Dtype]] = {task.name: (task.count, task.dtype) for task in tasks}
         self._runtime = HostRuntime(context, self._control, self._towards, known, self._land)
         self._runtime.begin()
         return tuple(self._tasks)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Return what this rank's sums have lost, by tensor and rank; None before, and but under `BoundedLoss`."""
+        return self._runtime.ledger if self._runtime is not None else None
 
     def begin_step(self) -> None:
         """Begin a step: the gradients that become ready from now on belong to it. All ranks begin equally many.
@@ -289,7 +287,7 @@ class Session:
             self._end_observed_step()
             if self.steps == self._options.warmup:
                 for index in range(len(self._tasks)):
-                    self._wait_landed(index)
+                    self._in_flight.wait(index)
                 profile, self._observer = self._observer.observed(), None
                 plan = self._runtime.schedule(profile, ordered=self._ordered)
                 self.workload, self.cost, self.cluster, self.bound = plan.workload, plan.cost, plan.cluster, plan.bound
@@ -312,7 +310,7 @@ class Session:
             return
         self._open = False
         for index in sorted(self._pending):
-            self._wait_landed(index)
+            self._in_flight.wait(index)
             assert self._runtime is not None
             self._runtime.gradients.views[index][:] = 0
             self._hand_over(index, False)
@@ -344,8 +342,8 @@ class Session:
         """Raise the error that has ended the job, or ConfigError if the session is closed; else do nothing."""
         if (error := self._failure) is not None:
             known = isinstance(error, ForetrainError)
-            waiting = [task.name for task, n, m in zip(self._tasks, self._sent, self._landed, strict=True) if m < n]
-            about = f" (rank {self.rank} waits for {waiting[0]!r})" if waiting else ""
+            waits = self._in_flight.first_missing()
+            about = f" (rank {self.rank} waits for {self._tasks[waits].name!r})" if waits is not None else ""
             text = f"{error}{about}" if known else f"communication failed: {error!r}{about}"
             raise remade(type(error) if isinstance(error, ForetrainError) else ForetrainError, text) from error
         if self._closed:
@@ -373,7 +371,7 @@ class Session:
             raise ConfigError("trace", False, "kept no timeline", "Session(..., trace=True)")
         if self._runtime is None or self.workload is None:
             return Timeline()
-        return self._trace.timeline(self.workload, self._runtime.executor.records, ())
+        return self._trace.timeline(self.workload, self._runtime.executor.records, (), self.ledger)
 
     def close(self) -> None:
         """Wait for what is in flight, and end all threads and connections. Idempotent.
@@ -386,13 +384,15 @@ class Session:
             if self._runtime is not None and self._failure is None:
                 self.end_step()
                 for index in range(len(self._tasks)):
-                    self._wait_landed(index)
+                    self._in_flight.wait(index)
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
         if self.rank == 0 and self._failure is None and len(self._begun) > _FEWEST and self.bound is not None:
             took = round(median(after - before for before, after in pairwise(self._begun)) * SECOND)
-            logger.info("%s: %d steps, %s", self.schedule, self.steps, outcome(took, self.forecast, self.bound))
+            said = outcome(took, self.forecast, self.bound)
+            lost = f", {self.ledger.line()}" if self.ledger is not None else ""
+            logger.info("%s: %d steps, %s%s", self.schedule, self.steps, said, lost)
         self._abandon()
 
     def __enter__(self) -> Self:
@@ -415,11 +415,8 @@ class Session:
             remedy = "call begin_step() before the first gradient of each step"
             raise ConfigError(task.name, "ready()", "was called twice in a step, or outside of one", remedy)
         self._pending.discard(index)
-        self._wait_landed(index)
-        if self._rounding is not None and self._rounding.rounds(index):
-            runtime.gradients.write(index, self._rounding.round(index, values, self._share), 1.0)
-        else:
-            runtime.gradients.write(index, values, self._share)
+        self._in_flight.wait(index)
+        runtime.write(index, values, self._share)
         if self._trace is not None:
             self._trace.gradient(index)
         if self._observer is not None:
@@ -438,19 +435,15 @@ class Session:
                 # While steps are observed nothing of the forward pass may wait: its times would be the network's.
                 for each in range(len(self._tasks)):
                     if each not in self._pending:
-                        self._wait_landed(each)
+                        self._in_flight.wait(each)
                 self._end_observed_step()
-        self._wait_landed(index)
+        self._in_flight.wait(index)
         with self._use_lock:
             if self._observer is not None:
                 self._observer.use(index)
             if self._trace is not None:
                 self._trace.enter(self._tasks[index].name, asked)
-        view = self._runtime.gradients.views[index].view()
-        if self._rounding is not None and self._rounding.rounds(index):
-            view = self._rounding.restored(index, view)
-        view.flags.writeable = False
-        return view
+        return self._runtime.read(index)
 
     def _end_observed_step(self) -> None:
         """End an observed step: its backward pass is over, and a forward pass begins."""
@@ -466,7 +459,7 @@ class Session:
     def _hand_over(self, index: int, used: bool) -> None:
         assert self._runtime is not None
         with self._exchange_lock:
-            self._sent[index] += 1
+            self._in_flight.expect(index)
             self._runtime.exchange.ready(index, used)
 
     def _flush(self) -> None:
@@ -474,27 +467,19 @@ class Session:
         with self._exchange_lock:
             self._runtime.exchange.flush()
 
-    def _wait_landed(self, index: int) -> None:
-        with self._changed:
-            while self._landed[index] < self._sent[index]:
-                self.check()
-                self._changed.wait(_WAIT)
-
     def _land(self, index: int, used: bool) -> None:
         """Record that the sum of a task has arrived. Called by the executor's thread."""
-        with self._changed:
-            self._landed[index] += 1
-            self._changed.notify_all()
+        self._in_flight.note(index)
 
     # ── failures ──
 
     def _fail(self, error: BaseException) -> None:
         """Keep the first ``error``, which every later call raises, and end what is in flight."""
-        with self._changed:
+        with self._failing:
             if self._failure is not None or self._closed:
                 return
             self._failure = error
-            self._changed.notify_all()
+        self._in_flight.wake()
         logger.error("rank %d: %s", self.rank, error)
         if self._runtime is not None:
             self._runtime.abort()
@@ -509,14 +494,3 @@ class Session:
                 self._runtime.close(reason)
         for link in self._links.values():
             link.close()
-
-
-def _checked(name: str, size: int, dtype: Dtype) -> tuple[str, int, Dtype]:
-    """Return name, number of elements and type of a declared tensor; ConfigError if they make no sense."""
-    if dtype not in get_args(Dtype):
-        raise unknown(f"tensors[{name!r}].dtype", dtype, get_args(Dtype))
-    width = np.dtype(NUMPY_TYPES[dtype]).itemsize
-    if not isinstance(size, int) or size <= 0 or size % width:
-        problem = f"bytes are no whole number of elements of {dtype}"
-        raise ConfigError(f"tensors[{name!r}].size", size, problem, f"declare a multiple of {width}")
-    return name, size // width, dtype

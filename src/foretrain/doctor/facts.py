@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from foretrain.comm.coordinator.link import address_of
+from foretrain.comm.coordinator.addresses import addresses_of
 from foretrain.units import Time, to_seconds
 
 
@@ -125,8 +125,8 @@ EXTRAS = {
     "torch": (("torch",), "record, run, calibrate, simulate: PyTorch"),
     "ps": (("pyzmq", "cryptography"), "server, run --servers: a parameter server"),
     "keras": (("keras",), "ft.keras: Keras on TensorFlow"),
-    "jax": (("jax", "optax"), "ft.jax"),
-    "mxnet": (("mxnet",), "ft.mxnet, in an environment of its own"),
+    "jax": (("jax", "optax"), "ft.jax: JAX with optax"),
+    "mxnet": (("mxnet",), "ft.mxnet: MXNet, in an environment of its own"),
     "mpi": (("mpi4py",), "AllReduce(backend='mpi')"),
     "report": (("plotly", "jinja2", "perfetto"), "--html, --trace: pages and traces"),
     "sweep": (("joblib", "pyarrow"), "sweep: many scenarios"),
@@ -170,22 +170,22 @@ def host_facts() -> HostFacts:
 
 def interfaces() -> tuple[NetworkInterface, ...]:
     """Return the interfaces that have an address, in the kernel's order."""
-    sixth: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError):  # a kernel without IPv6
-        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            digits, *_, name = line.split()
-            sixth.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
     found = []
     for _, name in socket.if_nameindex():
-        fourth = address_of(name)
-        if addresses := ([fourth] if fourth else []) + sixth.get(name, []):
+        if addresses := addresses_of(name, link_local=True):
             found.append(NetworkInterface(name, tuple(addresses), _speed(name)))
     return tuple(found)
 
 
 def _speed(name: str) -> float | None:
-    """Return the speed of an interface's link; the kernel refuses to say, or says −1, where it does not know."""
+    """Return the speed of an interface's link; the kernel refuses to say, or says −1, where it does not know.
+
+    What a virtual interface says, e.g. 10 Gb/s of a container's, is no speed. Bonds and VLANs say that of a device.
+    """
     try:
+        stated = (_INTERFACES / name / "uevent").read_text(encoding="utf-8")
+        if not (_INTERFACES / name / "device").exists() and not {"DEVTYPE=bond", "DEVTYPE=vlan"} & {*stated.split()}:
+            return None
         speed = int((_INTERFACES / name / "speed").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None

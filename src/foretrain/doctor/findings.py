@@ -92,13 +92,13 @@ def _network(facts: HostFacts) -> Iterator[str]:
         yield f"GLOO_SOCKET_IFNAME=lo cannot reach other hosts: set it to {best}."
     elif facts.resolved is None:
         yield (
-            f"gloo would use lo, because this host's name ({facts.name}) resolves to no address of its own: set "
-            f"GLOO_SOCKET_IFNAME={best} or mend /etc/hosts."
+            f"gloo would use lo, which no other host reaches, because this host's name ({facts.name}) resolves to no "
+            f"address of its own: set GLOO_SOCKET_IFNAME={best} or mend /etc/hosts."
         )
     elif chosen and chosen.name == "lo":
         yield (
-            f"gloo would use lo ({facts.resolved}), because this host's name ({facts.name}) resolves to it: set "
-            f"GLOO_SOCKET_IFNAME={best} or mend /etc/hosts."
+            f"gloo would use lo ({facts.resolved}), which no other host reaches, because this host's name "
+            f"({facts.name}) resolves to it: set GLOO_SOCKET_IFNAME={best} or mend /etc/hosts."
         )
     if facts.nccl and nccl_interface(facts) is None:
         yield f"no interface of NCCL_SOCKET_IFNAME={facts.nccl} {none}"

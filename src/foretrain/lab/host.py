@@ -1,7 +1,7 @@
 """Hosts of a lab: their names, their state in the kernel, and the processes inside.
 
 Namespaces are ``ft-<lab>-sw`` and ``ft-<lab>-h<i>``, interfaces ``fth<i>`` at the host and ``ftp<i>`` at the switch,
-whose bridge is ``ftbr``.
+whose bridge is ``ftbr``. Sources of background flows are ``ft-<lab>-b<i>``, hosts with indices from 100.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from typing import Any
 
 from foretrain.errors import ConfigError
 from foretrain.lab import iproute
+from foretrain.lab.conditions import BandStatus, bands_of, lost_of
+from foretrain.lab.port_programs import marked
 from foretrain.units import SECOND, Time
 
 MTU = 9000
 MOST_HOSTS = 64
+SOURCES = 4
+"""Hosts that send background flows, where there are any."""
+_FIRST_SOURCE = 100
 BRIDGE = "ftbr"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
@@ -52,6 +57,8 @@ class HostStatus:
         sent: bytes since it was built, with TCP/IP and Ethernet headers.
         received: likewise.
         dropped: packets that found a queue full, in either direction, since it was shaped.
+        lost: packets to it that were lost at random.
+        bands: queues of the switch's port to it, where there are bands.
         processes: those inside.
         faults: differences from the state that `Lab.up` leaves, and repairs if it is called again.
     """
@@ -64,16 +71,38 @@ class HostStatus:
     sent: int
     received: int
     dropped: int
+    lost: int
+    bands: tuple[BandStatus, ...]
     processes: tuple[Process, ...]
     faults: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class BackgroundStatus:
+    """State of a lab's background flows.
+
+    Attributes:
+        host: index of the host that they go to; None if no sender lives.
+        rate: bytes/s of all senders together.
+        senders: how many live.
+        sources: how many there should be.
+        sent: bytes of all sources since they were built.
+    """
+
+    host: int | None
+    rate: float
+    senders: int
+    sources: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """State of a lab in the kernel."""
+    """State of a lab in the kernel; ``background`` is None where no background flows were asked for."""
 
     name: str
     hosts: tuple[HostStatus, ...]
+    background: BackgroundStatus | None = None
 
 
 def checked_name(name: str) -> str:
@@ -87,9 +116,18 @@ def hosts_of(name: str, count: int) -> tuple[LabHost, ...]:
     """Return the ``count`` hosts of lab ``name``; raise ConfigError where they are too many."""
     if not 1 <= count <= MOST_HOSTS:
         raise ConfigError("hosts", count, "is out of range", f"choose 1 to {MOST_HOSTS}")
+    return tuple(LabHost(i, f"ft-{name}-h{i}", f"fth{i}", _address(name, i)) for i in range(count))
+
+
+def sources_of(name: str) -> tuple[LabHost, ...]:
+    """Return the hosts of lab ``name`` that send its background flows."""
+    numbers = range(_FIRST_SOURCE, _FIRST_SOURCE + SOURCES)
+    return tuple(LabHost(i, f"ft-{name}-b{i - _FIRST_SOURCE}", f"fth{i}", _address(name, i)) for i in numbers)
+
+
+def _address(name: str, index: int) -> str:
     # Labs cannot see each other, so two with the same subnet are fine.
-    subnet = f"10.77.{zlib.crc32(name.encode()) % 256}"
-    return tuple(LabHost(i, f"ft-{name}-h{i}", f"fth{i}", f"{subnet}.{i + 1}") for i in range(count))
+    return f"10.77.{zlib.crc32(name.encode()) % 256}.{index + 1}"
 
 
 def switch_of(name: str) -> str:
@@ -103,14 +141,19 @@ def port_of(host: LabHost) -> str:
 
 
 def index_of(namespace: str) -> int | None:
-    """Return the index of the host of a namespace; None is the switch."""
+    """Return the index of the host of a namespace; None is the switch, or a source of background flows."""
     role = namespace.rpartition("-")[2]
-    return None if role == "sw" else int(role[1:])
+    return int(role[1:]) if role.startswith("h") else None
+
+
+def is_source(namespace: str) -> bool:
+    """Return whether a lab's namespace is a source of background flows."""
+    return namespace.rpartition("-")[2].startswith("b")
 
 
 def lab_of(namespace: str) -> str | None:
     """Return the name of the lab of a namespace; None if it is of none."""
-    match = re.fullmatch(r"ft-(.+)-(?:sw|h\d+)", namespace)
+    match = re.fullmatch(r"ft-(.+)-(?:sw|[hb]\d+)", namespace)
     return match[1] if match and _NAME.fullmatch(match[1]) else None
 
 
@@ -124,6 +167,7 @@ def status_of(
     links = iproute.links(host.namespace)
     near, far = links[host.interface], ports[port_of(host)]
     sends, receives = iproute.shapers(host.namespace).get(host.interface), port_shapers.get(port_of(host))
+    leaves = receives["leaves"] if receives else {}
     routes = iproute.routes(host.namespace, host.interface)
     controls = [
         metric["congestion"] for route in routes for metric in route.get("metrics", ()) if "congestion" in metric
@@ -133,18 +177,20 @@ def status_of(
         host,
         rate,
         receive_rate,
-        round(sends["options"]["limit"] / rate * SECOND) if sends and rate else None,
+        round(sends["limit"] / rate * SECOND) if sends and rate else None,
         controls[0] if controls else None,
         near["stats64"]["tx"]["bytes"],
         near["stats64"]["rx"]["bytes"],
-        sum(shaper.get("drops", 0) for shaper in (sends, receives) if shaper),
+        sum(shaper["drops"] for shaper in (sends, receives) if shaper),
+        lost_of(leaves),
+        bands_of(leaves, marked(host.namespace, host.interface) if leaves else None),
         tuple(process for process in inside if process.host == host.index),
         tuple(_faults(host, links, far, rate, receive_rate)),
     )
 
 
 def _rate(shaper: dict[str, Any] | None) -> float | None:
-    return float(shaper["options"]["rate"]) if shaper else None
+    return shaper["rate"] if shaper else None
 
 
 def _faults(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import ForetrainError
+from foretrain.lab.conditions import tree_rate
 
 
 class LabError(ForetrainError):
@@ -71,9 +72,30 @@ def links(namespace: str) -> dict[str, dict[str, Any]]:
 
 
 def shapers(namespace: str) -> dict[str, dict[str, Any]]:
-    """Return root token buckets, by interface. Raw (-r), as tc leaves out the limit otherwise."""
+    """Return what shapes each interface: bytes/s, bytes of its longest queue, packets that found it full, its leaves.
+
+    Raw (-r), as tc leaves out limits otherwise.
+    """
     found = _ask(tool("tc"), "-j", "-r", "-s", "-n", namespace, "qdisc", "show")
-    return {entry["dev"]: entry for entry in found if entry.get("kind") == "tbf" and entry.get("root")}
+    made: dict[str, dict[str, Any]] = {}
+    for entry in found:
+        if entry.get("kind") == "tbf" and entry.get("root"):
+            options = entry["options"]
+            made[entry["dev"]] = {"rate": float(options["rate"]), "limit": options["limit"], "leaves": {}}
+            made[entry["dev"]]["drops"] = entry.get("drops", 0)
+        elif entry.get("kind") == "htb" and entry.get("root"):
+            classes = run(tool("tc"), "-n", namespace, "class", "show", "dev", entry["dev"])
+            leaves = {each["handle"]: each for each in found if each["dev"] == entry["dev"] and "parent" in each}
+            limits = [leaf["options"].get("limit", 0) for leaf in leaves.values()]
+            drops = sum(leaf.get("drops", 0) for leaf in leaves.values() if leaf["options"].get("limit", 0) > 1)
+            rate = tree_rate(classes)
+            made[entry["dev"]] = {"rate": rate, "limit": max(limits, default=0), "leaves": leaves, "drops": drops}
+    return made
+
+
+def filters(namespace: str, interface: str) -> list[dict[str, Any]]:
+    """Return the filters of what ``interface`` receives."""
+    return _ask(tool("tc"), "-j", "-n", namespace, "filter", "show", "dev", interface, "ingress")
 
 
 def routes(namespace: str, interface: str) -> list[dict[str, Any]]:

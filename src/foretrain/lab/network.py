@@ -5,7 +5,8 @@
         print(lab.status().hosts[2].sent)
 
 Each host has one interface of 9000 bytes MTU, an address in a /24 of its lab's own, and its own loopback. A token
-bucket (tbf) on either end of its cable shapes what it sends and what it receives. Nothing is visible from the
+bucket (tbf) on either end of its cable shapes what it sends and what it receives; a tree of queues (htb) where
+`foretrain.lab.conditions` ask for bands or losses. Nothing is visible from the
 machine's own network, and several labs stand side by side.
 
 Note [The kernel keeps the state]: there is no file about labs. ``ip -j`` and ``tc -j`` read the state of a lab whenever
@@ -28,6 +29,8 @@ from typing import Literal, TypeAlias
 
 from foretrain.errors import ConfigError
 from foretrain.lab import iproute
+from foretrain.lab.background import background_of, senders, start
+from foretrain.lab.conditions import NOWHERE, ROOT, Conditions
 from foretrain.lab.host import (
     BRIDGE,
     MTU,
@@ -39,23 +42,32 @@ from foretrain.lab.host import (
     hosts_of,
     index_of,
     inside,
+    is_source,
     lab_of,
     port_of,
+    sources_of,
     status_of,
     switch_of,
     uninterrupted,
 )
 from foretrain.lab.iproute import LabError
+from foretrain.lab.port_programs import lose_bursts, mark_waiting, unmark
 from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, parse_time
 
 Congestion: TypeAlias = Literal["cubic", "bbr", "reno"]
 """TCP congestion control on the lab's routes; None leaves the machine's default."""
 
 QUEUE: Time = 8 * MILLISECOND
+_PLAIN = Conditions()
 # Above a GSO packet (64 KiB), or tbf would cut each into segments and the CPU would become the bottleneck.
 _LEAST_BURST = 96 * 2**10
 _LEAST_LIMIT = 512 * 2**10
+_SEGMENTS = 65535
+"""Of a packet that the kernel cuts late, by default."""
 _SLOWEST, _FASTEST = 125_000.0, 1.25e11  # 1 Mbps: there _LEAST_BURST is 0.8 s already; 1 Tbps: no machine's memory
+
+_MARKED_FROM = 1 / 4
+"""Of the time that a full queue takes: how long a packet has waited that is marked."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +85,7 @@ class Lab:
 
     def __init__(self, name: str, hosts: int) -> None:
         self.name, self.hosts = name, hosts_of(name, hosts)
+        self._flows: tuple[LabHost, float] | None = None
 
     @classmethod
     def up(
@@ -83,6 +96,7 @@ class Lab:
         *,
         queue: str | Time = QUEUE,
         congestion: Congestion | None = None,
+        conditions: Conditions = _PLAIN,
     ) -> Lab:
         """Build a lab, or change the one of that name accordingly.
 
@@ -96,30 +110,46 @@ class Lab:
             rate: of every host's link, each way: text such as "1Gbps", bytes per second, or None or "none".
             queue: size of the queue in front of a link, as time at its rate; 512 KiB at least.
             congestion: TCP congestion control of the hosts.
+            conditions: bands, selective drop, losses and background flows; they need a rate. Background flows end with
+                the lab, and where it is used as a context manager, with this process too.
 
         Raises:
             ConfigError: an argument is wrong.
             LabError: no root, no iproute2, the kernel refuses, or processes are in a lab that must be rebuilt.
         """
         lab = cls(checked_name(name), hosts)
-        shape = _Shape.of(rate, queue)
+        shape = _Shape.of(rate, queue, conditions)
+        if conditions.lossy_host is not None:
+            lab.host(conditions.lossy_host)
         iproute.require()
         with _exclusive(name):
             built = False
             try:
+                _end_flows(name)
                 if _broken(lab):
                     _refuse_busy(lab)
                     built = True
                     _delete(name)
                     _create(lab)
-                _configure(lab, congestion)
+                _configure(name, lab.hosts, congestion, one_by_one=not conditions.plain)
                 _apply(lab.hosts, shape)
+                lab._start_flows(shape)
             except BaseException:
-                if built:
-                    with uninterrupted():
+                with uninterrupted():
+                    _end_flows(name)
+                    if built:
                         _delete(name)
                 raise
         return lab
+
+    def _start_flows(self, shape: _Shape) -> None:
+        share, host = shape.conditions.background, shape.conditions.lossy_host
+        if share and shape.rate:
+            self._flows = self.hosts[-1 if host is None else host], share * shape.rate
+            sources = sources_of(self.name)
+            _plug(self.name, sources)
+            _configure(self.name, sources, None, one_by_one=True)
+            start(self.name, *self._flows, owner=0)
 
     @classmethod
     def find(cls, name: str = "lab") -> Lab:
@@ -140,10 +170,15 @@ class Lab:
         return lab
 
     def rate(self, rate: str | float | None, host: int | None = None, *, queue: str | Time = QUEUE) -> None:
-        """Change the rate of the link of ``host``, or of all, in both directions, without interrupting traffic."""
-        shape = _Shape.of(rate, queue)
+        """Change the rate of the link of ``host``, or of all, in both directions, without interrupting traffic.
+
+        Bands, losses and background flows end.
+        """
+        shape = _Shape.of(rate, queue, _PLAIN)
         iproute.require()
         with _exclusive(self.name):
+            _end_flows(self.name)
+            self._flows = None
             _apply(self.hosts if host is None else (self.host(host),), shape)
 
     def host(self, index: int) -> LabHost:
@@ -159,15 +194,21 @@ class Lab:
     def status(self) -> Status:
         """Return the present state in the kernel; raise LabError when the lab is gone or only half there."""
         found = Lab.find(self.name)
-        switch = iproute.links(switch_of(self.name)), iproute.shapers(switch_of(self.name))
+        space = switch_of(self.name)
+        switch = iproute.links(space), iproute.shapers(space)
         inside = processes(self.name)
-        return Status(self.name, tuple(status_of(host, *switch, inside) for host in found.hosts))
+        background = background_of(self.name, _namespaces(self.name), switch[0])
+        return Status(self.name, tuple(status_of(host, *switch, inside) for host in found.hosts), background)
 
     def down(self, *, kill: bool = False) -> tuple[Process, ...]:
         """Remove this lab; see `remove`."""
         return remove(self.name, kill=kill)
 
     def __enter__(self) -> Lab:
+        if self._flows:
+            with _exclusive(self.name):
+                end(lambda: senders(_namespaces(self.name)))
+                start(self.name, *self._flows, owner=os.getpid())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -197,42 +238,49 @@ def remove(name: str = "lab", *, kill: bool = False) -> tuple[Process, ...]:
         if kill:
             end(lambda: processes(name))
             alive = processes(name)
+        _end_flows(name)
         _delete(name)
     return alive
 
 
 def processes(name: str) -> tuple[Process, ...]:
-    """Return the processes inside a lab, by pid."""
-    return inside({namespace: index_of(namespace) for namespace in _namespaces(name)})
+    """Return the processes inside a lab, by pid, without senders of background flows."""
+    return inside({namespace: index_of(namespace) for namespace in _namespaces(name) if not is_source(namespace)})
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Token bucket: ``rate`` in bytes per second, None for no shaping; ``burst`` and ``limit`` in bytes."""
+    """Shape of a link: ``rate`` in bytes per second, None for no shaping; ``burst`` and ``limit`` in bytes."""
 
     rate: float | None
     burst: int = 0
     limit: int = 0
+    conditions: Conditions = _PLAIN
 
     @classmethod
-    def of(cls, rate: str | float | None, queue: str | Time) -> _Shape:
+    def of(cls, rate: str | float | None, queue: str | Time, conditions: Conditions) -> _Shape:
         speed = parse_rate(rate) if isinstance(rate, str) and rate != "none" else rate
         delay = parse_time(queue, "queue") if isinstance(queue, str) else queue
         if speed is None or isinstance(speed, str):
+            if not conditions.plain:
+                raise ConfigError("rate", rate, "has no queues, for bands or losses", "write a rate, e.g. '1Gbps'")
             return cls(None)
         if not _SLOWEST <= speed <= _FASTEST:
             raise ConfigError("rate", rate, "is not between 1Mbps and 1Tbps", "write e.g. '1Gbps', or 'none'")
         limit = max(_LEAST_LIMIT, math.ceil(speed * delay / SECOND))
         if delay <= 0 or limit >= 2**31:
             raise ConfigError("queue", queue, "is not above 0 and below 2 GiB at this rate", "write e.g. '8ms'")
-        return cls(speed, max(_LEAST_BURST, math.ceil(speed / 1000)), limit)
+        return cls(speed, max(_LEAST_BURST, math.ceil(speed / 1000)), limit, conditions)
 
-    def on(self, interface: str) -> str:
-        """Return the line for ``tc -batch``."""
+    def on(self, interface: str, host: int | None = None) -> list[str]:
+        """Return the lines for ``tc -batch`` for a host's interface, or for the switch's port to ``host``."""
         if self.rate is None:
-            return f"qdisc replace dev {interface} root noqueue"
+            return [f"qdisc replace dev {interface} root noqueue"]
+        if not self.conditions.plain:
+            return self.conditions.lines(interface, self.rate, self.burst, self.limit, host=host)
         bits = round(self.rate * 8)
-        return f"qdisc replace dev {interface} root handle 1: tbf rate {bits}bit burst {self.burst} limit {self.limit}"
+        shape = f"tbf rate {bits}bit burst {self.burst} limit {self.limit}"
+        return [f"qdisc replace dev {interface} root handle 1: {shape}"]
 
 
 def _namespaces(name: str) -> list[str]:
@@ -241,7 +289,7 @@ def _namespaces(name: str) -> list[str]:
 
 def _broken(lab: Lab) -> str | None:
     """Return the fault of a lab's namespaces and cables, which needs a rebuild; None when they are complete."""
-    found = set(_namespaces(lab.name))
+    found = {namespace for namespace in _namespaces(lab.name) if not is_source(namespace)}
     wanted = {switch_of(lab.name), *(host.namespace for host in lab.hosts)}
     if found != wanted:
         return f"{'missing' if found < wanted else 'unexpected'}: {', '.join(sorted(found ^ wanted))}"
@@ -275,33 +323,38 @@ def _listed(alive: Sequence[Process]) -> str:
 
 def _create(lab: Lab) -> None:
     switch = switch_of(lab.name)
+    iproute.run(iproute.tool("ip"), lines=[f"netns add {switch}"])
+    iproute.run(iproute.tool("ip"), "-n", switch, lines=[f"link add name {BRIDGE} type bridge mcast_snooping 0"])
+    _plug(lab.name, lab.hosts)
+
+
+def _plug(name: str, hosts: Sequence[LabHost]) -> None:
+    """Make the namespaces of ``hosts``, and their cables to the switch."""
     # Cables are born inside the namespaces: nothing ever shows up in the machine's own network.
     cables = [
-        f"link add name {host.interface} netns {host.namespace} type veth peer name {port_of(host)} netns {switch}"
-        for host in lab.hosts
+        f"link add name {host.interface} netns {host.namespace} type veth peer name {port_of(host)} "
+        f"netns {switch_of(name)}"
+        for host in hosts
     ]
-    spaces = [f"netns add {namespace}" for namespace in (switch, *(host.namespace for host in lab.hosts))]
-    iproute.run(iproute.tool("ip"), lines=[*spaces, *cables])
-    iproute.run(iproute.tool("ip"), "-n", switch, lines=[f"link add name {BRIDGE} type bridge mcast_snooping 0"])
+    iproute.run(iproute.tool("ip"), lines=[*(f"netns add {host.namespace}" for host in hosts), *cables])
 
 
-def _configure(lab: Lab, congestion: Congestion | None) -> None:
+def _configure(name: str, hosts: Sequence[LabHost], congestion: Congestion | None, *, one_by_one: bool) -> None:
     """Set addresses, MTU and routes; every line may be repeated, which repairs manual changes."""
+    segments = 1 if one_by_one else _SEGMENTS
     # Without IPv6 addresses there are no router solicitations, which the counters would count.
     quiet = "addrgenmode none" if Path("/proc/net/if_inet6").exists() else ""
     ip = iproute.tool("ip")
-    ports = [f"link set dev {port_of(host)} mtu {MTU} master {BRIDGE} {quiet} up" for host in lab.hosts]
-    iproute.run(
-        ip, "-n", switch_of(lab.name), lines=["link set dev lo up", *ports, f"link set dev {BRIDGE} {quiet} up"]
-    )
-    for host in lab.hosts:
+    ports = [f"link set dev {port_of(host)} mtu {MTU} master {BRIDGE} {quiet} up" for host in hosts]
+    iproute.run(ip, "-n", switch_of(name), lines=["link set dev lo up", *ports, f"link set dev {BRIDGE} {quiet} up"])
+    for host in hosts:
         subnet = host.address.rpartition(".")[0] + ".0/24"
         route = f"route replace {subnet} dev {host.interface} proto kernel scope link src {host.address}"
         iproute.run(
             ip, "-n", host.namespace,
             lines=[
                 "link set dev lo up",
-                f"link set dev {host.interface} mtu {MTU} {quiet} up",
+                f"link set dev {host.interface} mtu {MTU} gso_max_segs {segments} {quiet} up",
                 f"address replace {host.address}/24 dev {host.interface}",
                 f"{route} congctl {congestion}" if congestion else route,
             ],
@@ -311,15 +364,41 @@ def _configure(lab: Lab, congestion: Congestion | None) -> None:
 def _apply(hosts: Sequence[LabHost], shape: _Shape) -> None:
     tc = iproute.tool("tc")
     for host in hosts:
-        iproute.run(tc, "-n", host.namespace, lines=[shape.on(host.interface)])
+        iproute.run(tc, "-n", host.namespace, lines=shape.on(host.interface))
     switch = hosts[0].namespace.rpartition("-")[0] + "-sw"
-    iproute.run(tc, "-n", switch, lines=[shape.on(port_of(host)) for host in hosts])
+    lines = [line for host in hosts for line in shape.on(port_of(host), host.index)]
+    iproute.run(tc, "-n", switch, lines=lines)
+    conditions = shape.conditions
+    for host in hosts:
+        unmark(host.namespace, host.interface)
+        if conditions.drop == "selective" and shape.rate:
+            longest = round(shape.limit / shape.rate * _MARKED_FROM * 1e9)
+            # A kernel without eBPF marks nothing.
+            with contextlib.suppress(LabError):
+                mark_waiting(switch, port_of(host), ROOT, host.namespace, host.interface, longest)
+        if conditions.burst > 1 and conditions.loses(host.index):
+            lose_bursts(switch, port_of(host), ROOT, NOWHERE, conditions.loss, conditions.burst)
 
 
 def _delete(name: str) -> None:
-    if found := _namespaces(name):
+    _delete_all(_namespaces(name))
+
+
+def _delete_all(namespaces: Sequence[str]) -> None:
+    if namespaces:
         # -force goes on after a failure.
-        iproute.run(iproute.tool("ip"), "-force", lines=[f"netns delete {namespace}" for namespace in found])
+        iproute.run(iproute.tool("ip"), "-force", lines=[f"netns delete {namespace}" for namespace in namespaces])
+
+
+def _end_flows(name: str) -> None:
+    """End a lab's background flows, and remove their sources."""
+    if sources := [namespace for namespace in _namespaces(name) if is_source(namespace)]:
+        end(lambda: senders(sources))
+        # The kernel removes a namespace some time later, and its cables with it.
+        cables = [f"link delete {port_of(source)}" for source in sources_of(name)]
+        with contextlib.suppress(LabError):
+            iproute.run(iproute.tool("ip"), "-force", "-n", switch_of(name), lines=cables)
+        _delete_all(sources)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import get_args
 
 from foretrain.comm.options import (
     AllReduce,
+    BoundedLoss,
     Compression,
     ParameterServer,
     Timeouts,
@@ -73,6 +74,8 @@ class LaunchSettings:
         if isinstance(self.transport, ParameterServer):
             flags += ["--served", "--updates", str(self.transport.updates)]
             flags += ["--consistency", self.transport.consistency, *["--elastic"] * self.transport.elastic]
+        elif isinstance(self.transport, BoundedLoss):
+            flags += ["--transport", str(self.transport)]
         elif self.transport.backend is not None:
             flags += ["--backend", self.transport.backend]
         return ["--schedule", self.schedule, *flags, *["--tune"] * self.tune, *["--advise"] * self.advise]

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE
-from foretrain.comm.options import SCHEDULE, SERVERS, TRANSPORT, AllReduce, ParameterServer
+from foretrain.comm.options import SCHEDULE, SERVERS, TRANSPORT, AllReduce, BoundedLoss, ParameterServer
 from foretrain.comm.ps import EVERY
 from foretrain.comm.rendezvous import ADDRESS, free_port
 from foretrain.errors import ConfigError
@@ -67,7 +67,8 @@ def launch(
     elsewhere = servers is not None and not servers.isdigit()
     secret = None if secret_file is None else read_secret(secret_file)
     os.environ[SCHEDULE] = settings.schedule
-    os.environ[TRANSPORT] = "ps" if isinstance(settings.transport, ParameterServer) else "all_reduce"
+    bounded = str(settings.transport) if isinstance(settings.transport, BoundedLoss) else None
+    os.environ[TRANSPORT] = bounded or ("ps" if isinstance(settings.transport, ParameterServer) else "all_reduce")
     if find_spec("torch") is None:
         os.environ.setdefault(ADDRESS, f"127.0.0.1:{free_port()}")
         command = [sys.executable, "-m", _WORKER, *["-m"] * module, *script]
@@ -137,7 +138,10 @@ def _launch_plainly(
 ) -> int:
     """Run ``command`` as ``count`` ranks without PyTorch, which exchange gradients through `foretrain.Session`."""
     # A session would not know of these; the schedule and the servers it finds in its environment.
-    plain = LaunchSettings(settings.schedule, transport=ParameterServer() if servers is not None else AllReduce())
+    transport = ParameterServer() if servers is not None else AllReduce()
+    if isinstance(settings.transport, BoundedLoss):
+        transport = settings.transport
+    plain = LaunchSettings(settings.schedule, transport=transport)
     for field in ("compression", "timeouts", "transport", "tune", "advise"):
         if (value := getattr(settings, field)) != getattr(plain, field):
             remedy = "install torch, or leave it out and say it to foretrain.Session"

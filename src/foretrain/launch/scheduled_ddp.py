@@ -43,6 +43,7 @@ from torch.optim import Optimizer
 
 from foretrain.comm.options import Compression
 from foretrain.errors import ConfigError
+from foretrain.plugins.torch.process_groups import prevent_destruction
 from foretrain.units import SECOND, format_time
 
 if TYPE_CHECKING:
@@ -173,6 +174,8 @@ class ModelRecord:
             from foretrain.comm.runtime_plan import outcome  # it loads the simulator
 
             times.append(outcome(median, self.attached.forecast, self.attached.bound))
+        if self.attached.ledger is not None:
+            times.append(self.attached.ledger.line())
         return f"{self.name} under {self.attached.schedule}: {', '.join(times)}"
 
 
@@ -366,9 +369,14 @@ class ScheduledDataParallel(DistributedDataParallel):
         if role.reducer is None:
             return
         needed, role.reducer = role.reducer, None
-        super()._ddp_init_helper(*needed)
+        self._init_reducer(*needed)
         for act in role.deferred:
             act(self)
+
+    def _init_reducer(self, *needed: Any) -> None:
+        super()._ddp_init_helper(*needed)
+        if "gloo" in dist.get_backend_config(self.process_group):
+            prevent_destruction(self.process_group)
 
     # ── overridden private methods ──
 
@@ -382,7 +390,7 @@ class ScheduledDataParallel(DistributedDataParallel):
             self._passing_sync_batchnorm_handle(self.module)  # its errors belong here
             self._role.reducer = needed
         else:
-            super()._ddp_init_helper(*needed)
+            self._init_reducer(*needed)
 
     def _set_static_graph(self) -> None:
         # A schedule treats every graph as dynamic; a reducer that is built later must know.

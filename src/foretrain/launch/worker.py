@@ -24,6 +24,7 @@ from foretrain.comm.options import (
     ParameterServer,
     Timeouts,
     UpdateLocation,
+    as_transport,
 )
 from foretrain.launch import LaunchSettings
 from foretrain.parent_death import end_with_parent
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=Timeouts().peer)
     parser.add_argument("--patience", type=float, default=Timeouts().stall)
     parser.add_argument("--backend", choices=get_args(CollectiveBackend))
+    parser.add_argument("--transport")
     parser.add_argument("--served", action="store_true")
     parser.add_argument("--updates", choices=get_args(UpdateLocation))
     parser.add_argument("--consistency", default="bsp")
@@ -76,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 def settings(options: argparse.Namespace) -> LaunchSettings:
     """Return the settings that `parser` has read."""
-    transport = AllReduce(backend=options.backend)
+    transport = as_transport(options.transport) if options.transport else AllReduce(backend=options.backend)
     if options.served:
         transport = ParameterServer(None, options.updates, options.consistency, options.elastic)
     timeouts = Timeouts(options.timeout, options.patience)
@@ -96,12 +98,22 @@ def run_as_main(script: str, arguments: Sequence[str], *, module: bool = False) 
 
 
 def print_script_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print ``error`` without foretrain's frames before those of the script."""
+    """Print ``error`` without foretrain's frames before those of the script, and a remedy if there is no GPU."""
+    if any(words in str(error) for words in _WITHOUT_CUDA):
+        error.add_note(
+            "foretrain: the script uses CUDA, and PyTorch finds none here; to forecast it on GPUs that are not here use"
+            " foretrain simulate, else have it compute on the CPU, also where RANK is set, and communicate by gloo"
+        )
     while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
+_WITHOUT_CUDA = (
+    *("module 'torch._C' has no attribute '_cuda_", "Torch not compiled with CUDA enabled"),
+    *("Distributed package doesn't have NCCL built in", "No CUDA GPUs are available", "Found no NVIDIA driver"),
+)
+"""Parts of PyTorch's messages about builds without CUDA and machines without GPUs."""
 _OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, runpy.__file__, "<frozen runpy>")
 
 

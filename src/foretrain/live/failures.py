@@ -30,6 +30,15 @@ def script_failure(trace: SimulationTrace, waits: Sequence[str] = ()) -> ScriptF
     return None
 
 
+def while_folded(failed: ScriptFailed, live: int, world: int) -> ScriptFailed:
+    """Return ``failed`` with the hint that only ``live`` of ``world`` ranks ran."""
+    return ScriptFailed(
+        failed.status,
+        f"{failed}\n{live} of {world} ranks were live and stood for the others, whose objects are copies of theirs; if"
+        " the script failed by what another rank would have gathered or saved, run all with --live all",
+    )
+
+
 def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
     """Return ``failed`` with the hint that an earlier start of the script may have caused it."""
     times = "once" if before == 1 else f"{before} times"

@@ -6,17 +6,17 @@
 
 # Note [Symmetric ranks]
 A collective is symmetric in its members, so that one of them can represent all. A message is not: a pipeline's stages
-do different work. So a rank is identified by its *places*: in every family of groups (the groups that the script made
-one after the other) in which messages are sent, its index in its own group; and for messages over the world, its index
-in its *chain*, one of the shifted copies of rank 0's connected ranks that tile the world. Ranks of equal places act
-alike. The live ranks are those that rank 0 reaches by messages; they have every place once.
+do different work. So a rank is identified by its *places*: in every family of groups (those that the script made at one
+place or one after the other) in which messages are sent, its index in its own group; and for messages over the world,
+its index in its *chain*, one of the shifted copies of rank 0's connected ranks that tile the world. Ranks of equal
+places act alike. The live ranks are those that rank 0 reaches by messages; they have every place once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from foretrain.errors import ConfigError
 
@@ -80,7 +80,8 @@ class Folding:
             families: for each group its family.
             messages: what was sent, both ends of it.
             heard: ranks all of whose messages are among ``messages``. What rank 0 sends over the world to rank s, rank
-                s is taken to send to 2s, and so on to the end of the world, until it has been heard.
+                s is taken to send to 2s, and so on to the end of the smallest group that has both, until it has been
+                heard.
             n: how many live ranks to have, at most: beside the fewest, further ones in order with all their peers.
 
         Raises:
@@ -102,7 +103,7 @@ class Folding:
         everyone = tuple(range(world))
         inside = sorted({known._family_of[g] for *_, g in sent if g != everyone and known._apart(g)})
         over = [(a, b) for a, b, g in sent if g == everyone or not known._apart(g)]
-        chain, shifts = _chains(world, over, heard)
+        chain, shifts = _chains(world, over, heard, [*groups, everyone])
         places = list(zip(*(known._places(family) for family in inside), chain, strict=True))
         near = _neighbours(_pairs(places, known, inside, bool(over)))
         live = _live(places, near)
@@ -250,7 +251,9 @@ def _check_world(world: int) -> None:
         raise ConfigError("world", world, "is not a number of ranks", "start at least 1")
 
 
-def _chains(world: int, over: list[tuple[int, int]], heard: Collection[int]) -> tuple[list[int], list[int]]:
+def _chains(
+    world: int, over: list[tuple[int, int]], heard: Collection[int], groups: Iterable[Group]
+) -> tuple[list[int], list[int]]:
     """Return each rank's place in its chain of messages over the world, and by how much the chains are shifted.
 
     Where shifted copies of rank 0's chain do not tile the world every rank is a place of its own.
@@ -261,7 +264,8 @@ def _chains(world: int, over: list[tuple[int, int]], heard: Collection[int]) -> 
     strides = {abs(b - a) for a, b in over if a in chain}
     if len(strides) == 1 and (unheard := set(chain) - set(heard)):
         stride = strides.pop()
-        chain = sorted({*chain, *range(min(unheard), world, stride)})
+        around = set(min((group for group in groups if set(chain) <= set(group)), key=len))
+        chain = sorted({*chain, *takewhile(around.__contains__, range(min(unheard), world, stride))})
     place = [-1] * world
     shifts = []
     for rank in range(world):

@@ -17,7 +17,7 @@ from foretrain.device.gpu import overlap_slowdown
 from foretrain.errors import ForetrainError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.executor import FoldingInvalid, execute
-from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, check_memory, script_failure
+from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, check_memory, script_failure, while_folded
 from foretrain.live.folding import Folding, Message
 from foretrain.live.forecast import warnings_of
 from foretrain.live.network_traffic import NetworkTraffic
@@ -75,17 +75,18 @@ class Refold:
             if before:
                 self._watch.repeated(len(folding.live))
             self._watch.folded(folding.describe())
+            folded = len(folding.live) < folding.world
             try:
                 # The fork server removes the folder as well, if nobody is left to.
                 with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
-                    folded = len(folding.live) < self._settings.world
                     settings = dataclasses.replace(self._settings, store=str(Path(folder, "store")), folded=folded)
                     return self._once(settings, folding)
             except FoldingInvalid as found:
                 self._messages.update(dict.fromkeys(found.messages))
                 self._groups.update(dict.fromkeys(folding.groups))
                 self._heard.update(folding.live)
-            except ScriptFailed as failed:
+            except ScriptFailed as error:
+                failed = while_folded(error, len(folding.live), folding.world) if folded else error
                 raise (after_restarts(failed, before) if before else failed) from None
         raise AssertionError("every attempt has more live ranks than the one before")
 

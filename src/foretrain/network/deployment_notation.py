@@ -27,7 +27,7 @@ from foretrain.device import calibration, preset
 from foretrain.device.presets import preset_names
 from foretrain.errors import ConfigError
 from foretrain.network.deployment import Deployment
-from foretrain.network.fabrics.leaf_spine import star
+from foretrain.network.fabrics.clos import star
 from foretrain.network.notation import PRESETS, cluster
 from foretrain.network.servers import SERVERS, Host, NVSwitch, PCIeTree, Server
 from foretrain.network.switch_cluster import Cluster

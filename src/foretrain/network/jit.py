@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 
 _COMMON: dict[str, Any] = {"fastmath": False, "error_model": "numpy", "nogil": True, "_nrt": False}
 _BARE: dict[str, Any] = _COMMON | {"cache": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -30,7 +32,23 @@ def packet_entry(function: Callable[..., Any]) -> Any:
 
     An entry calls into other files of the package, and numba's own cache would not look at these.
     """
-    made: Any = njit(**_COMMON)(function)
+    return _kept(njit(**_COMMON)(function))
+
+
+def packet_callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function of the packet simulator that C++ calls, with numba's ``signature``."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        options = {"nopython": True, "error_model": "numpy", "fastmath": False}
+        made = _kept(CFunc(function, normalize_signature(signature), {}, options))
+        made.compile()
+        return made
+
+    return compiled
+
+
+def _kept(made: Any) -> Any:
+    """Keep ``made`` on disk until a file of the package changes."""
     if hasattr(made, "enable_caching"):  # not where NUMBA_DISABLE_JIT makes it plain Python
         made.enable_caching()
         file = getattr(made._cache, "_cache_file", None)

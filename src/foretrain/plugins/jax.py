@@ -202,13 +202,14 @@ class DeferredUpdates:
             params: per layer, in the order of use, a pytree of floating-point arrays.
 
         Raises:
-            ConfigError: the optimizer mixes layers, as clipping by the global norm does.
+            ConfigError: the optimizer mixes layers, as clipping by the global norm does, or a leaf has no gradient.
             Disagreement: the parameters of another rank have other names, shapes or types.
         """
-        self._check_separable(params)
         order = [(layer, name, leaf) for layer in params for name, leaf in zip(*_flat(params[layer])[:2], strict=True)]
         names = [f"{layer}.{name}" for layer, name, _ in order]
-        self._stream.declare(_described(names, [leaf for *_, leaf in order]), ordered=True)
+        described = _described(names, [leaf for *_, leaf in order])
+        self._check_separable(params)
+        self._stream.declare(described, ordered=True)
         for number, (layer, *_) in enumerate(order):
             self._numbers.setdefault(layer, []).append(number)
         found = broadcast(dict(params), self._stream.session)
@@ -317,11 +318,17 @@ def _like(leaf: Any) -> jax.ShapeDtypeStruct:
 def _flat(tree: Any) -> tuple[list[str], list[Any], Any]:
     """Return the names of the leaves of ``tree``, the leaves, and its structure."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "parameter" for path, _ in found]
+    value = jax.tree_util.GetAttrKey("value")  # of a variable of flax.nnx, which has no other leaf
+    paths = [path[:-1] if path[-1:] == (value,) else path for path, _ in found]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "parameter" for path in paths]
     return names, [leaf for _, leaf in found], structure
 
 
 def _described(names: Sequence[str], leaves: Sequence[Any]) -> list[GradientSpec]:
+    for name, leaf in zip(names, leaves, strict=True):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            remedy = "hand the parameters in alone, e.g. those of nnx.split(model, nnx.Param, ...)"
+            raise ConfigError(name, leaf.dtype, "has no gradient", remedy)
     return [
         GradientSpec(name, tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in zip(names, leaves, strict=True)
     ]

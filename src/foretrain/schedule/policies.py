@@ -10,16 +10,10 @@ from typing import ClassVar, Protocol
 
 from foretrain.engine import Policy
 from foretrain.errors import ConfigError, unknown
-from foretrain.schedule.bytescheduler import ByteScheduler
-from foretrain.schedule.ddp import Ddp
-from foretrain.schedule.dear import Dear
-from foretrain.schedule.fifo import Fifo
-from foretrain.schedule.fusion import Fusion
+from foretrain.schedule.by_readiness import Ddp, Dear, Fifo, Fusion, MgWfbp
+from foretrain.schedule.by_urgency import P3, ByteScheduler, LargestTailFirst
 from foretrain.schedule.job import Job
 from foretrain.schedule.knob import Knob, KnobValue
-from foretrain.schedule.largest_tail_first import LargestTailFirst
-from foretrain.schedule.mgwfbp import MgWfbp
-from foretrain.schedule.p3 import P3
 from foretrain.schedule.pace import Pace
 from foretrain.schedule.prophet import Prophet
 from foretrain.schedule.tictac import Tac, Tic

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.comm.coordinator import handshake as module
+from foretrain.comm.coordinator.addresses import local_address
 from foretrain.comm.coordinator.handshake import Listener, connect
-from foretrain.comm.coordinator.link import BODY_LIMIT, Link, LinkError, LinkMessage, local_address
+from foretrain.comm.coordinator.link import BODY_LIMIT, Link, LinkError, LinkMessage
 from foretrain.errors import ConfigError
 
 SECRET = bytes(range(32))
@@ -101,10 +102,21 @@ def test_a_message_arrives_as_it_was_sent():
     with linked() as (ours, theirs):
         assert (ours.peer, theirs.peer) == (1, 0)
         ours.send(3, 4, 5, b"six")
-        theirs.send(255, 255, 2**32 - 1)
+        theirs.send(254, 255, 2**32 - 1)
         assert theirs.receive(PATIENCE) == [LinkMessage(3, 4, 5, b"six")]
-        assert ours.receive(None) == [LinkMessage(255, 255, 2**32 - 1, b"")]
+        assert ours.receive(None) == [LinkMessage(254, 255, 2**32 - 1, b"")]
         assert ours.receive(0.01) == ours.receive(0) == ours.read() == []
+
+
+def test_an_echo_is_no_message():
+    with linked() as (ours, theirs):
+        theirs.expect_losses()
+        for value in range(3):
+            theirs.send(1, 0, value)
+        assert [message.value for message in receive(ours, 3)] == [0, 1, 2]
+        assert ours.receive(0.01) == []
+        with pytest.raises(ConfigError, match="kind: 255 is the link's own"):
+            ours.send(255)
 
 
 @pytest.mark.parametrize("size", [65_524, 65_525, BODY_LIMIT])
@@ -134,7 +146,7 @@ def test_messages_of_several_threads_keep_whole_and_in_order():
 
 
 messages = st.builds(
-    LinkMessage, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**32 - 1), st.binary(max_size=40)
+    LinkMessage, st.integers(0, 254), st.integers(0, 255), st.integers(0, 2**32 - 1), st.binary(max_size=40)
 )
 
 
@@ -354,7 +366,7 @@ def wait_for(condition):
 )
 def test_a_wrong_secret_or_rank_is_refused_and_logged(caplog, secret, rank, reason):
     with open_to_strangers() as listener:
-        with pytest.raises(LinkError, match=rf"rank {rank} is not linked .*refused us.*not expected"):
+        with pytest.raises(LinkError, match=rf"rank {rank} is not linked .*refused us.*does not expect"):
             connect(listener.address, secret, rank, PATIENCE)
         wait_for(lambda: listener.refused == 1)
     (record,) = caplog.records
@@ -369,7 +381,7 @@ def test_a_wrong_secret_or_rank_is_refused_and_logged(caplog, secret, rank, reas
 def test_a_second_process_of_the_same_rank_is_refused(caplog):
     with open_to_strangers(expected=(1, 2), last=(2,)) as listener:
         first = connect(listener.address, SECRET, 1, PATIENCE)
-        with pytest.raises(LinkError, match="linked already"):
+        with pytest.raises(LinkError, match="has linked it already"):
             connect(listener.address, SECRET, 1, PATIENCE)
         wait_for(lambda: listener.refused == 1)
         first.send(5)
@@ -555,6 +567,7 @@ def no_interface_in_the_environment(monkeypatch):
 def test_the_address_is_an_interface_s_or_the_one_a_host_is_reached_from():
     assert local_address("lo", ("192.0.2.1", 1)) == "127.0.0.1"
     assert local_address(None, ("127.0.0.1", 9)) == "127.0.0.1"
+    assert local_address(None, ("::1", 9)) in ("::1", "127.0.0.1")  # the latter where there is no IPv6
     assert local_address(None, ("no-such-host.invalid", 9)) == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"interface: 'nope0' is no interface .*lo \(127\.0\.0\.1\)"):
         local_address("nope0", None)

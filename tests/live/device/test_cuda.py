@@ -51,6 +51,35 @@ def test_settings_handles_and_versions_are_those_of_a_build_with_cuda() -> None:
         parallel(torch.ones(8, 4, device="cuda"))
 
 
+@on_gpus("--live", "all", cluster="dgx-h100:1,ranks=0-1")
+def test_a_mesh_sets_the_device_of_a_script_that_has_not_used_one() -> None:
+    torch.cuda.manual_seed_all(7)
+    assert torch.cuda.device_count() == 2
+    assert not torch.cuda.is_initialized()
+    dist.init_process_group("nccl")
+    dist.init_device_mesh("cuda", (2,))
+    assert torch.cuda.is_initialized()
+    assert torch.cuda.current_device() == dist.get_rank()
+    assert torch.cuda.initial_seed() == 7
+
+
+@on_gpus("--live", "all", cluster="dgx-h100:1,ranks=0-1")
+def test_kernels_of_a_stream_that_is_not_waited_for_are_told_with_what_comes_later() -> None:
+    x, other = torch.zeros(1 << 20, device="cuda"), torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        x.add_(1)
+    for _ in range(600):
+        x.add_(1)
+        torch.cuda.Event().record()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        x.add_(1)
+    for _ in range(9):
+        x.add_(1)
+    dist.recv(x, 0) if dist.get_rank() else dist.send(x, 1)
+    torch.cuda.synchronize()
+
+
 def test_least_squares_and_saving_need_no_values() -> None:
     def script():
         for shape, sides in (((90, 80), (90, 70)), ((90, 80), (90,)), ((80, 90), (80, 70)), ((7, 90, 80), (1, 90, 70))):

@@ -173,3 +173,23 @@ def test_groups_that_only_their_members_make_are_known_as_far_as_the_script_name
     assert (ended.out + ended.err).count(warning) == (way == "own")
     if way == "all":
         assert ended.numbers["links"] == simulate("dgx-h100:1", script, "all members wait").numbers["links"]
+
+
+def test_groups_made_at_one_place_are_a_family_though_others_are_made_in_between() -> None:
+    made: list[tuple[list[int], int]] = []
+    families = _Families(lambda ranks, family: made.append((ranks, family)) or 0)
+
+    def helper(*ranks: int) -> None:
+        families.add(ranks)
+
+    for rank in range(4):
+        helper(rank, rank + 4)  # a pipeline
+        helper(rank, rank + 4)  # its ends
+        helper(rank)
+    numbers = [family for _, family in made]
+    assert numbers == [1, 2, 3] * 4
+    helper(0, 1)
+    helper(2, 3)  # elsewhere, but next to it
+    for pair in ((0, 2), (1, 3), (0, 3), (1, 2)):
+        helper(*pair)
+    assert [family for _, family in made[12:]] == [4, 4, 5, 5, 6, 6]

@@ -32,6 +32,8 @@ if fault == "raise":
     raise ValueError(f"everywhere, as of {count}")
 if fault == "exit early" and rank == 1:
     sys.exit()
+if fault == "exits" and rank == 1:
+    sys.exit(3)
 if fault == "polls" and rank == 1:
     sys.exit()
 if fault == "polls":

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foretrain.network.fabrics.leaf_spine import leaf_spine, star
+from foretrain.network.fabrics.clos import leaf_spine, star
 from foretrain.network.packet import Packets
 from foretrain.network.program import Program
 from foretrain.network.routing import Ecmp

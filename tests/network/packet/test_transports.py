@@ -15,6 +15,7 @@ from foretrain.network.program import Paths, Program
 from foretrain.network.routing import Ecmp
 from foretrain.network.servers import Host
 from foretrain.network.topology.graph import Builder
+from foretrain.units import MILLISECOND
 from tests.network.packet.flows import LATENCY, PAYLOAD, RATE, REPLY, SENDING, SIZES, WIRE, both, fabric, flows, hosts
 
 WIDE = NewReno(**SIZES, first_window=1000, most=1000)
@@ -321,3 +322,24 @@ def test_queues_are_traced():
 def test_what_makes_no_sense_is_refused(make, match):
     with pytest.raises(ConfigError, match=match):
         make()
+
+
+def test_prompt_flows_ask_at_once_and_lose_little():
+    """What is missing is asked for when the last packet is acknowledged; receivers wait for the rest until then."""
+    topology = hosts(2)
+    program, into = (
+        flows(topology, [(0, 1)], 50 * PAYLOAD),
+        int(np.flatnonzero(topology.target == topology.ranks[1])[0]),
+    )
+
+    def run(seed, **options):
+        transport = Bounded(**SIZES, law="fixed", least_timeout=MILLISECOND, **options)
+        return Packets(topology, transport=transport, losses={into: LinkLosses(0.05)}, seed=seed).run(program)
+
+    strict = [[run(seed, tolerance=0.0, prompt=prompt).finish[0] for seed in range(9)] for prompt in (False, True)]
+    lost = [
+        sum((~run(seed, tolerance=0.4, prompt=prompt).came[0]).sum() for seed in range(9)) for prompt in (False, True)
+    ]
+
+    assert np.median(strict[1]) < MILLISECOND < np.median(strict[0])
+    assert lost[1] < lost[0]

@@ -7,8 +7,7 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.network.deployment import Deployment
-from foretrain.network.fabrics.fat_tree import fat_tree
-from foretrain.network.fabrics.leaf_spine import leaf_spine
+from foretrain.network.fabrics.clos import fat_tree, leaf_spine
 from foretrain.network.fidelity import Fidelity
 from foretrain.network.packet import Packets
 from foretrain.network.packet import state as c

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
 from foretrain.network.fabrics import FABRICS
-from foretrain.network.fabrics.fat_tree import fat_tree
-from foretrain.network.fabrics.leaf_spine import leaf_spine, star
-from foretrain.network.fabrics.rail import rail
+from foretrain.network.fabrics.clos import fat_tree, leaf_spine, rail, star
 from foretrain.network.servers import SERVERS, preset
 from foretrain.network.topology.file import load, save
 from foretrain.network.topology.graph import Builder, Topology

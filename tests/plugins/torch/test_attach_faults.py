@@ -195,6 +195,22 @@ def test_a_rank_that_leaves_is_named_although_all_knew_it_before_they_needed_it(
     assert_named(ends(job, leaves, 0, seconds=1.0, transport=AllReduce(order)), 0)
 
 
+def with_an_optimizer_that_fails(victim):
+    model, optimizer, _ = attached_mlp()
+    for step in steps(model, optimizer, FAR):
+        if step == MIDDLE and dist.get_rank() == victim:
+            for state in optimizer.state.values():
+                state["momentum_buffer"] = torch.zeros(3, 5, 7)
+
+
+def test_an_optimizer_that_fails_in_an_update_behind_the_script_ends_every_rank(job):
+    ranks = job(SIZE)
+    outcomes = ranks.outcomes(with_an_optimizer_that_fails, 1, timeout=3 * PATIENCE, grace=PATIENCE)
+    assert "ForetrainError: the optimizer failed in a deferred update: RuntimeError(" in outcomes[1].error
+    assert_told([outcome.error for outcome in outcomes], 1)
+    assert ranks.exits(PATIENCE) == [0] * SIZE
+
+
 # ---------------------------------------------------------------- waiting, and what ends it
 
 

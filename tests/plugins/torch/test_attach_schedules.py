@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from foretrain.comm.options import AllReduce
+from foretrain.comm.options import AllReduce, BoundedLoss
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch import attach, process_group_executor
 from foretrain.plugins.torch.gradient_buffer import BufferSlice, Rounding
@@ -60,6 +60,11 @@ def test_a_ring_in_place_of_the_process_group(ranks, schedule, compression):
     tolerance = 0.05 if compression else 0.0
     options = {"schedule": schedule, "compression": compression, "transport": AllReduce(backend="ring")}
     assert_same(ranks, branching, EACH, tolerance=tolerance, **options)
+
+
+@pytest.mark.parametrize("schedule", [SMALL, "dear(group=4KiB)"])
+def test_over_udp_in_place_of_the_process_group(ranks, schedule):
+    assert_same(ranks, branching, EACH, schedule=schedule, transport=BoundedLoss(0.0))
 
 
 def tiny():

@@ -22,7 +22,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.buffers import HostGradients
+from foretrain.comm.bounded import Hint
+from foretrain.comm.bounded.ledger import Ledger
+from foretrain.comm.buffers import BufferSlice, HostGradients
 from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.coordinator.protocol import CollectiveCommand
 from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
@@ -180,7 +182,7 @@ class Collectives(Protocol):
     ``values`` is a contiguous, writable, one-dimensional array of float32, float64, float16, int32, int64 or uint8, or
     of uint16 where ``bfloat16`` says that these are its bits. It belongs to the operation until that is done, but
     operations in flight may share it. Sums of 16-bit floats are computed in single precision and rounded once per hop.
-    All ranks get the same bits, but a NaN's payload may differ.
+    All ranks get the same bits, but a NaN's payload may differ. A ``hint`` is for those that may lose some.
 
     Attributes:
         rank: of this process.
@@ -193,11 +195,11 @@ class Collectives(Protocol):
     @property
     def ranks(self) -> int: ...  # noqa: D102
 
-    def all_reduce(self, values: NDArray[Any], *, bfloat16: bool = False) -> Work:
+    def all_reduce(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> Work:
         """Replace ``values`` by their sum over all ranks."""
         ...
 
-    def reduce_scatter(self, values: NDArray[Any], *, bfloat16: bool = False) -> Work:
+    def reduce_scatter(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> Work:
         """Replace block ``rank`` of ``values`` by its sum over all ranks; the other blocks are undefined afterwards.
 
         The length is divisible by the number of ranks.
@@ -220,6 +222,7 @@ class HostExecutor(CollectiveExecutor[list[tuple[Work, Callable[[], None]]]]):
         gradients: the flat buffers.
         collectives: for these collectives alone.
         tasks, landed, failed, keep: as of `CollectiveExecutor`.
+        ledger: of a transport that may lose some.
     """
 
     def __init__(
@@ -230,8 +233,9 @@ class HostExecutor(CollectiveExecutor[list[tuple[Work, Callable[[], None]]]]):
         landed: Callable[[int, bool], None],
         failed: Callable[[BaseException], None],
         keep: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
-        self._gradients, self._collectives = gradients, collectives
+        self._gradients, self._collectives, self._ledger = gradients, collectives, ledger
         self._scattered: dict[tuple[Piece, ...], list[tuple[NDArray[Any], list[NDArray[Any]], Dtype]]] = {}
         super().__init__(tasks, landed, failed, keep=keep)
 
@@ -246,23 +250,40 @@ class HostExecutor(CollectiveExecutor[list[tuple[Work, Callable[[], None]]]]):
         whole = chunk.op == "reduce_scatter"  # `all_gather` must find unused tasks as well
         pieces = [piece for piece in chunk.pieces if whole or piece.task not in command.unused]
         found = groupby(self._gradients.runs(pieces), lambda run: run.buffer)
-        parts = [([self._gradients.slice(run) for run in runs], self._gradients.kinds[each]) for each, runs in found]
-        if whole:
-            ranks = start.ranks
-            padded = [
-                (np.pad(np.concatenate(slices), (0, -sum(map(len, slices)) % ranks)), slices, dtype)
-                for slices, dtype in parts
-            ]
-            self._scattered[chunk.pieces] = padded
-            return [
-                (start.reduce_scatter(values, bfloat16=dtype == "bfloat16"), _nothing) for values, _, dtype in padded
-            ]
-        return [self._all_reduce(slices, dtype) for slices, dtype in parts]
+        parts = [(list(runs), self._gradients.kinds[each]) for each, runs in found]
+        if not whole:
+            return [self._all_reduce(runs, dtype) for runs, dtype in parts]
+        self._scattered[chunk.pieces] = []
+        return [self._reduce_scatter(chunk, runs, dtype) for runs, dtype in parts]
 
-    def _all_reduce(self, slices: list[NDArray[Any]], dtype: Dtype) -> tuple[Work, Callable[[], None]]:
+    def _all_reduce(self, runs: list[BufferSlice], dtype: Dtype) -> tuple[Work, Callable[[], None]]:
+        slices, hint = [self._gradients.slice(run) for run in runs], self._hint(runs)
         values = slices[0] if len(slices) == 1 else np.concatenate(slices)
-        work = self._collectives.all_reduce(values, bfloat16=dtype == "bfloat16")
-        return work, _nothing if values is slices[0] else partial(_unpack, values, slices)
+        work = self._collectives.all_reduce(values, bfloat16=dtype == "bfloat16", hint=hint)
+        unpack = _nothing if values is slices[0] else partial(_unpack, values, slices)
+        return work, self._noting(runs, work, unpack)
+
+    def _reduce_scatter(self, chunk: Chunk, runs: list[BufferSlice], dtype: Dtype) -> tuple[Work, Callable[[], None]]:
+        slices, hint = [self._gradients.slice(run) for run in runs], self._hint(runs)
+        values = np.pad(np.concatenate(slices), (0, -sum(map(len, slices)) % self._collectives.ranks))
+        self._scattered[chunk.pieces].append((values, slices, dtype))
+        work = self._collectives.reduce_scatter(values, bfloat16=dtype == "bfloat16", hint=hint)
+        return work, self._noting(runs, work, _nothing)
+
+    def _hint(self, runs: list[BufferSlice]) -> Hint | None:
+        return self._ledger.hint(runs) if self._ledger is not None else None
+
+    def _noting(self, runs: list[BufferSlice], work: Work, unpack: Callable[[], None]) -> Callable[[], None]:
+        """Return ``unpack``, which then also books what was lost."""
+        if self._ledger is None:
+            return unpack
+        ledger = self._ledger
+
+        def unpack_and_note() -> None:
+            unpack()
+            ledger.note(runs, work)
+
+        return unpack_and_note
 
     def _arrive(self, command: CollectiveCommand, work: list[tuple[Work, Callable[[], None]]]) -> None:
         for each, unpack in work:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrain.comm.bounded import Hint
 from foretrain.comm.buffers import narrow, widen
 from foretrain.comm.coordinator.link import LinkError
 from foretrain.errors import ConfigError, MissingExtra
@@ -105,13 +106,13 @@ class MpiCollectives:
         self._closed = threading.Event()
         self._under_way: list[MpiWork] = []
 
-    def all_reduce(self, values: NDArray[Any], *, bfloat16: bool = False) -> MpiWork:
+    def all_reduce(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> MpiWork:
         """Replace ``values`` by their sum over all ranks."""
         self._wait_for(values)
         wide, finish = _summed(values, bfloat16)
         return self._started(values, lambda: self._world.Iallreduce(self._mpi.IN_PLACE, wide), finish)
 
-    def reduce_scatter(self, values: NDArray[Any], *, bfloat16: bool = False) -> MpiWork:
+    def reduce_scatter(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> MpiWork:
         """Replace block ``rank`` of ``values`` by its sum over all ranks; the length is divisible by their number."""
         self._wait_for(values)
         wide, finish = _summed(values, bfloat16)

@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrain.comm.bounded import Hint
 from foretrain.comm.collectives import runners
 from foretrain.comm.collectives.plan import KINDS, Operation, legs, peers
 from foretrain.comm.coordinator.handshake import Listener, connect
-from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.coordinator.link import Link, LinkError, set_service
 from foretrain.errors import ConfigError
 
 _PLANS_KEPT = 1024
@@ -110,11 +111,11 @@ class RingCollectives:
                 link.close()
             raise
 
-    def all_reduce(self, values: NDArray[Any], *, bfloat16: bool = False) -> RingWork:
+    def all_reduce(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> RingWork:
         """Replace ``values`` by their sum over all ranks."""
         return self._submit("all_reduce", values, bfloat16)
 
-    def reduce_scatter(self, values: NDArray[Any], *, bfloat16: bool = False) -> RingWork:
+    def reduce_scatter(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> RingWork:
         """Replace block ``rank`` of ``values`` by its sum over all ranks; the other blocks are undefined afterwards."""
         return self._submit("reduce_scatter", values, bfloat16)
 
@@ -139,11 +140,12 @@ class RingCollectives:
                 remedy = "make the links with connect_peers"
                 raise ConfigError("links", sorted(links), f"has none to rank {peer} of {self.ranks}", remedy)
             self._sockets[peer] = links[peer].detach()
+            set_service(self._sockets[peer], 0)
         for peer in links.keys() - self._sockets.keys():
             links[peer].close()
 
     def _submit(self, operation: Operation, values: NDArray[Any], bfloat16: bool) -> RingWork:
-        kind = _kind(values, bfloat16)
+        kind = kind_of(values, bfloat16)
         if operation != "all_reduce" and len(values) % self.ranks:
             problem = f"are not divisible by the number of ranks, {self.ranks}"
             raise ConfigError("values", f"{len(values)} elements", problem, f"pad them for {operation}")
@@ -240,8 +242,9 @@ def connect_peers(
     rank: int,
     ranks: int,
     timeout: float,
+    wanted: Sequence[int] | None = None,
 ) -> dict[int, Link]:
-    """Link this rank to all `plan.peers` of it; all ranks call this at the same time.
+    """Link this rank to its peers; all ranks call this at the same time.
 
     Every rank first connects to lower ones and then accepts higher ones: rank 0 accepts at once, so that rank 1 can go
     on to accept, and so on; nobody waits in a circle.
@@ -253,12 +256,13 @@ def connect_peers(
         rank: of this process.
         ranks: number of all.
         timeout: seconds until all links must be made, not counting ``exchange``.
+        wanted: ranks, ascending, of which each wants this one, too; None are `plan.peers`.
 
     Raises:
         LinkError: a rank is not there in time, or does not know the secret.
         ConfigError: the secret is short, or the host is none to listen on.
     """
-    wanted = peers(rank, ranks)
+    wanted = peers(rank, ranks) if wanted is None else [peer for peer in wanted if peer != rank]
     found: dict[int, Link] = {}
     try:
         with Listener(host, secret, expected=[peer for peer in wanted if peer > rank]) as listener:
@@ -280,7 +284,8 @@ def connect_peers(
     return found
 
 
-def _kind(values: NDArray[Any], bfloat16: bool) -> str:
+def kind_of(values: NDArray[Any], bfloat16: bool) -> str:
+    """Return the kind of the elements of ``values``; raise ConfigError for an array that cannot be summed."""
     if not isinstance(values, np.ndarray):
         raise ConfigError("values", type(values).__name__, "is no NumPy array", "pass one, e.g. tensor.numpy()")
     flags = values.flags

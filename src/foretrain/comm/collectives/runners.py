@@ -1,8 +1,8 @@
-"""Run plans: ring.cpp, or the same loop in NumPy.
+"""Run plans: ring.cpp, or the same loop in NumPy; and the compiled library of all collectives.
 
-A wheel carries ring.cpp compiled. Elsewhere it is compiled on first use and kept in the user's cache, named after the
-source, the compiler and its options, so that another of these compiles anew. Without a compiler NumPy gives the same
-bits, slower.
+The library has the bounded transport's engine, too. A wheel carries it. Elsewhere it is compiled on first use and kept
+in the user's cache, named after the sources, the compiler and its options, so that another of these compiles anew.
+Without a compiler NumPy gives the same bits as ring.cpp, slower.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ _log = logging.getLogger(__name__)
 
 SEGMENT = 128 << 10
 """Bytes that are received before they are added, and sent at once: together they stay in a core's cache."""
-_SOURCE = Path(__file__).with_name("ring.cpp")
-_PREBUILT = Path(__file__).with_name("libring.so")
-# Not -march=native: a home may be shared by machines. ring.cpp chooses wide instructions when it runs. No contraction,
-# or the compiler's choice of a fused multiplication would show in the bits.
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
+_PACKAGE = Path(__file__).parent
+_SOURCES = _PACKAGE / "ring.cpp", _PACKAGE.parent / "bounded" / "engine.cpp"
+_HEADERS = _PACKAGE / "sums.h", _PACKAGE.parent / "bounded" / "wire.h"
+_PREBUILT = _PACKAGE / "libring.so"
+# Not -march=native: a home may be shared by machines. Wide instructions are chosen when it runs. No contraction, or the
+# compiler's choice of a fused multiplication would show in the bits.
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _HEADER = 7
 """Numbers of an encoded leg before its extents."""
 _SIOCATMARK = 0x8905
@@ -95,8 +97,8 @@ def runner(native: bool | None = None) -> Runner:
     Raises:
         OSError, subprocess.SubprocessError: it must be compiled, and cannot be.
     """
-    library = _library_if_possible() if native is None else _library() if native else None
-    return PythonRunner(SEGMENT) if library is None else NativeRunner(library)
+    compiled = library_if_possible() if native is None else library() if native else None
+    return PythonRunner(SEGMENT) if compiled is None else NativeRunner(compiled)
 
 
 class NativeRunner:
@@ -136,9 +138,10 @@ class NativeRunner:
 
 
 @functools.cache
-def _library_if_possible() -> ctypes.CDLL | None:
+def library_if_possible() -> ctypes.CDLL | None:
+    """Return the library; None, with a warning, where it does not compile or load."""
     try:
-        return _library()
+        return library()
     except (OSError, subprocess.SubprocessError) as error:
         problem = getattr(error, "stderr", None) or error
         _log.warning(
@@ -150,7 +153,7 @@ def _library_if_possible() -> ctypes.CDLL | None:
 
 
 def build(path: str) -> None:
-    """Compile ring.cpp to ``path``, for a wheel.
+    """Compile the library to ``path``, for a wheel.
 
     Raises:
         OSError, subprocess.SubprocessError: that fails.
@@ -162,15 +165,20 @@ def _command() -> list[str]:
     compiler = shlex.split(os.environ.get("CXX", "")) or [
         next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), "g++")
     ]
-    return [*compiler, *_FLAGS, str(_SOURCE)]
+    return [*compiler, *_FLAGS, *map(str, _SOURCES)]
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """Return the library.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it must be compiled, and cannot be.
+    """
     with suppress(OSError):  # there is none, or it is for another machine
         return _loaded(_PREBUILT)
     command = _command()
-    kept = _folder() / f"ring-{_fingerprint(command)}.so"
+    kept = _folder() / f"collectives-{_fingerprint(command)}.so"
     if not kept.exists():
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -199,13 +207,23 @@ def _loaded(path: Path) -> ctypes.CDLL:
     library.foretrain_run_plan.argtypes = [where, where, number, number, where, number, number, where, where]
     library.foretrain_offer.argtypes = [where, where, where]
     library.foretrain_send_ahead.argtypes = [where, number]
+    library.foretrain_bounded_new.argtypes, library.foretrain_bounded_new.restype = [where] * 5, where
+    library.foretrain_bounded_peer.argtypes = [where, number, where, number, number, where, where, where]
+    library.foretrain_bounded_submit.argtypes = [where, where, number, where, where, number]
+    library.foretrain_bounded_next.argtypes, library.foretrain_bounded_next.restype = [where] * 3, number
+    library.foretrain_bounded_say_goodbye.argtypes = [where, number]
+    library.foretrain_bounded_inject.argtypes = [where, where, where, number]
+    library.foretrain_bounded_seal.argtypes = [where, number, where]
+    for name in ("start", "close", "delete"):
+        getattr(library, f"foretrain_bounded_{name}").argtypes = [where]
     return library
 
 
 def _fingerprint(command: list[str]) -> str:
     """Return a hash of the source and of what compiles it, wherever it is installed."""
-    digest = hashlib.sha256(_SOURCE.read_bytes())
-    digest.update(" ".join([*command[:-1], platform.machine(), *platform.libc_ver()]).encode())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES + _HEADERS))
+    options = command[: -len(_SOURCES)]
+    digest.update(" ".join([*options, platform.machine(), *platform.libc_ver()]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -253,7 +271,7 @@ class PythonRunner:
 @contextmanager
 def _sockets(*descriptors: int) -> Iterator[list[socket.socket]]:
     """Yield sockets for descriptors that stay open."""
-    made = [socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor) for descriptor in descriptors]
+    made = [socket.socket(fileno=descriptor) for descriptor in descriptors]
     try:
         yield made
     finally:

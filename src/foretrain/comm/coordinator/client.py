@@ -136,7 +136,10 @@ class CoordinatorClient:
                     if command.chunk.op != "reduce_scatter":
                         self._ordered += command.chunk.size
                     # The coordinator counts credit, so that a completion here means nothing.
-                    self._executor.start(command, lambda command: None)
+                    try:
+                        self._executor.start(command, lambda command: None)
+                    except LinkError as error:  # of the collectives, which have links of their own
+                        raise PeerLost(str(error)) from None
                 elif message.kind == CoordinatorMessage.KNOBS:
                     self.spec = unpack_spec(message.body)
                 elif message.kind == CoordinatorMessage.FAIL:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from foretrain.comm.coordinator.addresses import resolved
 from foretrain.comm.coordinator.link import SEND_TIMEOUT, Link, LinkError
 from foretrain.errors import ConfigError
 
@@ -89,7 +90,7 @@ class Listener:
             ConfigError: the secret is short, or the address is none of this host's, not a single one, or taken.
         """
         _check_secret(secret)
-        if host in ("", "0.0.0.0"):
+        if host in ("", "0.0.0.0", "::"):
             raise ConfigError("host", host, "means every address of this host", "name one, see local_address")
         self.refused = 0
         self._secret = secret
@@ -98,7 +99,7 @@ class Listener:
         self._links: dict[int, Link] = {}
         self._handed: set[int] = set()
         self._pending: dict[int, _PendingPeer] = {}
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host, port))
@@ -115,7 +116,7 @@ class Listener:
     @property
     def address(self) -> tuple[str, int]:
         """Return (host, port) to `connect` to."""
-        return self._socket.getsockname()
+        return self._socket.getsockname()[:2]
 
     def __enter__(self) -> Listener:
         return self
@@ -174,7 +175,7 @@ class Listener:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise LinkError(f"cannot accept a rank: {error.strerror}; raise the limit (ulimit -n)") from None
             return  # the connection was gone before it was taken
-        candidate = _PendingPeer(accepted, address, time.monotonic() + HANDSHAKE_TIMEOUT, nonce())
+        candidate = _PendingPeer(accepted, address[:2], time.monotonic() + HANDSHAKE_TIMEOUT, nonce())
         self._pending[accepted.fileno()] = candidate
         accepted.setblocking(False)
         self._selector.register(accepted, selectors.EVENT_READ, candidate)
@@ -285,10 +286,11 @@ def connect(
 def _dial(address: tuple[str, int], deadline: float) -> socket.socket:
     pause = 0.01
     while True:
-        dialled = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        family, place = resolved(*address)
+        dialled = socket.socket(family, socket.SOCK_STREAM)
         try:
             dialled.settimeout(max(1e-3, deadline - time.monotonic()))
-            dialled.connect(address)
+            dialled.connect(place)
             # The kernel may choose the very port that is dialled as the local one: TCP then connects the socket to
             # itself, and no process listens there.
             if dialled.getsockname() != dialled.getpeername():
@@ -310,7 +312,9 @@ def _introduce(connected: socket.socket, secret: bytes, rank: int, deadline: flo
         raise EOFError("what answers there is no foretrain listener; is the address right?")
     ours = nonce()
     connected.sendall(_ANSWER.pack(rank, ours, _link_proof(secret, _RANK_ROLE, rank, ours, theirs)))
-    refusal = "it refused us: its secret is another, or this rank is not expected or linked already; its log says which"
+    refusal = (
+        "it refused us: it has another secret, does not expect this rank, or has linked it already; its log says which"
+    )
     answer = _read_exactly(connected, PROOF_SIZE, deadline, refusal)
     if not hmac.compare_digest(answer, _link_proof(secret, _LISTENER_ROLE, rank, ours, theirs)):
         raise EOFError("what answers there does not know the job's secret; is the address right?")

@@ -1,10 +1,15 @@
-"""Link between two ranks: short framed messages over TCP, and the address that a rank listens on.
+"""Link between two ranks: short framed messages over TCP.
 
 `foretrain.comm.coordinator.handshake` makes links, after both ends have proved that they know the job's secret.
 
 Note [One system call]. A thread that returns from a system call must win the interpreter lock back, which can take
 milliseconds while another thread computes in Python. The usual poll-then-recv pays that twice. Sockets here stay
 blocking with SO_RCVTIMEO and SO_SNDTIMEO, so that a wait, however long, is one call of recv or send.
+
+Note [Echoes]. Where the network loses packets, a lone segment is missed only after 200 ms: nothing follows it whose
+acknowledgement would say so (RFC 8985, section 7.2). On a link that expects losses an empty message follows each, in a
+segment of its own, and a lost one goes again after a few round trips. Where both are lost, Linux from 6.15 on waits 10
+ms if told to; acknowledgements must then not be delayed by the usual 40.
 """
 
 from __future__ import annotations
@@ -12,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import socket
 import struct
 import sys
@@ -34,6 +38,14 @@ _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 _HEADER_SIZE = _HEADER.size
 _TIMEVAL = struct.Struct("@ll")
 _READ_SIZE = 1 << 16
+_TCP_RTO_MIN_US, _TCP_DELACK_MAX_US = 45, 46
+"""Options of Linux's TCP that Python has no names for."""
+_LEAST_TIMEOUT, _MOST_DELAY = 10_000, 4_000
+"""µs, of a link that expects losses."""
+_ECHO = 255
+"""Kind of a message that only follows another; see Note [Echoes]."""
+_URGENT = 34 << 2
+"""Type of service: AF41. Where switches serve classes by priority, nobody waits for a decision behind bulk data."""
 
 
 _open: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -55,7 +67,7 @@ class LinkMessage(msgspec.Struct, frozen=True, gc=False):
     """Message of a link, which gives its fields no meaning.
 
     Attributes:
-        kind: 0–255.
+        kind: 0–254.
         flag: 0–255.
         value: 0–2³²−1.
         body: at most `BODY_LIMIT` bytes.
@@ -65,6 +77,15 @@ class LinkMessage(msgspec.Struct, frozen=True, gc=False):
     flag: int
     value: int
     body: bytes
+
+
+def set_service(connected: socket.socket, service: int) -> None:
+    """Mark what ``connected`` sends with a type of service, DSCP and ECN; a kernel that refuses sends it unmarked."""
+    with contextlib.suppress(OSError):
+        if connected.family == socket.AF_INET6:
+            connected.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, service)
+        else:
+            connected.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, service)
 
 
 class Link:
@@ -81,7 +102,7 @@ class Link:
     # under both locks, which waiting threads have released. They are reentrant for the sake of signal handlers.
 
     def __init__(self, connected: socket.socket, peer: int, send_timeout: float = SEND_TIMEOUT) -> None:
-        self.peer = peer
+        self.peer, self._echoes = peer, False
         self._socket = connected
         self._send_timeout = send_timeout
         self._send = connected.send
@@ -92,6 +113,7 @@ class Link:
         self._fault = ""
         connected.settimeout(None)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_service(connected, _URGENT)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout / 2))  # twice, see _send_rest
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(None))
         _open.add(self)
@@ -99,6 +121,13 @@ class Link:
     def fileno(self) -> int:
         """Return the descriptor for a selector: readable when `read` would return or raise; −1 once closed."""
         return self._socket.fileno()
+
+    def expect_losses(self) -> None:
+        """Repeat lost messages after ms rather than 200; see Note [Echoes]."""
+        self._echoes = True
+        for option, value in ((_TCP_RTO_MIN_US, _LEAST_TIMEOUT), (_TCP_DELACK_MAX_US, _MOST_DELAY)):
+            with contextlib.suppress(OSError):  # an older kernel has the echoes alone
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> None:
         """Send one message; wait while the socket's buffer is full.
@@ -110,6 +139,8 @@ class Link:
         """
         if len(body) > BODY_LIMIT:
             raise ConfigError("body", f"{len(body)} bytes", "is too large for one message", f"send ≤ {BODY_LIMIT}")
+        if kind == _ECHO:
+            raise ConfigError("kind", kind, "is the link's own", "send 0 to 254")
         try:
             data = _pack(kind, flag, 0, value, len(body)) + body
         except struct.error as error:
@@ -125,6 +156,8 @@ class Link:
                 raise self._over(self._fault or error.strerror or str(error)) from None
             if sent != len(data):
                 self._send_rest(data, sent)
+            elif self._echoes:
+                self._send_echo()
 
     def receive(self, timeout: float | None) -> list[LinkMessage]:
         """Wait up to ``timeout`` seconds (None: forever) for a whole message and return all that are there.
@@ -201,6 +234,12 @@ class Link:
         self._sending, self._receiving = threading.RLock(), threading.RLock()
         self._socket.close()
 
+    def _send_echo(self) -> None:
+        data = _pack(_ECHO, 0, 0, 0, 0)
+        with contextlib.suppress(OSError):  # whoever has ended, or takes nothing, is found by the next message
+            if 0 < (sent := self._socket.send(data, socket.MSG_DONTWAIT)) < len(data):
+                self._send_rest(data, sent)
+
     def _send_rest(self, data: bytes, sent: int) -> None:
         """Continue a send that has waited half of the timeout: the peer may have stopped at its very beginning."""
         rest = memoryview(data)
@@ -261,7 +300,8 @@ class Link:
             if body + size > end:
                 self._needed = _HEADER_SIZE + size
                 break
-            messages.append(LinkMessage(kind, flag, value, data[body : body + size]))
+            if kind != _ECHO:
+                messages.append(LinkMessage(kind, flag, value, data[body : body + size]))
             at = body + size
         self._partial = bytearray(data[at:])
         return messages
@@ -289,53 +329,3 @@ def _leave_all() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_all)
-
-
-_SIOCGIFADDR = 0x8915
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-
-
-def local_address(interface: str | None, towards: tuple[str, int] | None) -> str:
-    """Return the IPv4 address of this host to listen on.
-
-    That of ``interface`` if given; else of the first of GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME (a prefix, as NCCL reads
-    it) and TP_SOCKET_IFNAME that is one plain name and not a list or pattern; else the one this host would use to reach
-    ``towards`` (nothing is sent); else 127.0.0.1. Where ``towards`` is this host itself, the answer may be a loopback
-    address that other hosts cannot reach.
-
-    Raises:
-        ConfigError: the interface does not exist or has no IPv4 address.
-    """
-    if interface is not None:
-        return _interface_address("interface", interface)
-    for variable in _INTERFACE_VARIABLES:
-        name = os.environ.get(variable, "")
-        if re.fullmatch(r"[\w.-]+", name):
-            return _interface_address(variable, name, prefix=variable.startswith("NCCL"))
-    if towards is not None:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(towards)
-            return probe.getsockname()[0]
-    return "127.0.0.1"
-
-
-def _interface_address(variable: str, name: str, prefix: bool = False) -> str:
-    known = {each: address for _, each in socket.if_nameindex() if (address := address_of(each))}
-    if name in known:
-        return known[name]
-    for each in known:
-        if prefix and each.startswith(name):
-            return known[each]
-    shown = ", ".join(f"{each} ({address})" for each, address in known.items())
-    raise ConfigError(variable, name, "is no interface with an IPv4 address", f"this host has: {shown or 'none'}")
-
-
-def address_of(interface: str) -> str | None:
-    """Return the IPv4 address of an interface, None where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # struct ifreq: 16 bytes of name, then a sockaddr_in whose address begins at its fifth byte.
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])

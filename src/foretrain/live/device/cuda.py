@@ -7,6 +7,7 @@ calls these instead.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -89,6 +90,19 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing, in place of functions without effect here."""
 
 
+def _initializing(use: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``use`` as a function of its own which initializes CUDA, as every use of a GPU does, if it is the first.
+
+    PyTorch's own calls that wait for it run then. Dynamo tells functions apart by identity.
+    """
+
+    def call(*given: Any, **named: Any) -> Any:
+        torch.cuda.init()
+        return use(*given, **named)
+
+    return call
+
+
 def _refuse_several_gpus(*_: Any, **__: Any) -> None:
     raise NotImplementedError(
         "torch.nn.DataParallel: a simulated process computes on one GPU; use "
@@ -139,7 +153,7 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
     return {
         **dict.fromkeys(_WITHOUT_EFFECT, _nothing),
         "_cuda_getDeviceCount": device.device_count,
-        "_cuda_setDevice": device.set_device,
+        "_cuda_setDevice": _initializing(device.set_device),
         "_cuda_getDevice": device.current_device,
         "_cuda_exchangeDevice": device.exchange_device,
         "_cuda_maybeExchangeDevice": device.exchange_device,
@@ -180,6 +194,7 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         return device.default_generator(-1 if index is None else index)
 
     def get_rng_state(device: Any = "cuda") -> torch.Tensor:
+        torch.cuda.init()
         return generator(device).get_state()
 
     def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
@@ -187,29 +202,23 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
 
     put(torch.cuda.random, get_rng_state=get_rng_state, set_rng_state=set_rng_state)
 
-    def maybe_exchange_device(of: int) -> int:
-        # Dynamo tells the two functions apart by identity.
-        return device.exchange_device(of)
-
     def index(of: Any) -> int:
         number = of if isinstance(of, int) else None if of is None else torch.device(of).index
         return -1 if number is None else number
 
     return {
         "_cudart": _runtime(device),
-        "_initialized": True,
-        "_lazy_init": lambda: None,
         "_is_compiled": lambda: True,
-        "_exchange_device": device.exchange_device,
-        "_maybe_exchange_device": maybe_exchange_device,
+        "_exchange_device": _initializing(device.exchange_device),
+        "_maybe_exchange_device": _initializing(device.exchange_device),
         "device_count": device.device_count,
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: properties.major >= 8,
-        "get_device_properties": lambda device=None: properties,
+        "get_device_properties": _initializing(lambda device=None: properties),
         "_get_device_properties": lambda device: properties,
-        "get_device_capability": lambda device=None: (properties.major, properties.minor),
-        "get_device_name": lambda device=None: properties.name,
-        "mem_get_info": lambda device_=None: device.memory_info(index(device_)),
+        "get_device_capability": _initializing(lambda device=None: (properties.major, properties.minor)),
+        "get_device_name": _initializing(lambda device=None: properties.name),
+        "mem_get_info": _initializing(lambda device_=None: device.memory_info(index(device_))),
         "default_generators": tuple(device.default_generator(k) for k in range(device.device_count())),
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,

@@ -13,7 +13,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -225,25 +225,47 @@ def _install_objects() -> None:
 
 
 class _Families:
-    """Families of groups: those made one after the other, of the same size, with no rank in common.
+    """Families of groups: of the same size, with no rank in common, made at one place or one after the other.
 
-    Attributes:
-        told: the ranks of the family's groups so far.
+    A place is a line with the calls around it: Megatron's loops make groups of several families in turn.
     """
 
     def __init__(self, announce: Callable[[list[int], int], int]) -> None:
         self._announce = announce
-        self._number = 0
-        self._size = 0
-        self.told: set[int] = set()
+        self._last: tuple[int, int, set[int]] = (0, 0, set())  # number, size, ranks
+        self._at: dict[tuple[tuple[CodeType, int], ...], tuple[int, int, set[int]]] = {}
+        self._count = 0
+
+    @property
+    def told(self) -> set[int]:
+        """Return the ranks of the last group's family so far."""
+        return self._last[2]
 
     def add(self, ranks: Any) -> None:
-        """Announce one more group, of the world ranks ``ranks``."""
+        """Announce one more group, of the world ranks ``ranks``, made by the caller."""
         ranks = list(ranks)
-        if len(ranks) != self._size or self.told.intersection(ranks):
-            self._number, self._size, self.told = self._number + 1, len(ranks), set()
-        self.told.update(ranks)
-        self._announce(ranks, self._number)
+        place = _place()
+        fitting = (
+            family
+            for family in (self._at.get(place, self._last), self._last)
+            if family[1] == len(ranks) and family[2].isdisjoint(ranks)
+        )
+        found = next(fitting, None)
+        if found is None:
+            self._count += 1
+            found = self._count, len(ranks), set[int]()
+        self._last = self._at[place] = found
+        found[2].update(ranks)
+        self._announce(ranks, found[0])
+
+
+def _place() -> tuple[tuple[CodeType, int], ...]:
+    """Return the calls under way around the caller's; the innermost alone may be a helper's."""
+    frame, place = sys._getframe(2), []
+    while frame is not None:
+        place.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(place)
 
 
 STORE_TIMEOUT: Final = timedelta(seconds=30)

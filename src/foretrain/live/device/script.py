@@ -51,10 +51,12 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
         threads = False  # they may wait for an end of the script that never comes
     except SystemExit as error:
         status = _exit_status(error)
+        if status:
+            _print_position(error, rank, f"left with exit status {status}")
     except BrokenPipeError:
         status = 128 + SIGPIPE  # the reader of the output, e.g. head, has closed it
     except DistBackendError as error:
-        _print_position(error, rank)
+        _print_position(error, rank, "stood")
         raise SimulationEnded from None
     except BaseException as error:
         if settings.folded:
@@ -118,12 +120,12 @@ def _remove_own_frames(trace: traceback.TracebackException | None) -> None:
     _remove_own_frames(trace.__context__)
 
 
-def _print_position(error: BaseException, rank: int) -> None:
-    """Print the line of the script at which a rank waited when the simulation ended."""
+def _print_position(error: BaseException, rank: int, did: str) -> None:
+    """Print the line of the script at which a rank waited when the simulation ended, or called for its end."""
     stack = traceback.extract_tb(error.__traceback__)
     for frame in reversed(stack):
         if not frame.filename.startswith((_LIBRARY, _PACKAGE, *_OURS)):
-            sys.stderr.write(f"foretrain: rank {rank} stood at {frame.filename}:{frame.lineno}: {frame.line}\n")
+            sys.stderr.write(f"foretrain: rank {rank} {did} at {frame.filename}:{frame.lineno}: {frame.line}\n")
             return
 
 

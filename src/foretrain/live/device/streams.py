@@ -31,6 +31,7 @@ def install(device: ModuleType) -> None:
     """Install the classes in place of the placeholders, and the functions that return streams."""
 
     def index(of: Any = None) -> int:
+        torch.cuda.init()
         if of is None:
             return device.current_device()
         number = of if isinstance(of, int) else torch.device(of).index

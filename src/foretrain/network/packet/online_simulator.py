@@ -69,10 +69,13 @@ class Online:
         """Return the bytes of its rows: bounded by what is in flight at a time, not by all that was ever added."""
         return self._ready.state.memory.nbytes
 
-    def add(self, program: Program, at: Time | None = None) -> ProgramHandle:
+    def add(
+        self, program: Program, at: Time | None = None, *, enough: NDArray[np.integer] | None = None
+    ) -> ProgramHandle:
         """Start ``program`` now, or at ``at``, up to which time then passes first.
 
         Releases in the program count from the network's time 0; a priority is the class of a flow's packets, 0 to 7.
+        ``enough``, (flows,), is how many bytes of a step suffice, where that differs from the transport's share.
         """
         if at is not None:
             self.advance(at)
@@ -89,6 +92,8 @@ class Online:
         self._flows += len(program)
         m, transport = state.memory, self._ready.network.transport
         flow = state.rows(block.first_flow, c.FLOW_COLUMNS, block.flows)
+        if enough is not None:
+            flow[:, c.NEED], flow[:, c.WHOLE] = enough, np.ceil(program.size) - enough < transport.payload
         # Windows that are over cannot be gone back to.
         flow[:, c.RELEASE] = np.maximum(flow[:, c.RELEASE], max(self._now, int(m[c.NOW]) << int(m[c.SHIFT])))
         m[block.program + c.OPEN_FLOWS] = len(program)

@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError, unknown
-from foretrain.network.routing.adaptive import Adaptive, link_load
-from foretrain.network.routing.hop_by_hop import Ecmp, Shortest
-from foretrain.network.routing.multipath import Scatter
+from foretrain.network.routing.per_flow import Adaptive, Ecmp, Shortest, link_load
 from foretrain.network.routing.route_search import PortableRouter, reroute
-from foretrain.network.routing.spray import Spray, bundled, contract, groups
+from foretrain.network.routing.spray import Scatter, Spray, bundled, contract, groups
 from foretrain.network.routing.static import Given, Key, Static
 from foretrain.network.topology.graph import Topology
 

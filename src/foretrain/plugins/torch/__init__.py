@@ -2,6 +2,7 @@
 
     attach             a model and its optimizer → `Attached`
     AllReduce          gradients are summed by collectives among the ranks
+    BoundedLoss        the same over UDP, for a network that loses packets
     ParameterServer    gradients are summed, or applied, on servers
     Timeouts           how long ranks wait for each other
 
@@ -12,12 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foretrain.comm.options import AllReduce, ParameterServer, Timeouts
+from foretrain.comm.options import AllReduce, BoundedLoss, ParameterServer, Timeouts
 
 if TYPE_CHECKING:
     from foretrain.plugins.torch.api import Attached, attach
 
-__all__ = ["AllReduce", "Attached", "ParameterServer", "Timeouts", "attach"]
+__all__ = ["AllReduce", "Attached", "BoundedLoss", "ParameterServer", "Timeouts", "attach"]
 
 
 def __getattr__(name: str) -> object:

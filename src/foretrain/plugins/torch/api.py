@@ -19,6 +19,8 @@ from torch import nn, optim
 from foretrain.comm.options import (
     AllReduce,
     AttachOptions,
+    BoundedLoss,
+    Collective,
     ParameterServer,
     Timeouts,
     Transport,
@@ -65,8 +67,8 @@ def attach(
             a plan file (``foretrain tune`` writes one): its policy and compression; rank 0 warns if it was made for
             another job.
         group: None is the default group. Collectives run on groups of their own.
-        transport: `AllReduce` among the ranks, or `ParameterServer`; "all_reduce" and "ps" are short for their
-            defaults.
+        transport: `AllReduce` among the ranks, `BoundedLoss` for a network that loses packets, or `ParameterServer`;
+            "all_reduce", "bounded" and "ps" are short for their defaults.
         timeouts: how long a rank may be silent, and how long there may be no progress.
         compression: None, "fp16" or "bf16": the type that is sent, with error feedback.
         tune: whether knobs that ``schedule`` leaves open are searched as the job runs: the simulator proposes knobs, a
@@ -104,7 +106,7 @@ def attach(
 
         refuse(optimizers, model)
     _check_tuning(options)
-    if isinstance(transport, AllReduce):
+    if not isinstance(transport, ParameterServer):
         _check_backend(transport, group, next(model.parameters()).device)
     if options.asynchronous and broadcast_buffers and dist.get_rank(group) == 0 and any(True for _ in model.buffers()):
         logger.warning(
@@ -113,8 +115,13 @@ def attach(
     return Attached(model, optimizers, group, options)
 
 
-def _check_backend(transport: AllReduce, group: dist.ProcessGroup | None, device: torch.device) -> None:
+def _check_backend(transport: Collective, group: dist.ProcessGroup | None, device: torch.device) -> None:
     """Raise ConfigError if gradients on ``device`` cannot be summed by the backend that is asked for."""
+    if isinstance(transport, BoundedLoss):
+        if device.type != "cpu":
+            remedy = "leave it out: the process group sums on the device"
+            raise ConfigError("transport", "bounded", f"sums on the CPU, not on {device}", remedy)
+        return
     if transport.backend is None:
         return
     if transport.on_host:

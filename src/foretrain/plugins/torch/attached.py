@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
+from foretrain.comm.bounded.ledger import Ledger
 from foretrain.comm.collectives.executor import Collectives, series
 from foretrain.comm.coordinator.heartbeat import Heartbeat
 from foretrain.comm.coordinator.protocol import remade
 from foretrain.comm.exchange import RuntimeContext, TunedExchange, established_servers, measured_servers
-from foretrain.comm.options import AllReduce, AttachOptions, ParameterServer
+from foretrain.comm.options import AllReduce, AttachOptions, BoundedLoss, ParameterServer
 from foretrain.comm.rendezvous import connect_collectives, connect_ranks
 from foretrain.comm.run_trace import RunTrace
 from foretrain.comm.runtime_plan import RuntimePlan, forecast, runtime_plan
@@ -154,7 +155,9 @@ class Attached(AttachedModel[RuntimeParts]):
             raise ConfigError("trace", False, "kept no timeline", "attach(..., trace=True)")
         if self.workload is None or self._runtime is None:
             return self._past_timeline
-        return self._trace.timeline(self.workload, self._runtime.executor.records, self._runtime.updates.applied)
+        return self._trace.timeline(
+            self.workload, self._runtime.executor.records, self._runtime.updates.applied, self.ledger
+        )
 
     @property
     def begins(self) -> tuple[Time, ...]:
@@ -272,7 +275,8 @@ class Attached(AttachedModel[RuntimeParts]):
     def _connect(self) -> None:
         if self._heartbeat is not None:
             return
-        links = connect_ranks(self._control, self._options.interface) if self.ranks > 1 else {}
+        lossy = isinstance(self._options.transport, BoundedLoss)
+        links = connect_ranks(self._control, self._options.interface, lossy=lossy) if self.ranks > 1 else {}
         if links is not None:
             rounds = lambda: self._runtime.scheduled.rounds if self._runtime else 0  # noqa: E731
             self._heartbeat = Heartbeat(links, self._options.peer_timeout, self._fail, self._activity, rounds)
@@ -288,17 +292,19 @@ class Attached(AttachedModel[RuntimeParts]):
         if self._options.server is not None:
             return self._assemble_served(context, parameters, self._options.server)
         links, transport = None, self._options.transport
-        if isinstance(transport, AllReduce) and transport.on_host:
-            known = (transport.backend, self._options.interface, self._options.peer_timeout)
+        if self._options.on_host:
+            known = (transport, self._options.interface, self._options.peer_timeout)
             self._collectives = connect_collectives(self._control, *known)
             self._control.timed = partial(series, self._control, self._collectives)
         plan = self._adopt(self._plan())
-        if self._heartbeat is not None and isinstance(transport, AllReduce) and transport.order == "coordinator":
+        if self._heartbeat is not None and not (isinstance(transport, AllReduce) and transport.order == "replay"):
             links, self._heartbeat = self._heartbeat.release(), None
             # All ranks must have stopped their heartbeats before anything else is sent on these links.
             self._control.all_true(True)
         gradients = self._flat_buffers(plan)
-        parts = assemble(context, parameters, gradients, plan, self._groups.gradients, links, self._collectives)
+        self.ledger = Ledger.of(transport, gradients, plan.job.tasks, self.ranks)
+        known = (links, self._collectives, self.ledger)
+        parts = assemble(context, parameters, gradients, plan, self._groups.gradients, *known)
         return parts, gradients.views
 
     def _assemble_served(

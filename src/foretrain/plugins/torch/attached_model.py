@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
+from foretrain.comm.bounded.ledger import Ledger
 from foretrain.comm.observation import StepObserver
 from foretrain.comm.options import AttachOptions
 from foretrain.comm.run_trace import RunTrace
@@ -70,6 +71,9 @@ class AttachedModel(ABC, Generic[RuntimeT]):
         group: the ranks that train.
         options: attach's arguments.
         trace: keeps a timeline; None keeps none.
+
+    Attributes:
+        ledger: what this rank's sums have lost, by tensor and rank; None before, and but under `BoundedLoss`.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class AttachedModel(ABC, Generic[RuntimeT]):
         self._schedule: Spec | None = None
         self._barrier = False
         self._bound: Bound | None = None
+        self.ledger: Ledger | None = None
         self._failure: BaseException | None = None
         self._closed = False
         self._syncs = self._pass_syncs = True

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from foretrain.comm.bounded.ledger import Ledger
 from foretrain.comm.collectives.executor import Collectives
 from foretrain.comm.coordinator.link import Link
 from foretrain.comm.coordinator.protocol import TunableExchange
 from foretrain.comm.exchange import RuntimeContext, coordinated_exchange, served_exchange
-from foretrain.comm.options import AllReduce
 from foretrain.comm.runtime_plan import RuntimePlan, replayed_order
 from foretrain.network.switch_cluster import MESSAGE
 from foretrain.plugins.torch.deferred_optimizer import DeferredOptimizer, step_subset
@@ -61,6 +61,7 @@ def assemble(
     group: dist.ProcessGroup,
     links: Mapping[int, Link] | None,
     collectives: Collectives | None = None,
+    ledger: Ledger | None = None,
 ) -> RuntimeParts:
     """Start the runtime for all-reduce. Collective.
 
@@ -72,6 +73,7 @@ def assemble(
         group: for gradients alone.
         links: to the coordinator, or from it to all; None replays a fixed order.
         collectives: that sum in the group's place, if any; they stay the caller's.
+        ledger: of what these may lose, if they may.
     """
     options, control, job, profile = context.options, context.control, plan.job, plan.profile
     device = parameters[0].device
@@ -79,7 +81,9 @@ def assemble(
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
     operations = (
-        HostOperations(collectives) if collectives is not None else GroupOperations(group, device, control.ranks)
+        HostOperations(collectives, ledger)
+        if collectives is not None
+        else GroupOperations(group, device, control.ranks)
     )
     # Until all parts are built: closes those that have started if another cannot start.
     with ExitStack() as started:
@@ -105,7 +109,7 @@ def assemble(
                 device_streams,
                 updates.landed,
                 context.failed,
-                options.transport.check_every if isinstance(options.transport, AllReduce) else 0,
+                options.check_every,
                 options.stall_timeout,
             )
             # Replay learns only at the end of a step which tasks no rank used, so it forwards landings itself.

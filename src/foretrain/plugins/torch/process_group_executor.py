@@ -15,6 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions
 
+from foretrain.comm.bounded.ledger import Ledger
 from foretrain.comm.buffers import BufferSlice
 from foretrain.comm.collectives.executor import CollectiveExecutor, Collectives, Work
 from foretrain.comm.coordinator.protocol import CollectiveCommand
@@ -51,12 +52,12 @@ class TensorOperations(Protocol):
     coalesces: bool
     ranks: int
 
-    def all_reduce(self, tensors: list[torch.Tensor]) -> Any:
-        """Begin to replace ``tensors`` by their sums; return the operation."""
+    def all_reduce(self, tensors: list[torch.Tensor], places: list[BufferSlice]) -> Any:
+        """Begin to replace ``tensors``, which are of ``places``, by their sums; return the operation."""
         ...
 
-    def reduce_scatter(self, padded: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
+    def reduce_scatter(self, padded: torch.Tensor, places: list[BufferSlice]) -> tuple[Any, torch.Tensor]:
+        """Begin to sum ``padded``, which is of ``places``; return the operation, and this rank's Nth of the sum."""
         ...
 
     def all_gather(self, shard: torch.Tensor) -> tuple[Any, torch.Tensor]:
@@ -75,15 +76,17 @@ class GroupOperations:
         self._group, self.ranks = group, ranks
         self.enqueues, self.coalesces = enqueues(group, device), coalesces(group, device)
 
-    def all_reduce(self, tensors: list[torch.Tensor]) -> dist.Work:
+    def all_reduce(self, tensors: list[torch.Tensor], places: list[BufferSlice]) -> dist.Work:
         """Begin to replace ``tensors`` by their sums; return the operation."""
+        del places
         # The group's own methods: those of torch.distributed look the group up and log, 30 µs for each operation.
         if len(tensors) == 1:
             return self._group.allreduce(tensors, AllreduceOptions())
         return self._group.allreduce_coalesced(tensors, AllreduceCoalescedOptions())
 
-    def reduce_scatter(self, padded: torch.Tensor) -> tuple[dist.Work, torch.Tensor]:
+    def reduce_scatter(self, padded: torch.Tensor, places: list[BufferSlice]) -> tuple[dist.Work, torch.Tensor]:
         """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
+        del places
         shard = padded.new_empty(len(padded) // self.ranks)
         work = dist.reduce_scatter_single(shard, padded, group=self._group, async_op=True)
         assert work is not None
@@ -102,22 +105,30 @@ class GroupOperations:
 
 
 class HostOperations:
-    """`TensorOperations` of ``collectives`` on tensors of the CPU, by their memory."""
+    """`TensorOperations` of ``collectives`` on tensors of the CPU, by their memory; ``ledger`` books what they lose."""
 
     enqueues = coalesces = False
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives, self.ranks = collectives, collectives.ranks
+    def __init__(self, collectives: Collectives, ledger: Ledger | None = None) -> None:
+        self._collectives, self.ranks, self._ledger = collectives, collectives.ranks, ledger
+        self._places: dict[Work, list[BufferSlice]] = {}
 
-    def all_reduce(self, tensors: list[torch.Tensor]) -> Work:
+    def all_reduce(self, tensors: list[torch.Tensor], places: list[BufferSlice]) -> Work:
         """Begin to replace ``tensors``, of which there is one, by their sums; return the operation."""
         (tensor,) = tensors
-        return self._collectives.all_reduce(_memory(tensor), bfloat16=tensor.dtype == torch.bfloat16)
+        return self._begun(self._collectives.all_reduce, tensor, places)
 
-    def reduce_scatter(self, padded: torch.Tensor) -> tuple[Work, torch.Tensor]:
+    def reduce_scatter(self, padded: torch.Tensor, places: list[BufferSlice]) -> tuple[Work, torch.Tensor]:
         """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
-        work = self._collectives.reduce_scatter(_memory(padded), bfloat16=padded.dtype == torch.bfloat16)
+        work = self._begun(self._collectives.reduce_scatter, padded, places)
         return work, padded.chunk(self.ranks)[self._collectives.rank]
+
+    def _begun(self, operation: Callable[..., Work], tensor: torch.Tensor, places: list[BufferSlice]) -> Work:
+        hint = self._ledger.hint(places) if self._ledger is not None else None
+        work = operation(_memory(tensor), bfloat16=tensor.dtype == torch.bfloat16, hint=hint)
+        if self._ledger is not None:
+            self._places[work] = places
+        return work
 
     def all_gather(self, shard: torch.Tensor) -> tuple[Work, torch.Tensor]:
         """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
@@ -128,6 +139,8 @@ class HostOperations:
         """Wait for an operation, and call ``check`` now and then."""
         while not work.wait(POLL_INTERVAL):
             check()
+        if self._ledger is not None and (places := self._places.pop(work, None)) is not None:
+            self._ledger.note(places, work)
 
 
 def _memory(tensor: torch.Tensor) -> NDArray[Any]:
@@ -191,8 +204,8 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         sent = self._rounded(places, values)
         if len(sent) > 1 and not self._operations.coalesces:
             together = torch.cat(sent)
-            return self._operations.all_reduce([together]), lambda: _unpack(together, values)
-        return self._operations.all_reduce(sent), None if sent is values else lambda: _copy(sent, values)
+            return self._operations.all_reduce([together], places), lambda: _unpack(together, values)
+        return self._operations.all_reduce(sent, places), None if sent is values else lambda: _copy(sent, values)
 
     def _values(self, places: list[BufferSlice]) -> list[torch.Tensor]:
         return [self._gradients.slice(place) for place in places]
@@ -209,7 +222,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         for places in self._by_buffer(chunk.pieces):
             payload = torch.cat(self._rounded(places, self._values(places)))
             padded = torch.nn.functional.pad(payload, (0, -len(payload) % self._operations.ranks))
-            work, shard = self._operations.reduce_scatter(padded)
+            work, shard = self._operations.reduce_scatter(padded, places)
             # The input must live until the operation is done: the closure keeps it.
             works.append((work, lambda padded=padded: None))
             shards.append((work, places, shard))

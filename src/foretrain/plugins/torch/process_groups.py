@@ -77,13 +77,21 @@ class Groups:
         abort(self._device, self.gradients, self.control)
 
     def prevent_destruction(self) -> None:
-        """Keep the groups from being destroyed when Python ends.
+        """Keep the groups from being destroyed; see Note [Destruction]."""
+        prevent_destruction(self.gradients, self.control)
 
-        gloo's destructor waits for its threads, and they wait for a rank that may be stopped, as long as a collective
-        may take. A failed process must end at once.
-        """
-        for group in (self.gradients, self.control):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+# Note [Destruction]
+# gloo's destructor waits for its threads with Python's lock held. They may wait for a rank that is stopped, as long as
+# a collective may take, while a failed process must end at once. Or they wait for the lock, for ever: since PyTorch
+# 2.13 all that is reduced during a backward pass keeps Python's context (torch.autograd.graph._engine_run_backward),
+# and where a thread is the last that has it when the group dies, as after DistributedDataParallel, the process hangs.
+
+
+def prevent_destruction(*groups: dist.ProcessGroup) -> None:
+    """Keep ``groups`` from being destroyed before the process ends; see Note [Destruction]."""
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _backend(parent: dist.ProcessGroup | None) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from foretrain.comm.coordinator.link import local_address
+from foretrain.comm.coordinator.addresses import local_address, resolved
 from foretrain.comm.ps.client.connection import Connection, Links, failure
 from foretrain.comm.ps.frames import ABSENT, FrameKind, Header, Item, bundle, unbundle
 from foretrain.comm.ps.placement import Declaration, Declared, Placement
@@ -153,7 +152,7 @@ def beside(servers: Sequence[tuple[str, int]], workers: int) -> bool:
     if workers == 1 or not len(hosts) == len(servers) == workers:
         return False
     # This host is the one that is reached from its own address.
-    return any(local_address(None, place) == socket.gethostbyname(place[0]) for place in servers)
+    return any(local_address(None, place) == resolved(*place)[1][0] for place in servers)
 
 
 def served_cluster(cost: CostModel, workers: int, servers: int, *, beside: bool = False) -> Cluster:

@@ -237,7 +237,7 @@ EventId Log::message(StreamKey stream, bool receive, std::int64_t group, int pee
   record.extra = static_cast<std::uint32_t>(peer);
   if (watching_)
     launches_.push_back({wire::MESSAGE, receive, stream, host(), before, events_, group, bytes, profiled_function()});
-  if (!more) send(wire::RUNNING);  // the peer waits for it
+  if (!more) send_running();  // the peer waits for it
   return events_;
 }
 
@@ -376,7 +376,13 @@ Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::
 }
 
 void Log::send_if_long() {
-  if (records_.size() >= LONG_LOG) send(wire::RUNNING);
+  if (records_.size() >= LONG_LOG) send_running();
+}
+
+// The frame says that nothing to come is launched before the clock now, so the runs that are open go with it.
+void Log::send_running() {
+  close_all();
+  send(wire::RUNNING);
 }
 
 void Log::send(wire::State state) {

@@ -183,6 +183,7 @@ class Log {
   void send(wire::State state);
   void spend_on_launch();
   void send_if_long();
+  void send_running();
   void send_all(const void* data, std::size_t size);
   void receive_all(void* data, std::size_t size);
   // Host time of one more query; see Note [Polling].

@@ -15,6 +15,10 @@ flight missing, so ours waits for a timer, which STOP forestalls. It begins when
 while later steps go on: their dependents do not wait for them. After so many probes in a row without an answer the flow
 gives up: an error, not a hang. Packets of a step of which no full one may be lost are all important: a dropped one
 would only be sent again.
+
+Prompt ones ask as foretrain's own engine does over UDP (`foretrain.comm.bounded`): STOP goes before the acknowledgement
+of what completes a step, so that an acknowledgement of its last packet alone says that something is missing, which is
+asked for at once. There a receiver that has enough waits for the rest until it is asked, and loses little.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from foretrain.network.packet.transports.rates import delay_next, has_room, on_a
 
 HEADER = c.LAWS + 11
 """Parameter: bytes of a packet that are no data."""
+PROMPT = c.LAWS + 12
+"""Parameter: whether flows are prompt."""
 DEVIATIONS, LONGEST = 8, 20
 """Least times that deviations of the round trip, and it in all, delay a probe by at most (ours)."""
 
@@ -50,20 +56,27 @@ def gone(m, f):
 
 
 @inside
+def probe_delay(m, x, f):
+    """Return the time from the last packet of a step to a probe: a round trip with its deviations.
+
+    Not so much of them that packets that queued for long, behind other classes perhaps, delay the end; doubled for each
+    probe in a row.
+    """
+    way = m[f + c.TRANSPORT]
+    least = x[way + c.LEAST_TIMEOUT]
+    trip = min(x[f + c.SMOOTHED] + min(4.0 * x[f + c.VARIATION], DEVIATIONS * least), LONGEST * least)
+    return min(max(least, trip) * (1 << min(m[f + c.TRIES], 20)), x[way + c.MOST_TIMEOUT])
+
+
+@inside
 def wait(m, x, f, time):
     """Restart the timer of flow ``f``.
 
     Where the first open step has packets to send, one more than the window allows does no harm and tells whether the
-    path is free: the least time. Else the timer is for a probe: a round trip with its deviations, but not so much of
-    them that packets that queued for long, behind other classes perhaps, delay the end; doubled for each probe in a
-    row.
+    path is free: the least time. Else the timer is for a probe.
     """
-    way = m[f + c.TRANSPORT]
-    least = x[way + c.LEAST_TIMEOUT]
-    if gone(m, f):
-        trip = min(x[f + c.SMOOTHED] + min(4.0 * x[f + c.VARIATION], DEVIATIONS * least), LONGEST * least)
-        least = min(max(least, trip) * (1 << min(m[f + c.TRIES], 20)), x[way + c.MOST_TIMEOUT])
-    set_alarm(m, f, time + int(least))
+    least = x[m[f + c.TRANSPORT] + c.LEAST_TIMEOUT]
+    set_alarm(m, f, time + int(probe_delay(m, x, f) if gone(m, f) else least))
 
 
 @inside
@@ -124,21 +137,36 @@ def on_data(m, x, p, f, kind, time):
     """Process data packet ``p`` or a probe; return how many steps have arrived."""
     if kind == c.PROBE:
         on_probe(m, x, p, f, time)
-        return m[f + c.DONE]
+        return complete(m, x, f)
     sequence = m[p + c.SEQUENCE]
     step = sequence // m[f + c.PACKETS]
     row = row_of(m, f, step)
     at = m[f + c.BITS] + sequence
     cut = m[p + c.WORD] & c.CUT
-    if not cut and m[row + c.GOT] < m[f + c.NEED] and not is_set(m, at):
+    if not cut and m[row + c.GOT] < enough(m, x, f) and not is_set(m, at):
         put(m, at)
         header = int(x[m[f + c.TRANSPORT] + HEADER])
         m[row + c.GOT] += (m[p + c.WORD] & c.SIZE_MASK) - header
-        if m[row + c.GOT] >= m[f + c.NEED]:
+        if m[row + c.GOT] >= enough(m, x, f):
             stop(m, x, f, step, time)
     answer(m, x, p, f, c.ACK, m[p + c.INFO], time)
+    return complete(m, x, f)
+
+
+@inside
+def enough(m, x, f):
+    """Return the bytes with which a step stops without being asked."""
+    if x[m[f + c.TRANSPORT] + PROMPT] == 0.0:
+        return m[f + c.NEED]
+    header = int(x[m[f + c.TRANSPORT] + HEADER])
+    return (m[f + c.PACKETS] - 1) * (m[f + c.FULL] - header) + m[f + c.LAST_SIZE] - header
+
+
+@inside
+def complete(m, x, f):
+    """Return how many steps of flow ``f`` have arrived."""
     done = m[f + c.DONE]
-    while done < m[f + c.STEPS] and m[row_of(m, f, done) + c.GOT] >= m[f + c.NEED]:
+    while done < m[f + c.STEPS] and m[row_of(m, f, done) + c.GOT] >= enough(m, x, f):
         done += 1
     return done
 
@@ -159,6 +187,7 @@ def on_probe(m, x, p, f, time):
     which = m[p + c.SEQUENCE]
     packets, row = m[f + c.PACKETS], row_of(m, f, which)
     if m[row + c.GOT] >= m[f + c.NEED]:
+        m[row + c.GOT] = max(m[row + c.GOT], enough(m, x, f))
         stop(m, x, f, which, time)
     else:
         missing = 0
@@ -190,7 +219,10 @@ def on_reply(m, x, p, f, kind, time):
     if kind == c.ACK:
         measure(m, x, f, trip)
         on_ack(m, x, f, m[p + c.INFO], m[p + c.WORD] & c.MARKED, trip)
-        more(m, x, f, time)
+        if x[m[f + c.TRANSPORT] + PROMPT] != 0.0 and m[p + c.INFO] == m[f + c.SENT_PACKETS] - 1 and gone(m, f):
+            on_timeout(m, x, f, time)
+        else:
+            more(m, x, f, time)
         return
     which = m[p + c.SEQUENCE]
     if kind == c.STOP:
@@ -198,7 +230,7 @@ def on_reply(m, x, p, f, kind, time):
         close(m, x, f, time)
     elif m[p + c.INFO] == m[f + c.ROUND] and which == m[f + c.CLOSED]:
         m[f + c.TRIES] = 0
-        if not unsent(m, f):
+        if not unsent(m, f) and x[m[f + c.TRANSPORT] + PROMPT] == 0.0:
             on_loss(m, x, f)  # else later steps go, and what is heard of them sets the pace
         m[f + c.AGAIN], m[f + c.AGAIN_FROM] = m[row_of(m, f, which) + c.MISSING], which * m[f + c.PACKETS]
         more(m, x, f, time)

@@ -315,6 +315,8 @@ class Bounded(Transport):
         most_tries: probes in a row without an answer after which a flow gives up.
         insistent: whether what goes again is important, too, and no more of it goes than is still needed. The papers do
             not say; what may be dropped again and again makes a small ``tolerance`` slower than none.
+        prompt: whether what is missing is asked for when the last packet has been acknowledged, and receivers that have
+            enough wait until then, as foretrain's engine does.
     """
 
     least_timeout: Time = 100 * MICROSECOND
@@ -328,6 +330,7 @@ class Bounded(Transport):
     trip: Time = 20 * MICROSECOND
     most_tries: int = 16
     insistent: bool = True
+    prompt: bool = False
 
     def _check(self) -> None:
         Transport._check(self)
@@ -356,5 +359,5 @@ class Bounded(Transport):
             found[c.LAWS] = self.g
         found[c.IMPORTANT], found[c.MOST_TRIES] = self.important * 2**32, self.most_tries
         found[c.LAWS + 11], found[c.TOLERATED] = self.header, self.tolerance
-        found[c.INSISTENT] = self.insistent
+        found[c.INSISTENT], found[c.LAWS + 12] = self.insistent, self.prompt
         return found

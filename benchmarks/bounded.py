@@ -1,0 +1,491 @@
+"""Bounded loss over UDP beside TCP: goodput, CPU, and the time of a training step on networks that lose packets.
+
+Hosts are network namespaces of this machine; loss is a random share of the packets to each host. Computation is paced:
+layers sleep. Cases are interleaved in the same processes.
+
+clean     all-reduces of 4 MiB, two in flight: foretrain's ring over TCP, and the same over UDP without tolerance
+lossy     a session of twelve layers whose communication takes as long as its computation, under TCP's schedules and
+          with bounded loss (p = 5 %) over the transposed all-reduce; beside each the forecast of the packet
+          simulation of the same lab (bounded_forecast.py), which knows of the hosts what all-reduces of two sizes take
+          there without losses, measured once per number of hosts and TCP; where packets are lost, also LTP's and
+          OptiReduce's rules in the same transport (docs/bounded.md), and error feedback, without a forecast
+training  real models on real data until an accuracy is reached (bounded_training.py)
+
+Incast: four more hosts send bursts of unmarked UDP to the last host's port. Three bands: its switch serves what is
+marked first, as bounded loss marks its packets; TCP marks none, and shares the last band with the bursts. --full has
+TCP beside it whose packets are all in the first band ("marked-tcp").
+
+A ratio is TCP's time over ours: above 1, ours is faster. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measure import finish, options, spread
+
+MIB = 1 << 20
+_WORK = "FORETRAIN_BOUNDED_BENCHMARK"
+TOLERANCE = 0.05
+RATE = "300Mbps"
+"""Where packets go one by one, two cores move no more beside everything else."""
+OBSERVED = 3
+LAYERS = 12
+LEARNING = 40
+"""Steps until rules that learn from times have seen enough of them."""
+PROBES = (4 << 10, MIB)
+"""Bytes of the all-reduces that say what hosts add."""
+HARDLY = 1e-12
+"""A loss that never happens, on a lab whose hosts send packets one by one, as where there are losses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Network and what is measured on it.
+
+    Attributes:
+        what: "clean", "lossy", "training", or "alone": what hosts add to the forecast of "lossy".
+        hosts: N.
+        rate: of each link, each way.
+        loss: share of packets that is lost.
+        congestion: TCP's.
+        background: share of the last host's port that bursts of other hosts take: incast.
+        schedules: of sessions.
+        grey: whether only the last host's link loses packets.
+        papers: whether other papers' rules are measured, too, under the last schedule.
+        model, seeds: of "training", see bounded_training.py.
+        bands: of ports: with three, what is marked goes first, and what may be dropped is dropped first.
+        over: of "clean": who sums what.
+        marked: whether "lossy" has marked TCP, too.
+        samples: of each case, after warm-up.
+        compute: seconds of computation of a step.
+    """
+
+    what: str
+    hosts: int
+    rate: str
+    loss: float = 0.0
+    congestion: str = "cubic"
+    samples: int = 15
+    compute: float = 0.04
+    background: float = 0.0
+    bands: int = 1
+    schedules: tuple[str, ...] = ("fifo", "bytescheduler", "prophet")
+    over: tuple[Any, ...] = ("ring", "transpose")
+    grey: bool = False
+    marked: bool = False
+    papers: bool = False
+    model: str = ""
+    seeds: int = 1
+
+    def __str__(self) -> str:
+        said = [f"{self.what}: {self.hosts} hosts", self.rate]
+        if self.what not in ("clean", "alone"):
+            said += [f"{self.loss:.1%} lost", self.congestion]
+        if self.background:
+            said.append(f"incast of {self.background:.0%}")
+        if self.bands > 1:
+            said.append(f"{self.bands} bands")
+        said += ["one grey link"] * self.grey + [self.model] * bool(self.model)
+        return ", ".join(said)
+
+
+def places(quick: bool) -> list[Place]:
+    """Where it is measured."""
+    if quick:
+        return [
+            Place("clean", 2, "1Gbps", over=("ring",)),
+            Place("clean", 2, "none", over=("ring",)),
+            Place("lossy", 2, RATE, schedules=("prophet",)),
+            Place("lossy", 2, RATE, 0.01, background=0.4, bands=3, schedules=("fifo", "prophet")),
+        ]
+    clean = [Place("clean", hosts, rate, samples=31) for hosts in (2, 3) for rate in ("1Gbps", "none")]
+    lossy = [
+        Place("lossy", hosts, RATE, loss, congestion, samples=60, papers=loss == 0.01 and congestion == "cubic")
+        for hosts in (2, 3)
+        for loss in (0.0, 0.001, 0.01, 0.02)
+        for congestion in ("cubic", "bbr")
+    ]
+    incast = [
+        Place("lossy", hosts, RATE, loss, samples=60, background=background, bands=bands, marked=bands > 1)
+        for hosts in (2, 3)
+        for loss, background, bands in ((0.0, 0.4, 1), (0.0, 0.4, 3), (0.0, 0.6, 3), (0.01, 0.4, 3))
+    ]
+    grey = [Place("lossy", 3, RATE, loss, samples=60, grey=True) for loss in (0.0001, 0.001, 0.01)]
+    training = [
+        Place("training", 2, RATE, loss, background=background, bands=bands, model=model, seeds=5)
+        for model in ("digits", "characters")
+        for loss, background, bands in ((0.0, 0.0, 1), (0.01, 0.0, 1), (0.01, 0.4, 3))
+    ]
+    return [*clean, *lossy, *incast, *grey, *training]
+
+
+def clean_cases(place: Place) -> list[str]:
+    """Names of the cases of a "clean" place."""
+    return ["tcp", *(f"udp {over}" for over in place.over)]
+
+
+# In each rank
+
+
+def exchange_over(rank: int, ranks: int) -> Any:
+    """Return a function that gathers integers of all ranks, over links that a session would make."""
+    from foretrain.comm.control_plane import LinkControl
+    from foretrain.comm.rendezvous import join, membership
+
+    member = membership(rank, ranks, f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}")
+    return LinkControl(rank, ranks, join(member, 30.0), 60.0)
+
+
+def clean(place: Place) -> dict[str, Any]:
+    """Return seconds of an all-reduce, and CPU seconds, of each case."""
+    import numpy as np
+
+    from foretrain.comm.options import AllReduce, BoundedLoss
+    from foretrain.comm.rendezvous import connect_collectives
+
+    rank, ranks = int(os.environ["RANK"]), place.hosts
+    control = exchange_over(rank, ranks)
+    towards = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        transports: dict[str, Any] = {"tcp": AllReduce()}
+        transports |= {f"udp {over}": BoundedLoss(0.0, over) for over in place.over}
+        made = {
+            name: stack.enter_context(closing(connect_collectives(control, transport, None, 30.0, towards)))
+            for name, transport in transports.items()
+        }
+        arrays = [np.zeros(4 * MIB // 4, np.float32) for _ in range(2)]
+        for name in made:
+            found[name] = {"seconds": [], "cpu": []}
+        for turn in range(3 + place.samples):
+            for name, collectives in made.items():
+                control.all_true(True)
+                cpu, began = time.process_time(), time.perf_counter()
+                flying: list[Any] = []
+                for k in range(4):
+                    flying.append(collectives.all_reduce(arrays[k % 2]))
+                    if len(flying) == 2:
+                        flying.pop(0).wait()
+                for work in flying:
+                    work.wait()
+                took = (time.perf_counter() - began) / 4
+                cpu = (time.process_time() - cpu) / 4
+                control.all_true(True)
+                if turn >= 3:
+                    found[name]["seconds"].append(took)
+                    found[name]["cpu"].append(cpu)
+        found["counters"] = made["udp ring"].engine.counted()  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
+def sizes(place: Place) -> list[int]:
+    """Elements of each layer: as many bytes as take as long as the computation; half of them in the last three."""
+    rate = {"1Gbps": 1e9, "300Mbps": 3e8, "none": 5e9}[place.rate]
+    total = place.compute * rate / 8 / (2 * (place.hosts - 1) / place.hosts) / 4
+    return [int(total / 2 / (LAYERS - 3))] * (LAYERS - 3) + [int(total / 2 / 3)] * 3
+
+
+@contextmanager
+def marked() -> Iterator[None]:
+    """Let rings over TCP that are made meanwhile mark all that they send AF41, as the most urgent of bounded loss."""
+    from foretrain.comm.bounded import SERVICES
+    from foretrain.comm.collectives import ring
+
+    original = ring.set_service
+    ring.set_service = lambda connected, service: original(connected, SERVICES[0][1])
+    try:
+        yield
+    finally:
+        ring.set_service = original
+
+
+def papers(tolerance: float) -> dict[str, Any]:
+    """Return the transports of other papers, as options of ours."""
+    import foretrain as ft
+
+    return {
+        "ltp": ft.BoundedLoss(tolerance, ending="early_close"),
+        "optireduce": ft.BoundedLoss(tolerance, ending="adaptive_timeout", hadamard=True),
+        "feedback": ft.BoundedLoss(tolerance, missing="feedback"),
+    }
+
+
+def lossy(place: Place) -> dict[str, Any]:
+    """Return the seconds of each step of each case."""
+    import numpy as np
+
+    import foretrain as ft
+    from foretrain.schedule import Spec
+
+    transports: dict[str, Any] = {"tcp": ft.AllReduce(), "bounded": ft.BoundedLoss(TOLERANCE)}
+    if place.marked:
+        transports["marked-tcp"] = ft.AllReduce()
+    cases = {
+        f"{name} {schedule}": (schedule, transport)
+        for name, transport in transports.items()
+        for schedule in place.schedules
+    }
+    if place.papers:
+        last = place.schedules[-1]
+        cases |= {f"{name} {last}": (last, transport) for name, transport in papers(TOLERANCE).items()}
+    forward = place.compute / LAYERS / 3
+    found: dict[str, Any] = {}
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    gradients = [np.ones(size, np.float32) for size in sizes(place)]
+    with ExitStack() as stack:
+        trained: dict[str, Any] = {}
+        for number, (name, (schedule, transport)) in enumerate(cases.items()):
+            with marked() if name.startswith("marked") else nullcontext():
+                session = stack.enter_context(
+                    ft.Session(schedule, transport, warmup=OBSERVED, address=f"{host}:{port + 1 + number}")
+                )
+            tasks = session.declare([(f"layer{k}", each.nbytes, "float32") for k, each in enumerate(gradients)])
+            trained[name] = session, tasks
+
+        def train(name: str, steps: int) -> list[float]:
+            session, tasks = trained[name]
+            ends = []
+            for _ in range(steps):
+                for task in tasks:
+                    task.wait()
+                    time.sleep(forward)
+                session.begin_step()
+                for k in reversed(range(LAYERS)):
+                    time.sleep(2 * forward)
+                    tasks[k].ready(gradients[k])
+                ends.append(time.perf_counter())
+            for task in tasks:
+                task.wait()
+            return [after - before for before, after in pairwise(ends)]
+
+        for name in cases:
+            train(name, OBSERVED + 2 + LEARNING * place.papers)
+            found[name] = []
+        blocks = max(2, place.samples // 10)
+        for _ in range(blocks):
+            for name in cases:
+                found[name] += train(name, -(-place.samples // blocks) + 3)[2:]
+        found["lost"] = {
+            name: session.ledger.line() for name, (session, _) in trained.items() if session.ledger is not None
+        }
+        # The session has chosen the knobs, and measured what the policy knows of the network.
+        found["policies"] = {
+            name: {"schedule": str(Spec(used.name, used.settings)), "cost": asdict(session.cost)}
+            for name, (session, _) in trained.items()
+            if (used := session.schedule) is not None and session.cost is not None
+        }
+    return found
+
+
+def alone(place: Place) -> dict[str, Any]:
+    """Return what hosts take for all-reduces of two sizes, one after the other, and by how much a sleep is too long."""
+    import numpy as np
+
+    import foretrain as ft
+
+    found: dict[str, Any] = {}
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    pause, sleeps = place.compute / LAYERS / 2, []
+    for number, (name, transport) in enumerate({"tcp": ft.AllReduce(), "bounded": ft.BoundedLoss(TOLERANCE)}.items()):
+        rows: dict[str, dict[str, list[float]]] = {
+            str(size): {what: [] for what in ("operation", "ready", "copy")} for size in PROBES
+        }
+        with ft.Session("fifo", transport, warmup=OBSERVED, address=f"{host}:{port + 1 + number}") as session:
+            tasks = session.declare([(str(size), size, "float32") for size in PROBES])
+            gradients = [np.ones(size // 4, np.float32) for size in PROBES]
+            for _ in range(OBSERVED + 2 + place.samples):
+                session.begin_step()
+                for task, gradient in zip(tasks, gradients, strict=True):
+                    began = time.perf_counter()
+                    time.sleep(pause)
+                    slept = time.perf_counter()
+                    gradient.flags.writeable = False  # so that `wait` copies nothing
+                    task.ready(gradient)
+                    handed = time.perf_counter()
+                    result = task.wait()
+                    landed = time.perf_counter()
+                    gradient.flags.writeable = True
+                    gradient[:] = result
+                    sleeps.append(slept - began - pause)
+                    row = rows[task.name]
+                    row["ready"].append(handed - slept)
+                    row["operation"].append(landed - handed)
+                    row["copy"].append(time.perf_counter() - landed)
+        found[name] = {
+            size: {what: median(times[-place.samples :]) for what, times in row.items()} for size, row in rows.items()
+        }
+    found["sleep"] = median(sleeps)
+    return found
+
+
+def training(place: Place) -> dict[str, Any]:
+    """Return the accuracy of a training over time, under each case."""
+    from bounded_training import train
+
+    return train(place, TOLERANCE)
+
+
+# Around them
+
+
+def measured(place: Place) -> dict[str, Any]:
+    """What rank 0 found; CPU seconds are of all ranks."""
+    from foretrain.lab import Conditions, Lab, launch
+
+    lines: list[str] = []
+    environment = {_WORK: json.dumps(asdict(place)), "OMP_NUM_THREADS": "1"}
+    selective = {"bands": place.bands, "drop": "selective"} if place.bands > 1 else {}
+    selective |= {"lossy_host": place.hosts - 1} if place.grey else {}
+    conditions = Conditions(loss=place.loss, background=place.background, **selective)  # pyright: ignore
+    with Lab.up("bounded", place.hosts, place.rate, congestion=place.congestion, conditions=conditions) as lab:  # pyright: ignore[reportArgumentType]
+        launch(
+            lab,
+            [sys.executable, str(Path(__file__).absolute())],
+            environment=environment,
+            timeout=900,
+            on_line=lambda rank, line: lines.append(line),
+        )
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    first = next(each for each in found if each["rank"] == 0)
+    if place.what == "clean":
+        for name in clean_cases(place):
+            first[name]["cpu"] = [sum(each) for each in zip(*(rank[name]["cpu"] for rank in found), strict=True)]
+    return first
+
+
+def clean_table(place: Place, found: dict[str, Any]) -> dict[str, float]:
+    """Print goodput and CPU; return the ratios to TCP's."""
+    moved = 4 * MIB * 2 * (place.hosts - 1) / place.hosts
+    ratios: dict[str, float] = {}
+    for name in clean_cases(place):
+        seconds, cpu = median(found[name]["seconds"]), median(found[name]["cpu"])
+        goodput = 8 * moved / seconds / 1e9
+        per_gb = cpu / (moved * place.hosts / 1e9)
+        ratios[name], ratios[f"{name} cpu"] = goodput, per_gb
+        times = spread([1e3 * each for each in found[name]["seconds"]])
+        print(f"  {name:14s} {times:>24s} ms  {goodput:6.2f} Gb/s each way  {per_gb:5.2f} CPU s per GB")
+    return ratios
+
+
+def forecasts(place: Place, found: dict[str, Any], hosts: dict[str, Any]) -> dict[str, float]:
+    """Return the forecast seconds of a step of each case of a "lossy" place.
+
+    Args:
+        place: where.
+        found: there.
+        hosts: what `alone` found on the same lab.
+    """
+    from bounded_forecast import forecast, overheads
+
+    import foretrain as ft
+    from foretrain.schedule import CostModel
+
+    transports: dict[str, Any] = {"tcp": ft.AllReduce(), "bounded": ft.BoundedLoss(TOLERANCE)}
+    where = Place("alone", place.hosts, place.rate)
+    added = {name: overheads(where, each, hosts[name], hosts["sleep"]) for name, each in transports.items()}
+    layers = [4 * size for size in sizes(place)]
+    times: dict[str, float] = {}
+    for name, policy in found["policies"].items():
+        kind, cost = name.split()[0], CostModel(**policy["cost"])
+        if kind not in transports:
+            continue
+        times[name] = forecast(place, layers, policy["schedule"], transports[kind], added[kind], cost=cost)
+    return times
+
+
+def lossy_table(place: Place, found: dict[str, Any], forecast: dict[str, float]) -> dict[str, float]:
+    """Print times of steps beside the forecast; return the ratios of the best of TCP to the best of ours."""
+    middles: dict[str, tuple[float, float]] = {}
+    for name in found["policies"]:
+        times = sorted(found[name])
+        middles[name] = median(times), times[min(len(times) - 1, int(0.99 * len(times)))]
+        shown, told = spread([1e3 * each for each in times]), ""
+        if name in forecast:
+            told = f"forecast {1e3 * forecast[name]:6.1f} ms ({forecast[name] / middles[name][0] - 1:+.0%})"
+        lost = found["lost"].get(name, "")
+        print(f"  {name:24s} {shown:>24s} ms  p99 {1e3 * middles[name][1]:7.1f} ms  {told}  {lost}")
+
+    def best_of(kind: str) -> tuple[float, float]:
+        return min(each for name, each in middles.items() if name.split()[0] == kind)
+
+    best, ours = best_of("tcp"), best_of("bounded")
+    print(f"  best of TCP over best of ours: median {best[0] / ours[0]:.2f}, p99 {best[1] / ours[1]:.2f}")
+    if place.marked:
+        urgent = best_of("marked-tcp")
+        print(f"  the same of marked TCP: median {urgent[0] / ours[0]:.2f}, p99 {urgent[1] / ours[1]:.2f}")
+    return {"median": best[0] / ours[0], "p99": ours[1] / best[1]}
+
+
+def _more(parser: ArgumentParser) -> None:
+    parser.add_argument("--only", choices=["clean", "lossy", "training"], help="these places alone")
+
+
+def main() -> None:
+    """Print a table for each place, and the RESULT line."""
+    if work := os.environ.get(_WORK):
+        place = Place(**json.loads(work))
+        found = {"clean": clean, "lossy": lossy, "training": training, "alone": alone}[place.what](place)
+        print(json.dumps(found | {"rank": int(os.environ["RANK"])}), flush=True)
+        return
+    arguments = options(__doc__ or "", _more)
+    import bounded_training
+
+    from foretrain.comm.bounded.congestion import callbacks
+    from foretrain.comm.collectives.runners import library
+
+    library(), callbacks()  # so that no rank compiles them
+    details: list[Any] = []
+    values: dict[str, float] = {}
+    hosts: dict[Place, dict[str, Any]] = {}
+    errors: list[float] = []
+    for place in places(arguments.quick):
+        if arguments.only not in (None, place.what):
+            continue
+        print(f"\n{place}")
+        found = measured(place)
+        if place.what == "clean":
+            ratios = clean_table(place, found)
+            if place.rate == "1Gbps" and place.hosts == 2:
+                values["goodput_clean"] = ratios["udp ring"] / ratios["tcp"]
+            elif place.hosts == 2:
+                values["goodput_unpaced"] = ratios["udp ring"]
+                values["cpu_vs_tcp"] = ratios["udp ring cpu"] / ratios["tcp cpu"]
+        elif place.what == "training":
+            ratios = bounded_training.table(place, found)
+            if place.background and place.model == "digits":
+                values["tta_vs_best_tcp"], values["accuracy_delta"] = ratios["ratio"], ratios["delta"]
+        else:
+            lab = Place("alone", place.hosts, place.rate, min(place.loss, HARDLY), place.congestion)
+            if lab not in hosts:
+                hosts[lab] = measured(lab)
+                details.append({"place": asdict(lab), "found": hosts[lab]})
+            found["forecast"] = forecasts(place, found, hosts[lab])
+            errors += [abs(each / median(found[name]) - 1) for name, each in found["forecast"].items()]
+            ratios = lossy_table(place, found, found["forecast"])
+            if place.hosts == 2 and place.congestion == "cubic":
+                if place.loss == 0 and not place.background:
+                    values["clean_vs_tcp"] = ratios["median"]
+                elif place.loss == 0.01 and place.background:
+                    values["median_vs_best_tcp"], values["p99_vs_best_tcp"] = ratios["median"], ratios["p99"]
+        sys.stdout.flush()
+        details.append({"place": asdict(place), "found": found})
+    if errors:
+        values["forecast_error_median"] = median(errors)
+    finish(arguments, "bounded", values, details)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

@@ -1,0 +1,271 @@
+"""Ledger of what a job may lose and has lost, by tensor.
+
+Before an operation it says what must arrive (small tensors, the first steps) and how urgent it is; after it, losses are
+booked to the tensors and to the ranks whose contributions they were.
+
+# Note [Guard]
+``BoundedLoss(tolerance="auto")`` raises the tolerance while training goes on as it does without losses.
+A round is sixteen steps. In a round with a tolerance every fourth step is a shadow: it loses nothing. After the round
+the norms of summed gradients are compared, of steps that lost something and of shadows; and the model's losses, where
+the script reports them, with those of the round before. Where they are alike, the tolerance doubles, up to a tenth.
+Where they are not, it is zero at once, for one round, then for two, four and so on, and begins anew.
+
+Every rank guards what it receives, on its own: what a sender may lose is up to the receiver. Sums are the same on all
+ranks, so that they decide alike, but of an all-reduce that is split each rank sees its part alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.comm.bounded import Hint, Loss
+from foretrain.comm.buffers import BufferSlice, FlatLayout
+from foretrain.comm.options import BoundedLoss
+from foretrain.errors import ConfigError
+from foretrain.tasks import Task
+
+_ENTRIES = 100_000
+"""Losses that are kept one by one."""
+
+ROUND = 16
+"""Steps between two decisions."""
+SHADOW = 4
+"""Of this many steps, the last loses nothing."""
+FIRST, MOST = 0.005, 0.1
+"""Tolerances, shares of bytes: the first, and the largest."""
+_APART = 0.1
+"""Difference of mean logarithms that is never an alarm: a tenth."""
+_ERRORS = 3.0
+"""Standard errors of that difference that are never an alarm."""
+_JUMP = math.log(8)
+"""Of a norm over the largest without losses: an alarm at once."""
+_KEPT = 2 * ROUND
+
+
+class Guard:
+    """Guard of one job on one rank; see Note [Guard].
+
+    Args:
+        reliable_steps: of the first so many steps nothing is lost; they are compared with, too.
+
+    Attributes:
+        tolerance: of steps that are no shadows.
+        alarms: reasons for which the tolerance went back to zero, with the step.
+    """
+
+    def __init__(self, reliable_steps: int) -> None:
+        self.tolerance = 0.0
+        self.alarms: list[str] = []
+        self._begin = max(reliable_steps, ROUND)
+        """Step with which the next round with a tolerance begins."""
+        self._pause = 1
+        self._lossy: dict[str, list[float]] = {"norm": [], "loss": []}
+        self._reliable: dict[str, deque[float]] = {name: deque(maxlen=_KEPT) for name in self._lossy}
+
+    def of_step(self, step: int) -> float:
+        """Return the tolerance of ``step``."""
+        if step < self._begin or self.tolerance == 0.0 or self.is_shadow(step):
+            return 0.0
+        return self.tolerance
+
+    def is_shadow(self, step: int) -> bool:
+        """Return whether ``step`` loses nothing in any case."""
+        return step % SHADOW == SHADOW - 1
+
+    def observe(self, step: int, name: str, value: float) -> None:
+        """Note what ``step`` has led to.
+
+        Args:
+            step: from 0, ascending.
+            name: "norm": of the summed gradient, or "loss": of the model after the update before.
+            value: the number.
+
+        Raises:
+            ConfigError: the name is neither.
+        """
+        if name not in self._lossy:
+            raise ConfigError("name", name, "is nothing that a guard compares", "write norm or loss")
+        if not math.isfinite(value):
+            if self.tolerance:
+                self._alarm(step, f"the {name} is {value}")
+            return
+        logarithm = math.log(max(abs(value), 1e-30))
+        known = self._reliable[name]
+        # A shadow's loss is that of parameters which steps with losses have changed.
+        if self.of_step(step) == 0.0 and (name == "norm" or not self.tolerance):
+            known.append(logarithm)
+        elif known and logarithm > max(known) + _JUMP:
+            self._alarm(step, f"the {name} {value:.3g} is far above what it is without losses")
+            return
+        else:
+            self._lossy[name].append(logarithm)
+        if name == "norm" and step >= self._begin - 1 and (step + 1 - self._begin) % ROUND == 0:
+            self._decide(step)
+
+    def _decide(self, step: int) -> None:
+        for name, lossy in self._lossy.items():
+            reliable = self._reliable[name]
+            if len(lossy) < 2 or len(reliable) < 2:
+                continue
+            apart = fmean(lossy) - fmean(reliable)
+            error = math.hypot(stdev(lossy) / len(lossy) ** 0.5, stdev(reliable) / len(reliable) ** 0.5)
+            if apart > max(_APART, _ERRORS * error):
+                self._alarm(step, f"the {name} is {math.expm1(apart):.0%} above that of steps without losses")
+                return
+        self._reliable["loss"].extend(self._lossy["loss"])
+        self._clear()
+        self.tolerance = min(2 * self.tolerance or FIRST, MOST)
+
+    def _alarm(self, step: int, reason: str) -> None:
+        self.alarms.append(f"step {step}, tolerance {self.tolerance:.2%}: {reason}")
+        self.tolerance = 0.0
+        self._begin = step + 1 + self._pause * ROUND
+        self._pause *= 2
+        self._clear()
+
+    def _clear(self) -> None:
+        for lossy in self._lossy.values():
+            lossy.clear()
+
+
+class LossEntry(NamedTuple):
+    """Loss when it was booked, ns of the monotonic clock; of a task's sum, and the bytes of which rank."""
+
+    when: int
+    task: int
+    source: int
+    size: int
+
+
+class Ledger:
+    """Ledger of one job on one rank.
+
+    Args:
+        layout: places of the gradients in flat buffers.
+        tasks: indexed by task.
+        ranks: N.
+        transport: what the job asked for.
+        observed: whether steps are only observed, of which nothing is lost.
+
+    Attributes:
+        guard: of the tolerance, where the job asked for "auto".
+        lost: (tasks, ranks), bytes that were lost of each rank's contribution to sums that this rank computed, or, on
+            rank 0, its server.
+        sent: bytes that were handed over.
+        entries: the latest losses, one after the other.
+    """
+
+    def __init__(
+        self, layout: FlatLayout, tasks: Sequence[Task], ranks: int, transport: BoundedLoss, *, observed: bool = False
+    ) -> None:
+        self._layout, self._tasks, self._transport, self._observed = layout, tasks, transport, observed
+        self._whole = max(sum(task.size for task in tasks), 1)
+        auto = transport.tolerance == "auto" and not observed
+        self.guard = Guard(transport.reliable_steps) if auto else None
+        self._asked: dict[int, deque[int]] = defaultdict(deque)
+        """Steps of operations under way, by slot."""
+        self._noted: dict[int, list[float]] = {}
+        """Of each step, bytes that have been summed, and their sum of squares."""
+        order = sorted(range(len(tasks)), key=lambda task: tasks[task].first_use)
+        self._urgency = {task: place / len(tasks) for place, task in enumerate(order)}
+        self._places = sorted((layout.place(task), task) for task in range(len(tasks)))
+        self._vital = [task.size <= transport.reliable_bytes for task in tasks]
+        self._known: dict[tuple[BufferSlice, ...], tuple[int, float, NDArray[np.int64]]] = {}
+        self.lost = np.zeros((len(tasks), ranks), np.int64)
+        self.sent = 0
+        self.entries: deque[LossEntry] = deque(maxlen=_ENTRIES)
+
+    @classmethod
+    def of(
+        cls, transport: object, layout: FlatLayout, tasks: Sequence[Task], ranks: int, *, observed: bool = False
+    ) -> Ledger | None:
+        """Return the ledger that a ``transport`` needs, if any; where steps are only ``observed``, nothing is lost."""
+        if not isinstance(transport, BoundedLoss):
+            return None
+        return cls(layout, tasks, ranks, transport, observed=observed)
+
+    def hint(self, slices: Sequence[BufferSlice]) -> Hint:
+        """Return what a transport should know of an operation on ``slices`` of one buffer, one after the other.
+
+        All ranks ask for the same operations in the same order, so that they agree on what is reliable.
+        """
+        key = tuple(slices)
+        if key not in self._known:
+            parts = self._parts(slices)
+            urgency = min((self._urgency[task] for task, _, _ in parts), default=0.0)
+            vital = [(first, behind) for task, first, behind in parts if self._vital[task]]
+            self._known[key] = len(self._known), urgency, np.array(vital, np.int64).reshape(-1, 2)
+        slot, urgency, vital = self._known[key]
+        step = self.sent // self._whole
+        self.sent += self._bytes(slices)
+        if self.guard is not None:
+            self._asked[slot].append(step)
+        return Hint(slot, urgency, self._tolerance(step), vital)
+
+    def _bytes(self, slices: Sequence[BufferSlice]) -> int:
+        return sum((each.end - each.start) * self._layout.width(each) for each in slices)
+
+    def _tolerance(self, step: int) -> float:
+        if self._observed or step < self._transport.reliable_steps:
+            return 0.0
+        return self.guard.of_step(step) if self.guard is not None else float(self._transport.tolerance)
+
+    def note(self, slices: Sequence[BufferSlice], work: object) -> None:
+        """Book the losses of an operation on ``slices`` that is done."""
+        losses: list[Loss] = getattr(work, "losses", [])
+        if self.guard is not None:
+            step = self._asked[self._known[tuple(slices)][0]].popleft()
+            self._show(self.guard, step, slices, getattr(work, "energy", float)())
+        for task, first, behind in self._parts(slices) if losses else ():
+            for loss in losses:
+                size = min(behind, loss.place + loss.size) - max(first, loss.place)
+                if size > 0:
+                    self.lost[task, loss.source] += size
+                    self.entries.append(LossEntry(time.perf_counter_ns(), task, loss.source, size))
+
+    def observe_loss(self, value: float) -> None:
+        """Show the guard the model's loss of this step, if there is a guard; ranks may show different ones."""
+        if self.guard is not None:
+            self.guard.observe(self.sent // self._whole, "loss", value)
+
+    def line(self) -> str:
+        """Return one line for people: how much was lost, and of which tensors most."""
+        total = int(self.lost.sum())
+        guarded = f"; tolerance {self.guard.tolerance:.2%}" if self.guard is not None else ""
+        if self.guard is not None and self.guard.alarms:
+            guarded += f", {len(self.guard.alarms)} times back to zero, last at {self.guard.alarms[-1]}"
+        if not total or not self.sent:
+            return "nothing was lost" + guarded
+        by_task = self.lost.sum(1)
+        worst = [self._tasks[task].name for task in np.argsort(-by_task)[:3] if by_task[task]]
+        return f"{total / self.sent:.2%} of the gradients' bytes were lost, most of {', '.join(worst)}{guarded}"
+
+    def _show(self, guard: Guard, step: int, slices: Sequence[BufferSlice], energy: float) -> None:
+        """Add to the norm of ``step``'s sums; show it to ``guard`` once the step is over."""
+        noted = self._noted.setdefault(step, [0.0, 0.0])
+        noted[0] += self._bytes(slices)
+        noted[1] += energy
+        for each in sorted(self._noted):
+            if self._noted[each][0] >= self._whole or each < step - 1:
+                guard.observe(each, "norm", math.sqrt(self._noted.pop(each)[1]))
+
+    def _parts(self, slices: Sequence[BufferSlice]) -> list[tuple[int, int, int]]:
+        """Return (task, first byte, byte behind the last) of each tensor's part of ``slices``."""
+        found, at = [], 0
+        for each in slices:
+            width = self._layout.width(each)
+            for place, task in self._places:
+                first, behind = max(place.start, each.start), min(place.end, each.end)
+                if place.buffer == each.buffer and first < behind:
+                    begin = at + (first - each.start) * width
+                    found.append((task, begin, begin + (behind - first) * width))
+            at += (each.end - each.start) * width
+        return found

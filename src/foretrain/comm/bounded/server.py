@@ -1,0 +1,195 @@
+"""Server that sums under bounded loss (``over="ps"``): a process beside rank 0, which the last of all engines is.
+
+    rank 0 ──▶ stdin     who takes part; all rows of each gathering; then every operation, as it begins
+    rank 0 ◀── stdout    the server's own row of each gathering; then what each operation that may lose some has lost
+
+Packets go between the server and all ranks, as among ranks. It ends with an empty line, or with stdin: not with the
+thread that started it, which the system would take for its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrain.comm.bounded import Hint, Loss
+from foretrain.comm.bounded.collectives import BoundedCollectives, BoundedWork, connect_engine
+from foretrain.comm.collectives.plan import Operation
+from foretrain.comm.coordinator.link import LinkError
+from foretrain.comm.options import Ending
+
+_LIMIT = 10.0
+"""Seconds until a server that is told to end is killed."""
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """First line.
+
+    Attributes:
+        host: address to listen on.
+        ranks: number of those that train.
+        secret: of these engines, in hex.
+        rescale: whether sums that miss contributions are rescaled.
+        ending: when an array is over that may lose some.
+        timeout: seconds until all are connected, and after which a silent one is lost.
+    """
+
+    host: str
+    ranks: int
+    secret: str
+    rescale: bool
+    ending: Ending
+    timeout: float
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """Operation that begins; fields as `BoundedCollectives` has them.
+
+    Attributes:
+        operation: what it does.
+        dtype: NumPy's name of the elements' type.
+        bfloat16: whether the elements are that, in uint16.
+        count: elements.
+        tolerance, slot, urgency, vital: of the hint.
+    """
+
+    operation: Operation
+    dtype: str
+    bfloat16: bool
+    count: int
+    tolerance: float
+    slot: int
+    urgency: float
+    vital: list[tuple[int, int]]
+
+
+class SummingServer:
+    """Server's process, as rank 0 sees it. `close` it."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "foretrain.comm.bounded.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the ranks; it ends with them
+        )
+        self.tell(opening)
+
+    def row(self) -> list[int]:
+        """Return the server's own row of the next gathering; nothing where it has ended."""
+        return self._answer(list[int])
+
+    def losses(self) -> list[Loss]:
+        """Return what the next operation that may lose some has lost; nothing where the server has ended."""
+        return self._answer(list[Loss])
+
+    def _answer(self, kind: Any) -> Any:
+        assert self._process.stdout is not None
+        return msgspec.json.decode(self._process.stdout.readline() or b"[]", type=kind)
+
+    def tell(self, message: Opening | Beginning | Sequence[Sequence[int]]) -> None:
+        """Send a message; a server that has ended is found by the engines."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            _write(self._process.stdin, message)
+
+    def close(self) -> None:
+        """End the process, any number of times."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(b"\n")  # forked children may hold copies, whose end would have to come first
+            self._process.stdin.close()
+        try:
+            self._process.wait(_LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+class ServedCollectives(BoundedCollectives):
+    """Collectives of rank 0 over a server, whose process these own.
+
+    Args:
+        server: that process.
+        arguments, options: of `BoundedCollectives`.
+    """
+
+    def __init__(self, server: SummingServer, *arguments: Any, **options: Any) -> None:
+        self._server = server
+        super().__init__(*arguments, **options)
+
+    def close(self) -> None:
+        """End all threads, sockets and the server; operations under way fail. From any thread, any number of times."""
+        super().close()
+        self._server.close()
+
+    def _begin(self, operation: Operation, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
+        vital = [] if hint.vital is None else hint.vital.tolist()
+        known = (operation, values.dtype.name, bfloat16, len(values), hint.tolerance or 0.0)
+        self._server.tell(Beginning(*known, hint.slot, hint.urgency, vital))
+
+    def _losses_elsewhere(self, work: BoundedWork) -> list[Loss]:
+        return self._server.losses() if work.tolerant else []
+
+
+def main() -> None:
+    """Sum whatever rank 0 begins, until it says that this was all."""
+    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    opening = msgspec.json.decode(source.readline(), type=Opening)
+    rank = opening.ranks
+
+    def gather(values: Sequence[int]) -> list[list[int]]:
+        _write(answers, [int(value) for value in values])
+        return msgspec.json.decode(source.readline() or b"[]", type=list[list[int]])
+
+    engine = connect_engine(
+        *(opening.host, gather, bytes.fromhex(opening.secret), rank, rank + 1),
+        ending=opening.ending,
+        timeout=opening.timeout,
+    )
+    collectives = BoundedCollectives(engine, rank, rank, over="ps", rescale=opening.rescale)
+    lossy: SimpleQueue[BoundedWork | None] = SimpleQueue()
+    telling = threading.Thread(target=_tell_losses, args=(lossy, answers))
+    telling.start()
+    try:
+        while (line := source.readline()).strip():
+            each = msgspec.json.decode(line, type=Beginning)
+            vital = np.array(each.vital, np.int64).reshape(-1, 2)
+            hint = Hint(each.slot, each.urgency, each.tolerance, vital)
+            values = np.zeros(each.count, each.dtype)
+            work = collectives.submit(each.operation, values, bfloat16=each.bfloat16, hint=hint)
+            if each.tolerance:
+                lossy.put(work)
+    except LinkError:
+        pass  # a rank was lost, and all others know
+    finally:
+        collectives.close()
+        lossy.put(None)
+        telling.join()
+
+
+def _tell_losses(works: SimpleQueue[BoundedWork | None], to: IO[bytes]) -> None:
+    with contextlib.suppress(LinkError, OSError):  # nobody waits for more
+        while (work := works.get()) is not None:
+            work.wait()
+            _write(to, work.losses)
+
+
+def _write(to: IO[bytes], message: Any) -> None:
+    to.write(msgspec.json.encode(message) + b"\n")
+    to.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+// Packets of the bounded transport: a header of 40 bytes, then whole values. All numbers are little-endian.
+//
+// The tag is a keyed checksum (Carter and Wegman): NH, the universal hash of UMAC (RFC 4418), of the data, and SipHash-2-4
+// of the header and of that. Two wrong packets in 2^32 pass where an attacker knows nothing of the keys; damage, other
+// jobs and strangers fail alike. The keys are of one direction of one job, so that no packet passes anywhere else.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+enum Message : uint8_t { DATA, ACK, STOP, PROBE, MAP, PING, GONE, BYE, MESSAGES };
+// ACK: what has come. STOP: a transfer needs nothing more, and has lost these. PROBE: what is missing? MAP: this is.
+// PING: is anyone there? GONE: this rank has lost another. BYE: this rank has ended; all its operations before `operation` are done.
+
+// Flags.
+const uint8_t IMPORTANT = 1;  // not to be dropped
+const uint8_t ANSWER = 2;     // DATA: the sender waits for an acknowledgement
+
+struct Header {
+    uint64_t tag;
+    uint32_t job;           // number of the job, for a first look
+    uint16_t source;        // rank
+    uint8_t kind, flags;
+    uint32_t operation;
+    uint16_t stage;         // of the operation; a rank sends each other at most one array per stage
+    uint16_t length;        // bytes of data behind the header
+    uint32_t index;         // DATA: of the packet in the array; MAP: of the first bit; GONE: the lost rank
+    uint32_t sequence;      // DATA: order of sending; ACK: the highest that came; PROBE, MAP: round of asking
+    uint32_t stamp;         // µs of the sender's clock; ACK: of the packet that it answers
+    uint32_t opened;        // operations whose arrays the sender can take
+};
+static_assert(sizeof(Header) == 40, "the layout is the protocol");
+
+struct Arrived {            // data of an ACK
+    uint32_t packets, marked;   // in all
+};
+
+// Of one direction: words for NH, as many as a packet has and two more, and a key for SipHash.
+struct Keys {
+    const uint32_t* words;
+    uint64_t sip[2];
+};
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+// Sum of products of words of the first half with words of the second.
+WIDE uint64_t halves(const char* first, const char* second, const uint32_t* one, const uint32_t* other, size_t words) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < words; ++i) {
+        uint32_t a, b;
+        std::memcpy(&a, first + 4 * i, 4);
+        std::memcpy(&b, second + 4 * i, 4);
+        sum += uint64_t(uint32_t(a + one[i])) * uint32_t(b + other[i]);
+    }
+    return sum;
+}
+
+inline uint64_t universal(const Keys& keys, const char* data, size_t size) {
+    size_t words = size / 8;  // of each half
+    uint64_t sum = halves(data, data + 4 * words, keys.words, keys.words + words, words);
+    if (size_t rest = size % 8) {
+        uint32_t tail[2] = {0, 0};
+        std::memcpy(tail, data + 8 * words, rest);
+        sum += uint64_t(uint32_t(tail[0] + keys.words[2 * words])) * uint32_t(tail[1] + keys.words[2 * words + 1]);
+    }
+    return sum;
+}
+
+inline uint64_t turned(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
+
+struct Sip {
+    uint64_t a, b, c, d;
+    void round() {
+        a += b; b = turned(b, 13); b ^= a; a = turned(a, 32);
+        c += d; d = turned(d, 16); d ^= c;
+        a += d; d = turned(d, 21); d ^= a;
+        c += b; b = turned(b, 17); b ^= c; c = turned(c, 32);
+    }
+    void take(uint64_t word) {
+        d ^= word;
+        round(), round();
+        a ^= word;
+    }
+};
+
+// The tag of a packet, whose own field is left out.
+inline uint64_t tag_of(const Keys& keys, const Header& header, const char* data) {
+    Sip sip{keys.sip[0] ^ 0x736f6d6570736575u, keys.sip[1] ^ 0x646f72616e646f6du, keys.sip[0] ^ 0x6c7967656e657261u,
+            keys.sip[1] ^ 0x7465646279746573u};
+    uint64_t words[4];
+    std::memcpy(words, reinterpret_cast<const char*>(&header) + sizeof header.tag, sizeof words);
+    for (uint64_t word : words) sip.take(word);
+    sip.take(universal(keys, data, header.length));
+    sip.take(uint64_t(40) << 56);  // bytes that were hashed, as the last word of SipHash says
+    sip.c ^= 0xff;
+    sip.round(), sip.round(), sip.round(), sip.round();
+    return sip.a ^ sip.b ^ sip.c ^ sip.d;
+}
+
+}  // namespace

@@ -1,0 +1,78 @@
+"""Groups of ranks, each a thread of this process, that exchange over UDP on loopback."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
+from foretrain.comm.bounded.engine import BoundedEngine
+from foretrain.comm.coordinator.addresses import addresses_of, decoded, encoded
+from foretrain.network.packet.transports.transport import Bounded
+from tests.comm.bounded.relay import Network
+
+has_ipv6 = pytest.mark.skipif("::1" not in addresses_of("lo"), reason="this machine has no IPv6")
+
+
+class Exchange:
+    """Gathers everyone's values, as a control plane does."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._rows: list[Any] = [None] * ranks
+
+    def of(self, rank: int, network: Network | None = None) -> Callable[[Sequence[Any]], list[Any]]:
+        calls = iter(range(3))
+
+        def exchange(values: Sequence[Any]) -> list[Any]:
+            self._rows[rank] = tuple(values)
+            self._barrier.wait(20)
+            rows = list(self._rows)
+            self._barrier.wait(20)
+            if next(calls) == 1 and network is not None:  # these are the addresses of UDP
+                return [encoded(*network.in_front_of(decoded(row))) for row in rows]
+            return rows
+
+        return exchange
+
+
+def in_threads(ranks: int, call: Callable[[int], Any]) -> list[Any]:
+    """Return what ``call`` returns for each rank, all at the same time."""
+    with ThreadPoolExecutor(ranks) as pool:
+        return [each.result(60) for each in [pool.submit(call, rank) for rank in range(ranks)]]
+
+
+@contextmanager
+def engines(
+    ranks: int, timeout: float = 10.0, network: Network | None = None, host: str = "127.0.0.1", **options: Any
+) -> Iterator[list[BoundedEngine]]:
+    """Yield connected engines, over ``network`` if there is one."""
+    exchange, secret = Exchange(ranks), secrets.token_bytes(32)
+    options.setdefault("transport", Bounded(first_window=16))
+    made = in_threads(
+        ranks,
+        lambda rank: connect_engine(host, exchange.of(rank, network), secret, rank, ranks, timeout=timeout, **options),
+    )
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+@contextmanager
+def group(ranks: int, **options: Any) -> Iterator[list[BoundedCollectives]]:
+    """Yield connected collectives; options are theirs and those of `engines`."""
+    names = ("over", "tolerance", "droppable", "share", "rescale", "feedback", "hadamard")
+    own = {key: options.pop(key) for key in names if key in options}
+    with engines(ranks, **options) as made:
+        members = [BoundedCollectives(each, rank, ranks, **own) for rank, each in enumerate(made)]
+        try:
+            yield members
+        finally:
+            for each in members:
+                each.close()

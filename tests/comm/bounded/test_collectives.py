@@ -1,0 +1,473 @@
+import os
+import random
+import socket
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.comm.bounded.collectives import BoundedCollectives, Hint
+from foretrain.comm.bounded.engine import HEADER
+from foretrain.comm.collectives.plan import DOUBLING_LIMIT, KINDS
+from foretrain.comm.coordinator.link import LinkError
+from foretrain.errors import ConfigError
+from tests.comm.bounded.group import engines, group, has_ipv6, in_threads
+from tests.comm.bounded.relay import Network, hostile, losing, perfect
+from tests.comm.collectives.test_ring import group as ring_group
+from tests.comm.collectives.test_ring import inputs, nothing_is_left_behind, run
+
+__all__ = ["nothing_is_left_behind"]
+
+OVER = ("transpose", "ring", "halving_doubling")
+PAYLOAD = 8192
+"""Bytes of a packet's data on loopback."""
+
+
+@pytest.mark.parametrize(("ranks", "over"), [(1, "ring"), (2, "ring"), (3, "ring"), (3, "transpose"), (4, "transpose")])
+def test_all_reduce_gives_the_sum_in_every_type_and_size(ranks, over):
+    with group(ranks, over=over) as members:
+        for kind, item in KINDS.items():
+            for count in (0, 1, ranks - 1, ranks, 257, 70_000 // item + 5, 500_000 // item):
+                arrays, total = inputs(kind, ranks, count)
+                run(members, "all_reduce", arrays, bfloat16=kind == "bfloat16")
+                for values in arrays:
+                    np.testing.assert_array_equal(values, total, f"{kind}, {count} elements")
+
+
+@pytest.mark.parametrize("over", OVER)
+def test_halves_of_an_all_reduce_give_it_together(over):
+    with group(4, over=over) as members:
+        arrays, total = inputs("float32", 4, 40_000)
+        run(members, "reduce_scatter", arrays)
+        for rank, values in enumerate(arrays):
+            mine = slice(rank * 10_000, (rank + 1) * 10_000)
+            np.testing.assert_array_equal(values[mine], total[mine])
+        run(members, "all_gather", arrays)
+        for values in arrays:
+            np.testing.assert_array_equal(values, total)
+
+
+@pytest.mark.parametrize(("ranks", "over"), [(2, "ring"), (3, "ring"), (3, "transpose"), (4, "ring"), (4, "transpose")])
+def test_without_losses_the_bits_are_those_of_the_ring_over_tcp(ranks, over):
+    sizes = (5, DOUBLING_LIMIT // 4, DOUBLING_LIMIT // 4 + 1, 100_003)
+    rng = np.random.default_rng(ranks)
+    inputs = [[rng.standard_normal(n).astype(np.float32) for _ in range(ranks)] for n in sizes]
+    expected = [[each.copy() for each in arrays] for arrays in inputs]
+    with ring_group(ranks) as members:
+        for arrays in expected:
+            run(members, "all_reduce", arrays)
+    with group(ranks, over=over) as members:
+        for arrays, wanted in zip(inputs, expected, strict=True):
+            run(members, "all_reduce", arrays)
+            for values in arrays:
+                np.testing.assert_array_equal(values.view(np.uint32), wanted[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("over", OVER)
+def test_nothing_is_lost_without_tolerance_whatever_the_network_does(over):
+    with Network(hostile(0.2)) as network, group(4, over=over, network=network) as members:
+        for seed in range(4):
+            arrays, total = inputs("float32", 4, 200_000, seed)
+            run(members, "all_reduce", arrays)
+            for values in arrays:
+                np.testing.assert_array_equal(values, total)
+        counted = [each.engine.counted() for each in members]
+    assert all(each["maps"] and each["duplicate"] and each["forged"] and each["malformed"] for each in counted)
+    assert not any(each["lost_bytes"] for each in counted)
+
+
+@has_ipv6
+@pytest.mark.parametrize("over", OVER)
+def test_sums_go_over_ipv6(over):
+    with group(4, over=over, host="::1") as members:
+        arrays, total = inputs("float32", 4, 200_000)
+        run(members, "all_reduce", arrays)
+        for values in arrays:
+            np.testing.assert_array_equal(values, total)
+        counted = [each.engine.counted() for each in members]
+    assert all(each["received"] and not each["over_tcp"] for each in counted)
+
+
+def test_what_was_lost_counts_as_zero_and_is_reported():
+    ranks, count, p = 3, 300_000, 0.3
+    with Network(losing(0.2)) as network, group(ranks, tolerance=p, network=network) as members:
+        arrays, _ = inputs("float32", ranks, count)
+        before = [values.copy() for values in arrays]
+        works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
+        assert all(work.wait(60) for work in works)
+    expected = np.sum(before, axis=0)
+    total = 0
+    for owner, work in enumerate(works):
+        edges = [block * count // ranks * 4 for block in range(ranks + 1)]
+        for source in {loss.source for loss in work.losses}:
+            lost = sum(loss.size for loss in work.losses if loss.source == source)
+            assert lost <= p * (edges[owner + 1] - edges[owner])
+        for loss in work.losses:
+            assert edges[owner] <= loss.place < loss.place + loss.size <= edges[owner + 1]
+            gap = slice(loss.place // 4, (loss.place + loss.size) // 4)
+            expected[gap] -= before[loss.source][gap]
+            total += loss.size
+    assert total > 0
+    for values in arrays:
+        np.testing.assert_array_equal(values, expected)
+
+
+@pytest.mark.parametrize("over", ["ring", "halving_doubling"])
+def test_all_ranks_get_the_same_bits_though_sums_lose_packets(over):
+    with Network(losing(0.1)) as network, group(4, over=over, tolerance=0.3, network=network) as members:
+        arrays, total = inputs("float32", 4, 600_000)
+        run(members, "all_reduce", arrays)
+        for values in arrays[1:]:
+            np.testing.assert_array_equal(values, arrays[0])
+        assert (arrays[0] <= total).all()
+        assert sum(each.engine.counted()["lost_bytes"] for each in members) > 0
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16"])
+def test_a_sum_that_misses_contributions_is_rescaled(kind):
+    ranks, count = 3, 200_000
+    with Network(losing(0.2)) as network, group(ranks, tolerance=0.4, rescale=True, network=network) as members:
+        arrays = [np.full(count, 1.0, kind) for _ in range(ranks)]
+        works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
+        assert all(work.wait(60) for work in works)
+        assert any(work.losses for work in works)
+    np.testing.assert_allclose(arrays[0].astype(float), 3.0, rtol=1e-3)
+
+
+def test_a_server_sums_what_came_and_says_what_did_not():
+    ranks, count = 2, 100_000
+    with Network(losing(0.1)) as network, engines(ranks + 1, network=network) as made:
+        members = [BoundedCollectives(each, rank, ranks, over="ps", tolerance=0.3) for rank, each in enumerate(made)]
+        try:
+            arrays = [np.ones(count, np.float32) for _ in members]
+            arrays[ranks][:] = 0
+            works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
+            assert all(work.wait(60) for work in works)
+        finally:
+            for each in members:
+                each.close()
+    missing = np.zeros(count)
+    for loss in works[ranks].losses:
+        missing[loss.place // 4 : (loss.place + loss.size) // 4] += 1
+    assert 0 < missing.sum() <= 0.3 * ranks * count
+    for values in arrays:
+        np.testing.assert_array_equal(values, ranks - missing)
+
+
+def test_what_small_arrays_do_not_lose_later_ones_may():
+    """A hundredth of an array of twenty packets is less than one of them."""
+    received = 40 * 20 * PAYLOAD
+    with Network(losing(0.05)) as network, group(2, tolerance=0.01, network=network) as members:
+        for _ in range(40):
+            run(members, "all_reduce", inputs("float32", 2, 2 * 20 * PAYLOAD // 4)[0])
+        lost = [each.engine.counted()["lost_bytes"] for each in members]
+    assert all(PAYLOAD <= each <= 0.01 * received for each in lost)
+
+
+def test_vital_extents_and_reliable_arrays_arrive_whole():
+    vital = np.array([[0, 4], [100_000, 140_000], [1_199_996, 1_200_000]], np.int64)
+    with Network(losing(0.2)) as network, group(2, tolerance=0.5, network=network) as members:
+        arrays, total = inputs("float32", 2, 300_000)
+        works = [one.all_reduce(values, hint=Hint(vital=vital)) for one, values in zip(members, arrays, strict=True)]
+        assert all(work.wait(60) for work in works)
+        assert any(work.losses for work in works)
+        for first, behind in vital // 4:
+            np.testing.assert_array_equal(arrays[0][first:behind], total[first:behind])
+        arrays, total = inputs("float32", 2, 300_000)
+        run(members, "all_reduce", arrays, hint=Hint(tolerance=0.0))
+        np.testing.assert_array_equal(arrays[0], total)
+
+
+def test_another_part_is_lost_each_time():
+    """What is not waited for goes last; were that always the end of an array, it would never be trained."""
+    first = []
+
+    def note(packet, rng):
+        if packet[14] == 0 and packet[20:22] == b"\0\0":  # data of the first stage
+            operation, index = int.from_bytes(packet[16:20], "little"), int.from_bytes(packet[24:28], "little")
+            if len(first) == operation:
+                first.append(index)
+        return [packet]
+
+    with Network(note) as network, group(2, network=network) as members:
+        for _ in range(20):
+            run(members, "all_reduce", inputs("float32", 2, 2 * 20 * PAYLOAD // 4)[0])
+    assert len(first) == 20
+    assert len(set(first)) >= 8
+
+
+@pytest.mark.parametrize("droppable", ["layer", "magnitude"])
+def test_important_packets_say_so(droppable):
+    flags = []
+
+    def note(packet, rng):
+        if packet[14] == 0:
+            flags.append((int.from_bytes(packet[24:28], "little"), packet[15] & 1))
+        return [packet]
+
+    values = np.ones(2 * 10 * PAYLOAD // 4, np.float32)
+    values[::2] *= 1e-3
+    for block in range(0, 20, 2):
+        values[block * PAYLOAD // 4 : (block + 1) * PAYLOAD // 4] *= 1e-3  # every other packet is small
+    with Network(note) as network, group(2, tolerance=0.3, droppable=droppable, network=network) as members:
+        for _ in range(2):
+            flags.clear()
+            run(members, "all_reduce", [values.copy(), values.copy()], hint=Hint(urgency=0.9))
+    if droppable == "layer":
+        assert all(important for _, important in flags)  # back layers are protected
+    else:
+        assert {important for index, important in flags if not index % 2} == {0, 1}
+        assert sum(important for _, important in flags) < len(flags)
+
+
+def test_a_forked_child_closes_nothing_of_engines_that_are_closed():
+    """Their descriptors' numbers are given to others."""
+    with engines(2) as made:
+        numbers = [each._wake for each in made]
+        for each in made:
+            each.close()
+        pipes = [number for _ in range(8) for number in os.pipe()]
+        assert set(numbers) <= set(pipes)
+        child = os.fork()
+        if child == 0:
+            try:
+                found = 0
+                for number in pipes:
+                    os.fstat(number)
+                found = 1
+            finally:
+                os._exit(found)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        for number in pipes:
+            os.close(number)
+
+
+def test_operations_that_share_memory_wait_for_each_other():
+    with group(3) as members:
+        arrays, total = inputs("int64", 3, 50_000)
+        works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
+        works += [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
+        assert all(work.wait(60) for work in works)
+        np.testing.assert_array_equal(arrays[0], 3 * total)
+
+
+def test_many_operations_are_under_way_at_once():
+    with Network(losing(0.05)) as network, group(2, network=network) as members:
+        drawn = [inputs("float32", 2, 1000 * (k % 7 + 1), k) for k in range(40)]
+        works = [[one.all_reduce(arrays[rank]) for arrays, _ in drawn] for rank, one in enumerate(members)]
+        assert all(work.wait(60) for own in works for work in own)
+        for arrays, total in drawn:
+            np.testing.assert_array_equal(arrays[1], total)
+
+
+def test_where_udp_is_blocked_tcp_takes_over():
+    with Network(losing(1.0)) as network, group(3, network=network, blocked=0.2) as members:
+        arrays, total = inputs("float32", 3, 100_000)
+        run(members, "all_reduce", arrays)
+        np.testing.assert_array_equal(arrays[2], total)
+        assert all(each.engine.counted()["over_tcp"] == 2 for each in members)
+
+
+def test_where_udp_is_blocked_half_way_tcp_takes_over():
+    with Network(perfect) as network, group(2, network=network, blocked=0.2) as members:
+        arrays, total = inputs("float32", 2, 100_000)
+        run(members, "all_reduce", arrays)
+        network.fate = losing(1.0)
+        arrays, total = inputs("float32", 2, 100_000)
+        run(members, "all_reduce", arrays)
+        np.testing.assert_array_equal(arrays[1], total)
+
+
+def test_a_rank_that_has_all_may_end_before_the_others():
+    with Network(losing(0.5)) as network, group(2, network=network, blocked=30.0) as members:
+        arrays, total = inputs("float32", 2, 3)
+
+        def one(rank):
+            members[rank].all_reduce(arrays[rank]).wait(60)
+            members[rank].close()
+
+        in_threads(2, one)
+        np.testing.assert_array_equal(arrays[1], total)
+
+
+def test_a_lost_rank_is_named_by_all():
+    with group(3) as members:
+        works = [one.all_reduce(np.ones(100_000, np.float32)) for one in members[:2]]
+        members[2].close()
+        for work in works:
+            with pytest.raises(LinkError, match="rank 2 was lost") as caught:
+                work.wait(60)
+            assert caught.value.peer == 2
+        with pytest.raises(LinkError):
+            members[0].all_reduce(np.ones(3, np.float32))
+
+
+def test_a_silent_rank_is_named_after_the_timeout():
+    """Its connection is open, and nobody answers."""
+    with Network(losing(1.0)) as network, engines(2, timeout=5.0, network=network, blocked=0.2) as made:
+        one = BoundedCollectives(made[0], 0, 2)
+        made[1]._library.foretrain_bounded_close(made[1]._handle)
+        with pytest.raises(LinkError, match="rank 1 was lost"):
+            one.all_reduce(np.ones(100, np.float32)).wait(60)
+        one.close()
+
+
+def test_a_rank_that_has_ended_is_named_by_what_begins_later():
+    with group(2, timeout=60.0) as members:
+        members[1].close()
+        with pytest.raises(LinkError, match="rank 1 was lost"):
+            members[0].all_reduce(np.ones(100, np.float32)).wait(30)
+
+
+def test_closing_ends_what_is_under_way():
+    with group(2) as members:
+        work = members[0].all_reduce(np.ones(100_000, np.float32))
+        assert not work.wait(0.05)
+        members[0].close()
+        with pytest.raises(LinkError, match="closed on this side"):
+            work.wait(60)
+
+
+def test_forged_packets_move_nothing_but_counters():
+    rng, job = random.Random(0), None
+    with engines(2) as made:
+        one = made[0]
+        job = int(one._settings[2])
+        before = one.counted()
+        for kind in range(8):
+            for _ in range(2500):
+                size = rng.choice((0, 7, HEADER - 1, HEADER, HEADER + 12, HEADER + 100))
+                packet = bytearray(rng.randbytes(size))
+                if size >= HEADER and rng.random() < 0.9:  # only the tag is wrong
+                    packet[8:16] = job.to_bytes(4, "little") + (1).to_bytes(2, "little") + bytes([kind, 0])
+                    packet[22:24] = (size - HEADER).to_bytes(2, "little")
+                one.inject(bytes(packet))
+        after = one.counted()
+        moved = {name for name in after if after[name] != before[name]}
+        assert moved == {"malformed", "stranger", "forged"}
+        assert sum(after[name] - before[name] for name in moved) == 20_000
+        members = [BoundedCollectives(each, rank, 2) for rank, each in enumerate(made)]
+        arrays, total = inputs("float32", 2, 1000)
+        run(members, "all_reduce", arrays)
+        np.testing.assert_array_equal(arrays[0], total)
+        for each in members:
+            each.close()
+
+
+@pytest.mark.process  # for it takes long
+def test_a_million_packets_move_nothing_but_counters():
+    """Real packets, some of them once more and in any order, some cut, damaged, forged or of another job."""
+    with Network(losing(0.2)) as network, engines(2, network=network) as made:
+        recorded = recording(network)
+        members = [BoundedCollectives(each, rank, 2) for rank, each in enumerate(made)]
+        drawn = [inputs("float32", 2, 100 * k, k)[0] for k in (1, 2, 3, 4)]
+        for arrays in drawn:
+            run(members, "all_reduce", arrays)
+        one, before = made[0], [arrays[0].copy() for arrays in drawn]
+        one._library.foretrain_bounded_close(one._handle)  # so that nothing else calls it
+        packets = [each for each in recorded if each[12] == 1 and len(each) < 1000]  # those of rank 1
+        rng, genuine, counted = np.random.default_rng(0), 0, one.counted()
+        for _ in range(20):
+            bytes_, sizes, real = injured(packets, 50_000, rng)
+            one.inject(bytes_, sizes)
+            genuine += real
+        moved = {name: many - counted[name] for name, many in one.counted().items() if many != counted[name]}
+        assert moved.keys() == {"malformed", "stranger", "forged", "received", "received_bytes", "late"}
+        assert moved["malformed"] + moved["stranger"] + moved["forged"] == 1_000_000 - genuine
+        assert moved["received"] == moved["late"] < genuine
+        for arrays, wanted in zip(drawn, before, strict=True):
+            np.testing.assert_array_equal(arrays[0].view(np.uint32), wanted.view(np.uint32))
+        assert one.next() is None  # closed, and no rank is taken for lost
+        for each in members:
+            each.close()
+
+
+def recording(network):
+    """Return a list that gets all packets from now on."""
+    found, fate = [], network.fate
+
+    def note(packet, rng):
+        found.append(packet)
+        return fate(packet, rng)
+
+    network.fate = note
+    return found
+
+
+def injured(packets, count, rng):
+    """Return ``count`` packets one behind the other, their sizes, and how many of them are as they were."""
+    width = max(map(len, packets))
+    table = np.array([np.frombuffer(each.ljust(width, b"\0"), np.uint8) for each in packets])
+    chosen = rng.integers(len(packets), size=count)
+    rows, sizes = table[chosen], np.array([len(each) for each in packets])[chosen]
+    what = rng.integers(6, size=count)
+    (cut,), (flipped,), (forged,), (foreign,), (noise,) = (np.nonzero(what == kind) for kind in range(1, 6))
+    sizes[cut] = (rng.random(len(cut)) * sizes[cut]).astype(int)
+    places = (rng.random(len(flipped)) * sizes[flipped]).astype(int)
+    rows[flipped, places] ^= (1 << rng.integers(8, size=len(flipped))).astype(np.uint8)
+    rows[forged, :8] = rng.integers(256, size=(len(forged), 8))
+    rows[forged, 14] = rng.integers(8, size=len(forged))  # any kind
+    rows[foreign, 8:12] ^= rng.integers(1, 256, size=(len(foreign), 4), dtype=np.uint8)
+    rows[noise] = rng.integers(256, size=(len(noise), width))
+    return rows[np.arange(width) < sizes[:, None]].tobytes(), sizes, int(np.sum(what == 0))
+
+
+def test_packets_of_another_job_on_the_same_port_are_strangers():
+    with group(2) as members, Network(perfect) as network, group(2, network=network) as others:
+        recorded = recording(network)
+        run(others, "all_reduce", inputs("float32", 2, 30_000)[0])
+        one, before, packets = members[0].engine, members[0].engine.counted(), list(recorded)[:50]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign:
+            for packet in packets:
+                foreign.sendto(packet, one._socket.getsockname())
+        until, sent = time.monotonic() + 20, len(packets)
+        while one.counted()["stranger"] < before["stranger"] + sent and time.monotonic() < until:
+            time.sleep(0.01)
+        assert one.counted() == before | {"stranger": before["stranger"] + sent}
+        arrays, total = inputs("float32", 2, 30_000)
+        run(members, "all_reduce", arrays)
+        np.testing.assert_array_equal(arrays[0], total)
+
+
+def test_every_changed_byte_of_a_packet_is_found():
+    with engines(2) as (receiver, sender):
+
+        @settings(max_examples=200, deadline=None)
+        @given(st.binary(max_size=300), st.data())
+        def check(body, data):
+            header = bytearray(HEADER)
+            header[8:12] = int(receiver._settings[2]).to_bytes(4, "little")
+            header[12:14] = (1).to_bytes(2, "little")
+            header[22:24] = len(body).to_bytes(2, "little")
+            sealed = bytearray(sender.seal(0, bytes(header) + body))
+            sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
+            before = receiver.counted()
+            receiver.inject(bytes(sealed))
+            after = receiver.counted()
+            assert after["received"] == before["received"]
+            assert sum(after[name] - before[name] for name in ("malformed", "stranger", "forged")) == 1
+
+        check()
+
+
+def test_arrays_that_cannot_be_summed_are_refused():
+    with group(1) as (one,):
+        with pytest.raises(ConfigError):
+            one.all_reduce(np.ones(3, np.complex64))
+        with pytest.raises(ConfigError):
+            one.all_reduce(np.ones(6, np.float32)[::2])
+
+
+def test_a_forked_child_leaves_the_parents_sockets_alone():
+    with group(2) as members:
+        if (child := os.fork()) == 0:
+            try:
+                members[0].engine._leave()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        arrays, total = inputs("float32", 2, 1000)
+        run(members, "all_reduce", arrays)
+        np.testing.assert_array_equal(arrays[0], total)

@@ -1,0 +1,131 @@
+"""Plans of the bounded transport: executed here by an oracle that delivers everything at once."""
+
+import numpy as np
+import pytest
+
+from foretrain.comm.bounded import Loss
+from foretrain.comm.bounded.collectives import BoundedWork
+from foretrain.comm.bounded.ledger import Ledger
+from foretrain.comm.bounded.plans import encode, scratch, stages
+from foretrain.comm.buffers import HostGradients
+from foretrain.comm.options import AllReduce, BoundedLoss
+from foretrain.tasks import Task
+
+OVER = {"transpose": (2, 3, 4, 5, 8), "ring": (2, 3, 4, 5, 8), "halving_doubling": (2, 4, 8), "ps": (2, 3, 4, 5)}
+CASES = [(over, ranks, count) for over, many in OVER.items() for ranks in many for count in (1, 7, 40, 100_000)]
+
+
+def executed(operation, over, ranks, count, values):
+    """The values of all ranks after the plans, stage by stage."""
+    values = [*values, np.zeros(count)][: ranks + (over == "ps")]  # the last one is a server's
+    plans = [stages(operation, over, rank, ranks, count, 4, 0.0) for rank in range(len(values))]
+    memory = [np.zeros(scratch(plan) // 4) for plan in plans]
+    assert len({len(plan) for plan in plans}) == 1
+    for number in range(len(plans[0])):
+        packets = {}
+        for rank, plan in enumerate(plans):
+            for send in plan[number].sends:
+                at = send.offset // 4
+                packets[rank, send.to] = values[rank][at : at + send.size // 4].copy()
+        for rank, plan in enumerate(plans):
+            for receive in plan[number].receives:
+                target = memory[rank] if receive.scratch else values[rank]
+                at = receive.target // 4
+                target[at : at + receive.size // 4] = packets.pop((receive.source, rank))
+            for sum_ in plan[number].sums:
+                into, from_ = (
+                    memory[rank] if is_scratch else values[rank]
+                    for is_scratch in (sum_.into_scratch, sum_.from_scratch)
+                )
+                size = sum_.size // 4
+                into[sum_.into // 4 : sum_.into // 4 + size] += from_[sum_.from_ // 4 : sum_.from_ // 4 + size]
+        assert not packets  # what one sends another expects
+    return values
+
+
+@pytest.mark.parametrize(("over", "ranks", "count"), CASES)
+def test_plans_sum(over, ranks, count):
+    values = [np.random.default_rng(rank).integers(0, 100, count).astype(float) for rank in range(ranks)]
+    total = np.sum(values, 0)
+    for found in executed("all_reduce", over, ranks, count, values):
+        np.testing.assert_array_equal(found, total)
+
+
+@pytest.mark.parametrize("count", [40, 100_000])
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("over", ["transpose", "ps"])
+def test_sums_have_the_bits_of_a_ring(over, ranks, count):
+    draws = [np.random.default_rng(rank).standard_normal(count) for rank in range(ranks)]
+    found, ring = (
+        executed("all_reduce", each, ranks, count, [draw.copy() for draw in draws]) for each in (over, "ring")
+    )
+    np.testing.assert_array_equal(found[0], ring[0])
+
+
+@pytest.mark.parametrize(("over", "ranks"), [(over, ranks) for over, many in OVER.items() for ranks in many])
+def test_a_sum_is_scattered_and_gathered(over, ranks):
+    values = [np.random.default_rng(rank).integers(0, 100, 40 * ranks).astype(float) for rank in range(ranks)]
+    total = np.sum(values, 0)
+    executed("reduce_scatter", over, ranks, 40 * ranks, values)
+    for rank, found in enumerate(values):
+        np.testing.assert_array_equal(found[40 * rank : 40 * (rank + 1)], total[40 * rank : 40 * (rank + 1)])
+    for found in executed("all_gather", over, ranks, 40 * ranks, values)[:ranks]:
+        np.testing.assert_array_equal(found, total)
+
+
+@pytest.mark.parametrize(("over", "ranks"), [(over, ranks) for over, many in OVER.items() for ranks in many])
+def test_nothing_is_sent_that_is_changed_before_it_must_have_come(over, ranks):
+    for rank in range(ranks + (over == "ps")):
+        plan = stages("all_reduce", over, rank, ranks, 100_000, 4, 0.0)
+        for number, stage in enumerate(plan):
+            sent = [(send.offset, send.offset + send.size) for send in stage.sends]
+            changed = [(s.into, s.into + s.size) for s in stage.sums if not s.into_scratch]
+            assert not any(first < end and start < behind for first, behind in sent for start, end in changed), number
+
+
+@pytest.mark.parametrize(("over", "ranks"), [("transpose", 4), ("ring", 4), ("halving_doubling", 8)])
+def test_what_hops_may_lose_adds_up_to_the_tolerance(over, ranks):
+    plan, hops = stages("all_reduce", over, 1, ranks, 1_000_000, 4, 0.12), {"transpose": 1, "ring": 3}.get(over, 3)
+    receives = [receive for stage in plan for receive in stage.receives]
+    for receive in receives:
+        lost = (receive.size - receive.need) / receive.size
+        assert lost == pytest.approx(0.12 / hops if receive.scratch else 0.0, abs=1e-5)
+    assert all(send.reliable for stage in plan[len(plan) // 2 :] for send in stage.sends)
+
+
+def test_a_plan_is_numbers():
+    plan = stages("all_reduce", "ring", 0, 2, 3, 4, 0.0)
+    assert encode(plan) == [1, 1, 1, 1, 4, 8, 1, 1, 1, 0, 0, 4, 4, 0, 0, 1, 0, 4, 1, 1, 0, 1, 0, 4, 1, 1, 0, 4, 4, 8, 8]
+
+
+TASKS = tuple(Task(k, f"layer{k}", size, k) for k, size in enumerate((400, 4000, 8, 2000)))
+
+
+def ledger(**options):
+    layout = HostGradients([100, 1000, 2, 500], ["float32"] * 4, [0, 1, 2, 3])
+    return layout, Ledger.of(BoundedLoss(**options), layout, TASKS, 2)
+
+
+def test_small_tensors_and_the_first_steps_are_reliable():
+    layout, made = ledger(reliable_steps=1, reliable_bytes=400)
+    whole = layout.runs([])
+    whole = [layout.place(0)._replace(end=1602)]
+    first, second = made.hint(whole), made.hint(whole)
+    assert (first.tolerance, second.tolerance) == (0.0, 0.01)
+    assert second.vital.tolist() == [[0, 400], [4400, 4408]]
+    assert (first.slot, first.urgency) == (0, 0.0)
+    assert made.hint([layout.place(3)]).urgency == 0.75
+    assert Ledger.of(AllReduce(), layout, TASKS, 2) is None
+
+
+def test_losses_are_booked_to_tensors_and_ranks():
+    layout, made = ledger()
+    work = BoundedWork("all_reduce", np.zeros(600, np.float32))
+    work.finish([Loss(380, 100, 1), Loss(1000, 8, 0)], None)
+    slices = [layout.place(0), layout.place(3)]  # 400 bytes, then 2000
+    made.hint(slices)
+    assert made.line() == "nothing was lost"
+    made.note(slices, work)
+    assert made.lost.tolist() == [[0, 20], [0, 0], [0, 0], [8, 80]]
+    assert [(entry.task, entry.source, entry.size) for entry in made.entries] == [(0, 1, 20), (3, 1, 80), (3, 0, 8)]
+    assert made.line() == "4.50% of the gradients' bytes were lost, most of layer3, layer0"

@@ -1,0 +1,213 @@
+"""Bands, selective drop and losses of a lab's links, as the kernel makes them."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from foretrain.comm.bounded import service_of
+from foretrain.errors import ConfigError
+from foretrain.lab import Conditions, Lab, iproute, labs, network
+from foretrain.lab.background import senders
+from foretrain.lab.conditions import tree_rate
+from foretrain.units import parse_rate
+
+SINK = """
+import select, socket, sys
+sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sink.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)
+sink.bind((sys.argv[1], 5000))
+print("listens", flush=True)
+found = []
+while select.select([sink], [], [], 5.0 if found else 60.0)[0]:
+    found.append(sink.recv(9000)[0])
+print(*found)
+"""
+SOURCE = """
+import socket, sys, time
+source = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+source.setsockopt(socket.SOL_SOCKET, 32, 1 << 24)
+services = [int(each) for each in sys.argv[3].split(",")]
+for k in range(int(sys.argv[2])):
+    which = k % len(services)
+    source.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, services[which])
+    source.sendto(bytes([which]) * 1400, (sys.argv[1], 5000))
+    if float(sys.argv[4]):
+        time.sleep(float(sys.argv[4]))
+"""
+
+
+def delivered(lab: Lab, packets: int, services: list[int], pause: float) -> list[int]:
+    """Which of ``services`` each packet had that came from host 0 to host 1, in their order."""
+    address = lab.host(1).address
+    sink = subprocess.Popen(lab.command(1, [sys.executable, "-c", SINK, address]), stdout=subprocess.PIPE, text=True)
+    assert sink.stdout is not None
+    assert sink.stdout.readline() == "listens\n"
+    numbers = [address, str(packets), ",".join(map(str, services)), str(pause)]
+    subprocess.run(lab.command(0, [sys.executable, "-c", SOURCE, *numbers]), check=True)
+    return [int(each) for each in sink.communicate(timeout=60)[0].split()]
+
+
+def test_packets_are_lost_at_random_and_counted(name):
+    with Lab.up(name, 2, "1Gbps", conditions=Conditions(loss=0.1, lossy_host=1)) as lab:
+        came = len(delivered(lab, 3000, [0], 1e-4))
+        status = lab.status().hosts
+        assert status[1].rate == status[0].receive_rate == parse_rate("1Gbps")
+        # A packet or two are for finding the address.
+        assert 0 <= status[1].lost - (3000 - came) <= 2
+        assert 200 < status[1].lost < 400
+        assert status[0].lost == 0
+        assert not status[0].faults
+        lab.rate("500Mbps")
+        assert lab.status().hosts[1].rate == parse_rate("500Mbps")
+        assert not lab.status().hosts[1].bands
+
+
+def test_packets_are_lost_in_bursts(name):
+    with Lab.up(name, 2, "1Gbps", conditions=Conditions(loss=0.2, lossy_host=1, burst=8)) as lab:
+        came = delivered(lab, 6000, [0] * 250, 1e-4)
+        assert 0 <= lab.status().hosts[1].lost - (6000 - len(came)) <= 10
+        assert lab.status().hosts[0].lost == 0
+    # Packets are numbered modulo 250. Of 150 bursts the mean is 8 ± 0.65.
+    runs = [(after - before - 1) % 250 for before, after in pairwise(came) if (after - before) % 250 != 1]
+    assert 5.4 < sum(runs) / len(runs) < 10.6
+    assert 0.13 < 1 - len(came) / 6000 < 0.27
+
+
+def test_a_full_queue_drops_first_what_may_be_dropped(name):
+    conditions = Conditions(3, "selective")
+    with Lab.up(name, 2, "20Mbps", queue="400ms", conditions=conditions) as lab:
+        protected, droppable = service_of(0, 1), service_of(0, 3)
+        came = delivered(lab, 1000, [protected, droppable], 0)
+        assert came.count(0) == 500
+        assert came.count(1) < 250
+        first, second, *_ = lab.status().hosts[0].bands
+        assert (first.band, first.droppable, second.band, second.droppable) == (0, False, 0, True)
+
+
+def test_packets_that_have_waited_are_marked_and_counted_by_band(name):
+    # Background flows share the only band, and fill its queue.
+    with Lab.up(name, 2, "20Mbps", conditions=Conditions(1, "selective", background=0.9)) as lab:
+        capable, other = service_of(0, 1) | 2, service_of(0, 1)
+        assert len(delivered(lab, 300, [capable, other], 0)) > 200
+        protected, droppable = lab.status().hosts[1].bands
+        assert protected.marked is not None
+        assert 20 < protected.marked <= 150
+        assert droppable.marked == 0
+        assert not any(host.faults for host in lab.status().hosts)
+        Lab.up(name, 2, "20Mbps", conditions=Conditions(3))
+        assert lab.status().hosts[1].bands[0].marked is None
+
+
+def test_the_first_band_goes_first(name):
+    with Lab.up(name, 2, "10Mbps", queue="2s", conditions=Conditions(3)) as lab:
+        came = delivered(lab, 600, [0, service_of(1, 1), service_of(0, 1)], 0)
+        ends = [max(place for place, each in enumerate(came) if each == which) for which in range(3)]
+        assert ends[2] < ends[1] < ends[0]
+
+
+def flows(name: str) -> tuple[int, ...]:
+    """Pids of the senders of a lab's background flows."""
+    return tuple(process.pid for process in senders(iproute.namespaces()) if name in process.command)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.smoke
+def test_background_flows_reach_one_port_and_end_with_the_lab(name):
+    with Lab.up(name, 3, "100Mbps", conditions=Conditions(3, lossy_host=1, background=0.4)) as lab:
+        wait_for(lambda: lab.status().hosts[1].bands[2].sent > 100)
+        status = lab.status()
+        assert status.background is not None
+        assert (status.background.host, status.background.senders, status.background.rate) == (1, 4, 5e6)
+        assert status.background.sent > 100 * 8972
+        assert [host.bands[2].sent for host in status.hosts[::2]] == [0, 0]
+        # The receiver answers nothing, and no sender counts as a process of the lab.
+        assert status.hosts[1].sent < 1000
+        assert network.processes(name) == ()
+        assert not any(host.faults for host in status.hosts)
+        assert len(flows(name)) == 4
+    assert flows(name) == ()
+    assert name not in labs()
+
+
+def test_background_flows_change_with_up_and_end_with_rate(name):
+    conditions = Conditions(background=0.1)
+    Lab.up(name, 2, "10Mbps", conditions=conditions)
+    first = flows(name)
+    lab = Lab.up(name, 2, "20Mbps", conditions=conditions)
+    found = lab.status().background
+    assert found is not None
+    assert (found.host, found.rate) == (1, pytest.approx(250e3))
+    assert not set(first) & set(flows(name))
+    lab.rate("10Mbps")
+    assert lab.status().background is None
+    assert flows(name) == ()
+
+
+def test_background_flows_end_with_a_process_that_is_killed(name):
+    script = f"""
+import sys
+from foretrain.lab import Conditions, Lab
+with Lab.up({name!r}, 2, "10Mbps", conditions=Conditions(background=0.1)):
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"up\n"
+        assert len(flows(name)) == 4
+        owner.kill()
+    wait_for(lambda: not flows(name))
+
+
+def test_background_flows_end_when_their_namespaces_lose_their_names(name):
+    Lab.up(name, 2, "10Mbps", conditions=Conditions(background=0.1))
+    assert len(flows(name)) == 4
+    spaces = [f"netns delete ft-{name}-b{k}" for k in range(4)]
+    pids = flows(name)
+    iproute.run(iproute.tool("ip"), lines=spaces)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_codes_are_those_of_rfc_2597():
+    assert [service_of(urgency, 1) >> 2 for urgency in range(4)] == [34, 26, 18, 10]
+    assert service_of(0, 3) >> 2 == 38
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"bands": 4}, "bands: 4 is no number of bands"),
+        ({"drop": "some"}, "drop: 'some' is unknown"),
+        ({"loss": 1.0}, "loss: 1.0 is no share"),
+        ({"loss": 0.1, "burst": 0.5}, "burst: 0.5 is no mean number of packets; write 1 to 10000"),
+        ({"loss": 0.8, "burst": 2}, "loss: 0.8 is too much for bursts of 2; take longer bursts"),
+        ({"background": 1.5}, "background: 1.5 is no share of a port's rate; write e.g. 40%"),
+    ],
+)
+def test_conditions_that_make_no_sense_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Conditions(**options)
+
+
+def test_bands_need_a_rate_and_the_lossy_host_is_one():
+    with pytest.raises(ConfigError, match="rate: None has no queues"):
+        Lab.up("nowhere", 2, conditions=Conditions(3))
+    with pytest.raises(ConfigError, match="host: 2 is not in lab"):
+        Lab.up("nowhere", 2, "1Gbps", conditions=Conditions(loss=0.1, lossy_host=2))
+
+
+def test_rates_are_read_as_tc_writes_them():
+    assert tree_rate("class htb 9:1 root rate 12500Kbit ceil 12500Kbit burst 1b") == parse_rate("12.5Mbps")
+    assert tree_rate("") is None
