@@ -132,7 +132,7 @@ def test_transformed_sums_are_those_of_the_values(kind):
     ranks, brief = 3, kind == "bfloat16"
     hint = Hint(3, vital=np.array([[0, 4000]], np.int64))
     atol = 1e-3 if kind == "float32" else 1.0
-    with group(ranks, tolerance=0.3, hadamard=True) as members:
+    with group(ranks, hadamard=True) as members:  # without tolerance: a busy machine loses packets, too
         for together in (True, False):
             arrays, total = inputs(kind, ranks, 30_000)
             if together:
