@@ -63,7 +63,7 @@ class Place:
         background: share of the last host's port that bursts of other hosts take: incast.
         schedules: of sessions.
         grey: whether only the last host's link loses packets.
-        papers: whether other papers' rules are measured, too, under the last schedule.
+        papers: whether other papers' rules are measured, too; by "lossy", under the last schedule.
         model, seeds: of "training", see bounded_training.py.
         bands: of ports: with three, what is marked goes first, and what may be dropped is dropped first.
         over: of "clean": who sums what.
@@ -124,7 +124,17 @@ def places(quick: bool) -> list[Place]:
     ]
     grey = [Place("lossy", 3, RATE, loss, samples=60, grey=True) for loss in (0.0001, 0.001, 0.01)]
     training = [
-        Place("training", 2, RATE, loss, background=background, bands=bands, model=model, seeds=5)
+        Place(
+            "training",
+            hosts=2,
+            rate=RATE,
+            loss=loss,
+            background=background,
+            bands=bands,
+            papers=model == "digits",
+            model=model,
+            seeds=5,
+        )
         for model in ("digits", "characters")
         for loss, background, bands in ((0.0, 0.0, 1), (0.01, 0.0, 1), (0.01, 0.4, 3))
     ]
@@ -354,7 +364,7 @@ def measured(place: Place) -> dict[str, Any]:
             lab,
             [sys.executable, str(Path(__file__).absolute())],
             environment=environment,
-            timeout=900,
+            timeout=1800,
             on_line=lambda rank, line: lines.append(line),
         )
     found = [json.loads(line) for line in lines if line.startswith("{")]
