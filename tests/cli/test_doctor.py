@@ -38,6 +38,17 @@ def test_one_host(capsys):
         assert word in shown
 
 
+def test_a_host_that_does_not_answer_makes_the_status_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORETRAIN_SECRET", "5a" * 32)
+    (host, port), silent = addresses(2)
+    hosts = f"{host}:{port},{silent[0]}:{silent[1]}"
+    with pytest.raises(SystemExit, match="1"):
+        main(["doctor", "--hosts", hosts, "--rank", "0", "--timeout", "0.2s", "--json", str(tmp_path / "out.json")])
+    shown = capsys.readouterr().out
+    assert f"{silent[0]}:{silent[1]} did not answer within 0.2 s" in shown
+    assert json.loads((tmp_path / "out.json").read_text())["findings"]
+
+
 HOSTS = ("--hosts", "127.0.0.1:5001,127.0.0.1:5002")
 
 

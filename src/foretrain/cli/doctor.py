@@ -34,6 +34,7 @@ def doctor(
     """Examine this host, or all hosts of a job and the network between them, and say what to mend.
 
     For several hosts, start it on each with the same --hosts; each measures the way to every other, and rank 0 prints.
+    The exit status is 1 where hosts or the way between them could not be examined.
 
     Args:
         rank: number of this host in --hosts, from 0; by default what RANK or SLURM_PROCID says.
@@ -76,6 +77,8 @@ def doctor(
     for text in advice or ["Nothing to mend."]:
         console.print(f"- {text}" if advice else text, soft_wrap=True)
     write_outputs(console, (json, lambda path: write_json(path, numbers(found, advice))))
+    if found.failures:
+        sys.exit(1)
 
 
 def _addresses(text: str) -> list[tuple[str, int]]:

@@ -140,6 +140,9 @@ def status(*, name: str = "lab", json: bool = False) -> None:
     console = Console(highlight=False, markup=False)
     console.print(_table(found))
     for host in found.hosts:
+        for process in host.processes:
+            console.print(f"host {host.host.index} runs {process.pid} {process.command[:60]}")
+    for host in found.hosts:
         if host.bands:
             console.print(f"queues to host {host.host.index}: {', '.join(map(_queue_text, host.bands))}")
     if found.background:
@@ -191,7 +194,6 @@ def _table(found: Status) -> Table:
         table.add_column(column, no_wrap=True)
     for column in ("rate", "queue", "sent", "received", "dropped", "lost"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("processes", overflow="fold")
     for row in found.hosts:
         table.add_row(
             str(row.host.index),
@@ -203,7 +205,6 @@ def _table(found: Status) -> Table:
             format_size(row.received),
             str(row.dropped),
             str(row.lost),
-            "\n".join(f"{process.pid} {process.command[:60]}" for process in row.processes),
         )
     return table
 
