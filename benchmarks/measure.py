@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ from typing import Any
 
 
 def options(description: str, more: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
-    """--quick, --full and --json FILE; ``more`` adds a benchmark's own."""
+    """--quick, --full and --json FILE; ``more`` adds a benchmark's own. From here on SIGTERM ends it as Ctrl-C does, so
+    that labs and processes end with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under 50 s")
     parser.add_argument("--full", action="store_true", help="everything (the default where --quick is not given)")

@@ -67,7 +67,7 @@ def measure(place: Place) -> None:
 
     from foretrain.comm.collectives import RingCollectives, connect_peers
     from foretrain.comm.coordinator.handshake import SECRET
-    from foretrain.comm.coordinator.link import local_address
+    from foretrain.comm.coordinator.addresses import local_address
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

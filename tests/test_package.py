@@ -1,7 +1,11 @@
 """What the package shows to the world, and what it costs to import."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +61,41 @@ def test_communication_and_everything_below_it_imports_without_torch():
     code = _WITHOUT_TORCH.format(packages=("comm", "engine", "experiments", "tasks", "units", *simulated))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def _imported(text: str) -> Iterator[tuple[str, str]]:
+    """Yield module and name of everything that a script imports from the package."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "foretrain":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _is_there(module: str, name: str) -> bool:
+    folder = ROOT.joinpath("src", *module.split("."))
+    if PathFinder.find_spec(name, [str(folder)]):
+        return True
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    defined: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())) if file.is_file() else ():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {alias.asname or alias.name for alias in node.names}
+    return name in defined or (module == "foretrain" and name in ft.__all__)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "examples", "tools"])
+def test_what_scripts_import_from_the_package_is_there(folder: str):
+    """Most of them run seldom, and none is checked for its types."""
+    lacking = [
+        f"{script}: {module}.{name}"
+        for script in (ROOT / folder).rglob("*.py")
+        for module, name in _imported(script.read_text())
+        if not _is_there(module, name)
+    ]
+    assert not lacking
