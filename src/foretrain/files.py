@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -40,9 +41,35 @@ def read_text(path: str | os.PathLike[str], field: str, remedy: str) -> str:
         raise ConfigError(field, os.fspath(path), f"cannot be read ({why})", remedy) from None
 
 
+STDOUT = Path("-")
+"""The name that means stdout, for JSON."""
+_stdout = 1
+
+
 def write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Write ``value`` to ``path`` as indented JSON; see `write_atomically`."""
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
+    """Write ``value`` to ``path``, or to stdout for `STDOUT`, as indented JSON; see `write_atomically`."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    if Path(path) == STDOUT:
+        with os.fdopen(os.dup(_stdout), "wb") as stream:
+            stream.write(text + b"\n")
+    else:
+        write_atomically(path, text)
+
+
+@contextmanager
+def json_alone_on_stdout() -> Iterator[None]:
+    """Send to stderr what the block and its processes write to stdout, but for what `write_json` writes there."""
+    global _stdout
+    sys.stdout.flush()
+    _stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(_stdout, 1)
+        os.close(_stdout)
+        _stdout = 1
 
 
 def _replace(target: Path, pieces: Iterable[bytes | memoryview]) -> None:

@@ -15,14 +15,40 @@ from foretrain.cli import main
 from foretrain.workload import save, zoo
 from tests.processes import foretrain, started
 
+HERE = ("vgg16", "--cluster", "4 workers @ 1Gbps")
 
-def test_version_and_help():
+
+def test_version_and_help(capsys):
     assert foretrain("--version").stdout == f"foretrain {__version__}\n"
-    for arguments in ((), ("--help",)):
-        shown = foretrain(*arguments)
-        assert shown.returncode == 0
-        assert "compare" in shown.stdout
-        assert "record" in shown.stdout
+    main(["-V"])
+    assert capsys.readouterr().out == f"foretrain {__version__}\n"
+    for arguments in ([], ["--help"], ["-h"], ["help"]):
+        main(arguments)
+        shown = capsys.readouterr().out
+        assert "\nForecast\n  compare " in shown
+        assert "  record " in shown
+    for arguments in (["help", "bound"], ["bound", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        assert "Print the optimum T*" in capsys.readouterr().out
+
+
+def test_a_command_that_is_mistyped_is_answered_with_the_near_ones(refused):
+    assert "'comparee' is unknown; did you mean 'compare'? known: bound, " in refused(["comparee"])
+
+
+def test_only_json_is_written_to_stdout(refused):
+    assert "only --json takes; name a file" in refused(["compare", *HERE, "--html", "-"])
+
+
+@pytest.mark.smoke
+def test_a_full_disk_is_named():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "foretrain", "bound", *HERE], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "foretrain: nothing more can be written: No space left on device\n"
 
 
 @pytest.mark.smoke
@@ -44,13 +70,14 @@ def test_compare_prints_the_table_and_writes_what_was_asked(tmp_path: Path):
 
 def test_compare_takes_a_file_a_sweep_and_knobs(tmp_path: Path):
     save(zoo("alexnet", batch=8), tmp_path / "mine.toml")
-    out = tmp_path / "out.json"
     done = foretrain(
         "compare", "mine.toml", "--cluster", "4 workers @ 10Gbps", "--schedules", "p3(slice=1MB)", "--sweep",
-        "rate=1Gbps:100Gbps", "--points", "3", "--json", str(out), cwd=tmp_path,
+        "rate=1Gbps:100Gbps", "--points", "3", "--json", "-", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    sweep = json.loads(out.read_text())["sweep"]
+    assert "T/T*" in done.stderr  # what people read
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "mine.toml"]
+    sweep = json.loads(done.stdout)["sweep"]
     assert sweep["labels"] == ["1.00 Gbps", "10.0 Gbps", "100 Gbps"]
     assert all(time >= best for time, best in zip(sweep["times"]["p3(slice=1MB)"], sweep["optimum"], strict=True))
 
@@ -64,9 +91,6 @@ def test_bound_schedule_and_catalog():
     names = foretrain("catalog").stdout
     for name in ("llama3_8b", "H100", "dgx-h100", "largest_tail_first"):
         assert name in names
-
-
-HERE = ("vgg16", "--cluster", "4 workers @ 1Gbps")
 
 
 def test_a_written_schedule_is_validated_and_run(tmp_path: Path):

@@ -16,6 +16,7 @@ import tyro
 from foretrain.cli.progress import percent_bar
 from foretrain.device import Precision
 from foretrain.errors import ConfigError
+from foretrain.files import STDOUT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,8 +89,10 @@ def check_writable(**paths: Path | None) -> None:
     """Raise ConfigError for an output that cannot be written, before any work is done."""
     seen: dict[Path, str] = {}
     for field, path in paths.items():
-        if path is None:
+        if path is None or (path == STDOUT and field == "json"):
             continue
+        if path == STDOUT:
+            raise ConfigError(field, "-", "is stdout, which only --json takes", "name a file")
         if (other := seen.setdefault(path.resolve(), field)) != field:
             raise ConfigError(field, str(path), f"is already the file of --{other}", "name another file")
         if not path.resolve().parent.is_dir():
@@ -103,7 +106,8 @@ def write_outputs(console: Console, *outputs: tuple[Path | None, Callable[[Path]
     for path, write in outputs:
         if path is not None:
             write(path)
-            console.print(f"wrote {path}", markup=False, soft_wrap=True)
+            if path != STDOUT:
+                console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def check_apart(source: str | Path, **paths: Path | None) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
+import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -27,57 +32,48 @@ from foretrain.cli.simulate import simulate
 from foretrain.cli.sweep import grid, sweep
 from foretrain.cli.tolerance import tolerance
 from foretrain.cli.topology import collective, share
-from foretrain.errors import ForetrainError
+from foretrain.errors import ForetrainError, unknown
+from foretrain.files import json_alone_on_stdout
 
-_DESCRIPTION = "Forecast and speed up distributed DNN training."
+_GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
+    "Forecast": (compare, tune, plan, grid, sweep, schedule, bound),
+    "Simulate": (simulate, calibrate),
+    "Train": (record, run, server, doctor),
+    "Network": (("topology", topology), collective, share, tolerance),
+    "More": (("lab", lab), catalog),
+}
+"""Commands as the overview shows them; one with commands of its own is a name and a module."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_PIPED = "200"
+"""Columns where stdout is no terminal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. Exits with 0, 2 for a wrong input, 130 when interrupted, 143 when terminated."""
+    """Run one command.
+
+    Exits with 0; 1 when what was asked for did not work out, e.g. where the disk is full; 2 for a wrong input; 130 when
+    interrupted; 143 when terminated; and with a script's own status where one is run.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments == ["--version"]:
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if arguments in (["--version"], ["-V"]):
         sys.stdout.write(f"foretrain {__version__}\n")
         return
-    app = SubcommandApp()
-    for command in (
-        compare,
-        tune,
-        plan,
-        grid,
-        sweep,
-        share,
-        collective,
-        bound,
-        record,
-        run,
-        server,
-        simulate,
-        calibrate,
-        tolerance,
-        doctor,
-        schedule,
-        catalog,
-    ):
-        app.command(command)
-    for group, module in (("lab", lab), ("topology", topology)):
-        subcommands = SubcommandApp()
-        for name, command in module.COMMANDS.items():
-            subcommands.command(command, name=name)
-        app.command(subcommands, name=group, help=module.HELP)
+    if arguments in ([], ["-h"], ["--help"]):
+        sys.stdout.write(_overview())
+        return
     try:
         if arguments[:1] == ["run"]:
             run_command(arguments[1:])
             return
-        with _terminable():
+        if not sys.stdout.isatty():
+            os.environ.setdefault("COLUMNS", _PIPED)  # rich would cut lines at 80
+        with _terminable(), json_alone_on_stdout() if _wants_json_alone(arguments) else nullcontext():
             if arguments[:1] == ["simulate"]:
                 simulate_command(arguments[1:])
                 return
-            app.cli(
-                args=arguments or ["--help"],
-                prog="foretrain",
-                description=_DESCRIPTION,
-                config=(tyro.conf.OmitArgPrefixes,),
-            )
+            _parser(arguments[0]).cli(args=arguments, prog="foretrain", config=(tyro.conf.OmitArgPrefixes,))
     except ForetrainError as error:
         sys.stderr.write(f"foretrain: {error}\n")
         sys.exit(2)
@@ -95,6 +91,57 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (BrokenPipeError, StdoutClosed):
         # The reader of stdout, e.g. head, has ended.
         sys.stderr.close()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        where = f" to {error.filename}" if error.filename else ""
+        sys.stderr.write(f"foretrain: nothing more can be written{where}: {error.strerror}\n")
+        # What is left in the buffer would be written, and fail, once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        sys.exit(1)
+
+
+def _commands() -> Iterator[tuple[str, str, str, Callable[..., None] | ModuleType]]:
+    """Yield group, name, one line of help and function of each command."""
+    for group, members in _GROUPS.items():
+        for member in members:
+            name, there = member if isinstance(member, tuple) else (member.__name__, member)
+            text = there.HELP if isinstance(there, ModuleType) else inspect.getdoc(there) or ""
+            yield group, name, " ".join(text.partition("\n\n")[0].split()), there
+
+
+def _overview() -> str:
+    lines, before = ["Forecast and speed up distributed DNN training.", "", "usage: foretrain COMMAND ..."], ""
+    for group, name, text, _ in _commands():
+        if group != before:
+            lines += ["", group]
+            before = group
+        lines.append(f"  {name:<11} {text}")
+    lines += ["", "foretrain help COMMAND says more; foretrain --version says which version this is."]
+    return "\n".join(lines) + "\n"
+
+
+def _parser(asked: str) -> SubcommandApp:
+    """Return the parser of all commands; refuse one that does not exist."""
+    app, names = SubcommandApp(), []
+    for _, name, _, there in _commands():
+        names.append(name)
+        if isinstance(there, ModuleType):
+            subcommands = SubcommandApp()
+            for each, command in there.COMMANDS.items():
+                subcommands.command(command, name=each)
+            app.command(subcommands, name=name, help=there.HELP)
+        else:
+            app.command(there)
+    if asked not in names:
+        raise unknown("command", asked, names)
+    return app
+
+
+def _wants_json_alone(arguments: Sequence[str]) -> bool:
+    """Return whether ``--json -`` asks for JSON on stdout, and so for nothing else there."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json=-" in own or ("--json", "-") in pairwise(own)
 
 
 @contextmanager

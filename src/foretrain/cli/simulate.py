@@ -22,7 +22,7 @@ from foretrain.cli.arguments import (
 )
 from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError
-from foretrain.files import write_json
+from foretrain.files import STDOUT, write_json
 from foretrain.units import Time, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     if stock is not None:
         show_comparison(stock, done)
     for path in _write(found, stock, options):
-        sys.stderr.write(f"wrote {path}\n")
+        if path != STDOUT:
+            sys.stderr.write(f"wrote {path}\n")
 
 
 def _policy(schedule: ScheduleRequest, once: Callable[[Spec, int, int], Simulated], device: str | None) -> Spec:
