@@ -9,8 +9,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
+from foretrain.cli.arguments import split_script
+from foretrain.comm.coordinator.handshake import SECRET
 from tests.examples.torchrun import KEEP_GROUPS, ROOT
 from tests.processes import foretrain
 
@@ -84,3 +87,17 @@ def test_slurm_starts_one_torchrun_a_node(tmp_path):
     assert len(bytes.fromhex(secret)) == 32
     assert started.startswith("foretrain run --nnodes 2 --nproc 8 --rdzv-backend c10d --rdzv-endpoint first:29500")
     assert started.endswith("--schedule auto -- train.py --lr 1")
+
+
+def test_the_manifest_gives_the_job_its_secret():
+    secret, job = yaml.safe_load_all((TRAINERS / "kubernetes.yaml").read_text())
+    trainer = job["spec"]["trainer"]
+    (given,) = trainer["env"]
+    source = given["valueFrom"]["secretKeyRef"]
+    assert given["name"] == SECRET
+    assert source["name"] == secret["metadata"]["name"]
+    assert source["key"] in secret["stringData"]
+    assert int(trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]) == trainer["numProcPerNode"]
+    command, run, *arguments = trainer["command"]
+    assert (command, run) == ("foretrain", "run")
+    assert split_script(arguments, "")[1] == ["train.py"]

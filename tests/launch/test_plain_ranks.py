@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from foretrain.comm.rendezvous import free_port
 from foretrain.errors import ConfigError
-from foretrain.launch.child_processes import process_count
+from foretrain.launch.child_processes import Nodes, nodes_of
 
 pytestmark = pytest.mark.process
 EXAMPLE = Path(__file__).parents[2] / "examples" / "08_numpy.py"
@@ -72,14 +74,51 @@ def test_ranks_end_with_their_launcher(tmp_path, number):
             os.kill(pid, 0)
 
 
-def test_options_of_torchrun_are_refused():
-    with pytest.raises(ConfigError, match="install torch, start the ranks with mpirun"):
-        process_count(["--nnodes", "2"])
-    with pytest.raises(ConfigError, match="is no number of processes"):
-        process_count(["--nproc-per-node", "gpu"])
-    assert process_count([]) == 1
-    assert process_count(["--nproc-per-node=3"]) == 3
-    assert process_count(["--nproc-per-node", "cpu"]) == os.cpu_count()
+@pytest.mark.smoke
+def test_two_nodes_meet_at_the_address_of_the_first(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("5a" * 32)
+    key.chmod(0o600)
+    where = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--secret-file", key)
+    with ThreadPoolExecutor(2) as pool:
+        nodes = [pool.submit(run, *where, "--node-rank", k, "--nproc", 1, "--", EXAMPLE) for k in range(2)]
+    found = ""
+    for node in nodes:
+        assert node.result().returncode == 0, node.result().stderr
+        found += node.result().stdout
+    assert "rank 0 of 2" in found
+    assert "rank 1 of 2" in found
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--rdzv-backend", "c10d"), "install torch, start the ranks with mpirun"),
+        (("--nproc-per-node", "gpu"), "is no such number; write 1 or more"),
+        (("--nnodes", "2", "--node-rank", "2"), "is none of 2 nodes; write 0 to 1"),
+        (("--nnodes", "2"), "does not say where ranks meet; write --master-addr and --master-port"),
+        (("--nnodes",), "write a value behind each"),
+    ],
+)
+def test_what_needs_torchrun_is_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        nodes_of(options)
+
+
+def test_ranks_of_nodes():
+    assert nodes_of([]) == Nodes()
+    assert nodes_of(["--nproc-per-node=3"]) == Nodes(3)
+    assert nodes_of(["--nproc_per_node", "cpu"]).local == os.cpu_count()
+    several = ("--nnodes=2", "--node_rank=1", "--master-addr", "10.0.0.1", "--master-port", "29500")
+    assert nodes_of(several) == Nodes(1, 2, 1, "10.0.0.1", 29500)
+
+
+def test_several_nodes_need_a_secret_and_servers_that_all_reach():
+    several = ("--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", 29500)
+    environment = {name: value for name, value in os.environ.items() if name != "FORETRAIN_SECRET"}
+    ended = run(*several, "--", EXAMPLE, env=environment)
+    assert ended.returncode == 2
+    assert "secret-file: '' is missing: ranks of other nodes are let in by it" in ended.stderr
 
 
 @pytest.mark.parametrize(

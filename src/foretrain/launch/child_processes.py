@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ _END_TIMEOUT = 5.0
 """Seconds for a server to exit."""
 _GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL for ranks that must end."""
+_OPTIONS = {"nproc-per-node": "1", "nnodes": "1", "node-rank": "0", "master-addr": "", "master-port": "0"}
+"""Options of torchrun's that hold without it, and their defaults."""
 
 
 def server_command(address: str, workers: int, shard: int, shards: int, timeout: float) -> list[str]:
@@ -191,28 +194,52 @@ def check_every(rounds: int) -> None:
         raise ConfigError("snapshot-every", rounds, "is no number of rounds", "write 1 or more")
 
 
-def run_ranks(command: Sequence[str], count: int) -> int:
-    """Run ``command`` as ``count`` ranks and return 0, or the exit status of the first that failed; then all end.
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Ranks of a job without torchrun.
+
+    Attributes:
+        local: ranks on this node, as many as on any other.
+        count: nodes.
+        number: this node's, from 0.
+        address, port: where rank 0 is, at ``port`` and the next; a port of 0 takes a free one, on one node.
+    """
+
+    local: int = 1
+    count: int = 1
+    number: int = 0
+    address: str = "127.0.0.1"
+    port: int = 0
+
+
+def run_ranks(command: Sequence[str], nodes: Nodes) -> int:
+    """Run ``command`` as this node's ranks and return 0, or the exit status of the first that failed; then all end.
 
     Each finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under
     torchrun, and OMP_NUM_THREADS of 1 unless that is set. SIGTERM ends them, and then this process, as Ctrl-C does.
     """
-    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {"WORLD_SIZE": str(nodes.count * nodes.local), "LOCAL_WORLD_SIZE": str(nodes.local)}
+    shared |= {"MASTER_ADDR": nodes.address, "MASTER_PORT": str(nodes.port or free_port())}
     ranks: list[subprocess.Popen[bytes]] = []
     with _terminable():
         try:
-            for rank in range(count):
+            for local in range(nodes.local):
+                numbers = {"RANK": str(nodes.number * nodes.local + local), "LOCAL_RANK": str(local)}
                 # Ranks that share cores and each compute with a thread for every core take many times as long.
-                own = {"OMP_NUM_THREADS": "1", **os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                own = {"OMP_NUM_THREADS": "1", **os.environ, **shared, **numbers}
                 ranks.append(subprocess.Popen(command, env=own))
-            return _first_failure(ranks)
+            return _first_failure(ranks, nodes.number * nodes.local)
         finally:
             _end(ranks)
 
 
-def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all ranks have ended well, or one has not; return its exit status, as a shell gives it."""
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]], first: int) -> int:
+    """Wait until all ranks have ended well, or one has not; return its exit status, as a shell gives it.
+
+    Args:
+        ranks: of this node.
+        first: number of the first.
+    """
     changed, codes = threading.Condition(), dict[int, int]()
 
     def watch(rank: int) -> None:
@@ -230,7 +257,9 @@ def _first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
             if code:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
                 pid = ranks[rank].pid
-                sys.stderr.write(f"foretrain: rank {rank} (process {pid}) {how} first; what it wrote says why\n")
+                sys.stderr.write(
+                    f"foretrain: rank {first + rank} (process {pid}) {how} first; what it wrote says why\n"
+                )
                 return code if code > 0 else 128 - code
     return 0
 
@@ -264,16 +293,37 @@ def _terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def process_count(options: Sequence[str]) -> int:
-    """Return the number of ranks that torchrun's ``options`` ask for; ConfigError for what needs torchrun."""
-    words = [word for option in options for word in option.split("=", 1)]
-    if not words:
-        return 1
-    if len(words) != 2 or words[0] not in ("--nproc-per-node", "--nproc_per_node"):
-        remedy = "install torch, start the ranks with mpirun or srun, or write only --nproc"
-        raise ConfigError("options", " ".join(options), "are torchrun's, which comes with PyTorch", remedy)
-    if words[1] in ("auto", "cpu"):
-        return os.cpu_count() or 1
-    if not words[1].isdigit() or not int(words[1]):
-        raise ConfigError("nproc", words[1], "is no number of processes", "write e.g. --nproc 2")
-    return int(words[1])
+def nodes_of(options: Sequence[str]) -> Nodes:
+    """Return the ranks that torchrun's ``options`` ask for; ConfigError for what needs torchrun."""
+    parser = ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    for name, default in _OPTIONS.items():
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", dest=name, default=default)
+    try:
+        given, others = parser.parse_known_args(options)
+    except ArgumentError as error:
+        raise ConfigError("options", " ".join(options), str(error), "write a value behind each") from None
+    if others:
+        remedy = f"install torch, start the ranks with mpirun or srun, or write only --{', --'.join(_OPTIONS)}"
+        raise ConfigError("options", " ".join(others), "are torchrun's, which comes with PyTorch", remedy)
+    words: dict[str, str] = vars(given)
+
+    def number(name: str, least: int) -> int:
+        text = words[name]
+        if not text.isdecimal() or int(text) < least:
+            raise ConfigError(name, text, "is no such number", f"write {least} or more")
+        return int(text)
+
+    every = words["nproc-per-node"] in ("auto", "cpu")
+    local = os.cpu_count() or 1 if every else number("nproc-per-node", 1)
+    found = Nodes(local, number("nnodes", 1), number("node-rank", 0), words["master-addr"], number("master-port", 0))
+    if found.number >= found.count:
+        raise ConfigError("node-rank", found.number, f"is none of {found.count} nodes", f"write 0 to {found.count - 1}")
+    if found.count > 1 and not (found.address and found.port):
+        where = "the address of node 0, and a port there that is free, as is the next"
+        raise ConfigError(
+            "master-addr",
+            found.address,
+            "does not say where ranks meet",
+            f"write --master-addr and --master-port: {where}",
+        )
+    return found if found.count > 1 else replace(found, address="127.0.0.1", port=0)

@@ -21,7 +21,7 @@ from foretrain.comm.ps import EVERY
 from foretrain.comm.rendezvous import ADDRESS, free_port
 from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
-from foretrain.launch.child_processes import Servers, ServerSpec, process_count, run_ranks
+from foretrain.launch.child_processes import Nodes, Servers, ServerSpec, nodes_of, run_ranks
 from foretrain.torch_version import torch_version
 
 _WORKER = "foretrain.launch.worker"
@@ -70,9 +70,8 @@ def launch(
     bounded = str(settings.transport) if isinstance(settings.transport, BoundedLoss) else None
     os.environ[TRANSPORT] = bounded or ("ps" if isinstance(settings.transport, ParameterServer) else "all_reduce")
     if find_spec("torch") is None:
-        os.environ.setdefault(ADDRESS, f"127.0.0.1:{free_port()}")
         command = [sys.executable, "-m", _WORKER, *["-m"] * module, *script]
-        return _launch_plainly(command, process_count(torchrun), settings, secret, servers, server_restarts)
+        return _launch_plainly(command, nodes_of(torchrun), settings, secret, servers, server_restarts)
     torch_version("foretrain run")  # its ranks say whether it was tested
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -95,9 +94,7 @@ def launch(
         os.environ[SERVERS] = servers or ""
     elif servers is not None:
         if job.nnodes not in ("1", "1:1"):
-            remedy = "start `foretrain server` on hosts that all nodes reach, and write --servers HOST:PORT,..."
-            what = f"would be on the loopback device of one of {job.nnodes} nodes"
-            raise ConfigError("servers", servers, what, remedy)
+            _check_nodes(job.nnodes, servers)
         workers = run.determine_local_world_size(job.nproc_per_node)
         if updating and server_restarts and snapshots is None:
             snapshots = Path(cleanup.enter_context(TemporaryDirectory(prefix="foretrain-snapshots-")))
@@ -130,13 +127,13 @@ def launch(
 
 def _launch_plainly(
     command: Sequence[str],
-    count: int,
+    nodes: Nodes,
     settings: LaunchSettings,
     secret: str | None,
     servers: str | None,
     server_restarts: int,
 ) -> int:
-    """Run ``command`` as ``count`` ranks without PyTorch, which exchange gradients through `foretrain.Session`."""
+    """Run ``command`` as this node's ranks without PyTorch, which exchange gradients through `foretrain.Session`."""
     # A session would not know of these; the schedule and the servers it finds in its environment.
     transport = ParameterServer() if servers is not None else AllReduce()
     if isinstance(settings.transport, BoundedLoss):
@@ -146,6 +143,13 @@ def _launch_plainly(
         if (value := getattr(settings, field)) != getattr(plain, field):
             remedy = "install torch, or leave it out and say it to foretrain.Session"
             raise ConfigError(field, value, "is for DistributedDataParallel, which comes with PyTorch", remedy)
+    if nodes.count > 1:
+        _check_nodes(nodes.count, servers)
+        if secret is None and not os.environ.get(SECRET):
+            remedy = f"write --secret-file FILE, or set {SECRET}, the same on every node"
+            raise ConfigError("secret-file", "", "is missing: ranks of other nodes are let in by it", remedy)
+    else:
+        os.environ.setdefault(ADDRESS, f"127.0.0.1:{free_port()}")
     started = None
     with ExitStack() as cleanup:
         if servers is None or servers.isdigit():
@@ -153,17 +157,24 @@ def _launch_plainly(
         elif secret is not None:
             os.environ[SECRET] = secret
         if servers is not None and servers.isdigit():
-            spec = ServerSpec(int(servers), count, float(settings.timeouts.peer), server_restarts)
+            spec = ServerSpec(int(servers), nodes.local, float(settings.timeouts.peer), server_restarts)
             started = cleanup.enter_context(Servers(spec, lambda: os.kill(os.getpid(), signal.SIGTERM)))
             os.environ[SERVERS] = ",".join(started.addresses)
         elif servers is not None:
             os.environ[SERVERS] = servers
         try:
-            return run_ranks(command, count)
+            return run_ranks(command, nodes)
         except SystemExit:  # by SIGTERM
             if started is not None and started.failure is not None:
                 raise started.failure from None
             raise
+
+
+def _check_nodes(nodes: int | str, servers: str | None) -> None:
+    """Refuse servers that one of several nodes would start for itself."""
+    if servers is not None and servers.isdigit():
+        remedy = "start `foretrain server` on hosts that all nodes reach, and write --servers HOST:PORT,..."
+        raise ConfigError("servers", servers, f"would be on the loopback device of one of {nodes} nodes", remedy)
 
 
 def _check_settings(settings: LaunchSettings, updating: bool, servers: str | None, snapshots: Path | None) -> None:
