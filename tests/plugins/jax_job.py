@@ -129,6 +129,7 @@ def main():
 
         expected = worst(found, alone(optimizer, parameters(3, dtype))) if rank == 0 else float("nan")
         sys.stdout.write(f"{name} {rank} {expected:.3g} {worst(found, first):.3g}\n")
+    assert "torch" not in sys.modules, "a rank of JAX needs no PyTorch, which takes seconds to import"
 
 
 if __name__ == "__main__":

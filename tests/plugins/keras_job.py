@@ -5,14 +5,10 @@
 Prints, per case, ``NAME rank ITERATIONS DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``; the first on rank 0 alone.
 """
 
-import os
 import sys
 
-os.environ |= {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-import keras
 import numpy as np
-import tensorflow as tf
+from bare_keras import keras, tf
 
 import foretrain as ft
 
@@ -169,6 +165,7 @@ def main():
             expected = alone(build, optimizer, options, inputs, classes)
             worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
         sys.stdout.write(f"{name} {session.rank} {int(model.optimizer.iterations)} {worst:.3g} {apart:.3g}\n")
+    assert "torch" not in sys.modules, "a rank of Keras needs no PyTorch, which takes seconds to import"
 
 
 if __name__ == "__main__":
