@@ -20,7 +20,10 @@ random = np.random.default_rng(0)
 
 
 def images(seed):
-    """Convolutions with a layer that is used twice, a branch, a regularizer and normalization."""
+    """Convolutions with a layer that is used twice, a branch, a regularizer and normalization.
+
+    Trained in several calls of `fit`, with validation; other models in one, of which less is traced.
+    """
     keras.utils.set_random_seed(seed)
     layers = keras.layers
     first = layers.Conv2D(8, 3, padding="same", name="first")
@@ -145,16 +148,17 @@ def main():
                 assert ft.keras.attach(model) is session
             mine = inputs.reshape(BATCHES, 2, BATCH, *inputs.shape[1:])[:, session.rank]
             targets = classes.reshape(BATCHES, 2, BATCH)[:, session.rank]
-            for epoch in range(EPOCHS):  # several fits, each with validation
+            samples = mine.reshape(-1, *inputs.shape[1:]), targets.reshape(-1)
+            validation = (inputs[:BATCH], classes[:BATCH]) if build is images else None
+            for begin, end in [(0, 1), (1, EPOCHS)] if build is images else [(0, EPOCHS)]:
                 model.fit(
-                    mine.reshape(-1, *inputs.shape[1:]),
-                    targets.reshape(-1),
+                    *samples,
                     batch_size=BATCH,
-                    initial_epoch=epoch,
-                    epochs=epoch + 1,
+                    initial_epoch=begin,
+                    epochs=end,
                     shuffle=False,
                     verbose=0,
-                    validation_data=(inputs[:BATCH], classes[:BATCH]),
+                    validation_data=validation,
                 )
             found = trained(model)
             first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
