@@ -105,6 +105,11 @@ CASES = {
 }
 
 
+def fits(build):
+    """The epochs of each call of `fit`."""
+    return [(0, 1), (1, EPOCHS)] if build is images else [(0, EPOCHS)]
+
+
 def alone(build, optimizer, options, inputs, classes):
     """Weights after training on both ranks' batches in one process: gradients of each half, then their mean."""
     model = build(3)
@@ -123,8 +128,8 @@ def alone(build, optimizer, options, inputs, classes):
         adapt.apply([a * 0.5 + b * 0.5 for a, b in zip(*found, strict=True)], variables)
 
     adapt.build(variables)
-    for _ in range(EPOCHS):
-        for at in range(BATCHES):
+    for begin, end in fits(build):
+        for at in [*range(BATCHES)] * (end - begin):
             step(inputs.reshape(BATCHES, 2, BATCH, *inputs.shape[1:])[at], classes.reshape(BATCHES, 2, BATCH)[at])
         adapt.finalize_variable_values(variables)
     return trained(model)
@@ -150,7 +155,7 @@ def main():
             targets = classes.reshape(BATCHES, 2, BATCH)[:, session.rank]
             samples = mine.reshape(-1, *inputs.shape[1:]), targets.reshape(-1)
             validation = (inputs[:BATCH], classes[:BATCH]) if build is images else None
-            for begin, end in [(0, 1), (1, EPOCHS)] if build is images else [(0, EPOCHS)]:
+            for begin, end in fits(build):
                 model.fit(
                     *samples,
                     batch_size=BATCH,
