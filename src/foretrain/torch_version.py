@@ -76,7 +76,7 @@ def require_torch(purpose: str = "recording") -> None:
     # One voice is enough for a job.
     if not was_tested(version) and os.environ.get("RANK", "0") == "0":
         _warn(
-            f"foretrain: torch {version} is not among the releases that foretrain was tested with"
+            f"torch {version} is not among the releases that foretrain was tested with"
             f" ({_tested_releases()}); {purpose} goes on, but check its results, or: {_remedy()}"
         )
 
@@ -99,7 +99,7 @@ def require_simulable_torch(purpose: str) -> str:
             f" {', '.join(lacking)}; {_remedy()}"
         )
     _warn(
-        f"foretrain: {purpose} stands on private interfaces of torch, and was tested with {_tested_releases()}, not"
+        f"{purpose} stands on private interfaces of torch, and was tested with {_tested_releases()}, not"
         f" with {version}, which has those that were looked for; if it fails, {_remedy()}"
     )
     return version

@@ -14,7 +14,8 @@ from foretrain.errors import ConfigError
 from tests.collective.plans import HALVES, SIZES, STAGES, plans
 
 
-@pytest.mark.parametrize("ranks", SIZES[:-1])
+# Odd and even, powers of two and their neighbours; the next test draws others.
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 17, 24])
 def test_every_rank_ends_with_what_is_promised(ranks):
     for name, plan in plans(ranks):
         try:
@@ -32,7 +33,7 @@ def test_whatever_the_order_in_which_steps_end(ranks, seed):
     expect(plan, play(plan, seed=seed))
 
 
-@pytest.mark.parametrize(("ranks", "local"), [(12, 2), (12, 3), (12, 4), (12, 6), (24, 8)])
+@pytest.mark.parametrize(("ranks", "local"), [(12, 2), (12, 3), (12, 4), (12, 6)])
 def test_servers_may_use_any_algorithms_inside_and_between(ranks, local):
     named = [name for name, offer in ALGORITHMS.items() if set(HALVES) <= set(offer.operations)]
     plain = [name for name in named if name not in ("hdrm", "hierarchical", "parameter_server")]

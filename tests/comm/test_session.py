@@ -106,11 +106,14 @@ def test_all_ranks_get_the_mean(ranks, schedule):
     assert set(threading.enumerate()) <= threads
 
 
+_WAYS = [(1, "ring"), (2, "halving_doubling"), (3, "ring"), (3, "transpose")]
+
+
 @pytest.mark.parametrize(
-    ("ranks", "over"), [(1, "ring"), (2, "halving_doubling"), (3, "ring"), (3, "transpose"), (3, "ps")]
+    ("schedule", "ranks", "over"),
+    [*(("bytescheduler", *way) for way in _WAYS), *(("dear", *way) for way in _WAYS), ("dear", 3, "ps")],
 )
-@pytest.mark.parametrize("schedule", ["bytescheduler", "dear"])
-def test_nothing_is_lost_over_udp_without_tolerance(ranks, over, schedule):
+def test_nothing_is_lost_over_udp_without_tolerance(schedule, ranks, over):
     threads = set(threading.enumerate())
     outcomes = on_ranks(ranks, train, schedule, ft.BoundedLoss(0.0, over), warmup=WARMUP)
     for means in outcomes:

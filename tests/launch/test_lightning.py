@@ -10,31 +10,32 @@ from torch.utils.data import DataLoader
 
 import foretrain as ft
 from foretrain.errors import ConfigError
+from tests.processes import need
 
-lightning = pytest.importorskip("lightning")
+need("lightning", "trainers")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.ranks]
 
 
-class Line(lightning.LightningModule):
-    """A line through points; may fail in a step, and may be trained by LBFGS."""
+def fitted(strategy, fails=None, optimizer=torch.optim.SGD):
+    """A line through points, fitted; it may fail in a step, and may be trained by LBFGS."""
+    import lightning  # takes seconds, which who only collects tests need not wait
 
-    def __init__(self, fails=None, optimizer=torch.optim.SGD):
-        super().__init__()
-        torch.manual_seed(0)
-        self.line, self.fails, self.made, self.wrapped = nn.Linear(4, 1), fails, optimizer, None
+    class Line(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.line, self.wrapped = nn.Linear(4, 1), None
 
-    def training_step(self, batch, index):
-        self.wrapped = type(self.trainer.strategy.model)
-        if index == self.fails:
-            raise ZeroDivisionError
-        return (self.line(batch) - batch.sum(1, keepdim=True)).square().mean()
+        def training_step(self, batch, index):
+            self.wrapped = type(self.trainer.strategy.model)
+            if index == fails:
+                raise ZeroDivisionError
+            return (self.line(batch) - batch.sum(1, keepdim=True)).square().mean()
 
-    def configure_optimizers(self):
-        return self.made(self.parameters(), lr=0.1)
+        def configure_optimizers(self):
+            return optimizer(self.parameters(), lr=0.1)
 
-
-def fitted(strategy, **options):
-    module = Line(**options)
+    module = Line()
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=1, **quiet)
     generator = torch.Generator().manual_seed(1)

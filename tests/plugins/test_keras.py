@@ -63,8 +63,9 @@ def test_sparse_gradients_eager_steps_and_servers():
 
 
 _HELD = """
-import os, threading
+import os, sys, threading
 os.environ |= {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+sys.modules |= dict.fromkeys(("jax", "pandas", "sklearn"))  # as in bare_keras.py
 import keras, numpy as np, tensorflow as tf
 import foretrain as ft
 
@@ -118,8 +119,9 @@ def test_the_last_layers_sum_arrives_while_the_backward_pass_computes_the_first(
 
 
 _ERRORS = """
-import os
+import os, sys
 os.environ |= {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+sys.modules |= dict.fromkeys(("jax", "pandas", "sklearn"))  # as in bare_keras.py
 import keras, numpy as np
 import foretrain as ft
 

@@ -1,12 +1,14 @@
 """Unmodified scripts: ``foretrain run`` starts them through torchrun and schedules their DistributedDataParallel.
 
-`command` starts torchrun and, where asked, servers (`child_processes`); `worker` runs in each process; `ddp_patch`
-puts `scheduled_ddp` in the place of PyTorch's DistributedDataParallel and decides which models are scheduled.
+`command` starts torchrun and, where asked, servers (`child_processes`); `worker` runs in each process. When the script
+imports PyTorch (`torch_import`), `ddp_patch` puts `scheduled_ddp` in the place of DistributedDataParallel and decides
+which models are scheduled.
 `lightning` and `ray` do so within a trainer that starts its processes itself.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -23,7 +25,7 @@ from foretrain.comm.options import (
 )
 from foretrain.errors import ConfigError, unknown
 
-__all__ = ["LaunchSettings"]
+__all__ = ["LaunchSettings", "session_used"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +81,9 @@ class LaunchSettings:
         elif self.transport.backend is not None:
             flags += ["--backend", self.transport.backend]
         return ["--schedule", self.schedule, *flags, *["--tune"] * self.tune, *["--advise"] * self.advise]
+
+
+def session_used() -> bool:
+    """Return whether this process has made a `foretrain.Session`, whose gradients go without a patch."""
+    module = sys.modules.get("foretrain.comm.session")
+    return module is not None and module.Session.used

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from foretrain.launch import LaunchSettings
+from foretrain.launch import LaunchSettings, session_used
 from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel, report, sharded
 from foretrain.torch_version import require_torch
 
@@ -75,7 +75,7 @@ class DdpPatch:
             return [*lines[: _SUMMARY_LINES - 1], f"and {len(lines) - _SUMMARY_LINES + 1} models more"]
         if lines:
             return lines
-        if "foretrain.comm.session" in sys.modules and sys.modules["foretrain.comm.session"].Session.used:
+        if session_used():
             return []
         if self._records:
             return ["nothing was taken over: no DistributedDataParallel was trained"]

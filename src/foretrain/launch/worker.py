@@ -1,7 +1,7 @@
 """One rank of ``foretrain run``: ``python -m foretrain.launch.worker [OPTION...] train.py ARGUMENT...``.
 
 The script runs as under ``python train.py``: with its ``__main__``, its arguments, its folder first on ``sys.path``,
-and tracebacks that begin in its own code. Only DistributedDataParallel is replaced, where PyTorch is installed.
+and tracebacks that begin in its own code. Only DistributedDataParallel is replaced, if the script imports PyTorch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from types import TracebackType
 from typing import get_args
 
@@ -27,21 +25,17 @@ from foretrain.comm.options import (
     as_transport,
 )
 from foretrain.launch import LaunchSettings
+from foretrain.launch.torch_import import PatchOnImport
 from foretrain.parent_death import end_with_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the script under a `foretrain.launch.ddp_patch.DdpPatch`; errors of the script pass through."""
+    """Run the script under a `foretrain.launch.torch_import.PatchOnImport`; errors of the script pass through."""
     options = parser().parse_args(arguments)
-    patch: AbstractContextManager[object] = nullcontext()
-    if find_spec("torch") is not None:
-        from foretrain.launch.ddp_patch import DdpPatch
-
-        patch = DdpPatch(settings(options))
     show_log()
     sys.excepthook = print_script_traceback
     end_with_parent()  # ranks are stopped by SIGTERM, but not where their launcher is killed
-    with patch:
+    with PatchOnImport(settings(options)):
         run_as_main(options.script[0], options.script[1:], module=options.module)
 
 

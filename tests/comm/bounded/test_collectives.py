@@ -306,7 +306,7 @@ def test_a_lost_rank_is_named_by_all():
 
 def test_a_silent_rank_is_named_after_the_timeout():
     """Its connection is open, and nobody answers."""
-    with Network(losing(1.0)) as network, engines(2, timeout=5.0, network=network, blocked=0.2) as made:
+    with Network(losing(1.0)) as network, engines(2, timeout=2.0, network=network, blocked=0.2) as made:
         one = BoundedCollectives(made[0], 0, 2)
         made[1]._library.foretrain_bounded_close(made[1]._handle)
         with pytest.raises(LinkError, match="rank 1 was lost"):

@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_a_rank_that_does_not_know_the_secret_is_refused():
-    first, second = attempts(2, lambda rank: SECRET if rank == 0 else secrets.token_bytes(32), timeout=4.0)
+    first, second = attempts(2, lambda rank: SECRET if rank == 0 else secrets.token_bytes(32), timeout=1.5)
     with pytest.raises(LinkError, match="rank 0 was not reached by rank 1"):
         first.result()
     with pytest.raises(LinkError, match="it refused us: it has another secret") as caught:
@@ -389,6 +389,7 @@ def test_without_a_compiler_it_runs_in_python_and_says_so(monkeypatch, tmp_path,
     assert not list(tmp_path.rglob("unfinished-*"))
 
 
+@pytest.mark.process
 def test_what_cannot_be_kept_is_compiled_for_this_process(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -411,7 +411,7 @@ def test_a_replayed_handshake_is_refused():
 
 def test_silent_connections_block_no_rank_and_are_refused_in_time(monkeypatch, caplog):
     """Also when they are more than may be pending at once: a rank then waits until some are refused."""
-    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", 2.5)
+    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", 1.0)
     monkeypatch.setattr(module, "PENDING_LIMIT", 2)
     with open_to_strangers(expected=(1, 2), last=(2,)) as listener:
         silent = [socket.create_connection(listener.address) for _ in range(3)]
@@ -419,7 +419,7 @@ def test_silent_connections_block_no_rank_and_are_refused_in_time(monkeypatch, c
         wait_for(lambda: listener.refused == 3)
         for each in silent:
             each.close()
-    assert caplog.text.count("did not say who it is within 2.5 s") == 3
+    assert caplog.text.count("did not say who it is within 1 s") == 3
 
 
 def test_a_closed_listener_ends_pending_handshakes_and_links_that_accept_has_not_returned():

@@ -54,6 +54,12 @@ def exchange(workers, what, step):
             np.testing.assert_array_equal(found, right)
 
 
+@pytest.fixture
+def short_grace(monkeypatch):
+    """Whoever is gone has half a second to come back, for tests in which nobody does."""
+    monkeypatch.setattr("foretrain.comm.ps.server.job._GRACE", 0.5)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_all_workers_get_the_sums(count):
     what = declaration(10, 100_000, 3, workers=count)
@@ -85,6 +91,7 @@ def test_a_declaration_that_contradicts_the_job_ends_it(what, reason):
         assert isinstance(service.failure, Disagreement | PeerLost)
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_disconnected_worker_ends_the_job_of_the_others():
     what = declaration(10)
     with serving(2) as service, job(service, 1, what) as (one,):
@@ -99,6 +106,7 @@ def test_a_disconnected_worker_ends_the_job_of_the_others():
         assert isinstance(service.failure, PeerLost)
 
 
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize("closes", [True, False])
 def test_an_elastic_job_goes_on_without_a_worker_that_closes_or_disconnects(closes):
     what = declaration(10)
@@ -388,6 +396,7 @@ def test_a_worker_that_does_not_reconnect_to_a_restarted_server_is_named():
         assert one.kinds(FrameKind.FAIL)[0].startswith(b"worker 1 is lost: it has not come back since this server was")
 
 
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize(("kind", "late"), [(FrameKind.DONE, False), (FrameKind.BYE, True)])
 def test_a_round_that_needs_a_worker_that_has_closed_fails(kind, late):
     """Its message arrives before or after others have begun one."""
@@ -430,6 +439,7 @@ def test_a_worker_and_a_server_that_are_lost_in_one_round_end_the_job(elastic):
         assert re.match(rb"worker 1 was lost in round \d, and then this server", one.kinds(FrameKind.FAIL)[0])
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_worker_that_is_lost_while_rounds_are_repeated_ends_the_job():
     what = declaration(10)
     with serving(2, elastic=True) as service, job(service, 1) as (one,):
