@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from foretrain.launch.torch_import import PatchOnImport
+from foretrain.launch.worker import PatchOnImport
 
 SCRIPT = """
 import importlib.util, sys

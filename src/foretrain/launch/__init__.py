@@ -1,9 +1,8 @@
 """Unmodified scripts: ``foretrain run`` starts them through torchrun and schedules their DistributedDataParallel.
 
 `command` starts torchrun and, where asked, servers (`child_processes`); `worker` runs in each process. When the script
-imports PyTorch (`torch_import`), `ddp_patch` puts `scheduled_ddp` in the place of DistributedDataParallel and decides
-which models are scheduled.
-`lightning` and `ray` do so within a trainer that starts its processes itself.
+imports PyTorch, `ddp_patch` puts `scheduled_ddp` in the place of DistributedDataParallel and decides which models are
+scheduled. `lightning` and `ray` do so within a trainer that starts its processes itself.
 """
 
 from __future__ import annotations

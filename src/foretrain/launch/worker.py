@@ -12,8 +12,10 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from types import TracebackType
-from typing import get_args
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, get_args
 
 from foretrain.comm.options import (
     AllReduce,
@@ -24,13 +26,15 @@ from foretrain.comm.options import (
     UpdateLocation,
     as_transport,
 )
-from foretrain.launch import LaunchSettings
-from foretrain.launch.torch_import import PatchOnImport
+from foretrain.launch import LaunchSettings, session_used
 from foretrain.parent_death import end_with_parent
+
+if TYPE_CHECKING:
+    from foretrain.launch.ddp_patch import DdpPatch
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the script under a `foretrain.launch.torch_import.PatchOnImport`; errors of the script pass through."""
+    """Run the script under a `PatchOnImport`; errors of the script pass through."""
     options = parser().parse_args(arguments)
     show_log()
     sys.excepthook = print_script_traceback
@@ -77,6 +81,64 @@ def settings(options: argparse.Namespace) -> LaunchSettings:
         transport = ParameterServer(None, options.updates, options.consistency, options.elastic)
     timeouts = Timeouts(options.timeout, options.patience)
     return LaunchSettings(options.schedule, options.compression, transport, timeouts, options.tune, options.advise)
+
+
+class PatchOnImport(MetaPathFinder):
+    """Context manager around a script: enters a `foretrain.launch.ddp_patch.DdpPatch` when torch has been imported.
+
+    Importing torch and the patch takes seconds on every rank, and a script of another framework needs neither. Meanwhile
+    it is the first finder of modules. What was imported before the block is patched at its beginning.
+
+    Args:
+        settings: of the patch.
+    """
+
+    def __init__(self, settings: LaunchSettings) -> None:
+        self._settings = settings
+        self._patch: DdpPatch | None = None
+
+    def __enter__(self) -> PatchOnImport:
+        if "torch" in sys.modules:
+            self._begin()
+        else:
+            sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._patch is not None:
+            self._patch.__exit__(kind, error, trace)
+            return
+        sys.meta_path.remove(self)
+        if error is None and not session_used() and os.environ.get("RANK", "0") == "0":
+            sys.stderr.write("foretrain: nothing was taken over: the script did not import torch; it ran as it is\n")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the other finders find of torch, with a loader that begins the patch; None for other modules."""
+        if fullname != "torch":
+            return None
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        found = next((spec for spec in others if spec is not None), None)
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._begin()
+
+            # Of this one loader: that of another class would be seen by those who ask torch for its files.
+            found.loader.exec_module = exec_module
+        return found
+
+    def _begin(self) -> None:
+        from foretrain.launch.ddp_patch import DdpPatch
+
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._patch = DdpPatch(self._settings).__enter__()
 
 
 def run_as_main(script: str, arguments: Sequence[str], *, module: bool = False) -> None:
