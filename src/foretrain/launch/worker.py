@@ -86,8 +86,8 @@ def settings(options: argparse.Namespace) -> LaunchSettings:
 class PatchOnImport(MetaPathFinder):
     """Context manager around a script: enters a `foretrain.launch.ddp_patch.DdpPatch` when torch has been imported.
 
-    Importing torch and the patch takes seconds on every rank, and a script of another framework needs neither. Meanwhile
-    it is the first finder of modules. What was imported before the block is patched at its beginning.
+    Importing both takes seconds on every rank, and a script of another framework needs neither. Until then it is the
+    first finder of modules. What was imported before the block is patched at its beginning.
 
     Args:
         settings: of the patch.
