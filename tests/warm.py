@@ -29,7 +29,7 @@ _IMPORTED = (
     *("torch.distributed.tensor.parallel", "foretrain.cli", "foretrain.live.simulate", "foretrain.live.failures"),
     *("foretrain.network.deployment_notation", "foretrain.network.routing.kernels", "foretrain.live.device.rank"),
     *("foretrain.live.device.fork_server", "tests.live.forked", "tests.examples.torchrun", "torch.distributed.run"),
-    *("foretrain.launch.command", "foretrain.launch.ddp_patch", "tests.launch.forked"),
+    *("foretrain.launch.command", "foretrain.launch.ddp_patch", "tests.launch.forked", "foretrain.report.simulation"),
 )
 _ROOT = Path(__file__).parents[1]
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -90,6 +90,8 @@ def serve(descriptor: int) -> None:
     for name in _IMPORTED:
         with suppress(ImportError):
             importlib.import_module(name)
+    with suppress(ImportError):
+        importlib.import_module("tests.live.forked").prepare()
     gc.freeze()  # else a process that ends collects, and so copies, all of it
     while True:
         try:
