@@ -11,6 +11,8 @@ COLLECTIVES := $(wildcard src/foretrain/comm/bounded/* src/foretrain/comm/collec
 WORKERS ?= 3
 SECONDS ?= 300
 SLOW := ranks or device or lab or process
+# Hundreds of processes that tests start would each compile all that they import.
+unexport PYTHONDONTWRITEBYTECODE
 # `make setup TORCH='torch==2.15.0' PIP_ARGS='--index-url …'`. The default is the release that all tests run with.
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=

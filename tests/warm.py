@@ -22,11 +22,14 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.processes import descendants, stack_of
+
 _IMPORTED = (
     *("torch._dynamo.trace_rules", "torch.distributed.fsdp", "torch.distributed.pipelining"),
     *("torch.distributed.tensor.parallel", "foretrain.cli", "foretrain.live.simulate", "foretrain.live.failures"),
     *("foretrain.network.deployment_notation", "foretrain.network.routing.kernels", "foretrain.live.device.rank"),
-    *("foretrain.live.device.fork_server", "tests.live.forked", "tests.examples.torchrun"),
+    *("foretrain.live.device.fork_server", "tests.live.forked", "tests.examples.torchrun", "torch.distributed.run"),
+    *("foretrain.launch.command", "foretrain.launch.ddp_patch", "tests.launch.forked", "foretrain.report.simulation"),
 )
 _ROOT = Path(__file__).parents[1]
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -39,19 +42,25 @@ Function = Callable[[Sequence[str]], None]
 def run(
     function: Function, arguments: Sequence[str], folder: Path | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """How ``function(arguments)``, of a module, ended that ran in ``folder``, for ``timeout`` seconds at most."""
+    """How ``function(arguments)``, of a module, ended that ran in ``folder``, for ``timeout`` seconds at most.
+
+    Where it hangs, it is ended, and the error has the stacks of all its processes.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         out, err = Path(scratch, "out"), Path(scratch, "err")
         channel = _server()
         channel.send((function, [*arguments], folder or Path.cwd(), {**os.environ}, (out, err)))
         pid = channel.recv()
+        stacks = []
         if late := not channel.poll(timeout):
+            stacks = [stack_of(each) for each in (pid, *descendants(pid))]
             os.kill(pid, signal.SIGTERM)
             if not channel.poll(30):
                 os.kill(pid, signal.SIGKILL)
         status = channel.recv()
         if late:
-            raise subprocess.TimeoutExpired([*arguments], timeout, out.read_bytes(), err.read_bytes())
+            told = f"{arguments} has not ended after {timeout} s"
+            raise AssertionError("\n\n".join([told, out.read_text(), err.read_text(), *stacks]))
         return subprocess.CompletedProcess([*arguments], status, out.read_text(), err.read_text())
 
 
@@ -81,6 +90,8 @@ def serve(descriptor: int) -> None:
     for name in _IMPORTED:
         with suppress(ImportError):
             importlib.import_module(name)
+    with suppress(ImportError):
+        importlib.import_module("tests.live.forked").prepare()
     gc.freeze()  # else a process that ends collects, and so copies, all of it
     while True:
         try:

@@ -17,7 +17,7 @@ def test_two_hosts_as_a_launcher_starts_them(tmp_path):
     key.write_text("5a" * 32)
     key.chmod(0o600)
     hosts = ",".join(f"{host}:{port}" for host, port in addresses(2))
-    arguments = ["doctor", "--hosts", hosts, "--secret-file", str(key)]
+    arguments = ["doctor", "--hosts", hosts, "--secret-file", str(key), "--timeout", "300s"]
     environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2"}
     with started([sys.executable, "-m", "foretrain", *arguments], env=environment) as other:
         done = foretrain(*arguments, "--rank", "0", "--json", tmp_path / "out.json")

@@ -14,8 +14,8 @@ from torch import nn
 
 from foretrain.cli.arguments import split_script
 from foretrain.comm.coordinator.handshake import SECRET
-from tests.examples.torchrun import KEEP_GROUPS, ROOT
-from tests.processes import foretrain
+from tests.examples.torchrun import ROOT, forked
+from tests.launch.forked import foretrain_run
 
 TRAINERS = ROOT / "examples" / "trainers"
 SCHEDULE = "bytescheduler(partition=32KiB,credit=64KiB)"
@@ -38,8 +38,10 @@ def loss(text: str) -> str:
 
 def test_hugging_face_trains_alike_under_a_schedule(tmp_path):
     script = TRAINERS / "hugging_face.py"
-    plain = python("-m", "torch.distributed.run", "--nproc-per-node", 2, KEEP_GROUPS, script, folder=tmp_path)
-    scheduled = foretrain("run", "--nproc", 2, "--schedule", SCHEDULE, "--", script, cwd=tmp_path)
+    imported = ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2")
+    plain = forked(script, folder=tmp_path, imported=imported)
+    scheduled = foretrain_run("--schedule", SCHEDULE, "--", script, folder=tmp_path, imported=imported)
+    assert scheduled.returncode == 0, scheduled.stderr
     assert f"GPT2LMHeadModel under {SCHEDULE.split('(')[0]}" in scheduled.stderr
     assert loss(scheduled.stdout) == loss(plain.stdout)
 
@@ -48,7 +50,8 @@ def test_lightning_trains_alike_under_a_schedule(tmp_path):
     script = TRAINERS / "lightning_strategy.py"
     scheduled = python(script, SCHEDULE, folder=tmp_path)
     assert scheduled.stderr.count("foretrain: Rings under bytescheduler") == 1
-    assert loss(scheduled.stdout) == loss(python(script, "ddp", folder=tmp_path).stdout)
+    # Lightning starts no processes where LOCAL_RANK is set.
+    assert loss(scheduled.stdout) == loss(forked(script, "ddp", folder=tmp_path, imported=("lightning",)).stdout)
 
 
 def two_halves() -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,15 +17,29 @@ from foretrain.comm.rendezvous import free_port
 from tests import warm
 
 ROOT = Path(__file__).parent.parent.parent
-KEEP_GROUPS = Path(__file__).with_name("keep_groups.py")
 
 
 def torchrun(script: str, *args: object, ranks: int = 2, timeout: float = 600) -> str:
     """What ``ranks`` processes print that run ``script`` of this repository on CPU; fails as they fail."""
-    told = [str(ranks), str(ROOT / script), *map(str, args), "--device", "cpu"]
-    ran = warm.run(_launch, told, timeout=timeout)
+    return forked(ROOT / script, *args, "--device", "cpu", ranks=ranks, timeout=timeout).stdout
+
+
+def forked(
+    script: Path | str,
+    *args: object,
+    ranks: int = 2,
+    folder: Path | None = None,
+    imported: Sequence[str] = (),
+    timeout: float = 600,
+) -> subprocess.CompletedProcess[str]:
+    """How ``ranks`` processes ended that run ``script`` in ``folder``; fails as they fail.
+
+    ``imported`` are modules that take the script long to import: one process does, and forks the ranks.
+    """
+    told = [str(ranks), ",".join(imported), str(script), *map(str, args)]
+    ran = warm.run(_launch, told, folder, timeout)
     assert ran.returncode == 0, ran.stderr[-4000:]
-    return ran.stdout
+    return ran
 
 
 def losses(printed: str) -> list[float]:
@@ -52,7 +68,7 @@ def _rank(script: str, args: list[str], rank: int) -> int:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     keep_groups()
     sys.argv = [script, *args]
-    sys.path[0] = str(Path(script).parent)
+    sys.path[0] = str(Path(script).absolute().parent)
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException:
@@ -66,12 +82,14 @@ def _rank(script: str, args: list[str], rank: int) -> int:
 
 def _launch(told: Sequence[str]) -> None:
     """Forks the ranks, waits for all, and ends as the first that failed does."""
-    ranks, script, args = int(told[0]), told[1], list(told[2:])
+    ranks, script, args = int(told[0]), told[2], list(told[3:])
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     import torch
 
     torch.set_num_threads(1)
+    for name in filter(None, told[1].split(",")):
+        importlib.import_module(name)
     children = []
     for rank in range(ranks):
         if (child := os.fork()) == 0:

@@ -4,9 +4,7 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 import foretrain as ft
 from foretrain.errors import ConfigError
@@ -16,39 +14,11 @@ need("lightning", "trainers")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.ranks]
 
 
-def fitted(strategy, fails=None, optimizer=torch.optim.SGD):
-    """A line through points, fitted; it may fail in a step, and may be trained by LBFGS."""
-    import lightning  # takes seconds, which who only collects tests need not wait
-
-    class Line(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.line, self.wrapped = nn.Linear(4, 1), None
-
-        def training_step(self, batch, index):
-            self.wrapped = type(self.trainer.strategy.model)
-            if index == fails:
-                raise ZeroDivisionError
-            return (self.line(batch) - batch.sum(1, keepdim=True)).square().mean()
-
-        def configure_optimizers(self):
-            return optimizer(self.parameters(), lr=0.1)
-
-    module = Line()
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=1, **quiet)
-    generator = torch.Generator().manual_seed(1)
-    try:
-        trainer.fit(module, DataLoader(torch.randn(64, 4, generator=generator), batch_size=4))
-    finally:
-        torch.distributed.destroy_process_group()
-    return module
-
-
 @pytest.mark.smoke_case("SGD")
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.LBFGS], ids=lambda kind: kind.__name__)
 def test_a_fit_is_that_of_ddp_and_leaves_nothing_behind(optimizer):
+    from tests.launch.line import fitted
+
     threads = set(threading.enumerate())
     plain = fitted("ddp", optimizer=optimizer)
     left = set(threading.enumerate()) - threads
@@ -62,6 +32,8 @@ def test_a_fit_is_that_of_ddp_and_leaves_nothing_behind(optimizer):
 
 
 def test_an_exception_restores_pytorch():
+    from tests.launch.line import fitted
+
     with pytest.raises(ZeroDivisionError):
         fitted(ft.lightning.Scheduled("p3"), fails=6)
     assert torch.nn.parallel.DistributedDataParallel is DistributedDataParallel

@@ -1,4 +1,4 @@
-"""``foretrain run`` and torchrun side by side: real launchers, real processes, two ranks on the loopback device."""
+"""``foretrain run`` beside the script alone: a real launcher, real processes, two ranks on the loopback device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.torchrun import KEEP_GROUPS
+from tests.examples.torchrun import forked
 from tests.plugins.torch.ranks import QUIET
 from tests.processes import finished, started
 
@@ -106,11 +106,6 @@ def folder(tmp_path):
     return with_scripts(tmp_path)
 
 
-def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(KEEP_GROUPS), *words]
-    return finished(command, cwd=folder, env=ENVIRONMENT, timeout=600)
-
-
 def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """How it ended; it has left no temporary file but a cache of PyTorch's."""
     command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", *words]
@@ -122,8 +117,7 @@ def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_unmodified_script_trains_to_the_same_bits(folder):
-    theirs = torchrun(folder, "train.py", "--steps", "8")
-    assert theirs.returncode == 0, theirs.stderr
+    theirs = forked("train.py", "--steps", "8", folder=folder)
     taken = ours(folder, "--schedule", "p3", "--", "train.py", "--steps", "8")
     assert taken.returncode == 0, taken.stderr
 
@@ -141,6 +135,7 @@ def test_the_example(folder):
     taken = ours(folder, "--", str(EXAMPLE))
     assert taken.returncode == 0, taken.stderr
     assert "points are on the ring" in taken.stdout
+    assert sorted(path.stem for path in folder.iterdir()) == ["endless", "failing", "neighbour", "train"]
     assert re.search(r"foretrain: Sequential under bytescheduler.*: 24 steps", taken.stderr)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_run import ENVIRONMENT, TRAIN, torchrun, with_scripts
+from tests.examples.torchrun import forked
+from tests.launch.forked import foretrain_run
+from tests.launch.test_run import ENVIRONMENT, TRAIN, with_scripts
 from tests.launch.test_run import waits as until
 from tests.processes import started
-
-SECRET = {"FORETRAIN_SECRET": bytes(range(32)).hex()}
 
 
 def foretrain(*words: str) -> list[str]:
@@ -62,10 +62,9 @@ def test_a_script_of_one_model_trains_over_servers(folder, options, same, clips)
         "digests = [train(DDP(network()), steps), train(other, steps)]", "digests = [train(other, steps)]"
     ).replace("    other.register_comm_hook(None, hook)\n", "")
     (folder / "train.py").write_text(one if clips else one.replace(CLIPS, ""))
-    command = foretrain("run", "--nproc", "2", *options, "--schedule", "p3", "--", "train.py", "--steps", "8")
-    taken = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    taken = foretrain_run(*options, "--schedule", "p3", "--", "train.py", "--steps", "8", folder=folder)
     assert taken.returncode == 0, taken.stderr
-    assert not same or taken.stdout == torchrun(folder, "train.py", "--steps", "8").stdout
+    assert not same or taken.stdout == forked("train.py", "--steps", "8", folder=folder).stdout
     assert "Sequential under p3" in taken.stderr
     assert "rejected" not in taken.stderr
     assert not running(folder)
@@ -108,21 +107,21 @@ def test_a_server_that_dies_is_started_again_and_not_for_ever(folder):
     until(lambda: not running(folder))
 
 
-def test_servers_of_their_own(folder):
-    environment = ENVIRONMENT | SECRET
+def test_servers_of_their_own(folder, monkeypatch):
+    monkeypatch.setenv("FORETRAIN_SECRET", bytes(range(32)).hex())
     server = foretrain("server", "--address", "127.0.0.1:0", "--workers", "2")
-    with started(server, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with started(server, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
             assert line.startswith("server 0 of 1 for 2 workers listens on 127.0.0.1:")
-            command = foretrain("run", "--nproc", "2", "--servers", line.split()[-1], "--", "train.py", "--steps", "6")
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+            command = ("--servers", line.split()[-1], "--", "train.py", "--steps", "6")
+            done = foretrain_run(*command, folder=folder)
             assert done.returncode == 0, done.stderr
             # Two models at once: the second finds the servers taken, and trains with PyTorch's own.
             two = TRAIN.replace("    other.register_comm_hook(None, hook)\n", "    first = DDP(network())\n")
             two = two.replace("train(DDP(network()), steps), train(other", "train(first, steps), train(other")
             (folder / "train.py").write_text(two)
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+            done = foretrain_run(*command, folder=folder)
             assert done.returncode == 0, done.stderr
             assert "the job's servers serve one model" in done.stderr
         finally:

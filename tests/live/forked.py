@@ -1,24 +1,68 @@
-"""``foretrain simulate`` in a forked process, see `tests.warm`, as is its fork server. The rest is as for users."""
+"""Simulations in a forked process, see `tests.warm`, as is their fork server. The rest is as for users."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from tests import warm
+
+if TYPE_CHECKING:
+    from foretrain.live.simulate import Simulated
+    from foretrain.network.deployment import Deployment
+
+
+def prepare() -> None:
+    """Read, before all forks, what every simulation reads: times of an H100, and PyTorch's list of operators."""
+    from foretrain.device import preset
+    from foretrain.live.device import operator_cost, operators
+
+    operator_cost.share(preset("H100"))
+    operators.checked_operators()
+
+
+def simulated(script: Sequence[str], where: Deployment, **options: Any) -> Simulated:
+    """Return what `foretrain.live.simulate.simulate` does, from a forked process."""
+    with TemporaryDirectory() as folder:
+        asked, found = Path(folder, "asked"), Path(folder, "found")
+        asked.write_bytes(cloudpickle.dumps((script, where, options)))
+        ended = warm.run(_simulated, [str(asked), str(found)])
+        assert ended.returncode == 0, ended.stderr
+        return pickle.loads(found.read_bytes())
+
+
+def _simulated(files: Sequence[str]) -> None:
+    from foretrain.live.simulate import simulate
+
+    _fork_fork_servers()
+    asked, found = map(Path, files)
+    script, where, options = pickle.loads(asked.read_bytes())
+    found.write_bytes(cloudpickle.dumps(simulate(script, where, **options)))
 
 
 def simulate(arguments: Sequence[str]) -> None:
     """The command; it ends as ``python -m foretrain simulate`` does."""
     from foretrain.cli import main
+
+    _fork_fork_servers()
+    sys.argv = ["foretrain", "simulate", *arguments]
+    main()
+
+
+def _fork_fork_servers() -> None:
     from foretrain.live import rank_processes
 
     rank_processes.subprocess = SimpleNamespace(Popen=_ForkServer, TimeoutExpired=subprocess.TimeoutExpired)
-    sys.argv = ["foretrain", "simulate", *arguments]
-    main()
 
 
 class _ForkServer:

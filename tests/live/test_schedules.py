@@ -12,6 +12,7 @@ from foretrain.planner.backends import cluster_of
 from foretrain.schedule.script import of_step
 from foretrain.simulation import simulate as replay
 from foretrain.workload import zoo
+from tests.live import forked
 
 # Sending takes about as long as computing.
 WHERE = deployment("star:4@16Gbps,device=A100,collective=nccl")
@@ -52,7 +53,7 @@ def simulated(tmp_path_factory):
     def run(schedule, *arguments, live="auto"):
         key = schedule, arguments, live
         if key not in done:
-            done[key] = simulate([str(path), *arguments], WHERE, schedule=schedule, live=live)
+            done[key] = forked.simulated([str(path), *arguments], WHERE, schedule=schedule, live=live)
         return done[key]
 
     return run

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,18 @@ _ALSO = ("convolution", "convolution_backward", "linalg_lstsq")
 last in the variant that writes to tensors whose sizes nobody infers."""
 
 
-def cuda_operators() -> list[str]:
+@cache
+def cuda_operators() -> tuple[str, ...]:
     """Return names with overload, e.g. ``"add.Tensor"``, of namespace ``aten``."""
     entries = dict(_entries(_native_functions()))
     names = [
         name for name, (keys, delegate) in entries.items() if "CUDA" in (keys | entries.get(delegate, _NO_ENTRY)[0])
     ]
-    return list(dict.fromkeys([*names, *_ALSO]))
+    return tuple(dict.fromkeys([*names, *_ALSO]))
 
 
-def checked_operators() -> tuple[list[str], list[str]]:
+@cache
+def checked_operators() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return operators that refuse tensors on different devices: by torchgen's check, and by TensorIterator's.
 
     Names as those of `cuda_operators`; the others check for themselves, or not at all.
@@ -51,7 +54,7 @@ def checked_operators() -> tuple[list[str], list[str]]:
         elif found[1] == "# TensorIterator":
             iterated.append(name)
     known = frozenset(cuda_operators()) - frozenset(_ALSO)
-    return [name for name in generated if name in known], [name for name in iterated if name in known]
+    return tuple(name for name in generated if name in known), tuple(name for name in iterated if name in known)
 
 
 _NO_ENTRY: tuple[frozenset[str], str] = frozenset(), ""

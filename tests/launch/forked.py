@@ -1,0 +1,56 @@
+"""``foretrain run`` in a forked process, see `tests.warm`, as are its ranks. The rest is as for users."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests import warm
+from tests.plugins.torch.ranks import QUIET
+
+
+def foretrain_run(
+    *words: object, folder: Path, imported: Sequence[str] = (), timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """How ``foretrain run --nproc 2`` with ``words`` ended in ``folder``.
+
+    ``imported`` are modules that take the script long to import: the launcher does, and forks the ranks.
+    """
+    return warm.run(_launch, [",".join(imported), *map(str, words)], folder, timeout)
+
+
+def _launch(told: Sequence[str]) -> None:
+    from torch.distributed import run
+
+    from foretrain.cli import main
+
+    os.environ |= QUIET
+    for name in filter(None, told[0].split(",")):
+        importlib.import_module(name)
+    configured = run.config_from_args
+
+    def forking(arguments: Namespace) -> tuple[Any, Any, list[str]]:
+        config, _, words = configured(arguments)
+        config.start_method = "fork"
+        return config, _rank, words[words.index(arguments.training_script) + 1 :]
+
+    run.config_from_args = forking
+    sys.argv = ["foretrain", "run", "--nproc", "2", *told[1:]]
+    main()
+
+
+def _rank(*words: str) -> None:
+    """Do what ``python -m foretrain.launch.worker`` does."""
+    from foretrain.launch.worker import main
+
+    try:
+        main(words)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
