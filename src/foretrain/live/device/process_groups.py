@@ -1,5 +1,7 @@
 """Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network.
 
+So do those of PyTorch's backend "fake", with which one process tries out a whole world: it is one rank of it, as any.
+
 # Note [Stores]
 Under folding most ranks of the world do not exist, so no rank may wait for all of them: the live ranks share one
 `FileStore` in a folder of the run's own, which also spares a listening socket. A key that only a represented rank would
@@ -9,6 +11,7 @@ faster.
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +38,7 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     """
     _install_nccl(device)
     _install_gloo(device)
+    _install_fake(device)
     _install_rendezvous(store)
     _install_families(device)
     _install_objects()
@@ -124,6 +128,17 @@ def _install_gloo(device: ModuleType) -> None:
 
     for module in (distributed_c10d, dist):
         put(module, ProcessGroupGloo=ProcessGroupGloo)
+
+
+def _install_fake(device: ModuleType) -> None:
+    """Give groups of backend "fake", with which one process tries out a whole world, NCCL's time in its network."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # else it registers its own, later
+
+    def make(common: Any, options: Any) -> Any:
+        ranks = common.global_ranks_in_group or range(common.group_size)
+        return device.group("nccl", common.group_rank, list(ranks), NcclOptions())
+
+    dist.Backend._plugins["FAKE"] = dist.Backend._BackendPlugin(make, True)
 
 
 def _install_rendezvous(store: Callable[[], Store]) -> None:

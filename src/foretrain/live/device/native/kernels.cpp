@@ -542,7 +542,8 @@ class Call {
         handle_.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &stack_);
       } catch (const std::exception& error) {
         TORCH_CHECK(!op_.dynamic, op_.name, " needs the values of a tensor on the GPU to know the size of its result, and "
-                    "a simulated GPU computes only with small tensors");
+                    "a simulated GPU computes only with small tensors; give it its size where it takes one, e.g. "
+                    "output_size, or compute it on the host");
         throw;
       }
     }
@@ -657,6 +658,7 @@ const std::vector<std::string>& kernel_names() { return names(); }
 
 void launch(const Cost& cost) {
   if (Shapes::at_work() || fused) return;
+  log().check_owner();
   bool recomputing = at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
   log().kernel(current_key(current_device()), cost, recomputing);
 }
