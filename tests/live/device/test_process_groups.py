@@ -1,5 +1,6 @@
 """Process groups of simulated ranks: families, and values of ranks that others stand for."""
 
+import os
 import sys
 import time
 
@@ -193,3 +194,29 @@ def test_groups_made_at_one_place_are_a_family_though_others_are_made_in_between
     for pair in ((0, 2), (1, 3), (0, 3), (1, 2)):
         helper(*pair)
     assert [family for _, family in made[12:]] == [4, 4, 5, 5, 6, 6]
+
+
+@pytest.mark.smoke
+def test_fake_backend_takes_the_time_of_nccl_in_the_simulated_network() -> None:
+    def script():
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        backend = sys.argv[1]
+        store = {"store": FakeStore()} if backend == "fake" else {}
+        dist.init_process_group(backend, rank=rank, world_size=world, **store)
+        assert dist.get_backend() == backend
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2, world // 2), mesh_dim_names=("data", "tensor"))
+        layer = nn.Linear(4096, 4096, device="cuda")
+        model = nn.parallel.DistributedDataParallel(layer, process_group=mesh["data"].get_group())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            out = model(torch.randn(64, 4096, device="cuda"))
+            dist.all_reduce(out.detach(), group=mesh["tensor"].get_group())
+            out.sum().backward()
+            optimizer.step()
+
+    fake, real = (simulate("dgx-h100:2", script, backend) for backend in ("fake", "nccl"))
+    assert fake.numbers["iteration_time"] == real.numbers["iteration_time"]
+    assert fake.numbers["ranks"][0]["communication"] > 0
+    assert "rank 0 stands for 0-15" in fake.err

@@ -30,8 +30,8 @@ class _Name:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"triton.language.{self.__name__}: called outside of a kernel, which nothing compiles here")
+    def __call__(self, *_: Any, **__: Any) -> _Name:
+        return _Name(f"{self.__name__}(...)")  # e.g. the type of a pointer, which annotates a parameter
 
     def __getattr__(self, name: str) -> _Name:
         if name.startswith("__"):
