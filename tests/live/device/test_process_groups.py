@@ -220,3 +220,18 @@ def test_fake_backend_takes_the_time_of_nccl_in_the_simulated_network() -> None:
     assert fake.numbers["iteration_time"] == real.numbers["iteration_time"]
     assert fake.numbers["ranks"][0]["communication"] > 0
     assert "rank 0 stands for 0-15" in fake.err
+
+
+def test_process_of_a_fake_world_is_the_rank_that_it_says() -> None:
+    def script():
+        dist.init_process_group("fake", rank=int(sys.argv[1]), world_size=16)
+        assert os.environ["LOCAL_RANK"] == str(dist.get_rank() % 8)
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2, 8))
+        dist.all_reduce(torch.ones(1 << 20, device="cuda"), group=mesh.get_group(1))
+        assert list(mesh.get_coordinate()) == [1, 3]
+
+    ended = simulate("dgx-h100:2", script, 11)
+    assert "starting again as rank 11, which the script says that it is" in ended.err
+    assert "rank 11 stands for 0-15" in ended.err
+    refused = simulate("dgx-h100:2", script, 11, options=("--live", "all"), status=1)
+    assert "init_process_group rank: 11 is not this process's" in refused.err

@@ -47,8 +47,14 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
 
 
-def expect(world: int, rank: int) -> None:
-    """Refuse a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process."""
+def expect(world: int, rank: int, become: Callable[[int], None] | None = None) -> None:
+    """Refuse a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process.
+
+    Args:
+        world: ranks of the job.
+        rank: this process's.
+        become: called with another rank that a fake world names for its one process; None if it cannot be another.
+    """
     helper = distributed_c10d._new_process_group_helper
 
     def make(group_size: int, group_rank: int, *rest: Any, **named: Any) -> Any:
@@ -57,6 +63,8 @@ def expect(world: int, rank: int) -> None:
             if group_size != world:
                 remedy = f"name a --cluster of {group_size} GPUs, or {remedy}"
                 raise ConfigError("init_process_group world_size", group_size, f"is not the job's {world}", remedy)
+            if group_rank != rank and become is not None and "fake" in map(str, rest[1:2]) and 0 <= group_rank < world:
+                become(group_rank)
             if group_rank != rank:
                 raise ConfigError("init_process_group rank", group_rank, f"is not this process's {rank}", remedy)
         return helper(group_size, group_rank, *rest, **named)
@@ -136,7 +144,7 @@ def _install_fake(device: ModuleType) -> None:
 
     def make(common: Any, options: Any) -> Any:
         ranks = common.global_ranks_in_group or range(common.group_size)
-        return device.group("nccl", common.group_rank, list(ranks), NcclOptions())
+        return device.group("fake", common.group_rank, list(ranks), NcclOptions())
 
     dist.Backend._plugins["FAKE"] = dist.Backend._BackendPlugin(make, True)
 

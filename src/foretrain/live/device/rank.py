@@ -116,7 +116,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         device.note(device.WARNING, 0, 0, text.encode())
 
     child_processes.install_data_loader(warn)
-    process_groups.expect(settings.world, rank)
+    process_groups.expect(settings.world, rank, partial(_become, device) if settings.movable else None)
     child_processes.install_spawn(settings, rank)
     child_processes.install_child_guard()
     child_processes.install_launcher_guard()
@@ -150,6 +150,13 @@ def _install_nvidia_smi(gpu: Device, settings: RankSettings) -> None:
     about = gpu.product, gpu.memory >> 20, settings.reserve >> 20, capability, cuda.CUDA
     count = min(settings.gpus, settings.world)
     nvidia_smi.install(_commands(settings), [nvidia_smi.ServerGpu(index, *about) for index in range(count)])
+
+
+def _become(device: ModuleType, rank: int) -> None:
+    """End this process, so that one that is ``rank`` takes its place."""
+    device.note(device.RANK, rank, 0, b"")
+    device.synchronize(-1)  # until the executor has read it
+    raise script.Replaced
 
 
 def _tell_stand_in(settings: RankSettings, library: str) -> None:

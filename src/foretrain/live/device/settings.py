@@ -29,6 +29,7 @@ class RankSettings:
         gpus: GPUs, and so ranks, of one server.
         store: the file in which ranks meet; see Note [Stores] in `foretrain.live.device.process_groups`.
         folded: whether some ranks of the job are only represented by others.
+        movable: whether another rank can stand for all in place of this one, the only live one.
         steps: of the optimizer after which the script is ended; None lets it run to its own end.
         launch: ps the host spends on launching a kernel.
         measured_host: whether it spends this machine's CPU time instead.
@@ -50,6 +51,7 @@ class RankSettings:
     store: str
     module: bool = False
     folded: bool = False
+    movable: bool = False
     steps: int | None = None
     launch: Time = LAUNCH
     measured_host: bool = False
