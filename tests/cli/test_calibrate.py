@@ -96,6 +96,7 @@ def test_files_of_another_device_or_load_and_broken_ones_are_refused(cpu, tmp_pa
         (("--operators", "none.json"), "operators: 'none.json' cannot be read"),
         (("--merge", "none.json"), "'none.json' cannot be read"),
         (("--threads", "0"), "threads: 0 is below 1"),
+        (("--load", "no.such"), "load: 'no.such' cannot be imported"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_measured(arguments, message, refused):
@@ -105,6 +106,28 @@ def test_wrong_options_are_refused_before_anything_is_measured(arguments, messag
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_here_is_refused(refused):
     assert "device: 'cuda' is not available; install" in refused(("calibrate", "--device", "cuda"))
+
+
+OPERATORS = """
+import torch
+
+@torch.library.custom_op("operators_of_mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+"""
+
+
+def test_operators_of_a_module_are_measured_if_it_is_loaded_and_kernels_of_others_are_not(cpu, tmp_path, monkeypatch):
+    (tmp_path / "operators_of_mine.py").write_text(OPERATORS)
+    told, out = tmp_path / "operators.json", tmp_path / "out.json"
+    square = contiguous((64, 64), "float32")
+    calls.dump([OperatorCall(name, (square,)) for name in ("operators_of_mine::twice", "mylib.scan_kernel")], told)
+    monkeypatch.chdir(tmp_path)
+    options = ("--operators", told, "--merge", cpu, "--out", out, "--load", "operators_of_mine")
+    shown = foretrain("calibrate", "--device", "cpu", "--quick", *options)
+    assert "1 could not be repeated here" in shown
+    assert "only its library knows how to call it" in shown
+    assert [found.call.operator for found in calibration.load(out).calls][-1] == "operators_of_mine::twice"
 
 
 def test_all_that_a_script_launches_is_measured_and_then_forecast(cpu, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ def calibrate(
     *,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     operators: Path | None = None,
+    load: str | None = None,
     out: Path | None = None,
     merge: Path | None = None,
     quick: bool = False,
@@ -36,6 +38,8 @@ def calibrate(
     Args:
         device: device to measure; auto is the GPU where there is one.
         operators: a file written by foretrain simulate --record-operators.
+        load: module to import first, which registers operators of its own, e.g. mylib.kernels; several with commas
+            between.
         out: the file to write; by default the file of --merge, or calibration.json.
         merge: add to the measurements of this file; new measurements replace old ones.
         quick: a small grid and fewer repetitions; takes some seconds.
@@ -51,6 +55,8 @@ def calibrate(
         if value < 1:
             raise ConfigError(name, value, "is below 1", "write e.g. 1")
     place = _device(device, threads)
+    for name in load.split(",") if load else ():
+        _import(name)
     asked = calls.load(operators) if operators else None
     before = calibration.load(merge) if merge else None
     check_mergeable(before, place, processes)
@@ -59,6 +65,17 @@ def calibrate(
     calibration.dump(found.calibration, out)
     _print_summary(found.calibration, found.failed, before)
     sys.stderr.write(f"wrote {out}\n")
+
+
+def _import(name: str) -> None:
+    """Import a module, which may lie in the current folder, as with ``python -m``."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        problem = f"cannot be imported ({error})"
+        raise ConfigError("load", name, problem, "name a module with dots, installed or in this folder") from error
 
 
 def _device(name: str, threads: int) -> torch.device:

@@ -21,8 +21,9 @@ from foretrain.cli.arguments import (
     split_script,
 )
 from foretrain.cli.progress import StdoutClosed, end_with_reader
-from foretrain.errors import ConfigError
+from foretrain.errors import ConfigError, unknown
 from foretrain.files import STDOUT, write_json
+from foretrain.launch.launchers import launched
 from foretrain.units import Time, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class SimulateOptions:
         host: host time to launch an operator: modelled, as on servers with GPUs; a time, e.g. 4us; or measured, the
             script's CPU time on this machine, with which forecasts vary from run to run.
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
+        costs: a file that says what kernels cost that are not PyTorch's, e.g. Triton's (docs/live/kernels.md).
+        stand_ins: libraries that a script may import though they are not installed: all, none, or names with commas
+            between: apex, flash_attn, transformer_engine, triton.
         memory: overrides GPU memory, e.g. 120GiB, to find the peak that a script would need.
         record_operators: file to write with the operators that the script launches, for foretrain calibrate.
         schedule: policy that exchanges DistributedDataParallel's gradients, e.g. prophet or
@@ -82,6 +86,8 @@ class SimulateOptions:
     plan: Path | None = None
     compare: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     device: str | None = None
+    costs: Path | None = None
+    stand_ins: str = "all"
     memory: str | None = None
     record_operators: Path | None = None
     tokens: int | None = None
@@ -138,12 +144,30 @@ def _memory(options: SimulateOptions) -> int | None:
     return memory
 
 
+def _stand_ins(text: str) -> tuple[str, ...]:
+    from foretrain.live.device.settings import STAND_INS
+
+    if text in ("all", "none"):
+        return STAND_INS if text == "all" else ()
+    for name in text.split(","):
+        if name not in STAND_INS:
+            raise unknown("stand_ins", name, ("all", "none", *STAND_INS))
+    return tuple(text.split(","))
+
+
 def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     script, module = script_of(script, options.module, _EXAMPLE)
+    if launcher := launched(["-m", *script] if module else script):
+        raise launcher.refusal("script")
     _check(options)
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)
     memory = _memory(options)
+    stand_ins = _stand_ins(options.stand_ins)
+    if options.costs is not None:
+        from foretrain.device import kernel_costs
+
+        kernel_costs.load(options.costs)  # before anything starts
     from foretrain.live.device import native_build
     from foretrain.live.failures import OutOfMemory, ScriptFailed
     from foretrain.live.simulate import plan_differences
@@ -178,6 +202,8 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
                 factor=options.factor,
                 host=host,
                 calibration=calibration,
+                costs=options.costs,
+                stand_ins=stand_ins,
                 memory=memory,
                 operators=options.record_operators,
                 schedule=schedule,

@@ -28,32 +28,14 @@ from foretrain import errors
 from foretrain.device.calls import OperatorCall, read_json
 from foretrain.device.gpu import Arithmetic, Device
 from foretrain.device.presets import preset_of_product
-from foretrain.device.work import (
-    FORMATS,
-    Algorithm,
-    Attention,
-    Convolution,
-    Gemm,
-    HostCopy,
-    MemoryWork,
-    Unknown,
-    Work,
-)
+from foretrain.device.work import FORMATS, WORKS, Algorithm, Work
 from foretrain.errors import ConfigError
 from foretrain.files import write_atomically
 from foretrain.units import Time, exact_rate, exact_size, exact_time, parse_rate, parse_size, parse_time
 
 VERSION: Final = 1
-_OPERATORS = {
-    "Gemm": Gemm,
-    "Attention": Attention,
-    "Convolution": Convolution,
-    "Memory": MemoryWork,
-    "HostCopy": HostCopy,
-    "Unknown": Unknown,
-}
-"""Kinds of work by their names in calibration files."""
-_NAMES = {kind: name for name, kind in _OPERATORS.items()}
+_NAMES = {kind: name for name, kind in WORKS.items()}
+"""Names of kinds of work in calibration files."""
 _TEXTS = {"dtype": FORMATS, "algorithm": get_args(Algorithm)}
 
 
@@ -274,10 +256,10 @@ def _measurement(entry: object) -> OperatorTime | MeasuredCall:
         _table(fields, "entry", {"call", "arguments", "time", "spread"})
         return MeasuredCall(OperatorCall.from_json(fields["call"], fields.get("arguments")), *_time(fields))
     operator = fields.pop("operator", None)
-    if operator not in _OPERATORS:
-        raise errors.unknown("operator", operator, _OPERATORS)
+    if operator not in WORKS:
+        raise errors.unknown("operator", operator, WORKS)
     time, spread = _time(fields)
-    return OperatorTime(_work(_OPERATORS[operator], fields), time, spread)
+    return OperatorTime(_work(WORKS[operator], fields), time, spread)
 
 
 def _time(fields: dict[str, Any]) -> tuple[Time, float]:

@@ -139,3 +139,13 @@ class Nothing:
 
 
 Work: TypeAlias = Gemm | Attention | Convolution | MemoryWork | HostCopy | Unknown | Nothing
+
+WORKS: dict[str, type] = {
+    "Gemm": Gemm,
+    "Attention": Attention,
+    "Convolution": Convolution,
+    "Memory": MemoryWork,
+    "HostCopy": HostCopy,
+    "Unknown": Unknown,
+}
+"""Kinds of work by their names in files."""

@@ -113,7 +113,9 @@ COST: Final = 4
 """Note: payload JSON, predicted time of step ``a``'s kernels by provenance, and the operators unknown until then."""
 NAME: Final = 5
 """Note: number ``a`` stands for the kernel name in the payload."""
-NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name")
+RANK: Final = 6
+"""Note: the script of a fake world says that it is rank ``a``; the process ends, for one that is."""
+NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name", "rank")
 
 HEADER: Final = struct.Struct("<IIqII")
 """Records, bytes of payload, the host's clock, state (`RUNNING`, `ASKING`), and 0."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from foretrain.live.event_log import ANNOTATION, COST, KERNEL, MEMORY, NAME, WARNING, LogRecord
+from foretrain.live.event_log import ANNOTATION, COST, KERNEL, MEMORY, NAME, RANK, WARNING, LogRecord
 from foretrain.units import Time
 
 HOST = -1
@@ -104,6 +104,7 @@ class RankTrace:
         steps: the accounts of all.
         memory: the last `MEMORY` note of the rank.
         warnings: texts and how often each came.
+        said_rank: another rank that the script of a fake world says its one process is, or None.
         traced: whether activities are kept.
         warmup: number of first steps that are not representative.
         status: with which exit status the rank has left, or None.
@@ -118,6 +119,7 @@ class RankTrace:
         self.steps: list[StepBreakdown] = []
         self.memory: dict[str, Any] = {}
         self.warnings: dict[str, int] = {}
+        self.said_rank: int | None = None
         self.traced = kept != 0
         self.warmup = _WARMUP
         self.status: int | None = None
@@ -194,6 +196,8 @@ class RankTrace:
             self.memory = json.loads(note.payload)
         elif note.code == COST:
             self._costs[note.a] = self._payloads.setdefault(note.payload, note.payload)  # most steps are alike
+        elif note.code == RANK:
+            self.said_rank = note.a
         elif note.code == WARNING:
             text = note.payload.decode()
             self.warnings[text] = self.warnings.get(text, 0) + 1

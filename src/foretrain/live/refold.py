@@ -53,6 +53,18 @@ class _Steps:
         self._stepped(rank, step)
 
 
+class _OtherRank(ForetrainError):
+    """The one live rank of a fake world says that it is another.
+
+    Attributes:
+        rank: which.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        super().__init__(f"the script says that it is rank {rank}")
+
+
 class Refold:
     """Runs with as few live ranks as possible, repeated with more where messages show that more are needed.
 
@@ -67,20 +79,29 @@ class Refold:
         self._groups: dict[tuple[tuple[int, ...], int], None] = {}
         self._messages: dict[Message, None] = {}
         self._heard: set[int] = set()
+        self._named: int | None = None  # the rank that the script of a fake world says it is
 
     def run(self) -> RunOutcome:
         """Run the ranks until all have ended; raise as `foretrain.live.simulate.simulate` does."""
         for before in range(self._settings.world):
             folding = self._folding()
-            if before:
+            if before and self._messages:
                 self._watch.repeated(len(folding.live))
             self._watch.folded(folding.describe())
             folded = len(folding.live) < folding.world
             try:
                 # The fork server removes the folder as well, if nobody is left to.
                 with tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True) as folder:
-                    settings = dataclasses.replace(self._settings, store=str(Path(folder, "store")), folded=folded)
+                    settings = dataclasses.replace(
+                        self._settings,
+                        store=str(Path(folder, "store")),
+                        folded=folded,
+                        movable=len(folding.live) == 1 and self._named is None,
+                    )
                     return self._once(settings, folding)
+            except _OtherRank as found:
+                self._named = found.rank
+                self._watch.told(f"starting again as rank {found.rank}, which the script says that it is")
             except FoldingInvalid as found:
                 self._messages.update(dict.fromkeys(found.messages))
                 self._groups.update(dict.fromkeys(folding.groups))
@@ -96,6 +117,8 @@ class Refold:
             return Folding.all_live(world)
         groups = [group for group, _ in self._groups]
         families = [family for _, family in self._groups]
+        if self._named is not None and not self._messages:
+            return Folding(world, (self._named,), [self._named] * world)
         number = None if self._live == "auto" else int(self._live)
         return Folding.discover(world, groups, families, self._messages, heard=self._heard or (0,), n=number)
 
@@ -121,6 +144,8 @@ class Refold:
             except FoldingInvalid:
                 raise
             except ForetrainError as error:
+                if (said := next((one.said_rank for one in trace.rank_traces.values()), None)) is not None:
+                    raise _OtherRank(said) from None
                 check_memory(trace)
                 cause = cause_of(error, ranks, trace)
                 ranks.dismiss()
@@ -160,7 +185,7 @@ def reporting_warnings(trace: SimulationTrace, watch: ProgressCallbacks) -> Iter
     """Report the ranks' warnings to ``watch`` if the block fails; they may be why."""
     try:
         yield
-    except FoldingInvalid:  # It goes on, with more live ranks.
+    except (FoldingInvalid, _OtherRank):  # It goes on, with other live ranks.
         raise
     except ForetrainError:
         if warnings := warnings_of(trace.rank_traces):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from foretrain.device import calls, preset_names
 from foretrain.device.gpu import host_launch, stack_factor
 from foretrain.errors import ConfigError
-from foretrain.live.device.settings import WATCHED, RankSettings
+from foretrain.live.device.settings import STAND_INS, WATCHED, RankSettings
 from foretrain.live.folding import Folding
 from foretrain.live.forecast import Forecast, forecast_of
 from foretrain.live.network_traffic import NetworkTraffic
@@ -73,6 +73,8 @@ def simulate(
     factor: str | float = 1.0,
     host: Time | Literal["measured"] | None = None,
     calibration: Path | None = None,
+    costs: Path | None = None,
+    stand_ins: tuple[str, ...] = STAND_INS,
     memory: int | None = None,
     operators: Path | None = None,
     schedule: str | Spec | None = None,
@@ -91,6 +93,8 @@ def simulate(
         host: the host's time to launch an operator, ps; or this machine's CPU time, with which forecasts are not
             reproducible; None is the time on servers with GPUs.
         calibration: a file of what was measured on the cluster's devices, preferred to what is known of them.
+        costs: a file of what kernels cost that are not PyTorch's; see `foretrain.device.kernel_costs`.
+        stand_ins: libraries to stand in for where they are not installed; see `foretrain.live.device.stand_ins`.
         memory: bytes of GPU memory; overrides the preset, e.g. to find the peak that a script needs.
         operators: where to write the operators that were launched, for ``foretrain calibrate``.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
@@ -112,6 +116,8 @@ def simulate(
         tracing=kept != 0,
         schedule=None if schedule is None else str(spec(schedule)),
         calibration=calibration and str(calibration.absolute()),
+        costs=costs and str(costs.absolute()),
+        stand_ins=stand_ins,
         memory=memory,
         measured_host=host == "measured",
     )

@@ -115,12 +115,15 @@ def replay(call: OperatorCall, device: torch.device, *, beyond: int = 0, most: i
     Raises:
         Unrepeatable: there is no such operator here, or it does not take these arguments.
     """
+    copies = call.operator.startswith("Memcpy")
+    if not copies and "::" not in call.operator:
+        raise Unrepeatable("only its library knows how to call it; say what it takes by foretrain simulate --costs")
     size = sum(_bytes(tensor) for tensor in tensors_in(call.arguments))
     if size > most:
         raise Unrepeatable(f"needs {size / 1e9:.1f} GB")
     sets = 1 if not size else max(1, min(beyond // size + 1, most // size, 32))
     try:
-        calls = _copies(call, device, sets) if call.operator.startswith("Memcpy") else _calls(call, device, sets)
+        calls = _copies(call, device, sets) if copies else _calls(call, device, sets)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError) as error:
         raise Unrepeatable(str(error).partition("\n")[0] or type(error).__name__) from None
     following = itertools.cycle(calls).__next__

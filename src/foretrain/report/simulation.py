@@ -148,7 +148,8 @@ def show(found: SimulationFindings) -> None:
     if forecast.unknown:
         names = ", ".join(forecast.unknown)
         console.print(
-            f"[yellow]warning[/]: charged for their bytes, or the arithmetic they are known to take: {escape(names)}"
+            f"[yellow]warning[/]: charged for their bytes, or the arithmetic they are known to take: {escape(names)}; "
+            "measure them (foretrain calibrate), or say what they cost in a file (--costs)"
         )
 
 

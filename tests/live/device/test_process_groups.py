@@ -1,5 +1,6 @@
 """Process groups of simulated ranks: families, and values of ranks that others stand for."""
 
+import os
 import sys
 import time
 
@@ -193,3 +194,44 @@ def test_groups_made_at_one_place_are_a_family_though_others_are_made_in_between
     for pair in ((0, 2), (1, 3), (0, 3), (1, 2)):
         helper(*pair)
     assert [family for _, family in made[12:]] == [4, 4, 5, 5, 6, 6]
+
+
+@pytest.mark.smoke
+def test_fake_backend_takes_the_time_of_nccl_in_the_simulated_network() -> None:
+    def script():
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        backend = sys.argv[1]
+        store = {"store": FakeStore()} if backend == "fake" else {}
+        dist.init_process_group(backend, rank=rank, world_size=world, **store)
+        assert dist.get_backend() == backend
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2, world // 2), mesh_dim_names=("data", "tensor"))
+        layer = nn.Linear(4096, 4096, device="cuda")
+        model = nn.parallel.DistributedDataParallel(layer, process_group=mesh["data"].get_group())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            out = model(torch.randn(64, 4096, device="cuda"))
+            dist.all_reduce(out.detach(), group=mesh["tensor"].get_group())
+            out.sum().backward()
+            optimizer.step()
+
+    fake, real = (simulate("dgx-h100:2", script, backend) for backend in ("fake", "nccl"))
+    assert fake.numbers["iteration_time"] == real.numbers["iteration_time"]
+    assert fake.numbers["ranks"][0]["communication"] > 0
+    assert "rank 0 stands for 0-15" in fake.err
+
+
+def test_process_of_a_fake_world_is_the_rank_that_it_says() -> None:
+    def script():
+        dist.init_process_group("fake", rank=int(sys.argv[1]), world_size=16)
+        assert os.environ["LOCAL_RANK"] == str(dist.get_rank() % 8)
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2, 8))
+        dist.all_reduce(torch.ones(1 << 20, device="cuda"), group=mesh.get_group(1))
+        assert list(mesh.get_coordinate()) == [1, 3]
+
+    ended = simulate("dgx-h100:2", script, 11)
+    assert "starting again as rank 11, which the script says that it is" in ended.err
+    assert "rank 11 stands for 0-15" in ended.err
+    refused = simulate("dgx-h100:2", script, 11, options=("--live", "all"), status=1)
+    assert "init_process_group rank: 11 is not this process's" in refused.err

@@ -12,48 +12,21 @@ takes no virtual time; agreeing takes what its messages take.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import sys
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from foretrain.live.device import put
+from foretrain.live.device.import_hooks import change_after_import
 
 
 def install() -> None:
     """Accept such plans and save in the script's thread, once the modules are imported, which takes seconds."""
     package = "torch.distributed.checkpoint"
-    sys.meta_path.insert(
-        0, _Finder({f"{package}.default_planner": _drop_duplicates, f"{package}._async_thread_executor": _save_at_once})
+    change_after_import(
+        {f"{package}.default_planner": _drop_duplicates, f"{package}._async_thread_executor": _save_at_once}
     )
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Import hook that changes modules when they have been imported."""
-
-    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._changes = changes
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        change = self._changes.get(fullname)
-        if change is None:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec and spec.loader:
-            load = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                change(module)
-
-            put(spec.loader, exec_module=exec_module)
-        return spec
 
 
 def _save_at_once(module: ModuleType) -> None:

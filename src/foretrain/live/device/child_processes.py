@@ -11,6 +11,7 @@ gets an error that says what to do instead.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -20,6 +21,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from foretrain.errors import ConfigError
+from foretrain.launch.launchers import launched
 from foretrain.live.device import put
 from foretrain.live.device.script import script_line
 from foretrain.live.device.settings import RankSettings
@@ -74,6 +76,40 @@ def install_child_guard() -> None:
         start(self)
 
     put(BaseProcess, start=guarded)
+
+
+def install_launcher_guard() -> None:
+    """Refuse programs that start training processes of their own, e.g. torchrun, by whatever call they are run."""
+    owner = os.getpid()
+
+    def audit(event: str, given: tuple[Any, ...]) -> None:
+        if event in _STARTS and os.getpid() == owner:
+            found = launched(_words(event, given))
+            if found is not None:
+                raise found.refusal("launcher")
+
+    sys.addaudithook(audit)
+
+
+_STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"})
+
+
+def _words(event: str, given: tuple[Any, ...]) -> list[str]:
+    """Return the command line of an audit event."""
+    if event == "os.system":
+        return _split(given[0])
+    command = given[1]
+    words = [command] if isinstance(command, str | bytes) else list(command or ())
+    texts = [os.fsdecode(word) for word in words]
+    shell = texts[1:2] == ["-c"] and os.path.basename(texts[0]) in ("sh", "bash", "dash")
+    return _split(texts[2]) if shell and texts[2:] else texts
+
+
+def _split(command: str | bytes) -> list[str]:
+    try:
+        return shlex.split(os.fsdecode(command))
+    except ValueError:  # a quote without its end, of which the shell will complain
+        return []
 
 
 def _serves(target: Any) -> bool:

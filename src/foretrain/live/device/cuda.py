@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -59,6 +59,10 @@ class Properties:
     pci_device_id: int = 0
     pci_domain_id: int = 0
 
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(one.name for one in fields(self))
+        raise AttributeError(f"get_device_properties: a simulated GPU has no property {name!r}; it has: {known}")
+
 
 def install(device: ModuleType, properties: Properties) -> None:
     """Make ``torch.cuda`` use ``device``, the loaded extension; every GPU of the server has ``properties``."""
@@ -71,6 +75,7 @@ def install(device: ModuleType, properties: Properties) -> None:
     put(torch._C, **{name: type(name, (), {}) for name in _ABSENT_TYPES if not hasattr(torch._C, name)})
     put(torch._C, **{name: _nothing for name in _ABSENT_FUNCTIONS if not hasattr(torch._C, name)})
     put(torch._C, **dict.fromkeys(_SEVERAL_GPUS, _refuse_several_gpus))
+    put(torch._C, __getattr__=_explain_absent)
     put(torch.version, cuda=CUDA)
     put(torch.backends.cuda, is_built=lambda: True)
     # No tensor is acceptable to it: recurrent layers are those of PyTorch itself.
@@ -101,6 +106,14 @@ def _initializing(use: Callable[..., Any]) -> Callable[..., Any]:
         return use(*given, **named)
 
     return call
+
+
+def _explain_absent(name: str) -> Any:
+    """Raise AttributeError for an attribute of ``torch._C`` that neither this build of PyTorch nor the device has."""
+    text = f"module 'torch._C' has no attribute {name!r}"
+    if name.startswith(("_cuda_", "_cudnn_", "_nccl_")):
+        text += ": a simulated GPU does not have this function of CUDA; leave out what calls it"
+    raise AttributeError(text, name=name, obj=torch._C)
 
 
 def _refuse_several_gpus(*_: Any, **__: Any) -> None:

@@ -18,12 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from foretrain.device import calls
-from foretrain.device.aten import Meta, work
+from foretrain.device.aten import work
 from foretrain.device.calibration import Calibration
-from foretrain.device.calls import OperatorCall, moved
+from foretrain.device.calls import Meta, OperatorCall, moved, tensors_in
 from foretrain.device.gpu import Device
-from foretrain.device.model import PROVENANCES, OperatorModel
+from foretrain.device.kernel_costs import KernelArguments, KernelCost, KernelCosts
+from foretrain.device.model import MEASURED_SIGMA, PROVENANCES, OperatorEstimate, OperatorModel
 from foretrain.device.work import Attention, Gemm, HostCopy, MemoryWork, Nothing, Unknown, Work
+from foretrain.live.device.custom_kernels import LAUNCH, RESULT
 from foretrain.units import SECOND, Time
 
 _DTYPES = {
@@ -58,12 +60,20 @@ class Prices:
         device: what computes.
         factor: multiplies every duration that was not measured on such a device.
         measured: durations measured on such a device.
+        costs: of kernels by name.
         remembering: whether to keep the calls, for `write`.
     """
 
     def __init__(
-        self, device: Device, factor: float = 1.0, measured: Calibration | None = None, *, remembering: bool = False
+        self,
+        device: Device,
+        factor: float = 1.0,
+        measured: Calibration | None = None,
+        *,
+        costs: KernelCosts | None = None,
+        remembering: bool = False,
     ) -> None:
+        self._costs = costs or KernelCosts()
         self._models = {(False, True): OperatorModel(device, factor, measured=measured)}
         self._unknown: Counter[str] = Counter()
         self._remembering = remembering
@@ -73,17 +83,28 @@ class Prices:
         self, operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]
     ) -> tuple[int, str, int, float, float]:
         """Return duration in ps, kernel name, number of the provenance, FLOPs, and relative sigma of the duration."""
-        call = OperatorCall(operator, _metas(arguments))
-        what = _work(operator, call.arguments, _metas(results))
+        call, given = _called(operator, _metas(arguments), _metas(results))
+        model = self._model(*_tf32())
+        estimate, what = self._estimate(call, given, model)
         if self._remembering and not isinstance(what, Nothing):
             self._asked.setdefault(call.key, call)
-        model = self._model(*_tf32())
-        known = model.measured_call(call)
-        estimate = known or model.estimate(what)
-        if isinstance(what, Unknown) and not known:
-            self._unknown[operator] += 1
+        if isinstance(what, Unknown) and estimate.provenance == "unknown":
+            self._unknown[call.operator] += 1
         number = PROVENANCES.index(estimate.provenance)
-        return estimate.time, operator, number, getattr(what, "flops", 0), estimate.sigma
+        name = call.operator.rpartition(".")[2] if operator == LAUNCH else operator
+        return estimate.time, name, number, getattr(what, "flops", 0), estimate.sigma
+
+    def _estimate(
+        self, call: OperatorCall, given: KernelArguments, model: OperatorModel
+    ) -> tuple[OperatorEstimate, Work | None]:
+        """Return the time of a call, and its work as far as that is known: what was measured counts first."""
+        known = model.measured_call(call)
+        cost = self._costs.find(call.operator, call.operator.rpartition(".")[2], entries=_prices)
+        said = cost and cost.of(given)
+        if isinstance(said, int):
+            return known or OperatorEstimate(said, MEASURED_SIGMA, "measured"), None
+        what = said or _work(call.operator, call.arguments, given)
+        return known or model.estimate(what), what
 
     def fused(self, moved: int) -> tuple[int, int]:
         """Return duration in ps and provenance of a fused kernel that moves this many bytes."""
@@ -115,10 +136,45 @@ def _tf32() -> tuple[bool, bool]:
     return precision("cuda", "matmul") == "tf32", precision("cuda", "conv") == "tf32"
 
 
-def _work(operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]) -> Work:
+def _prices(entry: KernelCost) -> bool:
+    return entry.time is not None or bool(entry.table) or entry.work is not None
+
+
+def _called(
+    operator: str, arguments: tuple[Any, ...], results: tuple[Any, ...]
+) -> tuple[OperatorCall, KernelArguments]:
+    """Return what was called, a kernel of the script's own by its own name, and the names of its arguments."""
+    if operator != LAUNCH:
+        names = () if operator.startswith(("aten::", "Memcpy")) else _names(operator)
+        every = tuple(tensors_in((arguments, results)))
+        return OperatorCall(operator, arguments), KernelArguments(names, arguments, moved(*every), results)
+    name, names, written, read, numbers = arguments
+    given: dict[int, tuple[str, Any]] = {}
+    returned: list[Meta] = []
+    for text, value in zip(names, (*written, *read, *numbers), strict=True):
+        place, _, own = text.partition(" ")
+        if place == RESULT:
+            returned.append(value)
+        else:
+            given[int(place)] = own, value
+    every = [given.get(place, ("", None)) for place in range(max(given, default=-1) + 1)]
+    own_names, values = tuple(own for own, _ in every), tuple(value for _, value in every)
+    return OperatorCall(name, values), KernelArguments(own_names, values, moved(*written, *read), tuple(returned))
+
+
+def _names(operator: str) -> tuple[str, ...]:
+    """Return the names of an operator's arguments, of one of its overloads."""
+    space, _, name = operator.partition("::")
+    packet = getattr(getattr(torch.ops, space), name)
+    return tuple(one.name for one in getattr(packet, packet.overloads()[0])._schema.arguments)
+
+
+def _work(operator: str, arguments: tuple[Any, ...], given: KernelArguments) -> Work:
     if operator.startswith("Memcpy"):
         return HostCopy(moved(arguments[0]), pinned="Pinned" in operator)
-    return work(operator, arguments, results)
+    if "::" not in operator:
+        return Unknown(given.moved)
+    return work(operator, arguments, given.results)
 
 
 def _metas(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,5 +1,7 @@
 """Process groups of a simulated rank: NCCL's and Gloo's collectives happen in the simulated network.
 
+So do those of PyTorch's backend "fake", with which one process tries out a whole world: it is one rank of it, as any.
+
 # Note [Stores]
 Under folding most ranks of the world do not exist, so no rank may wait for all of them: the live ranks share one
 `FileStore` in a folder of the run's own, which also spares a listening socket. A key that only a represented rank would
@@ -9,6 +11,7 @@ faster.
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +38,7 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     """
     _install_nccl(device)
     _install_gloo(device)
+    _install_fake(device)
     _install_rendezvous(store)
     _install_families(device)
     _install_objects()
@@ -43,8 +47,14 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
 
 
-def expect(world: int, rank: int) -> None:
-    """Refuse a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process."""
+def expect(world: int, rank: int, become: Callable[[int], None] | None = None) -> None:
+    """Refuse a first group that is not the ``world`` which is simulated, or not by the ``rank`` of this process.
+
+    Args:
+        world: ranks of the job.
+        rank: this process's.
+        become: called with another rank that a fake world names for its one process; None if it cannot be another.
+    """
     helper = distributed_c10d._new_process_group_helper
 
     def make(group_size: int, group_rank: int, *rest: Any, **named: Any) -> Any:
@@ -53,6 +63,8 @@ def expect(world: int, rank: int) -> None:
             if group_size != world:
                 remedy = f"name a --cluster of {group_size} GPUs, or {remedy}"
                 raise ConfigError("init_process_group world_size", group_size, f"is not the job's {world}", remedy)
+            if group_rank != rank and become is not None and "fake" in map(str, rest[1:2]) and 0 <= group_rank < world:
+                become(group_rank)
             if group_rank != rank:
                 raise ConfigError("init_process_group rank", group_rank, f"is not this process's {rank}", remedy)
         return helper(group_size, group_rank, *rest, **named)
@@ -124,6 +136,17 @@ def _install_gloo(device: ModuleType) -> None:
 
     for module in (distributed_c10d, dist):
         put(module, ProcessGroupGloo=ProcessGroupGloo)
+
+
+def _install_fake(device: ModuleType) -> None:
+    """Give groups of backend "fake", with which one process tries out a whole world, NCCL's time in its network."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # else it registers its own, later
+
+    def make(common: Any, options: Any) -> Any:
+        ranks = common.global_ranks_in_group or range(common.group_size)
+        return device.group("fake", common.group_rank, list(ranks), NcclOptions())
+
+    dist.Backend._plugins["FAKE"] = dist.Backend._BackendPlugin(make, True)
 
 
 def _install_rendezvous(store: Callable[[], Store]) -> None:

@@ -24,18 +24,25 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _foreach_utils
 
+from foretrain.device import Device, kernel_costs
+from foretrain.device.kernel_costs import KernelCosts
 from foretrain.live.device import (
     checkpoints,
     child_processes,
     clocks,
     compiler,
     cuda,
+    custom_kernels,
+    extensions,
+    nvidia_smi,
     operator_cost,
     operators,
     process_groups,
     put,
     script,
+    stand_ins,
     streams,
+    triton_kernels,
 )
 from foretrain.live.device.operator_cost import HostOptimizerStep, local_part
 from foretrain.live.device.settings import RankSettings
@@ -65,6 +72,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     device.set_capacity(gpu.memory, settings.reserve)
     device.set_launch(0 if gpu.serial else settings.launch)
     cuda.install(device, cuda.properties_of(gpu))
+    _install_nvidia_smi(gpu, settings)
     if gpu.serial:
         _use_cpu_optimizers()
     process_groups.install(device, lambda: process_groups.shared_store(settings.store, settings.folded))
@@ -74,6 +82,8 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     _kept.append(operators.install_shapes())
     _kept.append(replace_cuda_kernels(torch))
     operators.install_flex()
+    _kept.append(custom_kernels.install())
+    triton_kernels.install()
     checkpoints.install()
     operator_cost.share(gpu)
 
@@ -85,10 +95,14 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         SimulationEnded: the executor has ended the simulation.
     """
     os.environ.update(settings.environment(rank))
+    nvidia_smi.on_path(_commands(settings), os.environ)
     os.register_at_fork(after_in_child=lambda: _leave_log(device, socket))
     torch.set_num_threads(1)
     gpu, measured = settings.measured()
-    prices = operator_cost.Prices(gpu, settings.factor, measured, remembering=settings.operators is not None)
+    costs = KernelCosts() if settings.costs is None else kernel_costs.load(settings.costs)
+    prices = operator_cost.Prices(
+        gpu, settings.factor, measured, costs=costs, remembering=settings.operators is not None
+    )
     device.set_price(prices)
     device.connect(socket)
     device.set_tracing(settings.tracing)
@@ -102,10 +116,13 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         device.note(device.WARNING, 0, 0, text.encode())
 
     child_processes.install_data_loader(warn)
-    process_groups.expect(settings.world, rank)
+    process_groups.expect(settings.world, rank, partial(_become, device) if settings.movable else None)
     child_processes.install_spawn(settings, rank)
     child_processes.install_child_guard()
+    child_processes.install_launcher_guard()
     compiler.set_charge(prices.fused)
+    extensions.install(costs, warn)
+    stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
     # What is measured is charged already.
     host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)
     _Steps(device, prices, settings.steps, watchdog, host)
@@ -121,6 +138,32 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     except DistBackendError:
         raise script.SimulationEnded from None
     return status
+
+
+def _commands(settings: RankSettings) -> str:
+    """Return the folder of commands that scripts find on machines with GPUs."""
+    return f"{settings.store}.bin"
+
+
+def _install_nvidia_smi(gpu: Device, settings: RankSettings) -> None:
+    capability = ".".join(map(str, gpu.capability))
+    about = gpu.product, gpu.memory >> 20, settings.reserve >> 20, capability, cuda.CUDA
+    count = min(settings.gpus, settings.world)
+    nvidia_smi.install(_commands(settings), [nvidia_smi.ServerGpu(index, *about) for index in range(count)])
+
+
+def _become(device: ModuleType, rank: int) -> None:
+    """End this process, so that one that is ``rank`` takes its place."""
+    device.note(device.RANK, rank, 0, b"")
+    device.synchronize(-1)  # until the executor has read it
+    raise script.Replaced
+
+
+def _tell_stand_in(settings: RankSettings, library: str) -> None:
+    """Tell at once, and once for all ranks, that the script has imported what only stands for a library."""
+    text = f"foretrain: {library} is not installed: a stand-in launches its kernels, and computes nothing\n"
+    if script.first_to_say(text, settings):
+        sys.stderr.write(text)
 
 
 def _use_cpu_optimizers() -> None:

@@ -34,6 +34,10 @@ class Enough(BaseException):
     """The steps that were asked for are done. Not an Exception, which a script may catch."""
 
 
+class Replaced(BaseException):
+    """Another process runs the script in place of this one."""
+
+
 class SimulationEnded(Exception):
     """The executor has ended the simulation for another reason than this rank."""
 
@@ -49,6 +53,8 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
         run_as_main(settings.script[0], settings.script[1:], module=settings.module)
     except Enough:
         threads = False  # they may wait for an end of the script that never comes
+    except Replaced:
+        raise SimulationEnded from None
     except SystemExit as error:
         status = _exit_status(error)
         if status:

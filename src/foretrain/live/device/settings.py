@@ -13,6 +13,8 @@ LAUNCH: Time = 6 * MICROSECOND
 """Host time of an eager framework for one kernel; 5 to 10 µs are usual."""
 WATCHED = 2
 """Steps to watch before a policy schedules. The first pays for allocations; in virtual time more are alike."""
+STAND_INS = ("apex", "flash_attn", "transformer_engine", "triton")
+"""Libraries that can be stood in for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,15 @@ class RankSettings:
         gpus: GPUs, and so ranks, of one server.
         store: the file in which ranks meet; see Note [Stores] in `foretrain.live.device.process_groups`.
         folded: whether some ranks of the job are only represented by others.
+        movable: whether another rank can stand for all in place of this one, the only live one.
         steps: of the optimizer after which the script is ended; None lets it run to its own end.
         launch: ps the host spends on launching a kernel.
         measured_host: whether it spends this machine's CPU time instead.
         factor: by which every predicted time of an operator is multiplied, for a framework's own efficiency.
         tracing: whether every kernel is logged, or only runs of them.
         calibration: a file of what was measured on the device, or None.
+        costs: a file of what kernels of the script's own cost, or None.
+        stand_ins: libraries to stand in for where they are not installed; see `foretrain.live.device.stand_ins`.
         operators: where to write which operators were launched, with the rank behind it, or None.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
         memory: bytes of GPU memory, overriding the preset, or None.
@@ -46,6 +51,7 @@ class RankSettings:
     store: str
     module: bool = False
     folded: bool = False
+    movable: bool = False
     steps: int | None = None
     launch: Time = LAUNCH
     measured_host: bool = False
@@ -54,6 +60,8 @@ class RankSettings:
     memory: int | None = None
     reserve: int = 1 << 30
     calibration: str | None = None
+    costs: str | None = None
+    stand_ins: tuple[str, ...] = STAND_INS
     operators: str | None = None
     schedule: str | None = None
 
@@ -65,7 +73,7 @@ class RankSettings:
     def from_json(text: str) -> RankSettings:
         """Decode the output of `to_json`."""
         fields = json.loads(text)
-        return RankSettings(**fields | {"script": tuple(fields["script"])})
+        return RankSettings(**fields | {name: tuple(fields[name]) for name in ("script", "stand_ins")})
 
     def measured(self) -> tuple[Device, Calibration | None]:
         """Return the device, and what was measured on it.

@@ -519,10 +519,14 @@ class Call {
     return owner;
   }
 
+  void check_shape_function(bool has) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(has, op_.name, " has no shape function (\"Meta\" kernel), so it cannot run on a simulated GPU; "
+                                "register one with torch.library.register_fake");
+  }
+
   // Asks the operator's shape function, with tensors of device "meta" in place of ours.
   void infer() {
-    TORCH_CHECK_NOT_IMPLEMENTED(op_.has_meta, op_.name, " has no shape function (\"Meta\" kernel), so it cannot run on a "
-                                "simulated GPU; register one with torch.library.register_fake");
+    check_shape_function(op_.has_meta);
     std::vector<IValue> given(arguments().begin(), arguments().end());
     std::vector<std::pair<at::Tensor, at::Tensor>> metas;
     auto meta_of = [&](const at::Tensor& tensor) -> at::Tensor {
@@ -542,7 +546,10 @@ class Call {
         handle_.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &stack_);
       } catch (const std::exception& error) {
         TORCH_CHECK(!op_.dynamic, op_.name, " needs the values of a tensor on the GPU to know the size of its result, and "
-                    "a simulated GPU computes only with small tensors");
+                    "a simulated GPU computes only with small tensors; give it its size where it takes one, e.g. "
+                    "output_size, or compute it on the host");
+        // An operator that Python defines has a kernel that says so.
+        check_shape_function(std::string_view(error.what()).find("no fake impl or Meta kernel") == std::string_view::npos);
         throw;
       }
     }
@@ -657,6 +664,7 @@ const std::vector<std::string>& kernel_names() { return names(); }
 
 void launch(const Cost& cost) {
   if (Shapes::at_work() || fused) return;
+  log().check_owner();
   bool recomputing = at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
   log().kernel(current_key(current_device()), cost, recomputing);
 }

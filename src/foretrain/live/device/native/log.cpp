@@ -357,6 +357,7 @@ Answer Log::ask(wire::Question question, StreamKey stream, std::int64_t a, std::
   if (of_graph) return {host(), 1, {}};
   bool allowed = question == wire::EVENT || question == wire::QUERY_EVENT || question == wire::VALUES;
   TORCH_CHECK(!captured_ || allowed, "CUDA error: operation not permitted when stream is capturing");
+  check_owner();
   TORCH_CHECK(connected(), "the simulated GPU has no executor to ask; start the script with `foretrain simulate`");
   close_all();
   if (question == wire::QUERY_STREAM || question == wire::QUERY_EVENT) spend(poll());

@@ -107,8 +107,16 @@ struct Queue {
 class Log {
  public:
   // Sends frames to and takes answers from the socket `fd`, which it does not own.
-  void connect(int fd) { socket_ = fd; }
+  // Without a socket, as in a child of the rank, it is cut off: what the process does on a GPU is nobody's.
+  void connect(int fd) {
+    cut_off_ = connected() && fd < 0;
+    socket_ = fd;
+  }
   bool connected() const { return socket_ >= 0; }
+  void check_owner() const {
+    TORCH_CHECK(!cut_off_, "Cannot re-initialize CUDA in forked subprocess: a simulated rank is one process, and those that "
+                "it forks have no GPU; keep their work on the host, or let foretrain simulate start a process for each GPU");
+  }
 
   Time host() const { return host_.load(std::memory_order_relaxed); }
   // The host computes, or is taken to compute, for `time`.
@@ -195,6 +203,7 @@ class Log {
   Time launch_ = 6'000'000;
   Time since_ = -1;  // CPU time of this process at the last launch; negative where it is not measured
   bool tracing_ = false;
+  bool cut_off_ = false;
   int socket_ = -1;
   EventId events_ = 0, captured_events_ = 0;
   std::shared_ptr<Graph> captured_;

@@ -268,6 +268,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("MEMORY") = static_cast<int>(wire::MEMORY);
   m.attr("WARNING") = static_cast<int>(wire::WARNING);
   m.attr("COST") = static_cast<int>(wire::COST);
+  m.attr("RANK") = static_cast<int>(wire::RANK);
   m.def("annotate", [](const std::string& name) { annotate(name); });
   m.def("annotate_end", &annotate_end);
   m.def("begin_profile", &begin_profile);

@@ -21,7 +21,7 @@ enum Operation : std::uint16_t {
 
 enum Question : std::uint16_t { STREAM, DEVICE, EVENT, QUERY_STREAM, QUERY_EVENT, ELAPSED, VALUES, LEAVE, ROOM };
 
-enum Note : std::uint16_t { STEP, MEMORY, WARNING, ANNOTATION, COST, NAME };
+enum Note : std::uint16_t { STEP, MEMORY, WARNING, ANNOTATION, COST, NAME, RANK };
 
 enum State : std::uint32_t { RUNNING, ASKING };
 

@@ -1,0 +1,128 @@
+"""Stand-ins for libraries that machines with GPUs have, and this one need not: Triton, FlashAttention, and others.
+
+They are found only in a simulation, only where the real library is not installed, and say so when they are imported.
+Each has the part of its library that training scripts call, with the library's names, shapes and kernels.
+
+Libraries that can do without Apex or Transformer Engine look for them, and take another path where they find them. So
+these two are found by the script and what lies beside it, but not by installed packages: there are few machines that
+have them. PyTorch does not find Triton's: it would want to compile with it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from email.message import Message
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+VERSIONS = {"apex": "0.1", "flash_attn": "2.8.3", "transformer_engine": "2.9.0", "triton": "3.7.0"}
+"""The libraries, and the versions whose interfaces the stand-ins have."""
+_OPTIONAL = frozenset({"apex", "transformer_engine"})
+"""Libraries that installed packages do without."""
+_TORCH = str(Path(torch.__file__).parent)
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
+
+
+def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Let imports that find nothing else find the stand-ins.
+
+    Args:
+        chosen: libraries to stand in for, of those that are not installed.
+        tell: called with the name of each library whose stand-in is imported.
+    """
+    absent = [name for name in chosen if importlib.util.find_spec(name) is None]
+    sys.meta_path.append(_Finder(absent, tell))
+
+
+class _Finder(DistributionFinder):
+    """The last finder that is asked."""
+
+    def __init__(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
+        self._names, self._tell = names, tell
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        library, _, rest = fullname.partition(".")
+        if library not in self._names:
+            return None
+        if rest:
+            return _names_only(fullname) if fullname.startswith("triton.language.") else None
+        if _hidden(library):
+            return None
+        folder = Path(__file__).with_name(library)
+        spec = importlib.util.spec_from_file_location(
+            fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            self._tell(library)
+            load(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+    def find_distributions(self, context: Any = DistributionFinder.Context) -> Iterator[Any]:
+        """Yield distributions, as packages ask for them to see a library's version."""
+        wanted = context.name and context.name.replace("-", "_").lower()
+        for name in self._names:
+            if wanted in (None, name) and not _hidden(name):
+                yield _StandIn(name)
+
+
+class _StandIn(Distribution):
+    def __init__(self, library: str) -> None:
+        self._library = library
+
+    def read_text(self, filename: str) -> str | None:
+        if filename == "top_level.txt":
+            return self._library
+        if filename not in ("METADATA", "PKG-INFO"):
+            return None
+        found = Message()
+        found["Name"], found["Version"] = self._library.replace("_", "-"), VERSIONS[self._library]
+        return str(found)
+
+    def locate_file(self, path: Any) -> Path:
+        return Path(__file__).with_name(self._library) / path
+
+
+def _hidden(library: str) -> bool:
+    """Return whether the code that imports ``library``, or asks whether it is there, is not to find it."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith("<frozen importlib") and "importlib" not in Path(file).parts:
+            inside = (_TORCH,) if library == "triton" else _INSTALLED if library in _OPTIONAL else ()
+            return file.startswith(inside) if inside else False
+        frame = frame.f_back
+    return False
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        from triton.language import placeholder  # pyright: ignore[reportMissingImports]
+
+        module.__dict__["__getattr__"] = placeholder
+        module.__path__ = []
+
+
+def _names_only(fullname: str) -> ModuleSpec:
+    """Return a module of functions of Triton's language, which are named in sources that nobody compiles."""
+    return ModuleSpec(fullname, _Loader(), is_package=True)

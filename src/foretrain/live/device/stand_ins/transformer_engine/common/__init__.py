@@ -1,0 +1,5 @@
+"""What does not belong to one framework."""
+
+from . import recipe
+
+__all__ = ["recipe"]

@@ -1,0 +1,152 @@
+"""Costs of kernels by name: formulas and tables have the values that they say, and wrong files are told what is."""
+
+from pathlib import Path
+
+import pytest
+
+from foretrain.device import Attention, Gemm, MemoryWork
+from foretrain.device.calls import contiguous
+from foretrain.device.kernel_costs import KernelArguments, KernelCosts, evaluate, load
+from foretrain.errors import ConfigError
+from foretrain.units import MICROSECOND
+
+X, W = contiguous((8, 1024, 64)), contiguous((64,), "float32")
+GIVEN = KernelArguments(("x", "weight", "n", "scale"), (X, W, 7, None), moved=4096, results=(W,))
+
+
+def costs(tmp_path: Path, text: str) -> KernelCosts:
+    path = tmp_path / "costs.toml"
+    path.write_text(text)
+    return load(path)
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [
+        ("2 * bytes(x) + bytes(weight)", 2 * 2 * 8 * 1024 * 64 + 4 * 64),
+        ("elements(0) // n", 8 * 1024 * 64 // 7),
+        ("dim(x, -1) * dim(0, 1)", 64 * 1024),
+        ("max(moved, 5) % 1000 + ceil(0.5) - -1", 96 + 1 + 1),
+        ("log2(dim(x, 1)) ** 2", 100),
+        ("bytes(result) / 2", 128),
+        (12, 12),
+    ],
+)
+def test_formula_has_its_value(formula: str, value: float) -> None:
+    assert evaluate(formula, GIVEN, "moved") == value
+
+
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        ("bytes(y)", "names 'y', which is no argument of the kernel; the kernel's arguments are x, weight, n, scale"),
+        ("scale * 2", "names 'scale', which is no tensor and no number in this call"),
+        ("bytes(n)", "takes 'n' for a tensor, which it is not"),
+        ("x.shape", "has 'x.shape', which formulas do not know"),
+        ("open('a')", "which formulas do not know"),
+        ("n / (n - n)", "has no value here"),
+        ("dim(x, 5)", "has no value here"),
+        ("x", "is a tensor, not a number"),
+        ("2 *", "is no formula"),
+    ],
+)
+def test_formula_that_cannot_be_computed_says_why(formula: str, words: str) -> None:
+    with pytest.raises(ConfigError, match="moved: ") as caught:
+        evaluate(formula, GIVEN, "moved")
+    assert words in str(caught.value)
+
+
+ENTRIES = """
+[[kernel]]
+name = "norm*"
+time = "3us"
+
+[[kernel]]
+name = ["norm_backward", "mylib::scan"]
+by = "elements(x)"
+table = [[1000, "2us"], [100000, "20us"]]
+
+[[kernel]]
+name = "mine.product"
+operator = "Gemm"
+m = "dim(x, 1)"
+n = 64
+k = "dim(x, 2)"
+
+[[kernel]]
+name = "attend"
+operator = "Attention"
+batch = 8
+heads = 1
+kv_heads = 1
+queries = "dim(x, 1)"
+keys = "dim(x, 1)"
+head_dim = "dim(x, 2)"
+causal = false
+backward = true
+dtype = "fp16"
+
+[[kernel]]
+name = "mine.split"
+results = [0, ["dim(0, 0)", 5]]
+"""
+
+
+def test_entries_give_times_tables_and_work_and_the_last_that_fits_counts(tmp_path: Path) -> None:
+    found = costs(tmp_path, ENTRIES)
+
+    def of(name: str, elements: int = 0):
+        entry = found.find(name)
+        assert entry is not None
+        return entry.of(KernelArguments(("x",), (contiguous((elements,)),), 0) if elements else GIVEN)
+
+    assert of("norm_forward") == 3 * MICROSECOND
+    assert [of("norm_backward", size) for size in (10, 1000, 100000, 200000)] == [
+        MICROSECOND * time for time in (2, 2, 20, 40)
+    ]
+    middle = of("mylib::scan", 10000)
+    assert middle == pytest.approx(MICROSECOND * 40**0.5, abs=2)
+    assert of("mine.product") == Gemm(1024, 64, 64, dtype="bf16")
+    assert of("attend") == Attention(8, 1, 1, 1024, 1024, 64, causal=False, dtype="fp16", backward=True)
+    assert of("mine.split") is None
+    split = found.find("mine.split")
+    assert split is not None
+    assert split.results == (0, ("dim(0, 0)", "5"))
+    assert found.find("unheard_of") is None
+    assert of("liger_kernel.ops.rope._triton_rope") == MemoryWork(4096)  # as the package knows
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kernel = 1", "kernel: 1 is no list of tables; begin each with a line [[kernel]]"),
+        ("[[kernels]]", "field: 'kernels' is unknown; did you mean 'kernel'?"),
+        ("[[kernel]\n", "is not TOML"),
+        ('[[kernel]]\ntime = "1us"', "kernel[0].name: None is not the name of a kernel"),
+        ('[[kernel]]\nname = "a"', "kernel[0].name: 'a' has no cost; write a time, a table or an operator"),
+        ('[[kernel]]\nname = "a"\ntime = 5', "kernel[0].time: 5 "),
+        ('[[kernel]]\nname = "a"\ntime = "1us"\ncolour = 1', "kernel[0].field: 'colour' is unknown"),
+        ('[[kernel]]\nname = "a"\ntime = "1us"\noperator = "Gemm"', "operator: 'Gemm' stands beside time"),
+        ('[[kernel]]\nname = "a"\noperator = "Gem"', "operator: 'Gem' is unknown; did you mean 'Gemm'?"),
+        ('[[kernel]]\nname = "a"\noperator = "Gemm"\nm = 1\nn = 1', "k: None is missing; write the k of the Gemm"),
+        ('[[kernel]]\nname = "a"\noperator = "Memory"\nmoved = "2 *"', "moved: '2 *' is no formula"),
+        ('[[kernel]]\nname = "a"\noperator = "Memory"\nmoved = 1\ndtype = 2', "field: 'dtype' is unknown"),
+        ('[[kernel]]\nname = "a"\nby = "1"\ntime = "1us"', "by: '1' stands without a table"),
+        (
+            '[[kernel]]\nname = "a"\nby = "n"\ntable = [[2, "1us"], [1, "2us"]]',
+            "table[1]: [1, '2us'] is no larger size",
+        ),
+        ('[[kernel]]\nname = "a"\ntable = [[2, "1us"]]', "by: None is no formula"),
+        ('[[kernel]]\nname = "a"\nresults = [-1]', "results[0]: -1 is neither a position nor a shape"),
+    ],
+)
+def test_wrong_file_is_told_field_value_and_remedy(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        costs(tmp_path, text)
+    assert words in str(caught.value)
+    assert "costs.toml" in str(caught.value)
+
+
+def test_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"costs: .*cannot be read"):
+        load(tmp_path / "none.toml")

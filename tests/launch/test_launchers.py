@@ -1,0 +1,28 @@
+"""Launchers are recognised by their command lines, and other programs are not."""
+
+import pytest
+
+from foretrain.launch.launchers import launched
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "script"),
+    [
+        ("torchrun --nproc-per-node 8 train.py --lr 1", "torchrun", "train.py --lr 1"),
+        ("OMP_NUM_THREADS=1 /usr/bin/torchrun train.py", "torchrun", "train.py"),
+        ("python3.11 -m torch.distributed.run --nnodes 2 a/train.py x", "torch.distributed.run", "a/train.py x"),
+        ("accelerate launch --multi_gpu train.py", "accelerate", "train.py"),
+        ("deepspeed --num_gpus 8 train.py --deepspeed", "deepspeed", "train.py --deepspeed"),
+        ("torchrun -m torchtitan.train", "torchrun", ""),
+    ],
+)
+def test_launcher_and_its_script_are_recognised(line: str, name: str, script: str) -> None:
+    found = launched(line.split())
+    assert found is not None
+    assert (found.name, found.script) == (name, script)
+    assert f"foretrain simulate -- {script or 'train.py'}" in str(found.refusal("script"))
+
+
+@pytest.mark.parametrize("line", ["", "git log torchrun", "python train.py torchrun", "accelerate config", "ls"])
+def test_other_commands_are_none(line: str) -> None:
+    assert launched(line.split()) is None

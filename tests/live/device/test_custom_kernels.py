@@ -1,0 +1,230 @@
+"""Kernels that are not PyTorch's: Triton's, those of torch.library and extensions, and libraries with stand-ins."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from foretrain.live.device.triton_kernels import accesses
+from tests.live.command import on_gpus, simulate
+
+ONE = "H100"
+COSTS = """
+[[kernel]]
+name = "double_kernel"
+time = "123us"
+
+[[kernel]]
+name = "kernels_of_mine.outer"
+results = [["dim(a, 0)", "dim(b, 0)"]]
+operator = "Memory"
+moved = "bytes(result)"
+
+[[kernel]]
+name = "mylib::scan"
+by = "elements(x)"
+table = [[1000, "1us"], [1e9, "1s"]]
+"""
+
+
+def launching():
+    import pytest
+    import triton
+    import triton.language as tl
+    from torch.utils.cpp_extension import load_inline
+
+    @triton.jit
+    def double_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # noqa: N803
+        places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + places, 2 * tl.load(x_ptr + places, mask=places < n), mask=places < n)
+
+    @triton.autotune(configs=[triton.Config({"BLOCK": size}) for size in (128, 256)], key=["n"])
+    @triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
+    @triton.jit
+    def add_kernel(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # noqa: N803
+        places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(x_ptr + places, tl.load(x_ptr + places) + 1)
+
+    def double(x):
+        y = torch.empty_like(x)
+        double_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+        return y
+
+    @torch.library.custom_op("mylib::double", mutates_args=())
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        return double(x)
+
+    operator.register_fake(torch.empty_like)
+    torch.library.define("mylib::scan", "(Tensor x) -> Tensor")
+    torch.library.register_fake("mylib::scan", torch.empty_like)
+    mine = load_inline(
+        "kernels_of_mine",
+        "at::Tensor square(const at::Tensor& x, int64_t n);",
+        """__global__ void square_kernel(const float* x, float* y) {}
+        at::Tensor square(const at::Tensor& x, int64_t n) { return at::empty_like(x); }
+        void scale_(at::Tensor x, double by = 1.0) {}
+        at::Tensor outer(at::Tensor a, at::Tensor b) { return a; }
+        std::vector<at::Tensor> halves(at::Tensor x) { return {x, x}; }""",
+        functions=["square", "scale_", "outer", "halves"],
+    )
+
+    def took(name, call):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        made = call()
+        end.record()
+        end.synchronize()
+        print(json.dumps({"name": name, "ms": begin.elapsed_time(end)}))
+        return made
+
+    weight = torch.ones(1 << 26, device="cuda")
+    assert took("double", lambda: double(weight)).shape == weight.shape
+    took("mylib::double", lambda: torch.ops.mylib.double(weight))
+    took("mylib::scan", lambda: torch.ops.mylib.scan(weight))
+    took("add", lambda: add_kernel[lambda given: (weight.numel() // given["BLOCK"],)](weight, weight.numel()))
+    assert took("square", lambda: mine.square(weight, 1)).shape == weight.shape
+    took("scale", lambda: mine.scale_(weight, 2.0))
+    a, b = torch.ones(3000, device="cuda"), torch.ones(2000, device="cuda")
+    outer = took("outer", lambda: mine.outer(a, b))
+    assert len(outer.shape) == 1 or outer.shape == (3000, 2000)
+    small = double(a[:2])
+    assert "..." in repr(small)  # nobody has computed it
+    for wrong, call in (
+        ("accessed from the GPU", lambda: double(torch.ones(4))),
+        ("compiles no kernels", lambda: double_kernel.warmup(a, a, 4, BLOCK=4, grid=(1,))),
+        ("returns std::vector<at::Tensor>", lambda: mine.halves(weight)),
+    ):
+        with pytest.raises((ValueError, NotImplementedError), match=wrong):
+            call()
+
+
+@pytest.mark.smoke
+def test_kernel_takes_the_time_of_its_bytes_or_what_a_file_says(tmp_path: Path) -> None:
+    plain = simulate(ONE, launching)
+    bytes_once = (4 << 26) / (0.8 * 3.35e12) * 1e3
+    times = {line["name"]: line["ms"] for line in plain.lines}
+    assert times["mylib::double"] == times["mylib::scan"]
+    for name in ("double", "mylib::double", "add", "square"):  # each reads the tensor and writes one
+        assert times[name] == pytest.approx(2 * bytes_once, rel=0.1)
+    assert times["scale"] == pytest.approx(bytes_once, rel=0.1)
+    told = " ".join((plain.out + plain.err).split())
+    assert ("triton is not installed: a stand-in" in told) == (importlib.util.find_spec("triton") is None)
+    assert "kernels_of_mine.square is taken to return a tensor like the first" in told
+    assert set(plain.numbers["unknown_operators"]) >= {"add_kernel", "double_kernel", "mylib::scan"}
+    assert "or say what they cost in a file (--costs)" in told
+    (tmp_path / "costs.toml").write_text(COSTS)
+    said = simulate(ONE, launching, options=("--costs", tmp_path / "costs.toml"))
+    times = {line["name"]: line["ms"] for line in said.lines}
+    overhead = 0.02
+    assert times["double"] == pytest.approx(0.123, abs=overhead)
+    assert times["mylib::scan"] == pytest.approx((1 << 26) * 1e-6, rel=0.01)
+    assert times["outer"] == pytest.approx(3000 * 2000 * 4 / (0.8 * 3.35e12) * 1e3, abs=overhead)
+    assert "double_kernel" not in said.numbers["unknown_operators"]
+
+
+def test_tensors_that_a_kernel_loads_and_stores_are_read_from_its_source() -> None:
+    def kernel(q_ptr, k_ptr, out_ptr, lock_ptr, other_ptr, stride, unused):
+        row = tl.program_id(0) * stride
+        q_ptr += row
+        block = tl.make_block_ptr(base=k_ptr, shape=(stride,))
+        start = tl.load(q_ptr)
+        total = tl.dot(start, tl.load(block))
+        target = out_ptr + start
+        tl.store(target, total)
+        tl.atomic_add(lock_ptr, 1)
+        helper(other_ptr + row)
+
+    tl = helper = None  # the source alone is read
+    read, written = accesses(kernel)
+    pointers = {"q_ptr", "k_ptr", "out_ptr", "lock_ptr", "other_ptr", "unused"}
+    assert (read & pointers) == {"q_ptr", "k_ptr", "lock_ptr", "other_ptr"}
+    assert (written & pointers) == {"out_ptr", "lock_ptr", "other_ptr"}
+    assert accesses(len) == (None, None)
+    assert tl is helper
+
+
+@on_gpus(cluster=ONE, says="transformer_engine is not installed: a stand-in")
+def test_libraries_that_are_not_installed_have_stand_ins() -> None:
+    import importlib.metadata
+
+    import pytest
+    import transformer_engine.pytorch as te
+    from apex.normalization import FusedLayerNorm
+    from apex.optimizers import FusedAdam
+    from flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+    from flash_attn.bert_padding import pad_input, unpad_input
+    from flash_attn.layers.rotary import apply_rotary_emb
+    from flash_attn.losses.cross_entropy import CrossEntropyLoss
+    from transformer_engine.common.recipe import DelayedScaling, Float8BlockScaling
+
+    def took(call):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        made = call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end), made
+
+    assert importlib.metadata.version("flash-attn") == "2.8.3"
+    half = {"device": "cuda", "dtype": torch.bfloat16}
+    q, k = (torch.randn(2, 4096, heads, 128, **half, requires_grad=True) for heads in (32, 8))
+    flash, out = took(lambda: flash_attn_func(q, k, k, causal=True))
+    out.sum().backward()
+    assert out.shape == q.grad.shape
+    assert k.grad.shape == k.shape
+    heads_first = [one.transpose(1, 2) for one in (q, k, k)]
+    plain, _ = took(lambda: nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True))
+    assert flash == plain  # as measured
+    bounds = torch.tensor([0, 4096, 8192], dtype=torch.int32, device="cuda")
+    rows = [one.flatten(0, 1) for one in (q, k, k)]
+    assert flash_attn_varlen_func(*rows, bounds, bounds, 4096, 4096, causal=True).shape == (8192, 32, 128)
+    assert flash_attn_qkvpacked_func(torch.randn(2, 64, 3, 8, 64, **half)).shape == (2, 64, 8, 64)
+    kept, indices, _, longest, _ = unpad_input(torch.ones(2, 3, 5, device="cuda"), torch.ones(2, 3, device="cuda"))
+    assert (kept.shape, longest) == ((6, 5), 3)
+    assert pad_input(kept, indices, 2, 3).shape == (2, 3, 5)
+    angles = torch.randn(4096, 64, **half)
+    assert apply_rotary_emb(q, angles, angles).shape == q.shape
+    logits = torch.randn(4096, 32000, **half, requires_grad=True)
+    CrossEntropyLoss()(logits, torch.zeros(4096, dtype=torch.int64, device="cuda")).backward()
+    assert logits.grad.shape == logits.shape
+
+    layer = te.TransformerLayer(
+        *(4096, 14336, 32),
+        num_gqa_groups=8,
+        activation="swiglu",
+        normalization="RMSNorm",
+        bias=False,
+        params_dtype=torch.bfloat16,
+    )
+    norm = FusedLayerNorm(4096).cuda().bfloat16()
+    optimizer = FusedAdam([*layer.parameters(), *norm.parameters()])
+    tokens = torch.randn(2048, 2, 4096, **half)
+
+    def step(recipe):
+        with te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe):
+            made = layer(norm(tokens))
+        made.sum().backward()
+        optimizer.step()
+
+    step(None)
+    slow, fast, blocks = (
+        took(lambda recipe=recipe: step(recipe))[0] for recipe in (None, DelayedScaling(), Float8BlockScaling())
+    )
+    assert 0.5 * slow < min(fast, blocks) <= max(fast, blocks) < slow
+    with pytest.raises(NotImplementedError, match="tp_size=2"):
+        te.Linear(8, 8, tp_size=2)
+
+
+def test_stand_ins_are_chosen_by_name() -> None:
+    def script():
+        from importlib.util import find_spec
+
+        print([find_spec(name) is not None for name in ("apex", "flash_attn", "triton")])
+
+    assert "[True, False, True]" in simulate(ONE, script, options=("--stand-ins", "apex,triton")).out

@@ -1,0 +1,66 @@
+"""What a simulated GPU cannot do: it is named, with what to do instead."""
+
+import os
+import re
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from foretrain.cli import main
+from tests.live.command import on_gpus
+
+
+@pytest.mark.smoke
+@on_gpus(cluster="H100")
+def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
+    import subprocess
+
+    import pytest
+
+    large = torch.ones(1 << 20, dtype=torch.int64, device="cuda")
+    torch.library.define("mylib::shapeless", "(Tensor x) -> Tensor")
+    for words, call in (
+        ("no property 'cluster_size'; it has: name, major", lambda: torch.cuda.get_device_properties(0).cluster_size),
+        ("'_cuda_tunableop_enable': a simulated GPU does not have this", lambda: torch.cuda.tunable.enable()),
+        ("needs the values .* give it its size where it takes one", lambda: torch.repeat_interleave(large)),
+        ("register one with torch.library.register_fake", lambda: torch.ops.mylib.shapeless(large)),
+        (
+            "simulate what it starts: .* -- train.py --lr 1",
+            lambda: subprocess.run(["torchrun", "train.py", "--lr", "1"]),
+        ),
+        ("launcher: 'torch.distributed.run'", lambda: os.system(f"{sys.executable} -m torch.distributed.run a.py")),
+        ("launcher: 'accelerate'", lambda: subprocess.run("accelerate launch a.py", shell=True)),
+    ):
+        with pytest.raises((AttributeError, RuntimeError, ValueError), match=words):
+            call()
+    assert not hasattr(torch.cuda.get_device_properties(0), "cluster_size")
+    torch.repeat_interleave(large, output_size=1 << 20)  # as the message says
+    child = os.fork()
+    if child == 0:
+        with pytest.raises(RuntimeError, match="a simulated rank is one process, and those that it forks have no GPU"):
+            large + 1
+        os._exit(7)
+    assert os.waitpid(child, 0) == (child, 7 << 8)
+    torch.cuda.synchronize()  # the rank itself goes on
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            "-- torchrun --nproc-per-node 8 train.py --lr 1",
+            "'torchrun' starts processes .* simulate -- train.py --lr 1",
+        ),
+        ("-- -m torch.distributed.run train.py", "'torch.distributed.run' starts processes"),
+        ("--stand-ins flash -- train.py", "stand_ins: 'flash' is unknown; did you mean 'flash_attn'"),
+        ("--costs none.toml -- train.py", "costs: 'none.toml' cannot be read"),
+    ],
+)
+def test_wrong_command_lines_are_refused(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", *arguments.split()])
+    assert re.search(words, capsys.readouterr().err)
