@@ -113,7 +113,11 @@ COST: Final = 4
 """Note: payload JSON, predicted time of step ``a``'s kernels by provenance, and the operators unknown until then."""
 NAME: Final = 5
 """Note: number ``a`` stands for the kernel name in the payload."""
-NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name")
+GATHERED: Final = 6
+"""Note: payload JSON, the script's line that gathers objects, and the world ranks that they are gathered of."""
+SINGLED_OUT: Final = 7
+"""Note: the script does something on rank ``a`` alone; payload the line that asks which rank it is."""
+NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name", "gathered", "singled out")
 
 HEADER: Final = struct.Struct("<IIqII")
 """Records, bytes of payload, the host's clock, state (`RUNNING`, `ASKING`), and 0."""
