@@ -273,7 +273,7 @@ def markdown(outcomes: Mapping[str, Outcome], machine: Mapping[str, Any]) -> str
             f"## {source.repository}",
             "",
             f"Commit `{source.commit[:12]}`.",
-            *(f"{{{word}}} stands for `{text}`." for word, text in source.words.items()),
+            *(f"`{{{word}}}` stands for `{text}`." for word, text in source.words.items()),
             "",
             "| what | command | cluster | | step | live ranks | time |",
             "| --- | --- | --- | --- | ---: | ---: | ---: |",

@@ -36,7 +36,9 @@ def _tell_of_objects(device: ModuleType) -> None:
 
     def tell(group: Any) -> None:
         group = distributed_c10d._group_or_default_group(group)
-        if not distributed_c10d._rank_not_in_group(group):
+        # Some are not: torch.distributed.rpc makes a bare backend of its own.
+        known = group in distributed_c10d._world.pg_group_ranks
+        if known and not distributed_c10d._rank_not_in_group(group):
             ranks = tuple(dist.get_process_group_ranks(group))
             place = "{}:{}".format(*script_line())
             if (place, ranks) not in told:
