@@ -11,8 +11,8 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import third_party  # noqa: E402
-from third_party import Outcome, Row, Source  # noqa: E402
+import third_party  # noqa: E402  # pyright: ignore[reportMissingImports]
+from third_party import Outcome, Row, Source  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 SOURCE = Source("repo", "owner/repo", "0" * 40)
 
