@@ -47,12 +47,14 @@ class Source:
         repository: owner and name on GitHub.
         commit: that the rows were written for, in full.
         words: what ``{NAME}`` in its commands stands for.
+        note: what else a reader of the page must know.
     """
 
     name: str
     repository: str
     commit: str
     words: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def remedy(self) -> str:
@@ -272,7 +274,7 @@ def markdown(outcomes: Mapping[str, Outcome], machine: Mapping[str, Any]) -> str
         lines += [
             f"## {source.repository}",
             "",
-            f"Commit `{source.commit[:12]}`.",
+            f"Commit `{source.commit[:12]}`. {source.note}".strip(),
             *(f"`{{{word}}}` stands for `{text}`." for word, text in source.words.items()),
             "",
             "| what | command | cluster | | step | live ranks | time |",
