@@ -205,8 +205,8 @@ def _commit(checkout: Path) -> str:
 
 
 def first_error(text: str) -> str:
-    """Return the line of the last traceback that names the exception, or the last line of all."""
-    lines = text.splitlines()
+    """Return the line of the last start's last traceback that names the exception, or the last line of all."""
+    lines = text[max(text.rfind("foretrain: starting again"), 0) :].splitlines()
     for at, line in reversed(list(enumerate(lines))):
         if line.startswith("Traceback"):
             for after in lines[at + 1 :]:
