@@ -1,9 +1,11 @@
 """Which training scripts run on simulated GPUs: simulates every script of ``compatibility/`` and tabulates.
 
 python benchmarks/compatibility.py [--only NAME] [--json FILE] [--markdown [FILE]] [--jobs N]
+python benchmarks/compatibility.py --third-party --sources DIR [--only NAME] [--markdown [FILE]]
 
-``--markdown`` writes docs/live/compatibility.md, if no other file is named. Frameworks are found where Python finds
-them, e.g. on PYTHONPATH; one that is not installed is told as such.
+``--third-party`` simulates commands of public repositories instead, whose checkouts are in DIR; see ``third_party.py``.
+``--markdown`` writes docs/live/compatibility.md, or docs/live/third-party.md, if no other file is named. Frameworks are
+found where Python finds them, e.g. on PYTHONPATH; one that is not installed is told as such.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import third_party
+from measure import finish, machine
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "compatibility"
@@ -254,12 +259,17 @@ CASES = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="cases whose script and arguments begin so", default="")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path, nargs="?", const=TABLE, help="write the page of the documentation")
+    parser.add_argument("--only", help="cases whose script and arguments begin so; with --third-party, whose names do")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes there")
+    parser.add_argument("--markdown", metavar="FILE", nargs="?", const="", help="write the page of the documentation")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
+    parser.add_argument("--third-party", action="store_true", help="commands of public repositories")
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="where their checkouts are")
     args = parser.parse_args(arguments)
-    cases = [case for case in CASES if case.script.startswith(args.only)]
+    if args.third_party:
+        _third_party(parser, args)
+        return
+    cases = [case for case in CASES if case.script.startswith(args.only or "")]
     rows: list[tuple[Case, Outcome]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
         for case, outcome in zip(cases, pool.map(outcome_of, cases), strict=True):
@@ -267,12 +277,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{case.feature:58} {case.script:32} {_milliseconds(outcome):>10}  {outcome.verdict}", flush=True)
     works = sum(outcome.works for _, outcome in rows)
     print(f"{works} of {len(rows)} work")
-    if args.json:
-        told = [{"feature": case.feature, "script": case.script, "step": outcome.step, "verdict": outcome.verdict}
-                for case, outcome in rows]  # fmt: skip
-        args.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    if args.markdown:
-        args.markdown.write_text(markdown(rows), encoding="utf-8")
+    if args.markdown is not None:
+        Path(args.markdown or TABLE).write_text(markdown(rows), encoding="utf-8")
+    told = [{"feature": case.feature, "script": case.script, "step": outcome.step, "verdict": outcome.verdict}
+            for case, outcome in rows]  # fmt: skip
+    tried = sum(not outcome.missing for _, outcome in rows)
+    shares = {"ours": works / max(tried, 1), "third_party": third_party.share(third_party.read_kept())}
+    finish(args, "compatibility", shares, told)
+
+
+def _third_party(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Simulate commands of public repositories; the page has those of earlier runs as well."""
+    if args.sources is None:
+        parser.error("--third-party: name the folder of the checkouts by --sources DIR")
+    outcomes = third_party.run(args.sources, args.only or "")
+    if args.markdown is not None:
+        page = third_party.markdown(outcomes, machine())
+        Path(args.markdown or third_party.PAGE).write_text(page, encoding="utf-8")
+    told = {name: asdict(outcome) for name, outcome in outcomes.items()}
+    finish(args, "compatibility", {"third_party": third_party.share(outcomes)}, told)
 
 
 def outcome_of(case: Case) -> Outcome:
@@ -295,19 +318,8 @@ def outcome_of(case: Case) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(error=f"no end after {PATIENCE} s")
         if done.returncode:
-            return Outcome(error=_first_error(done.stderr + done.stdout))
+            return Outcome(error=third_party.first_error(done.stderr + done.stdout))
         return Outcome(step=json.loads(told.read_text(encoding="utf-8"))["iteration_time"])
-
-
-def _first_error(text: str) -> str:
-    """The line of a traceback that names the exception, or the last of all."""
-    lines = text.splitlines()
-    for at, line in enumerate(lines):
-        if line.startswith("Traceback"):
-            for after in lines[at + 1 :]:
-                if after and not after.startswith(" "):
-                    return after
-    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def markdown(rows: Sequence[tuple[Case, Outcome]]) -> str:

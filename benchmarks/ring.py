@@ -66,8 +66,8 @@ def measure(place: Place) -> None:
     import torch.distributed as dist
 
     from foretrain.comm.collectives import RingCollectives, connect_peers
-    from foretrain.comm.coordinator.handshake import SECRET
     from foretrain.comm.coordinator.addresses import local_address
+    from foretrain.comm.coordinator.handshake import SECRET
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -195,3 +195,45 @@ def test_a_gpu_may_be_given_another_memory() -> None:
     assert ended.lines == [{"total": 120, "tensor": 100}]
     refused = simulate("H100", script, options=("--memory", "1GiB"), status=2)
     assert "memory: '1GiB' is too little for a GPU" in refused.err
+
+
+def test_the_last_rank_is_live_where_the_script_asks_for_it() -> None:
+    def script() -> None:
+        layer = nn.Linear(64, 64).cuda()
+        model = nn.parallel.DistributedDataParallel(layer)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+        if dist.get_rank() == (dist.get_world_size() - 1):
+            print(json.dumps({"rank": dist.get_rank()}))
+
+    few, every = (simulate("dgx-h100:2", script, options=("--live", live)) for live in ("auto", "all"))
+    assert few.numbers["live"] == [0, 15]
+    assert few.lines == [{"rank": 15}]
+    assert few.err.count("asks for rank 15") == 1
+    assert few.numbers["iteration_time"] == every.numbers["iteration_time"]
+
+
+def test_a_script_that_fails_by_objects_of_represented_ranks_runs_again_with_all() -> None:
+    def script() -> None:
+        ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, dist.get_rank())
+        if ranks != list(range(dist.get_world_size())):
+            raise RuntimeError(f"these are not all ranks: {ranks}")
+
+    ended = simulate("dgx-h100:1,ranks=0-3", script)
+    assert ended.numbers["live"] == [0, 1, 2, 3]
+    assert "starting again with 4 live ranks" in ended.err
+    assert "gathers objects of ranks that were not" in ended.err
+
+
+def test_objects_that_are_copies_are_told_of() -> None:
+    def script() -> None:
+        gathered = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, "alike")
+
+    few, every = (simulate("dgx-h100:1,ranks=0-3", script, options=("--live", live)) for live in ("auto", "all"))
+    assert few.numbers["live"] == [0]
+    assert "gathers objects, 3 of them copies of those of live ranks" in few.out
+    assert "copies" not in every.out

@@ -115,7 +115,11 @@ NAME: Final = 5
 """Note: number ``a`` stands for the kernel name in the payload."""
 RANK: Final = 6
 """Note: the script of a fake world says that it is rank ``a``; the process ends, for one that is."""
-NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name", "rank")
+GATHERED: Final = 7
+"""Note: payload JSON, the script's line that gathers objects, and the world ranks that they are gathered of."""
+SINGLED_OUT: Final = 8
+"""Note: the script does something on rank ``a`` alone; payload the line that asks which rank it is."""
+NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name", "rank", "gathered", "singled out")
 
 HEADER: Final = struct.Struct("<IIqII")
 """Records, bytes of payload, the host's clock, state (`RUNNING`, `ASKING`), and 0."""

@@ -41,15 +41,17 @@ _READ: Final = 1 << 20
 
 
 class FoldingInvalid(ForetrainError):
-    """Represented ranks exchange messages with live ones, so they must be live themselves.
+    """Represented ranks matter by themselves, so they must be live.
 
     Attributes:
-        messages: source, target, and the group they were addressed in.
+        messages: that they exchange with live ones: source, target, and the group they were addressed in.
+        singled_out: ranks that the script does something on, and the line that asks for each.
     """
 
-    def __init__(self, messages: tuple[Message, ...]) -> None:
+    def __init__(self, messages: tuple[Message, ...], singled_out: Mapping[int, str] | None = None) -> None:
         self.messages = messages
-        super().__init__(f"{len(messages)} messages of ranks that are not live")
+        self.singled_out = dict(singled_out or {})
+        super().__init__(f"{len(messages)} messages of ranks that are not live, {len(self.singled_out)} singled out")
 
 
 class RankLost(PeerLost):
@@ -107,6 +109,7 @@ class Executor:
         self._world, self._send, self._trace, self._steps = world, reply, trace, steps
         self._deferred = DeferredQueries(world)
         self._registry = registry = CommRegistry(world, traffic, folding)
+        self._folding = folding
         trace.schedules = registry.schedules
         self._ranks = {
             rank: LiveRank(rank, SimulatedGpu(rank, world, registry, trace.rank_traces[rank], slowdown, folding.world))
@@ -128,6 +131,7 @@ class Executor:
         asks = bool(frame.entries) and frame.entries[-1].kind == ASK
         told = frame.entries[:-1] if asks else frame.entries
         rank.gpu.take(told)
+        self._check_singled_out(number)
         if any(entry.kind != FORGET for entry in told):
             rank.polling_since = None
         rank.clock = max(rank.clock, frame.host)
@@ -195,6 +199,11 @@ class Executor:
     def _check_folding(self) -> None:
         if self._registry.p2p.unfolded:
             raise FoldingInvalid(tuple(dict.fromkeys(self._registry.p2p.unfolded)))
+
+    def _check_singled_out(self, number: int) -> None:
+        asked = self._trace.rank_traces[number].singled_out
+        if not self._folding.final and not asked.keys() <= self._ranks.keys():
+            raise FoldingInvalid((), asked)
 
     def _stall(self, what: str) -> NoReturn:
         self._check_folding()

@@ -70,6 +70,7 @@ class Folding:
         messages: Iterable[Message] = (),
         *,
         heard: Collection[int] = (0,),
+        also: Iterable[int] = (),
         n: int | None = None,
     ) -> Folding:
         """Find as few live ranks as messages allow; see Note [Symmetric ranks].
@@ -82,6 +83,7 @@ class Folding:
             heard: ranks all of whose messages are among ``messages``. What rank 0 sends over the world to rank s, rank
                 s is taken to send to 2s, and so on to the end of the smallest group that has both, until it has been
                 heard.
+            also: ranks that must be live, with all their peers.
             n: how many live ranks to have, at most: beside the fewest, further ones in order with all their peers.
 
         Raises:
@@ -106,7 +108,7 @@ class Folding:
         chain, shifts = _chains(world, over, heard, [*groups, everyone])
         places = list(zip(*(known._places(family) for family in inside), chain, strict=True))
         near = _neighbours(_pairs(places, known, inside, bool(over)))
-        live = _live(places, near)
+        live = _live(places, near).union(*(_connected(rank, near) for rank in also))
         if n is not None:
             live = _more_live(live, n, world, near)
         made = cls(world, live, _represented(places, live), shifts)

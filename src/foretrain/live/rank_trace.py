@@ -15,7 +15,18 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from foretrain.live.event_log import ANNOTATION, COST, KERNEL, MEMORY, NAME, RANK, WARNING, LogRecord
+from foretrain.live.event_log import (
+    ANNOTATION,
+    COST,
+    GATHERED,
+    KERNEL,
+    MEMORY,
+    NAME,
+    RANK,
+    SINGLED_OUT,
+    WARNING,
+    LogRecord,
+)
 from foretrain.units import Time
 
 HOST = -1
@@ -105,6 +116,8 @@ class RankTrace:
         memory: the last `MEMORY` note of the rank.
         warnings: texts and how often each came.
         said_rank: another rank that the script of a fake world says its one process is, or None.
+        gathered: world ranks whose objects were gathered, by the script's line that does.
+        singled_out: world ranks that the script asks for, each with the line that does.
         traced: whether activities are kept.
         warmup: number of first steps that are not representative.
         status: with which exit status the rank has left, or None.
@@ -120,6 +133,8 @@ class RankTrace:
         self.memory: dict[str, Any] = {}
         self.warnings: dict[str, int] = {}
         self.said_rank: int | None = None
+        self.gathered: dict[str, set[int]] = {}
+        self.singled_out: dict[int, str] = {}
         self.traced = kept != 0
         self.warmup = _WARMUP
         self.status: int | None = None
@@ -198,6 +213,11 @@ class RankTrace:
             self._costs[note.a] = self._payloads.setdefault(note.payload, note.payload)  # most steps are alike
         elif note.code == RANK:
             self.said_rank = note.a
+        elif note.code == GATHERED:
+            place, ranks = json.loads(note.payload)
+            self.gathered.setdefault(place, set()).update(ranks)
+        elif note.code == SINGLED_OUT:
+            self.singled_out[note.a] = note.payload.decode()
         elif note.code == WARNING:
             text = note.payload.decode()
             self.warnings[text] = self.warnings.get(text, 0) + 1

@@ -26,6 +26,9 @@ from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
 from foretrain.network.deployment import Deployment
 from foretrain.simulation.world import VirtualWorld
 
+_MOST_LIVE = 32
+"""Ranks of a world all of which are run if the script failed, perhaps by what it had gathered of represented ones."""
+
 Live = Literal["auto", "all"] | int
 """Which ranks run: as few as are needed, all, or this many."""
 
@@ -80,13 +83,15 @@ class Refold:
         self._messages: dict[Message, None] = {}
         self._heard: set[int] = set()
         self._named: int | None = None  # the rank that the script of a fake world says it is
+        self._singled_out: dict[int, str] = {}
 
     def run(self) -> RunOutcome:
         """Run the ranks until all have ended; raise as `foretrain.live.simulate.simulate` does."""
+        why = ""
         for before in range(self._settings.world):
             folding = self._folding()
-            if before and self._messages:
-                self._watch.repeated(len(folding.live))
+            if before and (self._messages or why):
+                self._watch.repeated(len(folding.live), why)
             self._watch.folded(folding.describe())
             folded = len(folding.live) < folding.world
             try:
@@ -106,7 +111,14 @@ class Refold:
                 self._messages.update(dict.fromkeys(found.messages))
                 self._groups.update(dict.fromkeys(folding.groups))
                 self._heard.update(folding.live)
+                self._singled_out |= found.singled_out
+                places = [f"{place} asks for rank {rank}" for rank, place in found.singled_out.items()]
+                why = " and ".join(places) or "messages between them were seen"
             except ScriptFailed as error:
+                if gathered := self._gathered(folding):
+                    self._live = "all"
+                    why = f"{gathered[0]} gathers objects of ranks that were not, and the script failed"
+                    continue
                 failed = while_folded(error, len(folding.live), folding.world) if folded else error
                 raise (after_restarts(failed, before) if before else failed) from None
         raise AssertionError("every attempt has more live ranks than the one before")
@@ -120,13 +132,21 @@ class Refold:
         if self._named is not None and not self._messages:
             return Folding(world, (self._named,), [self._named] * world)
         number = None if self._live == "auto" else int(self._live)
-        return Folding.discover(world, groups, families, self._messages, heard=self._heard or (0,), n=number)
+        return Folding.discover(
+            world, groups, families, self._messages, heard=self._heard or (0,), also=self._singled_out, n=number
+        )
+
+    def _gathered(self, folding: Folding) -> list[str]:
+        """Return the lines that gathered objects of represented ranks, where few enough ranks are to be live."""
+        if self._live != "auto" or folding.world > _MOST_LIVE:
+            return []
+        return [place for place, copied in _gathered(self._trace, folding).items() if copied]
 
     def _once(self, settings: RankSettings, folding: Folding) -> RunOutcome:
         world = VirtualWorld()
         traffic = NetworkTraffic(world, self._where, folding, self._watch.told)
         steps = _Steps(traffic, min(folding.live), self._watch.stepped)
-        trace = SimulationTrace(folding.live, self._kept, steps)
+        trace = self._trace = SimulationTrace(folding.live, self._kept, steps)
         slowdown = overlap_slowdown(settings.measured()[0])
         with reporting_warnings(trace, self._watch), Ranks(settings, self._watch.building) as ranks:
             ranks.fork(folding.live)
@@ -153,7 +173,27 @@ class Refold:
             check_memory(trace)
             if failed := script_failure(trace):
                 raise failed
+            _warn_of_copies(trace, folding)
         return RunOutcome(trace, folding, traffic, steps.carried)
+
+
+def _gathered(trace: SimulationTrace, folding: Folding) -> dict[str, int]:
+    """Return for each line that gathers objects how many of them are copies of those of live ranks."""
+    places: dict[str, int] = {}
+    for rank_trace in trace.rank_traces.values():
+        for place, ranks in rank_trace.gathered.items():
+            places[place] = max(places.get(place, 0), len(ranks.difference(folding.live)))
+    return places
+
+
+def _warn_of_copies(trace: SimulationTrace, folding: Folding) -> None:
+    warnings = trace.rank_traces[min(folding.live)].warnings
+    for place, copies in _gathered(trace, folding).items():
+        if copies:
+            warnings[
+                f"{place} gathers objects, {copies} of them copies of those of live ranks; if they differ from rank to"
+                " rank, run all with --live all"
+            ] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +202,7 @@ class ProgressCallbacks:
 
     Attributes:
         building: called with the seconds that the simulated device has been compiled for, and will be, by estimate.
-        repeated: called before the script starts again from its beginning, with the number of live ranks.
+        repeated: called before the script starts again from its beginning, with the number of live ranks, and why.
         folded: called with who stands for whom, whenever ranks start.
         stepped: called with each step of each live rank.
         waiting: called about once a second while nothing comes from the ranks, with those that compute on their host,
@@ -172,7 +212,7 @@ class ProgressCallbacks:
     """
 
     building: Callable[[int, int], None] = lambda done, every: None
-    repeated: Callable[[int], None] = lambda live: None
+    repeated: Callable[[int, str], None] = lambda live, why: None
     folded: Callable[[tuple[str, ...]], None] = lambda lines: None
     stepped: Callable[[int, StepBreakdown], None] = lambda rank, step: None
     waiting: Callable[[tuple[int, ...], float], None] = lambda ranks, seconds: None

@@ -91,8 +91,8 @@ class SimulationProgress:
                 self._console.print(f"foretrain: compiling the simulated GPU, once; this takes about {every} s")
         self._bars.update(self._building, completed=done, total=every, visible=done < every)
 
-    def _repeated(self, live: int) -> None:
-        self._console.print(f"foretrain: starting again with {live} live ranks: messages between them were seen")
+    def _repeated(self, live: int, why: str) -> None:
+        self._console.print(f"foretrain: starting again with {live} live ranks: {why}")
 
     def _folded(self, lines: tuple[str, ...]) -> None:
         if not self._told:

@@ -51,6 +51,17 @@ def test_settings_handles_and_versions_are_those_of_a_build_with_cuda() -> None:
         parallel(torch.ones(8, 4, device="cuda"))
 
 
+@on_gpus(cluster="H100")
+def test_functions_take_a_device_by_name() -> None:
+    stream = torch.cuda.Stream(device=0)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream(device=torch.device("cuda", 0)) == stream
+    assert torch.cuda.default_stream(device=0) == torch.cuda.current_stream(device="cuda:0")
+    free, total = torch.cuda.mem_get_info(device=0)
+    assert 0 < free <= total
+    torch.cuda.synchronize(device=0)
+
+
 @on_gpus("--live", "all", cluster="dgx-h100:1,ranks=0-1")
 def test_a_mesh_sets_the_device_of_a_script_that_has_not_used_one() -> None:
     torch.cuda.manual_seed_all(7)

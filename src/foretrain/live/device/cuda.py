@@ -219,6 +219,11 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         number = of if isinstance(of, int) else None if of is None else torch.device(of).index
         return -1 if number is None else number
 
+    memory_info = device.memory_info  # which the parameter's name hides
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        return memory_info(index(device))
+
     return {
         "_cudart": _runtime(device),
         "_is_compiled": lambda: True,
@@ -231,7 +236,7 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_get_device_properties": lambda device: properties,
         "get_device_capability": _initializing(lambda device=None: (properties.major, properties.minor)),
         "get_device_name": _initializing(lambda device=None: properties.name),
-        "mem_get_info": _initializing(lambda device_=None: device.memory_info(index(device_))),
+        "mem_get_info": _initializing(mem_get_info),
         "default_generators": tuple(device.default_generator(k) for k in range(device.device_count())),
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,

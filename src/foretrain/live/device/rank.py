@@ -39,6 +39,7 @@ from foretrain.live.device import (
     operators,
     process_groups,
     put,
+    represented,
     script,
     stand_ins,
     streams,
@@ -78,6 +79,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     process_groups.install(device, lambda: process_groups.shared_store(settings.store, settings.folded))
     if settings.folded:
         process_groups.install_stores()
+        represented.install(device, settings.world)
     compiler.install(device)
     _kept.append(operators.install_shapes())
     _kept.append(replace_cuda_kernels(torch))

@@ -22,7 +22,8 @@ from foretrain.launch.worker import run_as_main
 from foretrain.live.device.process_groups import explain_store_timeout
 from foretrain.live.device.settings import RankSettings
 
-_LIBRARY = os.path.dirname(torch.__file__) + os.sep
+LIBRARY = os.path.dirname(torch.__file__) + os.sep
+"""Begin of the names of PyTorch's own files."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
 _OURS = (_HERE, os.path.abspath(run_as_main.__code__.co_filename), "<frozen runpy>")
@@ -130,7 +131,7 @@ def _print_position(error: BaseException, rank: int, did: str) -> None:
     """Print the line of the script at which a rank waited when the simulation ended, or called for its end."""
     stack = traceback.extract_tb(error.__traceback__)
     for frame in reversed(stack):
-        if not frame.filename.startswith((_LIBRARY, _PACKAGE, *_OURS)):
+        if not frame.filename.startswith((LIBRARY, _PACKAGE, *_OURS)):
             sys.stderr.write(f"foretrain: rank {rank} {did} at {frame.filename}:{frame.lineno}: {frame.line}\n")
             return
 
@@ -138,7 +139,7 @@ def _print_position(error: BaseException, rank: int, did: str) -> None:
 def script_line() -> tuple[str, int]:
     """Return file and line of the innermost frame that is neither PyTorch's nor ours; ``"?"`` and 0 without one."""
     for frame in _frames():
-        if not frame.f_code.co_filename.startswith((_LIBRARY, *_OURS)):
+        if not frame.f_code.co_filename.startswith((LIBRARY, *_OURS)):
             return frame.f_code.co_filename, frame.f_lineno
     return "?", 0
 

@@ -27,15 +27,15 @@ import torch.cuda.streams
 from foretrain.live.device import put
 
 
-def install(device: ModuleType) -> None:
+def install(extension: ModuleType) -> None:
     """Install the classes in place of the placeholders, and the functions that return streams."""
 
     def index(of: Any = None) -> int:
         torch.cuda.init()
         if of is None:
-            return device.current_device()
+            return extension.current_device()
         number = of if isinstance(of, int) else torch.device(of).index
-        return device.current_device() if number is None or number < 0 else number
+        return extension.current_device() if number is None or number < 0 else number
 
     def existing(number: int, of: int) -> Stream:
         return Stream(stream_id=number, device_index=of, device_type=1)
@@ -77,16 +77,16 @@ def install(device: ModuleType) -> None:
             return 0, -5
 
         def __enter__(self) -> Stream:
-            before = device.current_device(), device.current_stream(self.device_index)
+            before = extension.current_device(), extension.current_stream(self.device_index)
             self._before = [*getattr(self, "_before", ()), before]
-            device.set_device(self.device_index)
-            device.set_stream(self.stream_id, self.device_index)
+            extension.set_device(self.device_index)
+            extension.set_stream(self.stream_id, self.device_index)
             return self
 
         def __exit__(self, *_: object) -> None:
             where, stream = self._before.pop()
-            device.set_stream(stream, self.device_index)
-            device.set_device(where)
+            extension.set_stream(stream, self.device_index)
+            extension.set_device(where)
 
         def __hash__(self) -> int:
             return hash((self.stream_id, self.device_index))
@@ -105,7 +105,7 @@ def install(device: ModuleType) -> None:
         def __new__(
             cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
         ) -> Event:
-            where = torch.device("cuda", device.current_device())
+            where = torch.device("cuda", extension.current_device())
             self = super().__new__(cls, where, enable_timing=True, blocking=blocking, interprocess=False)
             self._timed = enable_timing
             return self
@@ -120,23 +120,23 @@ def install(device: ModuleType) -> None:
             """Return ms from this event to ``end_event``; ValueError unless both were made with ``enable_timing``."""
             if not (self._timed and getattr(end_event, "_timed", True)):
                 raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-            return device.elapsed(self.event_id, end_event.event_id)
+            return extension.elapsed(self.event_id, end_event.event_id)
 
         @property
         def cuda_event(self) -> int:
             return self.event_id
 
-    def current_stream(device_: Any = None) -> Stream:
-        where = index(device_)
-        return existing(device.current_stream(where), where)
+    def current_stream(device: Any = None) -> Stream:
+        where = index(device)
+        return existing(extension.current_stream(where), where)
 
     def default_stream(device: Any = None) -> Stream:
         return existing(0, index(device))
 
     def set_stream(stream: Stream | None) -> None:
         if stream is not None:
-            device.set_device(stream.device_index)
-            device.set_stream(stream.stream_id, stream.device_index)
+            extension.set_device(stream.device_index)
+            extension.set_stream(stream.stream_id, stream.device_index)
 
     for module in (torch.cuda, torch.cuda.streams):
         for one in (Stream, ExternalStream, Event):

@@ -1,0 +1,155 @@
+"""Make data of the kind that a repository's own preparation downloads: python third_party_data.py KIND ARGUMENTS
+
+Values are random: simulated GPUs compute none. It writes into the working directory, a copy of the checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_TOKENS = 2_000_000
+_GPT2_VOCABULARY = 50257
+_WORDS = tuple(f"word{number}" for number in range(500))
+
+
+def nanogpt(folder: str) -> None:
+    """Write the tokens of a data set, as uint16, which nanoGPT's ``prepare.py`` makes of OpenWebText."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name in ("train", "val"):
+        _tokens(_TOKENS).tofile(Path(folder, f"{name}.bin"))
+
+
+def fineweb(folder: str, header: int = 256) -> None:
+    """Write files of modded-nanogpt: ``header`` int32 (magic number, version, tokens), then tokens as uint16."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    tokens = _tokens(12 * _TOKENS)
+    tokens[::600] = 50256  # documents begin with it
+    for name in ("train_000001", "val_000000"):
+        first = np.zeros(header, np.int32)
+        first[:3] = 20240520, 1, len(tokens)
+        with Path(folder, f"fineweb_{name}.bin").open("wb") as file:
+            file.write(first.tobytes() + tokens.tobytes())
+
+
+def tokenizer(folder: str) -> None:
+    """Write a tokenizer of whole words in Hugging Face's format."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    special = ("<unk>", "<s>", "</s>")
+    model = WordLevel({word: number for number, word in enumerate((*special, *_WORDS))}, unk_token="<unk>")
+    made = Tokenizer(model)
+    made.pre_tokenizer = Whitespace()
+    unknown, begin, end = special
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token=unknown, bos_token=begin, eos_token=end, pad_token=end
+    ).save_pretrained(folder)
+
+
+def texts(folder: str, documents: int = 4000) -> None:
+    """Write documents of random words, a JSON object a line."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(1)
+    lines = (json.dumps({"text": " ".join(random.choice(_WORDS, 200))}) for _ in range(documents))
+    Path(folder, "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def litgpt() -> None:
+    """Write what LitGPT's tutorial downloads: a tokenizer, and two books."""
+    tokenizer("tokenizer")
+    texts("custom_texts")
+    words = Path("custom_texts/train.jsonl").read_text(encoding="utf-8")
+    for name in ("book1", "book2"):
+        Path(f"custom_texts/{name}.txt").write_text(words, encoding="utf-8")
+    Path("custom_texts/train.jsonl").unlink()
+
+
+def images(folder: str, classes: int = 10, each: int = 80, size: int = 256) -> None:
+    """Write pictures of noise, in a folder for each class and split, as ImageNet's are."""
+    from PIL import Image  # pyright: ignore[reportMissingImports]
+
+    random = np.random.default_rng(1)
+    for split in ("train", "validation"):
+        for kind in range(classes):
+            place = Path(folder, split, f"class{kind}")
+            place.mkdir(parents=True)
+            for number in range(each):
+                noise = random.integers(0, 256, (size // 8, size // 8, 3), np.uint8)
+                Image.fromarray(noise).resize((size, size)).save(place / f"{number}.jpeg")
+
+
+def picotron(**asked: Any) -> None:
+    """Write what picotron's ``create_config.py`` downloads and writes: weights, tokenizer, data, configuration.
+
+    ``asked`` are its options; the model is SmolLM-1.7B with as many layers as asked for.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig
+
+    layers = asked.get("num_hidden_layers", 5)
+    weights = Path("hf_model_safetensors")
+    tokenizer("local")
+    texts("texts")
+    config = LlamaConfig(
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=32,
+        num_key_value_heads=32, vocab_size=49152,
+    )  # fmt: skip
+    config.save_pretrained("local")
+    config.save_pretrained("hf_model/local")  # where it is looked for before it is downloaded
+    shapes = {"model.embed_tokens": (49152, 2048), "model.norm": (2048,)}
+    for layer in (f"model.layers.{number}" for number in range(layers)):
+        shapes |= {f"{layer}.{name}_layernorm": (2048,) for name in ("input", "post_attention")}
+        shapes |= {f"{layer}.self_attn.{name}_proj": (2048, 2048) for name in "qkvo"}
+        shapes |= {f"{layer}.mlp.{name}_proj": (8192, 2048) for name in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj"] = 2048, 8192
+    weights.mkdir()
+    zeros = {f"{name}.weight": torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(zeros, weights / "model.safetensors")
+    config_file = json.loads(Path("template/base_config.json").read_text(encoding="utf-8"))
+    for part, values in {
+        "distributed": {f"{name}_size": asked.get(name, 1) for name in ("tp", "cp", "pp", "dp")}
+        | {"pp_engine": asked.get("pp_engine", "1f1b")},
+        "model": {"name": "local", "num_hidden_layers": layers, "num_attention_heads": 32, "num_key_value_heads": 32},
+        "training": {
+            "total_train_steps": asked.get("steps", 4),
+            "seq_length": asked.get("seq_len", 1024),
+            "micro_batch_size": asked.get("mbs", 4),
+            "gradient_accumulation_steps": asked.get("grad_acc_steps", 4),
+        },
+        "dataset": {"name": "texts"},
+        "environment": {"HF_TOKEN": "none"},
+    }.items():
+        config_file[part] |= values
+    Path("config.json").write_text(json.dumps(config_file, indent=1), encoding="utf-8")
+
+
+def _tokens(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, _GPT2_VOCABULARY, count).astype(np.uint16)
+
+
+def main(arguments: list[str]) -> None:
+    """Call the function of this name with ``name=value`` and bare values."""
+    kind, *rest = arguments
+    named = dict(part.split("=", 1) for part in rest if "=" in part)
+    bare = [part for part in rest if "=" not in part]
+    KINDS[kind](*bare, **{name: int(value) if value.isdigit() else value for name, value in named.items()})
+
+
+KINDS = {
+    "nanogpt": nanogpt,
+    "fineweb": fineweb,
+    "litgpt": litgpt,
+    "images": images,
+    "picotron": picotron,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

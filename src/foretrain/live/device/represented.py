@@ -1,0 +1,112 @@
+"""Signs that ranks which are only represented matter to a script: objects that it gathers, and its last rank.
+
+A rank that stands for others gives its own objects for theirs, and nobody prints what only a represented rank would. A
+rank cannot see either, but it can tell the executor where the script depends on it; see `foretrain.live.refold`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from foretrain.live.device import put
+from foretrain.live.device.script import LIBRARY, script_line
+from foretrain.live.event_log import GATHERED, SINGLED_OUT
+
+_RANK_NAME = re.compile(r"(\w+\.)*(rank|global_rank|\w*get_rank\(\))")
+_LAST_NAME = re.compile(r"(\w+\.)*(world_size|get_world_size\(\))")
+
+
+def install(device: ModuleType, world: int) -> None:
+    """Tell of gathered objects, and of comparisons with the last of ``world`` ranks, in the rank's log."""
+    _tell_of_objects(device)
+    _tell_of_last_rank(device, world)
+
+
+def _tell_of_objects(device: ModuleType) -> None:
+    told: set[tuple[str, tuple[int, ...]]] = set()
+
+    def tell(group: Any) -> None:
+        group = distributed_c10d._group_or_default_group(group)
+        # Some are not: torch.distributed.rpc makes a bare backend of its own.
+        known = group in distributed_c10d._world.pg_group_ranks
+        if known and not distributed_c10d._rank_not_in_group(group):
+            ranks = tuple(dist.get_process_group_ranks(group))
+            place = "{}:{}".format(*script_line())
+            if (place, ranks) not in told:
+                told.add((place, ranks))
+                device.note(GATHERED, 0, 0, json.dumps([place, ranks]).encode())
+
+    plain, plain_gather = dist.all_gather_object, dist.gather_object
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        tell(group)
+        plain(object_list, obj, group)
+
+    def gather_object(
+        obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, group_dst: Any = None
+    ) -> None:
+        tell(group)
+        plain_gather(obj, object_gather_list, dst, group, group_dst)
+
+    for module in (dist, distributed_c10d):
+        put(module, all_gather_object=all_gather_object, gather_object=gather_object)
+
+
+def _tell_of_last_rank(device: ModuleType, world: int) -> None:
+    """Look for comparisons with the last rank in each file that asks for a rank or for the size of the world."""
+    seen: set[str] = set()
+
+    def look(frame: FrameType) -> None:
+        file = frame.f_code.co_filename
+        if file not in seen and dist.is_initialized():
+            seen.add(file)
+            line = None if file.startswith(LIBRARY) else _line_of_comparison(file)
+            if line is not None:
+                device.note(SINGLED_OUT, world - 1, 0, f"{file}:{line}".encode())
+
+    plain_rank, plain_size = dist.get_rank, dist.get_world_size
+
+    def get_rank(group: Any = None) -> int:
+        look(sys._getframe(1))
+        return plain_rank(group)
+
+    def get_world_size(group: Any = None) -> int:
+        look(sys._getframe(1))
+        return plain_size(group)
+
+    for function in (get_rank, get_world_size):
+        function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    for module in (dist, distributed_c10d):
+        put(module, get_rank=get_rank, get_world_size=get_world_size)
+
+
+def _line_of_comparison(file: str) -> int | None:
+    """Return the first line of a file that compares a rank with the size of the world less 1; None without one."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    lines = (
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.Eq)
+        and {_kind(node.left), _kind(node.comparators[0])} == {"rank", "last"}
+    )
+    return min(lines, default=None)
+
+
+def _kind(side: ast.expr) -> str:
+    """Return "rank" for an expression that is a rank of the world, by its name, "last" for the last one, else ""."""
+    if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub) and ast.unparse(side.right) == "1":
+        return "last" if _LAST_NAME.fullmatch(ast.unparse(side.left)) else ""
+    return "rank" if _RANK_NAME.fullmatch(ast.unparse(side)) else ""

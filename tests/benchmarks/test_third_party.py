@@ -1,0 +1,98 @@
+"""Commands of public repositories: the table is whole, and what cannot run says what it needs."""
+
+import re
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import third_party  # noqa: E402  # pyright: ignore[reportMissingImports]
+from third_party import Outcome, Row, Source  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+SOURCE = Source("repo", "owner/repo", "0" * 40)
+
+
+def test_rows_name_sources_and_no_two_are_alike() -> None:
+    sources, rows = third_party.table()
+    assert all(re.fullmatch("[0-9a-f]{40}", source.commit) for source in sources.values())
+    assert {row.source for row in rows} == sources.keys()
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        words = {word for _, word, _, _ in string.Formatter().parse(f"{row.command} {row.shorter}") if word}
+        assert words <= sources[row.source].words.keys()
+
+
+def test_kept_outcomes_are_of_rows_that_there_are() -> None:
+    _, rows = third_party.table()
+    assert third_party.read_kept().keys() <= {row.name for row in rows}
+
+
+def test_a_row_without_checkout_or_packages_is_skipped_with_what_to_do(tmp_path: Path) -> None:
+    absent = third_party.outcome_of(Row("repo", "trains", "train.py"), SOURCE, tmp_path)
+    assert "git clone https://github.com/owner/repo repo" in absent.skipped
+    (tmp_path / "repo").mkdir()
+    lacking = third_party.outcome_of(Row("repo", "trains", "train.py", needs=("no_such_package",)), SOURCE, tmp_path)
+    assert lacking.skipped == "pip install no_such_package"
+
+
+def test_another_commit_is_told_in_the_row() -> None:
+    row = Row("nanoGPT", "trains", "train.py", "--max_iters=3")
+    line = third_party._line(row, Outcome(step=1e-3, commit="1" * 40, live=2, seconds=3.4), SOURCE)
+    assert line == f"| trains | `train.py` [`--max_iters=3`] | dgx-h100:1 | works at {'1' * 12} | 1.00 ms | 2 | 3 s |"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            'Traceback\n  File "a"\nValueError: first\nTraceback\n  File "b"\nKeyError: last\nforetrain: x',
+            "KeyError: last",
+        ),
+        (
+            "noise\nforetrain: rank 0 left with exit status 3 at train.py:3: sys.exit(3)\n",
+            "foretrain: rank 0 left with",
+        ),
+    ],
+)
+def test_errors_are_named_by_the_last_exception(text: str, error: str) -> None:
+    assert third_party.first_error(text).startswith(error)
+
+
+def test_live_ranks_are_those_of_the_last_start() -> None:
+    told = (
+        "foretrain: 8 ranks in 1 class\nforetrain: starting again with 2 live ranks: …\nforetrain: 8 ranks in 2 classes"
+    )
+    assert third_party._live_ranks(told) == 2
+    assert third_party._live_ranks("foretrain: all 1,024 ranks live") == 1024
+    assert third_party._live_ranks("foretrain: 1 rank") == 1
+
+
+def test_data_is_of_the_form_that_repositories_download(tmp_path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    subprocess.run([sys.executable, third_party.DATA, "nanogpt", "data/some"], cwd=tmp_path, check=True)
+    tokens = np.fromfile(tmp_path / "data/some/train.bin", np.uint16)
+    assert len(tokens) == 2_000_000
+    assert tokens.max() < 50257
+
+
+def test_the_page_tells_shares_and_why_what_fails_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = tmp_path / "table.toml"
+    table.write_text(
+        '[sources.repo]\nrepository = "owner/repo"\ncommit = "abc"\nwords = { SIZE = "--layers 2" }\n'
+        '[[rows]]\nsource = "repo"\nfeature = "one"\ncommand = "train.py {SIZE}"\n'
+        '[[rows]]\nsource = "repo"\nfeature = "two"\ncommand = "other.py"\nwhy = "it calls home"\n'
+    )
+    read = third_party.table
+    monkeypatch.setattr(third_party, "table", lambda: read(table))
+    seen = {"date": "2026-01-02", "python": "3.11.7", "torch": "2.13.0", "commit": "abc", "live": 1}
+    outcomes = {"repo: one": Outcome(step=0.5, **seen), "repo: two": Outcome(error="OSError: no", **seen)}
+    page = third_party.markdown(outcomes, {"cores": 2, "cpu": "any"})
+    assert "1 of 2 commands" in page
+    assert "`{SIZE}` stands for `--layers 2`." in page
+    assert "- repo: two: it calls home (`OSError: no`)" in page
+    assert third_party.share(outcomes) == 0.5

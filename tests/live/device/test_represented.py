@@ -1,0 +1,37 @@
+"""Comparisons by which a script does something on its last rank alone."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from foretrain.live.device.represented import _line_of_comparison
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("dist.get_rank() == dist.get_world_size() - 1", True),
+        ("_safe_get_rank() == (torch.distributed.get_world_size() - 1)", True),
+        ("args.world_size - 1 == args.rank", True),
+        ("global_rank == world_size - 1", True),
+        ("pp_rank == pp_world_size - 1", False),
+        ("self.pp_rank == self.pp_world_size - 1", False),
+        ("rank == dist.get_world_size(group) - 1", False),
+        ("rank == world_size", False),
+        ("rank != world_size - 1", False),
+        ("rank == 0", False),
+    ],
+)
+def test_the_last_rank_is_known_by_its_names(tmp_path: Path, expression: str, found: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import torch\n\nif {expression}:\n    pass\n")
+    assert _line_of_comparison(str(script)) == (3 if found else None)
+
+
+def test_a_file_that_is_no_python_has_none(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("rank == world_size - 1 (")
+    assert _line_of_comparison(str(script)) is None
+    assert _line_of_comparison(str(tmp_path / "absent.py")) is None
