@@ -48,6 +48,8 @@ class GradientStream:
         self._tasks: tuple[CommTask, ...] = ()
         self._lock = threading.Lock()
         self._pushed: set[int] = set()
+        self._unread: set[int] = set()
+        """Gradients that have gone, and whose means nobody has asked for since."""
 
     def declare(self, parameters: Sequence[GradientSpec], *, ordered: bool) -> bool:
         """Declare the parameters unless that has been done. Collective.
@@ -84,13 +86,20 @@ class GradientStream:
         """Hand over the gradient of parameter ``index``; its content is copied before this returns.
 
         Raises:
+            ConfigError: nobody has asked for the mean of its last one, which this one would overwrite.
             ForetrainError: the job has failed.
         """
         with self._lock:
+            if index in self._unread:
+                remedy = "compute gradients once per step, and accumulate them in a loop, with JAX in jax.lax.scan"
+                raise ConfigError(
+                    self._parameters[index].name, "its gradient", "comes before the last was used", remedy
+                )
             if index in self._pushed or not self._pushed or len(self._pushed) == len(self._tasks):
                 self.session.begin_step()
                 self._pushed.clear()
             self._pushed.add(index)
+            self._unread.add(index)
         values = gradient.reshape(-1).view()
         values.flags.writeable = False  # the framework's own memory: nothing is written back to it
         self._tasks[index].ready(values)
@@ -102,7 +111,10 @@ class GradientStream:
             ForetrainError: the job has failed; the message says why.
         """
         parameter = self._parameters[index]
-        return self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
+        mean = self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
+        with self._lock:
+            self._unread.discard(index)
+        return mean
 
 
 def recording(iterations: int, warmup: int) -> Session:

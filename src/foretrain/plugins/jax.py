@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
+from jax.extend.core import get_opaque_trace_state
 
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError
@@ -40,7 +41,8 @@ def scheduled_value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Return ``jax.value_and_grad(loss)`` whose gradients are the means of all ranks, exchanged as they are computed.
 
-    To be called inside `jax.jit`, by all ranks equally often. Any optimizer may follow. Collective when first traced.
+    To be called inside `jax.jit`, once per step, by all ranks equally often: gradients are accumulated in a loop of
+    `jax.lax.scan`, and not under `jax.vmap`. Any optimizer may follow. Collective when first traced.
 
     Args:
         loss: of the parameters, a pytree of floating-point arrays on one device, and of anything else.
@@ -49,13 +51,22 @@ def scheduled_value_and_grad(
 
     Returns:
         A function that returns this rank's value, and the mean gradients in the structure of the parameters. It raises
-        ConfigError when it is traced with other parameters than before, and what JAX makes of a ForetrainError,
-        with its text, when the job fails.
+        ConfigError when it is traced with other parameters than before or twice in a step, and what JAX makes of a
+        ForetrainError, with its text, when the job fails.
     """
     warn_if_untested("jax", jax.__version__, "0.10")
     stream = GradientStream(session)
+    last: Any = None
 
     def value_and_grad(parameters: Any, *others: Any, **options: Any) -> tuple[Any, Any]:
+        nonlocal last
+        trace = get_opaque_trace_state(convention="flax")
+        zero = jnp.zeros(())
+        if isinstance(zero, jax.core.Tracer) and trace == last:
+            # XLA may run the calls in any order and at once, and each rank in its own.
+            remedy = "accumulate gradients, or repeat steps, with jax.lax.scan"
+            raise ConfigError("scheduled_value_and_grad", "its function", "is called twice in one step", remedy)
+        last = trace
         names, leaves, structure = _flat(parameters)
         # Layers are the text before the last dot: a parameter that is in no layer is one itself.
         names = [name if "." in name else f"{name}.value" for name in names]
@@ -65,7 +76,7 @@ def scheduled_value_and_grad(
             found = [_tap(partial(_push, stream, k), leaf, tokens[k]) for k, leaf in enumerate(leaves)]
             return loss(jax.tree.unflatten(structure, found), *others, **options)
 
-        value, tokens = jax.value_and_grad(tapped, has_aux=has_aux)([jnp.zeros(())] * len(leaves))
+        value, tokens = jax.value_and_grad(tapped, has_aux=has_aux)([zero] * len(leaves))
         gone = sum(tokens)
         means = [io_callback(partial(_wait, stream, k), _like(leaf), gone) for k, leaf in enumerate(leaves)]
         return value, jax.tree.unflatten(structure, means)
