@@ -103,9 +103,9 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         if number in self._due:
             remedy = "hybridize the layers one by one, or leave attach() out"
             raise ConfigError(f"key {key}", "attach", "belongs to a layer that was not entered since its last", remedy)
-        push = threading.Thread(
-            target=self._push, args=(number, gradient), name=f"foretrain-push-{number}", daemon=True
-        )
+        # With attach() the script goes on, and may change the gradient before it has gone, as zero_grad() does.
+        sent = gradient if self._updater is None else gradient.copy()
+        push = threading.Thread(target=self._push, args=(number, sent), name=f"foretrain-push-{number}", daemon=True)
         self._pushing[number], self._arrays[number] = push, gradient
         push.start()
         if self._updater is not None:
