@@ -48,7 +48,7 @@ ADDED = 2
 def backward(case, model, x, y):
     """Leave the gradients of a batch in the parameters."""
     parts = ADDED if case == "added" else 1
-    for some_x, some_y in zip(np.split(x, parts), np.split(y, parts)):
+    for some_x, some_y in zip(np.split(x, parts), np.split(y, parts), strict=True):
         with autograd.record():
             loss = LOSS(model(mx.nd.array(some_x)), mx.nd.array(some_y))
         loss.backward()

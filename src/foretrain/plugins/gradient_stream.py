@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -117,6 +118,18 @@ class GradientStream:
         return mean
 
 
+def broadcast(session: Session, arrays: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[Any]]:
+    """Return rank 0's ``arrays`` on all ranks; each has a name. Collective.
+
+    Raises:
+        Disagreement: those of another rank have other names, shapes or types.
+    """
+    session.must_agree("array", [f"{name} {values.shape} {values.dtype}" for name, values in arrays])
+    return [
+        np.frombuffer(session.broadcast(values.tobytes()), values.dtype).reshape(values.shape) for _, values in arrays
+    ]
+
+
 def recording(iterations: int, warmup: int) -> Session:
     """Return a session of this process alone, which observes as many steps; it is in nobody's way.
 
@@ -153,7 +166,8 @@ def recorded(session: Session, name: str, batch: int, source: str, forward: Time
     return Workload(name, batch, tuple(layers), tuple(gradients), source=source)
 
 
-def warn_if_untested(framework: str, version: str, tested: str) -> None:
-    """Log a warning if ``version`` of ``framework`` is not the ``tested`` major and minor one."""
-    if version.split(".")[:2] != tested.split("."):
+@cache
+def warn_if_untested(rank: int, framework: str, version: str, tested: str) -> None:
+    """Log a warning, once and on rank 0, if ``version`` of ``framework`` is not the ``tested`` major and minor one."""
+    if rank == 0 and version.split(".")[:2] != tested.split("."):
         logger.warning("%s %s: foretrain is tested with %s.x; please report what fails", framework, version, tested)

@@ -30,6 +30,7 @@ from jax.extend.core import get_opaque_trace_state
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError
 from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, recorded, recording, warn_if_untested
+from foretrain.plugins.gradient_stream import broadcast as stream_broadcast
 from foretrain.units import NANOSECOND
 from foretrain.workload.step import Workload
 
@@ -54,8 +55,8 @@ def scheduled_value_and_grad(
         ConfigError when it is traced with other parameters than before or twice in a step, and what JAX makes of a
         ForetrainError, with its text, when the job fails.
     """
-    warn_if_untested("jax", jax.__version__, "0.10")
     stream = GradientStream(session)
+    warn_if_untested(stream.session.rank, "jax", jax.__version__, "0.10")
     last: Any = None
 
     def value_and_grad(parameters: Any, *others: Any, **options: Any) -> tuple[Any, Any]:
@@ -126,15 +127,14 @@ def record(
 
 
 def broadcast(tree: Any, session: Session) -> Any:
-    """Return rank 0's ``tree`` of arrays, as initial parameters, on all ranks; the structures are equal. Collective."""
-    leaves, structure = jax.tree.flatten(tree)
-    found = []
-    for leaf in leaves:
-        values = np.asarray(leaf)
-        found.append(
-            jnp.asarray(np.frombuffer(session.broadcast(values.tobytes()), values.dtype).reshape(values.shape))
-        )
-    return jax.tree.unflatten(structure, found)
+    """Return rank 0's ``tree`` of arrays, as initial parameters, on all ranks. Collective.
+
+    Raises:
+        Disagreement: that of another rank has other names, shapes or types.
+    """
+    names, leaves, structure = _flat(tree)
+    found = stream_broadcast(session, [(name, np.asarray(leaf)) for name, leaf in zip(names, leaves, strict=True)])
+    return jax.tree.unflatten(structure, [jnp.asarray(values) for values in found])
 
 
 class State(NamedTuple):
@@ -200,9 +200,9 @@ class DeferredUpdates:
     """
 
     def __init__(self, optimizer: Any, session: Session | None = None) -> None:
-        warn_if_untested("jax", jax.__version__, "0.10")
         self._optimizer = optimizer
         self._stream = GradientStream(session)
+        warn_if_untested(self._stream.session.rank, "jax", jax.__version__, "0.10")
         self._numbers: dict[str, list[int]] = {}
         self._flush = jax.jit(self._flushed)
 
