@@ -72,6 +72,9 @@ def refused(call, *arguments):
         print(error)
 
 with ft.Session(rank=0, ranks=1) as session:
+    refused(ft.jax.DeferredUpdates(optax.sgd(0.1), session).init, [jnp.ones(2)])
+    frozen = optax.multi_transform({"yes": optax.sgd(0.1), "no": optax.set_to_zero()}, {"one": "no", "two": "yes"})
+    refused(ft.jax.DeferredUpdates(frozen, session).init, params)
     refused(ft.jax.DeferredUpdates(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), session).init, params)
     updates = ft.jax.DeferredUpdates(optax.sgd(0.1), session)
     state = updates.init(params)
@@ -101,6 +104,8 @@ def test_what_cannot_be_exchanged_is_refused_with_a_remedy():
     for line, words in zip(
         ended.stdout.splitlines(),
         [
+            "params: 'list' does not name layers; name each layer",
+            "cannot take the layers one by one; leave frozen layers out of init()",
             "needs the gradients of all layers at once; clip layer by layer",
             "layer: 'three' has no parameters; these have: one, two",
             "layer: 'two' is not used by the loss; leave it out of init()",

@@ -216,6 +216,9 @@ class DeferredUpdates:
             ConfigError: the optimizer mixes layers, as clipping by the global norm does, or a leaf has no gradient.
             Disagreement: the parameters of another rank have other names, shapes or types.
         """
+        if not isinstance(params, Mapping):
+            remedy = "name each layer: {'hidden': {'w': …}, 'out': {'w': …}}"
+            raise ConfigError("params", type(params).__name__, "does not name layers", remedy)
         order = [(layer, name, leaf) for layer in params for name, leaf in zip(*_flat(params[layer])[:2], strict=True)]
         names = [f"{layer}.{name}" for layer, name, _ in order]
         described = _described(names, [leaf for *_, leaf in order])
@@ -298,7 +301,12 @@ class DeferredUpdates:
             apart = {k: update(steep[k], init(small[k]), small[k])[0] for k in small}
             return jnp.array(jax.tree.leaves(jax.tree.map(jnp.allclose, together, apart))).all()
 
-        if not separable(small):
+        try:
+            together = bool(separable(small))
+        except (KeyError, TypeError, ValueError) as error:
+            remedy = "leave frozen layers out of init(), or use scheduled_value_and_grad, which keeps the barrier"
+            raise ConfigError("optimizer", "init", "cannot take the layers one by one", remedy) from error
+        if not together:
             remedy = "clip layer by layer, or use scheduled_value_and_grad, which keeps the barrier"
             raise ConfigError("optimizer", "update", "needs the gradients of all layers at once", remedy)
 
