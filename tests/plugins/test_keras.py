@@ -33,7 +33,8 @@ def train(names: Sequence[str], *options: object) -> tuple[dict[str, list[tuple[
 
 
 @pytest.mark.smoke
-def test_a_model_that_crosses_the_barrier_learns_what_one_process_does():
+def test_a_model_that_crosses_the_barrier_learns_what_one_process_does_and_rank_0_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEPT", str(tmp_path))
     found, _ = train(["across"], "--schedule", "bytescheduler")
     for count, alone, apart in found["across"]:
         assert (count, apart) == (STEPS, 0)

@@ -181,6 +181,30 @@ class AverageMetrics(keras.callbacks.Callback):
             logs.update(zip(names, means, strict=True))
 
 
+class Checkpoint(keras.callbacks.ModelCheckpoint):
+    """Keras' ModelCheckpoint that writes on rank 0 alone; after `AverageMetrics`, if it saves the best.
+
+    Args:
+        filepath: as of Keras' callback.
+        session: of the job.
+        options: as of Keras' callback.
+    """
+
+    def __init__(self, filepath: str, session: Session, **options: Any) -> None:
+        super().__init__(filepath, **options)
+        self._session = session
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save on rank 0, where that is due after a batch."""
+        if self._session.rank == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save on rank 0, where that is due after an epoch."""
+        if self._session.rank == 0:
+            super().on_epoch_end(epoch, logs)
+
+
 class _Exchange:
     """Exchange of one optimizer's gradients; it stands in for the optimizer's ``apply``.
 

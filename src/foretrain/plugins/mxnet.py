@@ -82,9 +82,6 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
     def broadcast(self, key: int | str, value: Any, out: Any, priority: int = 0) -> None:
         """Copy rank 0's ``value`` to ``out`` on all ranks; raise Disagreement where their shapes or types differ."""
         first = value[0] if isinstance(value, list) else value
-        if first.grad is not None and first.grad.stype != "default":
-            remedy = "use a dense gradient, e.g. gluon.nn.Embedding(…, sparse_grad=False)"
-            raise ConfigError(f"parameter{key}", first.grad.stype, "gradients are not exchanged", remedy)
         (values,) = broadcast(self.stream.session, [(f"parameter{key}.value", first.asnumpy())])
         for array in out if isinstance(out, list) else [out]:
             array[:] = mx.nd.array(values, dtype=values.dtype)
