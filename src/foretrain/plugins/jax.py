@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import io_callback
 from jax.extend.core import get_opaque_trace_state
 
@@ -63,7 +64,7 @@ def scheduled_value_and_grad(
         nonlocal last
         trace = get_opaque_trace_state(convention="flax")
         zero = jnp.zeros(())
-        if isinstance(zero, jax.core.Tracer) and trace == last:
+        if isinstance(zero, Tracer) and trace == last:
             # XLA may run the calls in any order and at once, and each rank in its own.
             remedy = "accumulate gradients, or repeat steps, with jax.lax.scan"
             raise ConfigError("scheduled_value_and_grad", "its function", "is called twice in one step", remedy)

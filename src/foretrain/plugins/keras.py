@@ -74,11 +74,11 @@ def scheduled(optimizer: keras.Optimizer | str, session: Session | None = None) 
         ConfigError: Keras runs on another backend, or the optimizer is scheduled already.
     """
     _check_backend()
-    optimizer = keras.optimizers.get(optimizer)
-    if _exchange_of(optimizer) is not None:
-        raise ConfigError("optimizer", optimizer.name, "is scheduled already", "schedule each optimizer once")
-    _Exchange(optimizer, GradientStream(session))
-    return optimizer
+    found: Any = keras.optimizers.get(optimizer)
+    if _exchange_of(found) is not None:
+        raise ConfigError("optimizer", found.name, "is scheduled already", "schedule each optimizer once")
+    _Exchange(found, GradientStream(session))
+    return found
 
 
 def attach(model: keras.Model, session: Session | None = None) -> Session:
