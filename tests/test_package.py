@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import foretrain as ft
+from foretrain.errors import MissingExtra
 
 
 def test_public_names():
@@ -42,6 +44,17 @@ def test_imports_stay_lean(code: str, absent: tuple[str, ...]):
     script = f"{code}; import sys; print(sorted(set({absent!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("name", "package"), [("jax", "jax"), ("keras", "tensorflow"), ("mxnet", "mxnet")])
+def test_a_framework_that_is_not_installed_is_named_with_its_extra(monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)  # its import fails, as where it is not installed
+    for module in (f"foretrain.plugins.{name}", "foretrain.mxnet"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    if name == "keras":
+        monkeypatch.setitem(sys.modules, "keras", ModuleType("keras"))  # whose import takes seconds
+    with pytest.raises(MissingExtra, match=rf"needs the package '{package}'.*pip install 'foretrain\[{name}\]'"):
+        getattr(ft, name)
 
 
 _WITHOUT_TORCH = """

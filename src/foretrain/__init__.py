@@ -98,9 +98,20 @@ _MODULES = {
 }
 
 
+_EXTRAS = {"jax": "jax", "keras": "keras", "lightning": "trainers", "mxnet": "mxnet", "ray": "trainers"}
+"""Extra of the package that each module for a framework needs."""
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"foretrain.{_MODULES[name]}")
+        try:
+            return importlib.import_module(f"foretrain.{_MODULES[name]}")
+        except ModuleNotFoundError as error:
+            if name not in _EXTRAS or not error.name or error.name.startswith("foretrain"):
+                raise
+            from foretrain.errors import MissingExtra
+
+            raise MissingExtra(error.name.partition(".")[0], _EXTRAS[name], f"foretrain.{name}") from error
     if name in _HOMES:
         return getattr(importlib.import_module(f"foretrain.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'foretrain' has no attribute {name!r}; it has: {', '.join(__all__)}")

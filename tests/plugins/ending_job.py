@@ -46,7 +46,7 @@ def in_jax(session):
     import jax.numpy as jnp
 
     graded = jax.jit(ft.jax.scheduled_value_and_grad(lambda p: (p["w"] ** 2).sum(), session))
-    params = {"w": jnp.ones((4, width(session)))}
+    params = ft.jax.broadcast({"w": jnp.ones((4, width(session)))}, session)
     for step in range(16):
         _, means = jax.block_until_ready(graded(params))
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, means)

@@ -5,6 +5,7 @@
 Prints, per case, ``NAME rank ITERATIONS DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``; the first on rank 0 alone.
 """
 
+import os
 import sys
 
 import numpy as np
@@ -155,6 +156,8 @@ def main():
             targets = classes.reshape(BATCHES, 2, BATCH)[:, session.rank]
             samples = mine.reshape(-1, *inputs.shape[1:]), targets.reshape(-1)
             validation = (inputs[:BATCH], classes[:BATCH]) if build is images else None
+            kept = os.path.join(os.environ.get("KEPT", ""), f"{session.rank}.weights.h5")
+            checkpoint = ft.keras.Checkpoint(kept, session, save_weights_only=True)
             for begin, end in fits(build):
                 model.fit(
                     *samples,
@@ -164,8 +167,14 @@ def main():
                     shuffle=False,
                     verbose=0,
                     validation_data=validation,
+                    callbacks=[checkpoint] if "KEPT" in os.environ else None,
                 )
             found = trained(model)
+            if "KEPT" in os.environ:
+                assert os.path.exists(kept) == (session.rank == 0)
+                if session.rank == 0:
+                    model.load_weights(kept)  # of the last epoch's end
+                    assert all((a == b).all() for a, b in zip(found, trained(model), strict=True))
             first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
             apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
             print(f"{name} {session.rank} of {session.ranks}: {session.schedule}", file=sys.stderr)

@@ -38,23 +38,48 @@ CASES = {  # name: optimizer, its options, whether layers wait for themselves, h
     "across": ("adam", {"learning_rate": 0.01}, True, False),
     "momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}, True, None),
     "whole": ("adam", {"learning_rate": 0.01}, True, True),
+    "zeroed": ("sgd", {"learning_rate": 0.1}, True, False),
+    "added": ("sgd", {"learning_rate": 0.1}, True, False),
 }
+ADDED = 2
+"""Backward passes per step where gradients are added up, each with half of a batch."""
 
 
-def alone(name, options, model):
+def backward(case, model, x, y):
+    """Leave the gradients of a batch in the parameters."""
+    parts = ADDED if case == "added" else 1
+    for some_x, some_y in zip(np.split(x, parts), np.split(y, parts), strict=True):
+        with autograd.record():
+            loss = LOSS(model(mx.nd.array(some_x)), mx.nd.array(some_y))
+        loss.backward()
+
+
+def prepared(case, model):
+    """Return ``model``, with gradients that are added up if ``case`` says so."""
+    if case == "added":
+        model.collect_params().setattr("grad_req", "add")
+    return model
+
+
+def zero(case, model):
+    if case in ("zeroed", "added"):
+        model.collect_params().zero_grad()
+
+
+def alone(case, name, options, model):
     """Weights after training on both ranks' batches in one process: the sum of each half's gradients."""
     trainer = gluon.Trainer(model.collect_params(), name, options, kvstore=None)
     params = [p for p in model.collect_params().values() if p.grad_req != "null"]
     for x, y in zip(INPUTS, TARGETS, strict=True):
         found = []
         for half in range(2):
-            with autograd.record():
-                loss = LOSS(model(mx.nd.array(x[half])), mx.nd.array(y[half]))
-            loss.backward()
+            backward(case, model, x[half], y[half])
             found.append([p.grad().copy() for p in params])
+            zero(case, model)
         for p, a, b in zip(params, *found, strict=True):
             p.grad()[:] = a + b
         trainer.step(2 * BATCH)
+        zero(case, model)
     return [p.data().asnumpy() for p in params]
 
 
@@ -63,22 +88,21 @@ def main():
         name, options, across, whole = CASES[case]
         with ft.Session(average=False) as session:
             rank = session.rank
-            model = net(3, whole)
+            model = prepared(case, net(3, whole))
             kvs = ScheduledKVS(mx.kv.create("local"), session)
             if across:
                 kvs.attach(model)
             trainer = gluon.Trainer(model.collect_params(), name, dict(options), kvstore=kvs)
             for x, y in zip(INPUTS[:, rank], TARGETS[:, rank], strict=True):
-                with autograd.record():
-                    loss = LOSS(model(mx.nd.array(x)), mx.nd.array(y))
-                loss.backward()
+                backward(case, model, x, y)
                 trainer.step(BATCH * kvs.num_workers)
+                zero(case, model)
             kvs.flush()
             found = [p.data().asnumpy() for p in model.collect_params().values()]
             first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
             apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
             sys.stderr.write(f"{case} {rank} of {session.ranks}: {session.schedule}\n")
-        expected = alone(name, dict(options), net(3, whole))
+        expected = alone(case, name, dict(options), prepared(case, net(3, whole)))
         worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
         sys.stdout.write(f"{case} {rank} {worst:.3g} {apart:.3g}\n")
 

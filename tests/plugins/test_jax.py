@@ -72,6 +72,9 @@ def refused(call, *arguments):
         print(error)
 
 with ft.Session(rank=0, ranks=1) as session:
+    refused(ft.jax.DeferredUpdates(optax.sgd(0.1), session).init, [jnp.ones(2)])
+    frozen = optax.multi_transform({"yes": optax.sgd(0.1), "no": optax.set_to_zero()}, {"one": "no", "two": "yes"})
+    refused(ft.jax.DeferredUpdates(frozen, session).init, params)
     refused(ft.jax.DeferredUpdates(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), session).init, params)
     updates = ft.jax.DeferredUpdates(optax.sgd(0.1), session)
     state = updates.init(params)
@@ -82,6 +85,16 @@ with ft.Session(rank=0, ranks=1) as session:
     grads = ft.jax.scheduled_value_and_grad(lambda p: p["w"].sum(), session)
     jax.jit(grads)({"w": jnp.ones((2, 2))})
     refused(jax.jit(grads), {"w": jnp.ones((3, 2))})
+with ft.Session(rank=0, ranks=1) as session:
+    grads = ft.jax.scheduled_value_and_grad(lambda p, x: ((p["w"] @ x) ** 2).sum(), session)
+    w = {"w": jnp.ones((2, 2))}
+    refused(jax.jit(lambda: (grads(w, jnp.ones(2)), grads(w, jnp.ones(2)))))
+    steps = jax.jit(lambda xs: jax.lax.scan(lambda total, x: (total + grads(w, x)[1]["w"], None), 0 * w["w"], xs)[0])
+    print(steps(jnp.ones((5, 2))).sum())
+    try:
+        jax.block_until_ready(jax.vmap(grads, in_axes=(None, 0))(w, jnp.ones((3, 2))))
+    except Exception as error:  # JAX's own, around the session's
+        print(" ".join(str(error).split()))
 """
 
 
@@ -91,11 +104,16 @@ def test_what_cannot_be_exchanged_is_refused_with_a_remedy():
     for line, words in zip(
         ended.stdout.splitlines(),
         [
+            "params: 'list' does not name layers; name each layer",
+            "cannot take the layers one by one; leave frozen layers out of init()",
             "needs the gradients of all layers at once; clip layer by layer",
             "layer: 'three' has no parameters; these have: one, two",
             "layer: 'two' is not used by the loss; leave it out of init()",
             "drop.key: key<fry> has no gradient; hand the parameters in alone",
             "are not those that this session exchanges",
+            "is called twice in one step; accumulate gradients, or repeat steps, with jax.lax.scan",
+            "80.0",
+            "comes before the last was used; compute gradients once per step",
         ],
         strict=True,
     ):

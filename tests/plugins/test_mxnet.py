@@ -45,7 +45,7 @@ def train(python: str, *words: object) -> dict[str, list[tuple[float, float]]]:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        (("--schedule", "bytescheduler"), ("barrier", "across", "momentum", "whole")),
+        (("--schedule", "bytescheduler"), ("barrier", "across", "momentum", "whole", "zeroed", "added")),
         (("--schedule", "prophet", "--servers", 1), ("across",)),
     ],
     ids=["all-reduce", "servers"],

@@ -248,8 +248,7 @@ class Session:
         if not names or len(set(names)) < len(names):
             twice = next((name for name in names if names.count(name) > 1), "")
             raise ConfigError("tensors", twice, "is declared twice" if twice else "are none", "name each tensor once")
-        described = [f"{task.name} {task.count} {task.dtype}" for task in tasks]
-        self._control.must_agree("tensor", described, [hash_of(text) for text in described])
+        self.must_agree("tensor", [f"{task.name} {task.count} {task.dtype}" for task in tasks])
         self._tasks, count = tasks, len(tasks)
         self._ordered = ordered
         self._in_flight = TasksInFlight(count, self.check)
@@ -328,6 +327,10 @@ class Session:
             ForetrainError: the job has failed; the message says why.
         """
         return b"".join(self._control.share(data[at : at + BODY_LIMIT]) for at in range(0, len(data), BODY_LIMIT))
+
+    def must_agree(self, what: str, described: Sequence[str]) -> None:
+        """Raise Disagreement, on all ranks, if the texts ``described`` differ; ``what`` each of them is. Collective."""
+        self._control.must_agree(what, described, [hash_of(text) for text in described])
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Return the means of ``values``, as metrics, over all ranks. Collective.

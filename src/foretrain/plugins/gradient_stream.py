@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -48,6 +49,8 @@ class GradientStream:
         self._tasks: tuple[CommTask, ...] = ()
         self._lock = threading.Lock()
         self._pushed: set[int] = set()
+        self._unread: set[int] = set()
+        """Gradients that have gone, and whose means nobody has asked for since."""
 
     def declare(self, parameters: Sequence[GradientSpec], *, ordered: bool) -> bool:
         """Declare the parameters unless that has been done. Collective.
@@ -84,13 +87,20 @@ class GradientStream:
         """Hand over the gradient of parameter ``index``; its content is copied before this returns.
 
         Raises:
+            ConfigError: nobody has asked for the mean of its last one, which this one would overwrite.
             ForetrainError: the job has failed.
         """
         with self._lock:
+            if index in self._unread:
+                remedy = "compute gradients once per step, and accumulate them in a loop, with JAX in jax.lax.scan"
+                raise ConfigError(
+                    self._parameters[index].name, "its gradient", "comes before the last was used", remedy
+                )
             if index in self._pushed or not self._pushed or len(self._pushed) == len(self._tasks):
                 self.session.begin_step()
                 self._pushed.clear()
             self._pushed.add(index)
+            self._unread.add(index)
         values = gradient.reshape(-1).view()
         values.flags.writeable = False  # the framework's own memory: nothing is written back to it
         self._tasks[index].ready(values)
@@ -102,7 +112,22 @@ class GradientStream:
             ForetrainError: the job has failed; the message says why.
         """
         parameter = self._parameters[index]
-        return self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
+        mean = self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
+        with self._lock:
+            self._unread.discard(index)
+        return mean
+
+
+def broadcast(session: Session, arrays: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[Any]]:
+    """Return rank 0's ``arrays`` on all ranks; each has a name. Collective.
+
+    Raises:
+        Disagreement: those of another rank have other names, shapes or types.
+    """
+    session.must_agree("array", [f"{name} {values.shape} {values.dtype}" for name, values in arrays])
+    return [
+        np.frombuffer(session.broadcast(values.tobytes()), values.dtype).reshape(values.shape) for _, values in arrays
+    ]
 
 
 def recording(iterations: int, warmup: int) -> Session:
@@ -141,7 +166,8 @@ def recorded(session: Session, name: str, batch: int, source: str, forward: Time
     return Workload(name, batch, tuple(layers), tuple(gradients), source=source)
 
 
-def warn_if_untested(framework: str, version: str, tested: str) -> None:
-    """Log a warning if ``version`` of ``framework`` is not the ``tested`` major and minor one."""
-    if version.split(".")[:2] != tested.split("."):
+@cache
+def warn_if_untested(rank: int, framework: str, version: str, tested: str) -> None:
+    """Log a warning, once and on rank 0, if ``version`` of ``framework`` is not the ``tested`` major and minor one."""
+    if rank == 0 and version.split(".")[:2] != tested.split("."):
         logger.warning("%s %s: foretrain is tested with %s.x; please report what fails", framework, version, tested)

@@ -24,11 +24,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import io_callback
+from jax.extend.core import get_opaque_trace_state
 
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError
 from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, recorded, recording, warn_if_untested
+from foretrain.plugins.gradient_stream import broadcast as stream_broadcast
 from foretrain.units import NANOSECOND
 from foretrain.workload.step import Workload
 
@@ -40,7 +43,8 @@ def scheduled_value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Return ``jax.value_and_grad(loss)`` whose gradients are the means of all ranks, exchanged as they are computed.
 
-    To be called inside `jax.jit`, by all ranks equally often. Any optimizer may follow. Collective when first traced.
+    To be called inside `jax.jit`, once per step, by all ranks equally often: gradients are accumulated in a loop of
+    `jax.lax.scan`, and not under `jax.vmap`. Any optimizer may follow. Collective when first traced.
 
     Args:
         loss: of the parameters, a pytree of floating-point arrays on one device, and of anything else.
@@ -49,13 +53,22 @@ def scheduled_value_and_grad(
 
     Returns:
         A function that returns this rank's value, and the mean gradients in the structure of the parameters. It raises
-        ConfigError when it is traced with other parameters than before, and what JAX makes of a ForetrainError,
-        with its text, when the job fails.
+        ConfigError when it is traced with other parameters than before or twice in a step, and what JAX makes of a
+        ForetrainError, with its text, when the job fails.
     """
-    warn_if_untested("jax", jax.__version__, "0.10")
     stream = GradientStream(session)
+    warn_if_untested(stream.session.rank, "jax", jax.__version__, "0.10")
+    last: Any = None
 
     def value_and_grad(parameters: Any, *others: Any, **options: Any) -> tuple[Any, Any]:
+        nonlocal last
+        trace = get_opaque_trace_state(convention="flax")
+        zero = jnp.zeros(())
+        if isinstance(zero, Tracer) and trace == last:
+            # XLA may run the calls in any order and at once, and each rank in its own.
+            remedy = "accumulate gradients, or repeat steps, with jax.lax.scan"
+            raise ConfigError("scheduled_value_and_grad", "its function", "is called twice in one step", remedy)
+        last = trace
         names, leaves, structure = _flat(parameters)
         # Layers are the text before the last dot: a parameter that is in no layer is one itself.
         names = [name if "." in name else f"{name}.value" for name in names]
@@ -65,7 +78,7 @@ def scheduled_value_and_grad(
             found = [_tap(partial(_push, stream, k), leaf, tokens[k]) for k, leaf in enumerate(leaves)]
             return loss(jax.tree.unflatten(structure, found), *others, **options)
 
-        value, tokens = jax.value_and_grad(tapped, has_aux=has_aux)([jnp.zeros(())] * len(leaves))
+        value, tokens = jax.value_and_grad(tapped, has_aux=has_aux)([zero] * len(leaves))
         gone = sum(tokens)
         means = [io_callback(partial(_wait, stream, k), _like(leaf), gone) for k, leaf in enumerate(leaves)]
         return value, jax.tree.unflatten(structure, means)
@@ -115,15 +128,14 @@ def record(
 
 
 def broadcast(tree: Any, session: Session) -> Any:
-    """Return rank 0's ``tree`` of arrays, as initial parameters, on all ranks; the structures are equal. Collective."""
-    leaves, structure = jax.tree.flatten(tree)
-    found = []
-    for leaf in leaves:
-        values = np.asarray(leaf)
-        found.append(
-            jnp.asarray(np.frombuffer(session.broadcast(values.tobytes()), values.dtype).reshape(values.shape))
-        )
-    return jax.tree.unflatten(structure, found)
+    """Return rank 0's ``tree`` of arrays, as initial parameters, on all ranks. Collective.
+
+    Raises:
+        Disagreement: that of another rank has other names, shapes or types.
+    """
+    names, leaves, structure = _flat(tree)
+    found = stream_broadcast(session, [(name, np.asarray(leaf)) for name, leaf in zip(names, leaves, strict=True)])
+    return jax.tree.unflatten(structure, [jnp.asarray(values) for values in found])
 
 
 class State(NamedTuple):
@@ -189,9 +201,9 @@ class DeferredUpdates:
     """
 
     def __init__(self, optimizer: Any, session: Session | None = None) -> None:
-        warn_if_untested("jax", jax.__version__, "0.10")
         self._optimizer = optimizer
         self._stream = GradientStream(session)
+        warn_if_untested(self._stream.session.rank, "jax", jax.__version__, "0.10")
         self._numbers: dict[str, list[int]] = {}
         self._flush = jax.jit(self._flushed)
 
@@ -205,6 +217,9 @@ class DeferredUpdates:
             ConfigError: the optimizer mixes layers, as clipping by the global norm does, or a leaf has no gradient.
             Disagreement: the parameters of another rank have other names, shapes or types.
         """
+        if not isinstance(params, Mapping):
+            remedy = "name each layer: {'hidden': {'w': …}, 'out': {'w': …}}"
+            raise ConfigError("params", type(params).__name__, "does not name layers", remedy)
         order = [(layer, name, leaf) for layer in params for name, leaf in zip(*_flat(params[layer])[:2], strict=True)]
         names = [f"{layer}.{name}" for layer, name, _ in order]
         described = _described(names, [leaf for *_, leaf in order])
@@ -287,7 +302,12 @@ class DeferredUpdates:
             apart = {k: update(steep[k], init(small[k]), small[k])[0] for k in small}
             return jnp.array(jax.tree.leaves(jax.tree.map(jnp.allclose, together, apart))).all()
 
-        if not separable(small):
+        try:
+            together = bool(separable(small))
+        except (KeyError, TypeError, ValueError) as error:
+            remedy = "leave frozen layers out of init(), or use scheduled_value_and_grad, which keeps the barrier"
+            raise ConfigError("optimizer", "init", "cannot take the layers one by one", remedy) from error
+        if not together:
             remedy = "clip layer by layer, or use scheduled_value_and_grad, which keeps the barrier"
             raise ConfigError("optimizer", "update", "needs the gradients of all layers at once", remedy)
 

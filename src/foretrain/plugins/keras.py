@@ -30,10 +30,18 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError, RecordError
-from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, recorded, recording, warn_if_untested
+from foretrain.plugins.gradient_stream import (
+    GradientSpec,
+    GradientStream,
+    broadcast,
+    recorded,
+    recording,
+    warn_if_untested,
+)
 from foretrain.units import format_size
 from foretrain.workload.step import Workload
 
@@ -42,15 +50,21 @@ logger = logging.getLogger("foretrain")
 _PER_VARIABLE = {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "RMSprop", "SGD"}
 """Optimizers of Keras whose update of a variable reads that variable's gradient and state alone."""
 
+_SEE_ALL = (
+    *("evaluate", "predict", "test_on_batch", "predict_on_batch", "save", "export"),
+    *("get_weights", "set_weights", "save_weights", "load_weights"),
+)
+"""Methods of a model before which all updates that are due are done."""
 
-def scheduled(optimizer: keras.Optimizer, session: Session | None = None) -> keras.Optimizer:
+
+def scheduled(optimizer: keras.Optimizer | str, session: Session | None = None) -> keras.Optimizer:
     """Let ``optimizer`` update with the mean of all ranks' gradients, which go as they are computed. Collective.
 
     Clipping, weight decay, accumulation, moving averages and loss scaling are the optimizer's, of the means. Weights
     are those of rank 0 from the first step on.
 
     Args:
-        optimizer: of any kind; a LossScaleOptimizer as a whole, not what it wraps.
+        optimizer: of any kind, or its name; a LossScaleOptimizer as a whole, not what it wraps.
         session: where gradients are exchanged; None makes one of what ``foretrain run`` says.
 
     Returns:
@@ -60,19 +74,21 @@ def scheduled(optimizer: keras.Optimizer, session: Session | None = None) -> ker
         ConfigError: Keras runs on another backend, or the optimizer is scheduled already.
     """
     _check_backend()
-    if _exchange_of(optimizer) is not None:
-        raise ConfigError("optimizer", optimizer.name, "is scheduled already", "schedule each optimizer once")
-    _Exchange(optimizer, GradientStream(session))
-    return optimizer
+    found: Any = keras.optimizers.get(optimizer)
+    if _exchange_of(found) is not None:
+        raise ConfigError("optimizer", found.name, "is scheduled already", "schedule each optimizer once")
+    _Exchange(found, GradientStream(session))
+    return found
 
 
 def attach(model: keras.Model, session: Session | None = None) -> Session:
     """Let communication go on across steps: a layer of ``model`` waits for its own gradients, where it begins.
 
     Call it after ``compile`` and before the first ``fit``. A layer is then updated at its next entry. Evaluation,
-    prediction, saving, `get_weights` and the ends of epochs see all updates done. What needs all gradients at once
-    keeps the barrier, and a message says so: clipping by global norm, accumulation, moving averages of weights, loss
-    scaling, and optimizers that Keras did not bring or that share state between variables.
+    prediction, saving, loading, `get_weights`, `set_weights` and the ends of epochs see all updates done; a variable
+    that is read or assigned directly between two batches does not. What needs all gradients at once keeps the barrier,
+    and a message says so: clipping by global norm, accumulation, moving averages of weights, loss scaling, and
+    optimizers that Keras did not bring or that share state between variables.
 
     Args:
         model: compiled; its optimizer is scheduled if it is not.
@@ -88,8 +104,7 @@ def attach(model: keras.Model, session: Session | None = None) -> Session:
     if getattr(model, "optimizer", None) is None:
         raise ConfigError("model", model.name, "is not compiled", "call model.compile(…) first")
     if model.jit_compile:
-        remedy = "write model.compile(…, jit_compile=False)"
-        raise ConfigError("jit_compile", True, "leaves no way to hand a gradient over inside a step", remedy)
+        raise _compiled_by_xla()
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
     exchange = _exchange_of(optimizer)
@@ -166,6 +181,30 @@ class AverageMetrics(keras.callbacks.Callback):
             logs.update(zip(names, means, strict=True))
 
 
+class Checkpoint(keras.callbacks.ModelCheckpoint):
+    """Keras' ModelCheckpoint that writes on rank 0 alone; after `AverageMetrics`, if it saves the best.
+
+    Args:
+        filepath: as of Keras' callback.
+        session: of the job.
+        options: as of Keras' callback.
+    """
+
+    def __init__(self, filepath: str, session: Session, **options: Any) -> None:
+        super().__init__(filepath, **options)
+        self._session = session
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save on rank 0, where that is due after a batch."""
+        if self._session.rank == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save on rank 0, where that is due after an epoch."""
+        if self._session.rank == 0:
+            super().on_epoch_end(epoch, logs)
+
+
 class _Exchange:
     """Exchange of one optimizer's gradients; it stands in for the optimizer's ``apply``.
 
@@ -180,9 +219,11 @@ class _Exchange:
         self._variables: list[Any] = []
         self._index: dict[int, int] = {}
         self._model: Any = None
-        self._crosses = self._in_update = False
+        self._crosses = self._in_update = self._warned = False
         self._entered: set[int] | None = None
         """Variables whose wait is in the graph that is being traced; None outside a training step."""
+        warn_if_untested(stream.session.rank, "keras", keras.__version__, "3.15")
+        warn_if_untested(stream.session.rank, "tensorflow", tf.__version__, "2.21")
         optimizer.apply = self.apply
         optimizer.foretrain = self
 
@@ -198,6 +239,12 @@ class _Exchange:
         if type(graph).__name__ == "CondBranchFuncGraph":
             remedy = "schedule the LossScaleOptimizer itself, or call ft.keras.attach(model)"
             raise ConfigError("optimizer", self._optimizer.name, "is wrapped by another, which may skip it", remedy)
+        if graph is None and not self._warned:
+            self._warned = True
+            name = self._optimizer.name
+            logger.warning("%s: a step that runs eagerly sends gradients after its backward pass, which is slow", name)
+        if graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph):
+            raise _compiled_by_xla()
         variables = list(trainable_variables or self._optimizer._trainable_variables)
         if self._declare(variables) and self._model is None:
             _broadcast(self.stream.session, variables)
@@ -245,8 +292,6 @@ class _Exchange:
             raise ConfigError("model", model.name, "is attached already", "attach it once")
         if reason := _keeps_barrier(self._optimizer):
             logger.info("%s: each step waits for all gradients, because %s", model.name, reason)
-        if model.run_eagerly:
-            logger.warning("%s runs eagerly: its gradients go after the whole backward pass, which is slow", model.name)
         self._model, self._crosses = model, not reason
         self._steps = tf.Variable(tf.constant(0, tf.int64), dtype=tf.int64, trainable=False, name="foretrain_steps")
         """Steps whose gradients have gone; read by every wait, see Note [Waits]."""
@@ -280,7 +325,7 @@ class _Exchange:
 
         model.train_step, model.fit = train_step, followed_fit
         model.train_function = None
-        for name in ("evaluate", "predict", "save", "save_weights", "get_weights", "export"):
+        for name in _SEE_ALL:
             setattr(model, name, _after(self.flush, getattr(model, name)))
         if self._crosses:
             self._optimizer._get_current_learning_rate = self._rate_in_force
@@ -416,11 +461,14 @@ def _dense(gradient: Any, variable: Any) -> tf.Tensor:
 def _broadcast(session: Session, variables: Sequence[Any]) -> None:
     """Set ``variables`` to rank 0's values, before a step that is being traced."""
     with tf.init_scope():
-        for variable in variables:
-            values = variable.numpy()
-            if values.dtype.hasobject or not values.size:
-                continue
-            variable.assign(np.frombuffer(session.broadcast(values.tobytes()), values.dtype).reshape(values.shape))
+        sent = [v for v in variables if not v.numpy().dtype.hasobject and v.numpy().size]
+        for variable, values in zip(sent, broadcast(session, [(v.path, v.numpy()) for v in sent]), strict=True):
+            variable.assign(values)
+
+
+def _compiled_by_xla() -> ConfigError:
+    remedy = "write model.compile(…, jit_compile=False)"
+    return ConfigError("jit_compile", True, "leaves no way to hand a gradient over inside a step", remedy)
 
 
 def _exchange_of(optimizer: Any) -> _Exchange | None:
@@ -432,5 +480,3 @@ def _check_backend() -> None:
         others = {"torch": "use foretrain.attach(model, optimizer)", "jax": "use foretrain.plugins.jax"}
         remedy = f"set KERAS_BACKEND=tensorflow, or {others.get(backend, 'use foretrain.Session')}"
         raise ConfigError("KERAS_BACKEND", backend, "computes gradients outside of TensorFlow", remedy)
-    warn_if_untested("keras", keras.__version__, "3.15")
-    warn_if_untested("tensorflow", tf.__version__, "2.21")

@@ -26,12 +26,11 @@ from typing import Any, NamedTuple
 os.environ.setdefault("MXNET_EXEC_BULK_EXEC_TRAIN", "0")  # else the engine releases gradients in two or three bunches
 
 import mxnet as mx  # pyright: ignore[reportMissingImports]
-import numpy as np
 from mxnet import autograd, gluon  # pyright: ignore[reportMissingImports]
 
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError
-from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, warn_if_untested
+from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, broadcast, warn_if_untested
 
 
 class _Due(NamedTuple):
@@ -57,10 +56,10 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
     """
 
     def __init__(self, kvs: Any = None, session: Session | None = None) -> None:
-        warn_if_untested("mxnet", mx.__version__, "1.9")
         if kvs is not None and "dist" in kvs.type:
             raise ConfigError("kvs", kvs.type, "exchanges gradients itself", "write mx.kv.create('local')")
         self.stream = GradientStream(session or Session(average=False))
+        warn_if_untested(self.stream.session.rank, "mxnet", mx.__version__, "1.9")
         self._local = kvs
         self._keys: dict[int | str, int] = {}
         """Number of each gradient, by key."""
@@ -81,12 +80,11 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
     # ── calls of the trainer ──
 
     def broadcast(self, key: int | str, value: Any, out: Any, priority: int = 0) -> None:
-        """Copy rank 0's ``value`` to ``out`` on all ranks."""
+        """Copy rank 0's ``value`` to ``out`` on all ranks; raise Disagreement where their shapes or types differ."""
         first = value[0] if isinstance(value, list) else value
-        values = first.asnumpy()
-        data = self.stream.session.broadcast(values.tobytes())
+        (values,) = broadcast(self.stream.session, [(f"parameter{key}.value", first.asnumpy())])
         for array in out if isinstance(out, list) else [out]:
-            array[:] = mx.nd.array(np.frombuffer(data, values.dtype).reshape(values.shape), dtype=values.dtype)
+            array[:] = mx.nd.array(values, dtype=values.dtype)
         if first.grad is not None and key not in self._keys:
             number = self._keys[key] = len(self._keys)
             self._numbers[id(first)] = number
@@ -103,9 +101,9 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         if number in self._due:
             remedy = "hybridize the layers one by one, or leave attach() out"
             raise ConfigError(f"key {key}", "attach", "belongs to a layer that was not entered since its last", remedy)
-        push = threading.Thread(
-            target=self._push, args=(number, gradient), name=f"foretrain-push-{number}", daemon=True
-        )
+        # With attach() the script goes on, and may change the gradient before it has gone, as zero_grad() does.
+        sent = gradient if self._updater is None else gradient.copy()
+        push = threading.Thread(target=self._push, args=(number, sent), name=f"foretrain-push-{number}", daemon=True)
         self._pushing[number], self._arrays[number] = push, gradient
         push.start()
         if self._updater is not None:
