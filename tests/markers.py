@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -46,7 +47,7 @@ def mark(item: pytest.Item) -> None:
     functions += [inner.inner_test for one in functions if (inner := getattr(one, "hypothesis", None))]
     keys = {(name, found[-1].func.__module__) for name, found in fixtures.items()}
     found = {_BY_FIXTURE[key] for key in keys & _BY_FIXTURE.keys()}
-    found |= {_BY_MODULE[name] for name in _modules(functions) if name in _BY_MODULE}
+    found |= {_BY_MODULE[name] for one in functions for name in _modules(one) if name in _BY_MODULE}
     if len(found) > 1:
         found.discard("process")  # for what has no other marker
     if any(item.callspec.id in case.args for case in item.iter_markers("smoke_case")):
@@ -55,9 +56,14 @@ def mark(item: pytest.Item) -> None:
         item.add_marker(name)
 
 
-def _modules(functions: list[Callable[..., Any]]) -> Iterator[str]:
-    """Yield the modules that functions use, following helpers defined in the tests."""
-    todo, seen = [*functions], set[int]()
+@cache
+def _modules(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the modules that a function uses, following helpers defined in the tests."""
+    return frozenset(_used(function))
+
+
+def _used(function: Callable[..., Any]) -> Iterator[str]:
+    todo, seen = [function], set[int]()
     while todo:
         function = inspect.unwrap(todo.pop())
         if not isinstance(function, FunctionType) or id(function) in seen:

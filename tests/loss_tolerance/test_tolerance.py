@@ -1,7 +1,6 @@
 import math
 
 import pytest
-from scipy import stats
 
 pytest.importorskip("torch")
 
@@ -14,10 +13,14 @@ from tests.loss_tolerance.trials import build
 @pytest.mark.parametrize("freedom", [1, 2, 9, 30, 101])
 @pytest.mark.parametrize("probability", [0.5, 0.95, 0.9995])
 def test_students_quantiles(freedom, probability):
+    from scipy import stats  # takes a second, which who only collects tests need not wait
+
     assert student_t(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9, abs=1e-12)
 
 
 def test_the_test_is_the_paired_one():
+    from scipy import stats
+
     before, after, margin = [0.90, 0.92, 0.91, 0.93], [0.89, 0.92, 0.90, 0.93], 0.02
     differences = [b - a for a, b in zip(before, after, strict=True)]
     p_value = stats.ttest_rel([b + margin for b in after], before, alternative="greater").pvalue
