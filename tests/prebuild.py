@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -45,7 +47,11 @@ def main() -> None:
     }
     say("compiling the simulated device and the kernels of the simulators, once; this takes a few minutes")
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(_device, say), *(pool.submit(_run, name, code, say) for name, code in kernels.items())]
+        jobs = [
+            pool.submit(_device, say),
+            pool.submit(_allocator, say),
+            *(pool.submit(_run, name, code, say) for name, code in kernels.items()),
+        ]
     for job in jobs:
         job.result()
     say("everything is compiled")
@@ -64,6 +70,15 @@ def _device(say: Callable[[str], None]) -> None:
         say("simulated device: compiled")
     except BuildError as error:
         say(f"simulated device: {error}; its tests will be skipped or fail")
+
+
+def _allocator(say: Callable[[str], None]) -> None:
+    from tests.live.device.oracle.record import PROGRAMS, build_shell
+
+    if shutil.which(os.environ.get("CXX", "g++")):
+        PROGRAMS.mkdir(parents=True, exist_ok=True)
+        build_shell(PROGRAMS)
+        say("allocator of the tests: compiled")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.live.device.allocator_twin import Full, Twin
-from tests.live.device.oracle.record import build_shell, comparable, differing
+from tests.live.device.oracle.record import PROGRAMS, build_shell, comparable, differing
 
 HERE = Path(__file__).parent
 MIB = 2**20
@@ -26,11 +26,12 @@ Shell = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="session")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+def shell() -> Shell:
     """Runs commands (`shell.cpp`) on a fresh allocator; the lines it printed."""
     if not shutil.which(os.environ.get("CXX", "g++")):
         pytest.skip("the allocator is C++, and there is no compiler: install g++")
-    program = build_shell(tmp_path_factory.mktemp("allocator"))
+    PROGRAMS.mkdir(parents=True, exist_ok=True)
+    program = build_shell(PROGRAMS)
 
     def run(*commands: str) -> list[str]:
         text = "\n".join(commands) + "\n"

@@ -11,6 +11,7 @@ over the runtime in ``cudart.cpp``; ours runs the same commands, and they must a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -21,6 +22,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[3] / "src/foretrain/live/device/native"
+PROGRAMS = HERE.parents[3] / ".pytest_cache" / "d" / "allocator"
+"""Where tests keep what `build_shell` makes."""
 MIB = 2**20
 
 OPTIONS = (
@@ -101,11 +104,19 @@ def differing(theirs: list[str], ours: list[str]) -> list[tuple[str, str]]:
 
 
 def build_shell(into: Path) -> Path:
-    """Compiles `shell.cpp` with our allocator; the program's path."""
-    sources = [str(HERE.parent / "shell.cpp"), *map(str, sorted(NATIVE.glob("allocator*.cpp")))]
+    """Compiles `shell.cpp` with our allocator, unless it is in the folder; the program's path."""
+    sources = [HERE.parent / "shell.cpp", *sorted(NATIVE.glob("allocator*.cpp"))]
     compiler = os.environ.get("CXX", "g++")
-    subprocess.run([compiler, "-std=c++17", "-O2", f"-I{NATIVE}", *sources, "-o", str(into / "shell")], check=True)
-    return into / "shell"
+    digest = hashlib.sha256(compiler.encode())
+    for source in [*sources, *sorted(NATIVE.glob("*.h"))]:
+        digest.update(source.read_bytes())
+    program = into / f"shell-{digest.hexdigest()[:16]}"
+    if not program.exists():
+        with tempfile.TemporaryDirectory(dir=into) as folder:  # others may build it, too
+            made = Path(folder, "shell")
+            subprocess.run([compiler, "-std=c++17", "-O2", f"-I{NATIVE}", *map(str, sources), "-o", made], check=True)
+            made.replace(program)
+    return program
 
 
 def build(libraries: Path, into: Path) -> tuple[list[str], list[str]]:
