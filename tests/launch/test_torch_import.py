@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,6 +13,9 @@ from foretrain.launch.worker import PatchOnImport
 SCRIPT = """
 import importlib.util, sys
 print(sorted({"torch", "numba", "numpy"} & sys.modules.keys()))
+if sys.argv[1:] == ["session"]:
+    import foretrain
+    foretrain.Session(rank=0, ranks=1, address="127.0.0.1:0").close()
 if sys.argv[1:] == ["torch"]:
     found = importlib.util.find_spec("torch")  # as packages do that support several frameworks
     print(found.name, "torch" in sys.modules)
@@ -26,8 +30,9 @@ def worker(tmp_path):
     """Runs the script as a rank does."""
     (tmp_path / "script.py").write_text(SCRIPT)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "foretrain.launch.worker", str(tmp_path / "script.py"), *arguments]
+    def run(*arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        script = str(tmp_path / "script.py")
+        command = [sys.executable, "-m", "foretrain.launch.worker", *options, script, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
 
     return run
@@ -38,6 +43,12 @@ def test_a_script_without_torch_runs_without_it(worker):
     ended = worker()
     assert ended.stdout == "[]\n"
     assert ended.stderr.startswith("foretrain: nothing was taken over: the script did not import torch")
+
+
+def test_a_session_that_is_not_observed_says_so(worker):
+    assert worker("session", options=["--advise"]).stderr.startswith(
+        "foretrain: no advice: --advise observes Distributed"
+    )
 
 
 def test_torch_is_patched_before_the_script_sees_it(worker):

@@ -38,11 +38,13 @@ _EXAMPLE = "foretrain run --nproc 2 -- train.py"
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Run an unmodified DistributedDataParallel script by a schedule: foretrain run --nproc 2 -- train.py ARGUMENTS
+    """Run a training script by a schedule: foretrain run --nproc 2 -- train.py ARGUMENTS
 
-    Starts the script through torchrun with a scheduled DistributedDataParallel in the place of PyTorch's. Every other
-    option before the -- is torchrun's (--nnodes, --rdzv-endpoint, --max-restarts, ...; torchrun --help lists them). A
-    model that cannot be taken over trains with PyTorch's own, and rank 0 says why. The exit status is the script's.
+    Starts an unmodified script through torchrun with a scheduled DistributedDataParallel in the place of PyTorch's. A
+    model that cannot be taken over trains with PyTorch's own, and rank 0 says why. A script of Keras, JAX, MXNet or
+    NumPy makes a foretrain.Session, which finds all it needs, also where PyTorch is not installed. Every other option
+    before the -- is torchrun's (--nnodes, --rdzv-endpoint, --max-restarts, ...; torchrun --help lists them). The exit
+    status is the script's.
 
     Attributes:
         schedule: a policy with its knobs, e.g. "bytescheduler(partition=1MB)"; foretrain catalog lists them. Or auto:
@@ -100,7 +102,7 @@ class RunOptions:
 
 
 def run(options: tyro.conf.OmitArgPrefixes[RunOptions]) -> None:
-    """Run an unmodified DistributedDataParallel script by a schedule."""
+    """Run a training script by a schedule: DistributedDataParallel as it is, or Keras, JAX, MXNet and NumPy."""
     _start(options, (), ())
 
 

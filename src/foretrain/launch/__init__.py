@@ -24,7 +24,9 @@ from foretrain.comm.options import (
 )
 from foretrain.errors import ConfigError, unknown
 
-__all__ = ["LaunchSettings", "session_used"]
+__all__ = ["NOT_ADVISED", "LaunchSettings", "session_used"]
+
+NOT_ADVISED = "no advice: --advise observes DistributedDataParallel, and this script trains by a foretrain.Session"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from foretrain.launch import LaunchSettings, session_used
+from foretrain.launch import NOT_ADVISED, LaunchSettings, session_used
 from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel, report, sharded
 from foretrain.torch_version import require_torch
 
@@ -76,7 +76,7 @@ class DdpPatch:
         if lines:
             return lines
         if session_used():
-            return []
+            return [NOT_ADVISED] if self.settings.advise else []
         if self._records:
             return ["nothing was taken over: no DistributedDataParallel was trained"]
         why = ", and FSDP or tensor parallelism is not scheduled" if self._sharded else ""

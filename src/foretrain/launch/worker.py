@@ -26,7 +26,7 @@ from foretrain.comm.options import (
     UpdateLocation,
     as_transport,
 )
-from foretrain.launch import LaunchSettings, session_used
+from foretrain.launch import NOT_ADVISED, LaunchSettings, session_used
 from foretrain.parent_death import end_with_parent
 
 if TYPE_CHECKING:
@@ -111,8 +111,11 @@ class PatchOnImport(MetaPathFinder):
             self._patch.__exit__(kind, error, trace)
             return
         sys.meta_path.remove(self)
-        if error is None and not session_used() and os.environ.get("RANK", "0") == "0":
-            sys.stderr.write("foretrain: nothing was taken over: the script did not import torch; it ran as it is\n")
+        line = "" if session_used() else "nothing was taken over: the script did not import torch; it ran as it is"
+        if session_used() and self._settings.advise:
+            line = NOT_ADVISED
+        if line and error is None and os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"foretrain: {line}\n")
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
