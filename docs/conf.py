@@ -21,6 +21,7 @@ html_title = f"foretrain {version}"
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 default_role = "py:obj"
+autodoc_mock_imports = ["mxnet"]  # it wants an old NumPy, and so an environment of its own
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
