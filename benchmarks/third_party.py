@@ -254,13 +254,13 @@ def markdown(outcomes: Mapping[str, Outcome], machine: Mapping[str, Any]) -> str
     works = sum(outcome.step is not None for _, outcome in tried)
     stacks = sorted({f"Python {one.python} and PyTorch {one.torch}" for _, one in tried})
     days = sorted({one.date for _, one in tried})
-    untried = f"; {len(shown) - len(tried)} more were not tried" if len(shown) > len(tried) else ""
+    untried = f" {len(shown) - len(tried)} more were not tried." if len(shown) > len(tried) else ""
     lines = [
         "# Other people's code",
         "",
-        f"{works} of {len(tried)} commands of public repositories run on simulated GPUs as their README gives them{untried},",
+        f"{works} of {len(tried)} commands of public repositories run on simulated GPUs as their README gives them,",
         f"with {', '.join(stacks)}, simulated from {days[0]} to {days[-1]} on {machine['cores']} cores",
-        f"({machine['cpu']}). Only what ends them sooner is added (in brackets), and data that they would download is",
+        f"({machine['cpu']}).{untried} Only what ends them sooner is added (in brackets), and data that they would download is",
         "random. The step is the forecast of one iteration; the time is that of the whole simulation, beside other",
         "processes; live ranks ran as processes, and stand for the others. Nothing is fetched: checkouts lie in a",
         "folder. This page is written by",
