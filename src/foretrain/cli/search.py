@@ -21,7 +21,7 @@ _EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Find the fastest recipe of an unmodified training script: foretrain search -- train.py --tp {tp}
+    """Find the fastest recipe of an unmodified training script: foretrain search -- train.py tp={tp}
 
     Each recipe is a live simulation of the script with other arguments, as foretrain simulate runs it. Those that
     cannot be the best are recognised early. An interrupted search goes on when it is started again.
@@ -79,7 +79,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     store = options.store or Path(f"{words[0] if module else Path(words[0]).name}.search")
     with patience(PREPARING):
         from foretrain.recipe_search import search as find
-        from foretrain.report.recipes import numbers, show
+        from foretrain.report.recipes import numbers, page, show
     try:
         with searching() as progress:
             result = find(
@@ -93,6 +93,8 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
         sys.stderr.write(f"foretrain: what was simulated is kept in {store}; the same command goes on\n")
         raise
     show(result)
+    if options.html is not None:
+        page(result, options.html)
     if options.json is not None:
         write_json(options.json, numbers(result))
     for path in (options.json, options.html):

@@ -1,24 +1,35 @@
-"""Recipes that a search has found: a table for a terminal, the numbers for JSON."""
+"""Recipes that a search has found: a table for a terminal, a page, the numbers for JSON."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from foretrain.files import write_atomically
 from foretrain.recipe_search import SearchResult
-from foretrain.recipe_search.comparison import bound_by, ratio, sigma, why_slower
+from foretrain.recipe_search.comparison import bound_by, front, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account
 from foretrain.recipe_search.strategy import RecipeState
+from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, canvas, document
 from foretrain.units import SECOND, format_time
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 ROWS = 12
 """Recipes that the terminal shows."""
+_BARS = 20
+"""Recipes whose steps the page draws."""
+_PARTS = {"compute": ("computation", BLUE), "exposed": ("exposed communication", ORANGE),
+          "waiting": ("waiting for other ranks", GREY), "idle": ("waiting for the host", LINE)}  # fmt: skip
+"""Of each account of a step its name and colour."""
 _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refused by the script", "open": "not tried"}
 
 
@@ -157,3 +168,72 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         "warnings": list(found.warnings),
         "recipes": recipes,
     }
+
+
+def page(result: SearchResult, path: Path) -> None:
+    """Write the page of a search to ``path``. MissingExtra without plotly or Jinja2."""
+    winner, rows = account_of(result.found.winner), [cells(result, one) for one in listed(result)]
+    out = [one for one in result.found.candidates if one.status in _OUT]
+    count = len(indistinguishable(result))
+    cards = [
+        Card("Step", rows[0]["step"], f"{result.best}"),
+        Card("Bound by", bound_by(winner), "where the step's time goes"),
+        Card("Memory", f"{rows[0]['GiB']} GiB", "of each GPU at its peak"),
+        Card("As good", f"{count}", "other recipes that cannot be told from the winner"),
+        Card("Simulations", f"{result.found.runs:,}", f"for {len(result.found.candidates):,} recipes"),
+    ]
+    text = document(
+        "recipes.html",
+        {"steps": _steps(result), "front": _front(result)},
+        title=f"{Path(result.command[0]).name} on {result.cluster}",
+        good=True,
+        verdict=f"{result.best} is the best recipe",
+        reasons=". ".join(line[:1].upper() + line[1:] for line in summary_lines(result)) + ".",
+        cards=cards,
+        columns=list(rows[0]),
+        rows=rows,
+        out=[(str(one.recipe), f"{_OUT[one.status]}: {one.reason}") for one in out],
+        command=shlex.join(result.command),
+    )
+    write_atomically(path, text)
+
+
+def _steps(result: SearchResult) -> go.Figure:
+    shown = listed(result)[:_BARS]
+    figure = canvas(30 * len(shown) + 120, barmode="stack", bargap=0.35, hovermode="closest")
+    for key, (name, color) in _PARTS.items():
+        accounts = [account_of(one) for one in shown]
+        figure.add_bar(
+            x=[getattr(one, key) for one in accounts],
+            y=[str(one.recipe) for one in shown],
+            name=name,
+            orientation="h",
+            marker={"color": color, "line": {"width": 0}},
+            customdata=[f"{getattr(one, key) / one.time:.1%} of the step" for one in accounts],
+            hovertemplate="<b>%{y}</b><br>" + name + ": %{customdata}<extra></extra>",
+        )
+    figure.update_layout(legend={"orientation": "h", "y": -0.1, "x": 0}, margin={"l": 20, "t": 20, "b": 80})
+    figure.update_xaxes(title_text="step (s)", gridcolor=LINE)
+    figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix="  ")
+    return figure
+
+
+def _front(result: SearchResult) -> go.Figure:
+    shown = listed(result)
+    tokens = all(one.recipe.tokens for one in shown)
+    times = [account_of(one).time / (one.recipe.tokens or 1.0) * (1e6 if tokens else 1.0) for one in shown]
+    memory = [account_of(one).reserved / 2**30 for one in shown]
+    best = front(list(zip(times, memory, strict=True)))
+    figure = canvas(420, hovermode="closest")
+    figure.add_scatter(
+        x=[memory[index] for index in best], y=[times[index] for index in best], mode="lines",
+        line={"color": ORANGE, "width": 2}, showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=memory, y=times, mode="markers", marker={"color": BLUE, "size": 8}, showlegend=False,
+        text=[str(one.recipe) for one in shown],
+        hovertemplate="<b>%{text}</b><br>%{x:.1f} GiB, %{y:.4g} s<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(title_text="memory of a GPU at its peak (GiB)", gridcolor=LINE)
+    figure.update_yaxes(title_text="seconds for a million tokens" if tokens else "step (s)", gridcolor=LINE)
+    return figure
