@@ -169,7 +169,7 @@ def grid(
     from rich.console import Console
 
     from foretrain.experiments.grid import grid as grid_of
-    from foretrain.report.grid import page, table
+    from foretrain.report.table import grid_page, grid_table
 
     check_writable(html=html, json=json)
     names = tuple(name for text in schedules for name in split(text))
@@ -183,5 +183,7 @@ def grid(
         clusters = (cluster, *more)
         made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
     console = Console(highlight=False)
-    console.print(table(made))
-    write_outputs(console, (html, lambda path: page(made, path)), (json, lambda path: write_json(path, made.to_dict())))
+    console.print(grid_table(made))
+    write_outputs(
+        console, (html, lambda path: grid_page(made, path)), (json, lambda path: write_json(path, made.to_dict()))
+    )
