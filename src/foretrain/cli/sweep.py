@@ -15,6 +15,7 @@ from foretrain.cli.arguments import (
     WorkloadOnCluster,
     check_apart,
     check_writable,
+    command_line,
     patience,
     split,
     with_fidelity,
@@ -135,7 +136,9 @@ def _finish(
     console.print(summary(found))
     console.print(f"wrote {out}", markup=False, soft_wrap=True)
     write_outputs(
-        console, (html, lambda path: page(found, path, title)), (json, lambda path: write_json(path, to_dict(found)))
+        console,
+        (html, lambda path: page(found, path, title, command_line())),
+        (json, lambda path: write_json(path, to_dict(found))),
     )
 
 
@@ -169,7 +172,7 @@ def grid(
     from rich.console import Console
 
     from foretrain.experiments.grid import grid as grid_of
-    from foretrain.report.table import grid_page, grid_table
+    from foretrain.report.grid import page, table
 
     check_writable(html=html, json=json)
     names = tuple(name for text in schedules for name in split(text))
@@ -183,7 +186,9 @@ def grid(
         clusters = (cluster, *more)
         made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
     console = Console(highlight=False)
-    console.print(grid_table(made))
+    console.print(table(made))
     write_outputs(
-        console, (html, lambda path: grid_page(made, path)), (json, lambda path: write_json(path, made.to_dict()))
+        console,
+        (html, lambda path: page(made, path, command_line())),
+        (json, lambda path: write_json(path, made.to_dict())),
     )

@@ -1,32 +1,19 @@
-"""Tables for a terminal: comparisons, with the optimum below, and grids of schedules × collectives × topologies.
-
-The table of a comparison has a row for every schedule. A grid has a page with its heat map, too.
-"""
+"""Tables for a terminal: the comparison, with a row for every schedule and the optimum below."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from foretrain.experiments import Comparison, fastest
-from foretrain.experiments.grid import Grid
-from foretrain.files import write_atomically
-from foretrain.report.document import Card, canvas, document
 from foretrain.schedule import IDEAL, POLICIES, Spec
 from foretrain.simulation import Run
-from foretrain.units import MILLISECOND, format_size, format_time, to_seconds
+from foretrain.units import format_size, format_time, to_seconds
 from foretrain.workload.step import Workload
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-    from rich.table import Table
-
 
 _ROOM_FOR_KNOBS = 96
 
@@ -74,7 +61,8 @@ class ComparisonRow:
 
     Attributes:
         name: of the schedule.
-        marks: some of ``"best"``, ``"baseline"`` and ``"ideal"``.
+        marks: some of ``"best"``, ``"as fast"``, ``"keep"``, ``"baseline"`` and ``"ideal"``; none is best, and the
+            baseline is kept, where a change is not worth it.
         iteration: time of an iteration.
         rate: samples per second of the whole cluster.
         speedup: over the baseline.
@@ -102,7 +90,9 @@ def rows(comparison: Comparison) -> list[ComparisonRow]:
     return [
         ComparisonRow(
             name=label,
-            marks=("best",) * (run is best)
+            marks=("best",) * (run is best and comparison.advice.worth_it)
+            + ("as fast",) * (tied(run, best) and run is not best and comparison.advice.worth_it)
+            + ("keep",) * (not comparison.advice.worth_it and run.schedule == comparison.baseline.schedule)
             + ("baseline",) * (run.schedule == comparison.baseline.schedule)
             + ("ideal",) * (run.schedule.name == IDEAL),
             iteration=format_time(run.iteration_time),
@@ -115,6 +105,11 @@ def rows(comparison: Comparison) -> list[ComparisonRow]:
         )
         for run, label in zip(runs, labels(runs), strict=True)
     ]
+
+
+def tied(run: Run, best: Run) -> bool:
+    """Return whether ``run`` is as fast as ``best``: within 0.5 %, less than forecasts are off."""
+    return run.iteration_time <= 1.005 * best.iteration_time
 
 
 def optimum(comparison: Comparison) -> ComparisonRow:
@@ -149,7 +144,8 @@ def table(comparison: Comparison, width: int = 100) -> Table:
         result.add_column("knobs", overflow="fold")
     lines = rows(comparison)
     for line in lines:
-        style = "bold green" if "best" in line.marks else "bold" if "baseline" in line.marks else ""
+        chosen = "best" in line.marks or "keep" in line.marks
+        style = "bold green" if chosen else "bold" if "baseline" in line.marks else ""
         result.add_row(*_cells(line, wide), style=style, end_section=line is lines[-1])
     result.add_row(*_cells(optimum(comparison), wide), style="cyan")
     result.caption = _caption(comparison)
@@ -220,82 +216,3 @@ def plain_table() -> Table:
 def foldable(schedule: str) -> str:
     """Return a schedule's notation with a space before its knobs, at which a narrow column may break it."""
     return schedule.replace("(", " (", 1)
-
-
-def grid_table(grid: Grid) -> Table:
-    """A row for each topology and collective, a column for each schedule; the best of each row is bold."""
-    from rich.table import Table
-
-    left_out = {f"{cell.collective} {cell.why_not}": None for cell in grid.cells if not cell.runs}
-    made = Table(box=None, pad_edge=False, title=_title(grid), title_justify="left", caption_justify="left")
-    made.caption = "\n".join(["one: all gradients in a single all-reduce, alone", *left_out])
-    for name in ("topology", "collective"):
-        made.add_column(name, overflow="fold")
-    for name in ("one", *grid.schedules, "T*"):
-        made.add_column(name, justify="right", no_wrap=True)
-    before = ""
-    for cell in grid.cells:
-        topology, before = "" if cell.topology == before else cell.topology, cell.topology
-        if not cell.runs:
-            made.add_row(topology, cell.collective, "–")
-            continue
-        name = cell.collective or cell.carried_by
-        chosen = f" ({cell.carried_by})" if name not in cell.carried_by else ""
-        times = [
-            f"[bold]{format_time(run.iteration_time)}[/bold]" if run is cell.best else format_time(run.iteration_time)
-            for run in cell.runs
-        ]
-        made.add_row(topology, name + chosen, format_time(cell.exchange), *times, format_time(cell.best.bound.time))
-    return made
-
-
-def grid_page(grid: Grid, path: Path) -> None:
-    """Write one self-contained page with the heat map."""
-    cell, run = grid.best
-    cards = [
-        Card("fastest iteration", format_time(run.iteration_time), f"{run.gap:.1%} above T* there"),
-        Card("topology", cell.topology, f"{run.cluster.total_gpus} GPUs"),
-        Card("collective", cell.carried_by, f"all gradients at once in {format_time(cell.exchange)}"),
-        Card("schedule", run.schedule.name, f"{run.throughput:,.0f} {grid.workload.unit}/s"),
-    ]
-    reasons = "Every cell is one simulation of the steady state; knobs are tuned in each where they are free."
-    write_atomically(
-        path,
-        document(
-            "grid.html",
-            {"heat": heat(grid)},
-            title=_title(grid),
-            good=True,
-            verdict=f"{cell.topology} with {cell.carried_by} under {run.schedule.name} is the fastest",
-            reasons=reasons,
-            cards=cards,
-        ),
-    )
-
-
-def heat(grid: Grid) -> go.Figure:
-    """Iteration time in ms, coloured by how far it is from the fastest of all."""
-    cells = [cell for cell in grid.cells if cell.runs]
-    names = [f"{cell.topology} · {cell.collective or cell.carried_by}" for cell in cells]
-    times = [[run.iteration_time / MILLISECOND for run in cell.runs] for cell in cells]
-    figure = canvas(44 * len(cells) + 150, hovermode="closest")
-    figure.add_heatmap(
-        z=times,
-        x=list(grid.schedules),
-        y=names,
-        text=[[format_time(run.iteration_time) for run in cell.runs] for cell in cells],
-        texttemplate="%{text}",
-        customdata=[[f"T/T* {1 + run.gap:.3f}<br>{run.cluster}" for run in cell.runs] for cell in cells],
-        hovertemplate="<b>%{y}</b><br>%{x}: %{text}<br>%{customdata}<extra></extra>",
-        colorscale="Blues",
-        colorbar={"title": "ms"},
-        xgap=3,
-        ygap=3,
-    )
-    figure.update_layout(margin={"l": 20, "r": 20, "t": 20, "b": 60})
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    return figure
-
-
-def _title(grid: Grid) -> str:
-    return f"{grid.workload.name}: schedules × collectives × topologies"
