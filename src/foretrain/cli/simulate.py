@@ -15,6 +15,7 @@ from foretrain.cli.arguments import (
     PREPARING,
     FidelityOptions,
     check_writable,
+    command_line,
     patience,
     requested_schedule_text,
     script_of,
@@ -263,7 +264,7 @@ def _write(found: SimulationFindings, stock: Simulated | None, options: Simulate
     if options.html:
         from foretrain.report.simulation_page import page
 
-        page(found, options.html)
+        page(found, options.html, command_line())
         yield options.html
     if options.json:
         from foretrain.report.findings import SimulationFindings, comparison_numbers, numbers

@@ -16,6 +16,7 @@ from foretrain.cli.arguments import (
     FidelityOptions,
     WorkloadOnCluster,
     check_writable,
+    command_line,
     patience,
     write_outputs,
     write_status,
@@ -61,7 +62,7 @@ def show(
     console.print(summary(made))
     write_outputs(
         console,
-        (html, lambda path: page(made, path)),
+        (html, lambda path: page(made, path, command=command_line())),
         (json, lambda path: write_json(path, numbers(made))),
         (save, lambda path: save_topology(made, path)),
     )
@@ -153,7 +154,7 @@ def collective(
         console.print(packet_table(found))
     write_outputs(
         console,
-        (html, lambda path: page(found[0].topology, path, found[0].utilisation)),
+        (html, lambda path: page(found[0].topology, path, found[0].utilisation, command_line())),
         (json, lambda path: write_json(path, numbers(found))),
     )
     if details:
