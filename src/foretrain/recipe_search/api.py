@@ -13,7 +13,7 @@ from typing import Any
 from foretrain.errors import ConfigError
 from foretrain.experiments.execution import Backend, check_workers, workers
 from foretrain.experiments.result_store import ResultStore
-from foretrain.launch.launchers import launched
+from foretrain.launch import launched
 from foretrain.live.device import native_build
 from foretrain.network.deployment import Deployment
 from foretrain.network.deployment_notation import equipped

@@ -18,9 +18,8 @@ from typing import Literal, TextIO
 import msgspec
 
 from foretrain.errors import ForetrainError
-from foretrain.live.failures import OutOfMemory, ScriptFailed
 from foretrain.live.forecast import Forecast, RankForecast
-from foretrain.live.rank_processes import WarmForkServers
+from foretrain.live.rank_processes import OutOfMemory, ScriptFailed, WarmForkServers
 from foretrain.live.refold import ProgressCallbacks
 from foretrain.live.simulate import Simulated, simulate
 from foretrain.network.deployment import Deployment

@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,11 +17,9 @@ from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.comparison import bound_by, front, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account
 from foretrain.recipe_search.strategy import RecipeState
-from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, canvas, document
+from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, document
+from foretrain.report.figure import Figure
 from foretrain.units import SECOND, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 ROWS = 12
 """Recipes that the terminal shows."""
@@ -171,7 +169,7 @@ def numbers(result: SearchResult) -> dict[str, Any]:
 
 
 def page(result: SearchResult, path: Path) -> None:
-    """Write the page of a search to ``path``. MissingExtra without plotly or Jinja2."""
+    """Write the page of a search to ``path``. MissingExtra without Jinja2."""
     winner, rows = account_of(result.found.winner), [cells(result, one) for one in listed(result)]
     out = [one for one in result.found.candidates if one.status in _OUT]
     count = len(indistinguishable(result))
@@ -198,42 +196,46 @@ def page(result: SearchResult, path: Path) -> None:
     write_atomically(path, text)
 
 
-def _steps(result: SearchResult) -> go.Figure:
+def _steps(result: SearchResult) -> Figure:
     shown = listed(result)[:_BARS]
-    figure = canvas(30 * len(shown) + 120, barmode="stack", bargap=0.35, hovermode="closest")
+    figure = Figure(30 * len(shown) + 120, barmode="stack")
     for key, (name, color) in _PARTS.items():
         accounts = [account_of(one) for one in shown]
         figure.add_bar(
             x=[getattr(one, key) for one in accounts],
             y=[str(one.recipe) for one in shown],
             name=name,
-            orientation="h",
-            marker={"color": color, "line": {"width": 0}},
+            marker={"color": color},
             customdata=[f"{getattr(one, key) / one.time:.1%} of the step" for one in accounts],
-            hovertemplate="<b>%{y}</b><br>" + name + ": %{customdata}<extra></extra>",
+            hovertemplate="<b>%{y}</b><br>" + name + ": %{customdata}",
         )
-    figure.update_layout(legend={"orientation": "h", "y": -0.1, "x": 0}, margin={"l": 20, "t": 20, "b": 80})
-    figure.update_xaxes(title_text="step (s)", gridcolor=LINE)
-    figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix="  ")
+    figure.update_xaxes(title="step (s)")
+    figure.update_yaxes(autorange="reversed")
     return figure
 
 
-def _front(result: SearchResult) -> go.Figure:
+def _front(result: SearchResult) -> Figure:
     shown = listed(result)
     tokens = all(one.recipe.tokens for one in shown)
     times = [account_of(one).time / (one.recipe.tokens or 1.0) * (1e6 if tokens else 1.0) for one in shown]
     memory = [account_of(one).reserved / 2**30 for one in shown]
     best = front(list(zip(times, memory, strict=True)))
-    figure = canvas(420, hovermode="closest")
-    figure.add_scatter(
-        x=[memory[index] for index in best], y=[times[index] for index in best], mode="lines",
-        line={"color": ORANGE, "width": 2}, showlegend=False, hoverinfo="skip",
-    )  # fmt: skip
-    figure.add_scatter(
-        x=memory, y=times, mode="markers", marker={"color": BLUE, "size": 8}, showlegend=False,
-        text=[str(one.recipe) for one in shown],
-        hovertemplate="<b>%{text}</b><br>%{x:.1f} GiB, %{y:.4g} s<extra></extra>",
-    )  # fmt: skip
-    figure.update_xaxes(title_text="memory of a GPU at its peak (GiB)", gridcolor=LINE)
-    figure.update_yaxes(title_text="seconds for a million tokens" if tokens else "step (s)", gridcolor=LINE)
+    names = [str(one.recipe) for one in shown]
+    figure = Figure(420)
+    for name, mode, color, chosen in (
+        ("all", "markers", BLUE, range(len(shown))),
+        ("what no other beats in both", "lines+markers", ORANGE, best),
+    ):
+        figure.add_scatter(
+            x=[memory[index] for index in chosen],
+            y=[times[index] for index in chosen],
+            name=name,
+            mode=mode,
+            line={"color": color, "width": 2},
+            marker={"color": color, "size": 7},
+            customdata=[names[index] for index in chosen],
+            hovertemplate="<b>%{customdata}</b><br>%{x:.1f} GiB, %{y:.4g} s",
+        )
+    figure.update_xaxes(title="memory of a GPU at its peak (GiB)")
+    figure.update_yaxes(title="seconds for a million tokens" if tokens else "step (s)")
     return figure
