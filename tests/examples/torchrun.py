@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import runpy
@@ -42,6 +43,15 @@ def forked(
     return ran
 
 
+def ended(
+    script: Path | str, *args: object, folder: Path | None = None, timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """How two ranks ended that, unlike those of `forked`, go through the shutdown of the interpreter."""
+    ran = warm.run(_end, [str(script), *map(str, args)], folder, timeout)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return ran
+
+
 def losses(printed: str) -> list[float]:
     """The losses in what a script printed, step by step."""
     return [float(line.split("loss ")[1].split(",")[0]) for line in printed.splitlines() if "loss " in line]
@@ -78,6 +88,25 @@ def _rank(script: str, args: list[str], rank: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
+
+
+def _end(told: Sequence[str]) -> None:
+    """Runs rank 0 of two in this process, and rank 1 in a fork of it."""
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    other = os.fork()
+    if other:
+        atexit.register(_end_with, other)  # after all that the script registers
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"
+    sys.argv = list(told)
+    runpy.run_path(told[0], run_name="__main__")
+
+
+def _end_with(other: int) -> None:
+    if os.waitpid(other, 0)[1]:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _launch(told: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import distributed
 
 from foretrain.launch import LaunchSettings
-from foretrain.launch.ddp_patch import DdpPatch
 from tests.launch.standin import instead
 
 STEPS = 8
@@ -34,6 +33,13 @@ class Told:
     said: str = ""
     attached: list[dict] = field(default_factory=list)
     events: list[list[str]] = field(default_factory=list)
+
+
+def patched(settings: LaunchSettings) -> contextlib.AbstractContextManager[object]:
+    """The patch; it takes seconds to import, which whoever collects tests need not do."""
+    from foretrain.launch.ddp_patch import DdpPatch
+
+    return DdpPatch(settings)
 
 
 def both(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str | None = None) -> tuple[Told, Told]:
@@ -55,7 +61,7 @@ def taken(script: Callable[[], nn.Module], settings: LaunchSettings, refuse: str
     told = Told()
     torch.manual_seed(dist.get_rank())
     standin = standin or instead(refuse)
-    with standin as all_made, contextlib.redirect_stderr(io.StringIO()) as said, DdpPatch(settings):
+    with standin as all_made, contextlib.redirect_stderr(io.StringIO()) as said, patched(settings):
         model = script()
         told.parameters = _values(model)
     assert nn.parallel.DistributedDataParallel is distributed.DistributedDataParallel is STOCK
@@ -358,7 +364,7 @@ def untrained() -> nn.Module:
 def dropped() -> tuple[str, list[str]]:
     """A script that raises after it was taken over."""
     said, raises = io.StringIO(), contextlib.suppress(ZeroDivisionError)
-    with instead() as made, contextlib.redirect_stderr(said), raises, DdpPatch(LaunchSettings()):
+    with instead() as made, contextlib.redirect_stderr(said), raises, patched(LaunchSettings()):
         trained(wrapped())
         print(1 // 0)
     return said.getvalue(), made[0].events
@@ -367,7 +373,7 @@ def dropped() -> tuple[str, list[str]]:
 def collected() -> list[int]:
     """How many models had ended when the next one was made; on rank 1 each is held by a cycle."""
     ended = []
-    with instead() as made, contextlib.redirect_stderr(io.StringIO()), DdpPatch(LaunchSettings()):
+    with instead() as made, contextlib.redirect_stderr(io.StringIO()), patched(LaunchSettings()):
         gc.disable()
         try:
             for _ in range(3):
@@ -388,7 +394,7 @@ def destroying() -> tuple[list[str], list[list[str]]]:
     with instead() as made, contextlib.redirect_stderr(io.StringIO()):
         dist.destroy_process_group = lambda group=None: calls.append(list(made[0].events))
         try:
-            with DdpPatch(LaunchSettings()):
+            with patched(LaunchSettings()):
                 trained(wrapped())
                 before = list(made[0].events)
                 dist.destroy_process_group()

@@ -195,9 +195,7 @@ def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
             "that starts the simulated ranks was killed by SIGKILL",
         ),
         ("computes", "rank", signal.SIGKILL, "was killed by SIGKILL"),
-        ("starts", "command", signal.SIGINT, ""),
         ("starts", "command", signal.SIGTERM, ""),
-        ("compiles", "command", signal.SIGINT, ""),
         ("compiles", "command", signal.SIGKILL, ""),
     ],
 )

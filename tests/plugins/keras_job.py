@@ -85,7 +85,7 @@ def data(model):
 optimizers, schedules = keras.optimizers, keras.optimizers.schedules
 CASES = {
     # name: model, optimizer, whether layers wait for themselves, options of compile()
-    "barrier": (images, lambda: optimizers.Adam(1e-2), False, {}),
+    "barrier": (dense, lambda: optimizers.Adam(1e-2), False, {}),
     "across": (images, lambda: optimizers.Adam(1e-2), True, {}),
     "decay": (dense, lambda: optimizers.AdamW(1e-2, weight_decay=0.1, clipvalue=0.01), True, {}),
     "schedule": (

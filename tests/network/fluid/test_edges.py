@@ -157,7 +157,7 @@ def busy(network: Fluid, seed: int, rounds: int) -> list[float]:
     return [handle.end or 0 for handle in handles]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_histories_at_random_are_those_of_the_full_refill(seed: int) -> None:
     ours, full = (busy(Fluid(star(6), full=full), seed, 25) for full in (False, True))

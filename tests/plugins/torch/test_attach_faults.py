@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +24,8 @@ from foretrain.errors import ForetrainError
 from foretrain.plugins.torch import attach
 from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
 from tests.plugins.torch.models import SMALL, WARMUP, batch, objective, pair, steps, train
-from tests.plugins.torch.test_attach_life import launched, stock
+from tests.plugins.torch.ranks import QUIET, ROOT
+from tests.plugins.torch.test_attach_life import stock
 
 SIZE = 3
 TIMEOUT = 5.0
@@ -445,9 +447,14 @@ dist.destroy_process_group()
 def test_a_restarted_job_ends_like_an_uninterrupted_one(ranks, tmp_path):
     checkpoint = tmp_path / "checkpoint.pt"
     # Restarted ranks would find the addresses of the dead in a shared store, with or without us: pytorch issue 135712.
-    begins = launched(
-        tmp_path, SCRIPT, str(checkpoint), options=["--max-restarts=1"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
-    )
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command += [str(script), str(checkpoint)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    begins = ran.stdout.split()
     # Rank 1 dies once step 6 is reduced everywhere: rank 0 has written "6" by then, and "7" and "8" if it was quick.
     assert begins in (["6", "6"], ["7", "7"], ["8", "8"])
     saved = torch.load(checkpoint)

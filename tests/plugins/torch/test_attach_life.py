@@ -4,8 +4,6 @@ import contextlib
 import copy
 import gc
 import hashlib
-import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -21,6 +19,7 @@ from torch.optim import lr_scheduler
 from foretrain.comm.options import AllReduce, ParameterServer
 from foretrain.errors import ConfigError, Disagreement, PeerLost
 from foretrain.plugins.torch import attach, builder
+from tests.examples.torchrun import ended
 from tests.plugins.torch.models import (
     SMALL,
     STEPS,
@@ -36,7 +35,6 @@ from tests.plugins.torch.models import (
     sgd,
     train,
 )
-from tests.plugins.torch.ranks import QUIET, ROOT
 
 
 def values(model):
@@ -540,19 +538,6 @@ if how == "destroys":
 """
 
 
-def launched(folder, text, *words, options=(), **environment):
-    """What the ranks of a script printed; torchrun and all ranks end with 0."""
-    script = folder / "train.py"
-    script.write_text(text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
-    command += [str(script), *words]
-    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **environment}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    assert options or "PeerLost" not in ran.stderr
-    return ran.stdout.split()
-
-
 def stock(count):
     """What the script prints, under DistributedDataParallel."""
     model = mlp()
@@ -563,7 +548,11 @@ def stock(count):
 
 @pytest.mark.parametrize("how", ["ends", "destroys", "unfinished"])
 def test_a_script_that_does_not_close_has_made_its_last_step(ranks, tmp_path, how):
-    assert launched(tmp_path, SCRIPT, "9", how) == ranks(stock, 8 if how == "unfinished" else 9)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    told = ended(script, "9", how)
+    assert told.stdout.split() == ranks(stock, 8 if how == "unfinished" else 9)
+    assert "PeerLost" not in told.stderr
 
 
 def groups_gone(how):
