@@ -13,6 +13,7 @@ TORCH = {"lab", "live", "launch", "loss_tolerance", "operator_benchmark", "plugi
 """Packages that import PyTorch."""
 HOLDS = {
     "cli": "one file a command",
+    "explore": "a page on loopback that answers at once",
     "report": "tables, pages, pictures, traces of what was found",
     "lab": "hosts with slow links on this machine; real steps",
     "live": "unmodified scripts on simulated GPUs",
