@@ -111,12 +111,12 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
     protocol_version = "HTTP/1.1"
     timeout = 60
 
     def do_GET(self) -> None:
         """Answer a request from the page, and refuse any other."""
+        assert isinstance(self.server, _Server)
         explorer = self.server.explorer
         if self.headers.get("Host", "") not in (f"127.0.0.1:{explorer.port}", f"localhost:{explorer.port}"):
             return self._send(403, '{"error": "this server answers to its own name on this machine alone"}')
@@ -171,5 +171,5 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the page has asked something newer
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Say nothing: a request of the page is no news."""
