@@ -28,8 +28,7 @@ from foretrain.report.timeline_plot import lanes
 from foretrain.schedule import POLICIES
 from foretrain.simulation import bound, simulate
 from foretrain.units import SECOND, format_size, format_time, to_seconds
-from foretrain.workload import Workload, load, zoo
-from foretrain.workload.models.catalog import zoo_models
+from foretrain.workload import Workload, load, zoo, zoo_models
 
 if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment
@@ -86,7 +85,7 @@ def opened(text: str) -> tuple[Opened, str]:
     for kind, (belongs, _) in RESULTS.items():
         if isinstance(found, dict) and belongs(found):
             return Opened(source=text, results={kind: found}), "resnet50"
-    raise ConfigError("workload", text, "is no result that can be shown", "give what foretrain simulate --json wrote")
+    raise ConfigError("workload", text, "is no result that can be shown", "give what simulate or search --json wrote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +344,36 @@ def _simulation(found: Mapping[str, Any]) -> str:
     return _joined(document, drawn | ({"critical path": path} if shares else {}))
 
 
+def _search(found: Mapping[str, Any]) -> str:
+    """Steps of the fastest recipes, and time against memory, of what ``foretrain search --json`` wrote."""
+    recipes = [one for one in found["recipes"] if "seconds" in one]
+    best = sorted(recipes, key=lambda one: one["seconds"] / (one["tokens"] or 1))
+    names = [", ".join(f"{flag}={value}" for flag, value in one["values"].items()) for one in best]
+    steps = Figure(30 * min(len(best), 24) + 90, barmode="stack")
+    for name, colour in _ACCOUNTS.items():
+        widths = [one[name] for one in best[:24]]
+        told = f"<b>%{{y}}</b><br>{name}: %{{x:.4g}} s"
+        steps.add_bar(x=widths, y=names[:24], name=name, marker={"color": colour}, hovertemplate=told)
+    steps.update_xaxes(title="step (s)")
+    steps.update_yaxes(autorange="reversed")
+    memory = Figure(420, showlegend=False)
+    memory.add_scatter(
+        x=[one["memory"] / 2**30 for one in best],
+        y=[one["seconds"] for one in best],
+        customdata=names,
+        mode="markers",
+        marker={"color": BLUE, "size": 7},
+        hovertemplate="<b>%{customdata}</b><br>%{x:.1f} GiB, %{y:.4g} s",
+    )
+    memory.update_xaxes(title="memory of a GPU at its peak (GiB)")
+    memory.update_yaxes(title="step (s)")
+    winner = ", ".join(f"{flag}={value}" for flag, value in found["winner"].items())
+    title = f"{winner} is the fastest of {len(recipes)} recipes on {found['cluster']}"
+    return _joined({"title": title}, {"steps of the fastest": steps, "time and memory": memory})
+
+
 RESULTS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], str]]] = {
     "simulation": (lambda found: "iteration_sigma" in found and "ranks" in found, _simulation),
+    "search": (lambda found: "recipes" in found and "winner" in found, _search),
 }
 """Of each kind of result how its document is recognised, and what shows it; each kind is a tab of the page."""

@@ -25,7 +25,7 @@ from foretrain.parent_death import end_with_parent
 from foretrain.planner.backends import COMPRESSIONS
 from foretrain.report.figure import asset
 from foretrain.schedule import IDEAL, POLICIES
-from foretrain.workload.models.catalog import zoo_models
+from foretrain.workload import zoo_models
 
 Work = Callable[[Question, Opened], str]
 _POLICY = (
