@@ -22,7 +22,7 @@ def explore(
     Serves a page on this machine alone (127.0.0.1) until Ctrl-C.
 
     Args:
-        workload: a model of the zoo, a recorded workload's .toml file, or a result of foretrain simulate or search, .json.
+        workload: a model of the zoo, a recorded workload's .toml file, or a result's .json of simulate or search.
         port: port of the page; 0 takes a free one.
         browser: open the page in a browser.
     """
