@@ -10,7 +10,7 @@ import pytest
 
 from foretrain.experiments import Comparison
 from foretrain.live.simulate import Simulated
-from foretrain.network.topology.notation import topology
+from foretrain.network.deployment_notation import topology
 from foretrain.report.findings import SimulationFindings
 from foretrain.report.page import render as comparison_page
 from foretrain.report.simulation_page import render as simulation_page

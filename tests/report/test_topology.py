@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from foretrain.errors import ConfigError
+from foretrain.network.deployment_notation import topology
 from foretrain.network.topology.graph import Topology
-from foretrain.network.topology.notation import topology
 from foretrain.report.fabric_plot import different_servers, fabric, servers
 from foretrain.report.topology import numbers, render, summary
 from foretrain.report.topology_layout import DOWN, SHARED, SLOW, DrawnLinks, faults, link_kinds, link_states

@@ -49,9 +49,9 @@ def show(
     """
     from rich.console import Console
 
+    from foretrain.network.deployment_notation import topology as read
     from foretrain.network.topology.file import check_format
     from foretrain.network.topology.file import save as save_topology
-    from foretrain.network.topology.notation import topology as read
     from foretrain.report.topology import numbers, page, summary
 
     check_writable(html=html, json=json, save=save)

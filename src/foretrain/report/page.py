@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from foretrain.experiments import Comparison, ParameterSweep, fastest
 from foretrain.files import write_atomically
-from foretrain.planner.forecast_error import usual
+from foretrain.planner.choice import usual
 from foretrain.report.document import BLUE, GREY, INK, ORANGE, SERIES, Card, document
 from foretrain.report.figure import Figure
 from foretrain.report.release_plot import staircase
