@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foretrain.engine import Decision, Engine, Policy
 from foretrain.network import Cluster
 from foretrain.schedule import POLICIES, CostModel, Job, ScheduledPolicy, Spec
-from foretrain.schedule.knob import KnobValue
+from foretrain.schedule.job import KnobValue
 from foretrain.simulation import VirtualWorld
 from foretrain.simulation.replay import TrainingLoop
 from foretrain.simulation.simulation import carrier_on, job_on

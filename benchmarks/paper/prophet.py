@@ -20,7 +20,7 @@ from measure import finish, options
 
 from foretrain.planner import tune
 from foretrain.schedule import Spec
-from foretrain.schedule.arrivals import blocks
+from foretrain.schedule.monitor import blocks
 from foretrain.simulation import bound, simulate
 from foretrain.workload import zoo
 

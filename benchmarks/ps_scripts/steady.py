@@ -24,8 +24,7 @@ import torch.distributed as dist
 import foretrain as ft
 from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
 from foretrain.schedule import Job
-from foretrain.schedule.arrivals import Arrivals
-from foretrain.schedule.monitor import Monitor
+from foretrain.schedule.monitor import Arrivals, Monitor
 from foretrain.workload import zoo
 
 WATCHED = {

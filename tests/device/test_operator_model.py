@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from foretrain import device
 from foretrain.device import table
-from foretrain.device.arithmetic import COPY_LATENCY, rate
 from foretrain.device.calibration import Calibration, OperatorTime
 from foretrain.device.gpu import HOST_LAUNCH, forecast_range, host_launch, overlap_slowdown, stack_factor, stacks
-from foretrain.device.model import OperatorEstimate, OperatorModel
+from foretrain.device.model import COPY_LATENCY, OperatorEstimate, OperatorModel, rate
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown
 from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, SECOND

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.live.critical_path import PathSegment, critical_path, title
 from foretrain.live.event_log import NAME, STREAM
+from foretrain.live.forecast import PathSegment, critical_path, title
 from foretrain.live.rank_trace import Activity
 from tests.live.player import play
 

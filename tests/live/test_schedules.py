@@ -8,7 +8,7 @@ from foretrain.errors import ConfigError
 from foretrain.live.simulate import plan_differences, recommended_schedule, simulate
 from foretrain.network.deployment_notation import deployment
 from foretrain.planner import choose, saved
-from foretrain.planner.backends import cluster_of
+from foretrain.planner.candidate_search import cluster_of
 from foretrain.schedule.script import of_step
 from foretrain.simulation import simulate as replay
 from foretrain.workload import zoo

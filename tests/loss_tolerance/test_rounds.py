@@ -14,9 +14,9 @@ from foretrain.collective import build
 from foretrain.errors import ConfigError
 from foretrain.loss_tolerance.execution import Lossy
 from foretrain.loss_tolerance.layout import Tensor, TensorLayout
+from foretrain.loss_tolerance.losses import Way
 from foretrain.loss_tolerance.replicas import LossyExchange, Replica
 from foretrain.loss_tolerance.rounds import NetworkRounds
-from foretrain.loss_tolerance.survival import Way
 from foretrain.loss_tolerance.tagging import Criterion, Tagging
 from foretrain.loss_tolerance.training import Training, timed
 from foretrain.loss_tolerance.trial import Trial

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.schedule.arrivals import Arrivals, blocks
+from foretrain.schedule.monitor import Arrivals, blocks
 
 RELEASES = st.lists(st.integers(0, 10**14), max_size=60)
 FACTORS = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0])

@@ -8,7 +8,7 @@ import pytest
 
 from foretrain.network import Cluster
 from foretrain.schedule import Spec
-from foretrain.schedule.arrivals import blocks
+from foretrain.schedule.monitor import blocks
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Done, Ready, StepBegin

@@ -99,8 +99,8 @@ def tune(
     from rich.console import Console
 
     from foretrain.planner import choose, save, saved
-    from foretrain.planner.backends import engine_of
-    from foretrain.planner.backends import engines as all_engines
+    from foretrain.planner.candidate_search import engine_of
+    from foretrain.planner.candidate_search import engines as all_engines
     from foretrain.report.planning import candidates
 
     check_writable(out=out)

@@ -20,7 +20,7 @@ from rich.table import Table
 from foretrain.cli.arguments import check_writable
 from foretrain.cli.progress import percent_bar
 from foretrain.errors import ConfigError, ForetrainError, RecordError, unknown
-from foretrain.schedule.arrivals import blocks
+from foretrain.schedule.monitor import blocks
 from foretrain.torch_version import require_torch
 from foretrain.units import format_size, format_time
 from foretrain.workload.step import Gradient, Layer, Workload

@@ -1,7 +1,7 @@
 """Agreements among the ranks of a job on small values, never pickled, and the measured cost of its network.
 
-All methods are collective and block. `foretrain.plugins.torch.control_group` agrees over a process group, `LinkControl`
-over links to rank 0, where no framework is.
+All methods are collective and block. `foretrain.plugins.torch.process_groups` agrees over a process group,
+`LinkControl` over links to rank 0, where no framework is.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from foretrain.errors import ConfigError
 from foretrain.files import write_atomically
 from foretrain.network import Cluster
 from foretrain.planner import SavedPlan, ScheduleRequest, choose, tune
-from foretrain.planner.backends import cluster_of
+from foretrain.planner.candidate_search import cluster_of
 from foretrain.planner.online import Tuner
 from foretrain.planner.plan import fingerprint
 from foretrain.planner.search import IterationTimes, Space, forecaster

@@ -17,7 +17,7 @@ from foretrain.errors import ConfigError, unknown
 from foretrain.experiments import Comparison, ParameterSweep, sweep
 from foretrain.experiments.comparison import advise
 from foretrain.network import Cluster, cluster
-from foretrain.planner.backends import COMPRESSIONS, compressed, streaming
+from foretrain.planner.candidate_search import COMPRESSIONS, compressed, streaming
 from foretrain.planner.search import tune
 from foretrain.report.document import BLUE, ORANGE, SERIES
 from foretrain.report.figure import Figure
@@ -180,7 +180,7 @@ class Question:
         lines.append(f"workload = ft.workload.{f'load({source.source!r})' if self.model == FILE else made}")
         lines.append(f'place = ft.cluster.cluster("{self.cluster}")')
         if self.compression != "none":
-            lines.insert(1, "from foretrain.planner.backends import compressed, streaming")
+            lines.insert(1, "from foretrain.planner.candidate_search import compressed, streaming")
             lines.append(f'workload = compressed(workload, "{self.compression}", streaming(place))')
         lines.append(f'run = ft.simulate(workload, place, "{self.schedule}")')
         lines.append("print(run.iteration_time / 1e9, 'ms;', run.gap, 'above T*')")

@@ -22,7 +22,7 @@ from foretrain.errors import ForetrainError
 from foretrain.explore import answers
 from foretrain.explore.answers import ENGINES, FABRICS, FILE, Opened, Question
 from foretrain.parent_death import end_with_parent
-from foretrain.planner.backends import COMPRESSIONS
+from foretrain.planner.candidate_search import COMPRESSIONS
 from foretrain.report.figure import asset
 from foretrain.schedule import IDEAL, POLICIES
 from foretrain.workload import zoo_models

@@ -17,11 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from foretrain.comm.observation import StepObserver, workload_of
 from foretrain.comm.runtime_plan import slowest
-from foretrain.planner.backends import cluster_of
 from foretrain.planner.bucket_advice import BucketAdvice, advise_buckets
+from foretrain.planner.candidate_search import cluster_of
 from foretrain.planner.choice import usual
-from foretrain.plugins.torch.control_group import ControlGroup
 from foretrain.plugins.torch.hooks import after_forward, before_forward, parameter_modules
+from foretrain.plugins.torch.process_groups import ControlGroup
 from foretrain.units import NANOSECOND
 from foretrain.workload.recorder import stopwatch
 

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Final
 
 from foretrain.errors import Disagreement
-from foretrain.live.comm_launch import CollectiveRequest, CommLaunches, Order, PendingComm
 from foretrain.live.event_log import CONTRIBUTION, OPERATIONS, LogRecord
 from foretrain.live.folding import Folding
+from foretrain.live.network_traffic import CollectiveRequest, CommLaunches, Order, PendingComm
 from foretrain.live.rank_trace import RankTrace
 from foretrain.live.streams import SmShares, Stream, StreamEvent, late
 from foretrain.units import Time, format_time

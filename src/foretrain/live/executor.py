@@ -3,7 +3,7 @@
 See Note [Conservative time] in `foretrain.live`. What happens at one instant does not depend on the order in which
 frames came: streams and events only ever take the latest of times, which is the same in every order; starts and
 queries, which order could influence, wait for the end of the instant and are taken together
-(Note [Starts of one instant] in `foretrain.live.comm_launch`).
+(Note [Starts of one instant] in `foretrain.live.network_traffic`).
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from typing import Final
 
 from foretrain.live import event_log
 from foretrain.live.collectives import Collective, CollectiveCall, CommGroup, RankHandle
-from foretrain.live.comm_launch import CommLaunches
 from foretrain.live.event_log import COLLECTIVE, MESSAGE, OPERATIONS, RECORD, RUN, WAIT, LogRecord, answer
 from foretrain.live.folding import Folding
-from foretrain.live.network_traffic import NetworkTraffic
+from foretrain.live.network_traffic import CommLaunches, NetworkTraffic
 from foretrain.live.p2p import P2PBatch, P2PEndpoint, P2PMatcher
 from foretrain.live.rank_trace import RankTrace
 from foretrain.live.scheduled_gradients import GradientSchedules, Member

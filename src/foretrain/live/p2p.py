@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from foretrain.errors import Disagreement
 from foretrain.live.collectives import CommGroup, RankHandle
-from foretrain.live.comm_launch import CommLaunches, PendingComm
 from foretrain.live.event_log import CONTRIBUTION, LogRecord
 from foretrain.live.folding import Folding
+from foretrain.live.network_traffic import CommLaunches, PendingComm
 from foretrain.live.streams import Stream, StreamEvent, late
 from foretrain.units import Time
 

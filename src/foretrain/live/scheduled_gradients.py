@@ -12,7 +12,7 @@ have observed: the slowest member counts, and knobs that were left open are sear
 the network whose cost is known.
 
 What makes a round begin, and a task ready, waits like every start for the end of the instant; see Note [Starts of one
-instant] in `foretrain.live.comm_launch`.
+instant] in `foretrain.live.network_traffic`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from foretrain.comm.observation import workload_of
 from foretrain.engine import Decision, Engine
 from foretrain.errors import Disagreement
 from foretrain.live.collectives import CommGroup, RankHandle, who
-from foretrain.live.comm_launch import CommLaunches, Order, PendingComm
 from foretrain.live.event_log import BEGIN, READY, LogRecord, ModelAnnouncement
 from foretrain.live.folding import Folding
-from foretrain.live.network_traffic import NetworkTraffic
+from foretrain.live.network_traffic import CommLaunches, NetworkTraffic, Order, PendingComm
 from foretrain.live.streams import StreamEvent, late
 from foretrain.planner import tune
-from foretrain.planner.backends import cluster_of
+from foretrain.planner.candidate_search import cluster_of
 from foretrain.schedule import Bound, CostModel, Job, ScheduledPolicy, Spec, bound, spec
 from foretrain.tasks import Chunk, Ready, StepBegin
 from foretrain.units import Time

@@ -34,7 +34,7 @@ from foretrain.live.scheduled_gradients import SchedulePlan
 from foretrain.network.deployment import Deployment
 from foretrain.network.topology.graph import Topology
 from foretrain.planner import Recommendation, SavedPlan, choose
-from foretrain.planner.backends import cluster_of
+from foretrain.planner.candidate_search import cluster_of
 from foretrain.planner.plan import fingerprint
 from foretrain.schedule import Spec, spec
 from foretrain.units import Time

@@ -7,8 +7,18 @@ Collectives with losses need numpy alone; what trains needs PyTorch and is impor
 
 from foretrain.loss_tolerance.execution import Gap, Lossy, Tally
 from foretrain.loss_tolerance.layout import Tensor, TensorLayout
-from foretrain.loss_tolerance.losses import Bursty, LossPattern, OnLinks, Protected, Random, RecordedLosses, Tagged
-from foretrain.loss_tolerance.survival import Way, budget, surviving
+from foretrain.loss_tolerance.losses import (
+    Bursty,
+    LossPattern,
+    OnLinks,
+    Protected,
+    Random,
+    RecordedLosses,
+    Tagged,
+    Way,
+    budget,
+    surviving,
+)
 from foretrain.loss_tolerance.tagging import Criterion, Tagging
 
 __all__ = [

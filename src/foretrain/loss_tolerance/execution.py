@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from foretrain.collective.plan import Plan, rounds
 from foretrain.collective.verification import initial
 from foretrain.loss_tolerance.layout import TensorLayout
-from foretrain.loss_tolerance.losses import LookaheadLosses, LossPattern, Tags
-from foretrain.loss_tolerance.survival import check_chance
+from foretrain.loss_tolerance.losses import LookaheadLosses, LossPattern, Tags, check_chance
 from foretrain.loss_tolerance.tagging import Tagger, Tagging
 
 Gap: TypeAlias = Literal["zero", "held"]

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from foretrain.errors import unknown
 from foretrain.loss_tolerance.layout import Cut, TensorLayout
-from foretrain.loss_tolerance.losses import Tagged
-from foretrain.loss_tolerance.survival import check_chance
+from foretrain.loss_tolerance.losses import Tagged, check_chance
 
 Criterion: TypeAlias = Literal["packet", "layer", "magnitude"]
 """Which packets may be dropped: any; those of front layers; those whose values are small on average."""

@@ -19,8 +19,8 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from foretrain.errors import ConfigError, RecordError
+from foretrain.loss_tolerance.losses import check_chance
 from foretrain.loss_tolerance.replicas import LossyExchange
-from foretrain.loss_tolerance.survival import check_chance
 from foretrain.loss_tolerance.training import AccuracyCurve, Training
 from foretrain.loss_tolerance.trial import build_trial
 

@@ -5,8 +5,7 @@ every policy × knobs × backend × compression ─▶ choose ─▶ Recommendat
 `tune` searches the knobs of one policy against the simulator; `foretrain.planner.online` does so while a job trains.
 """
 
-from foretrain.planner.backends import COMPRESSIONS, engines
-from foretrain.planner.candidate_search import Candidate
+from foretrain.planner.candidate_search import COMPRESSIONS, Candidate, engines
 from foretrain.planner.choice import GainUncertainty, Recommendation, choose
 from foretrain.planner.plan import (
     Auto,

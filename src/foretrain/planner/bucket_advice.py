@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.network import Place, cluster
-from foretrain.planner.backends import compressed, halvable, streaming
-from foretrain.planner.candidate_search import Candidate, Setting
+from foretrain.planner.candidate_search import Candidate, Setting, compressed, halvable, streaming
 from foretrain.planner.choice import GainUncertainty, uncertainty, usual
 from foretrain.schedule import Job, Spec
 from foretrain.simulation.simulation import job_on

@@ -16,8 +16,18 @@ from dataclasses import dataclass, replace
 
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, Place, cluster
-from foretrain.planner.backends import COMPRESSIONS, compressed, describe, engine_of, halvable, streaming
-from foretrain.planner.candidate_search import ENOUGH, Candidate, Setting, run
+from foretrain.planner.candidate_search import (
+    COMPRESSIONS,
+    ENOUGH,
+    Candidate,
+    Setting,
+    compressed,
+    describe,
+    engine_of,
+    halvable,
+    run,
+    streaming,
+)
 from foretrain.planner.search import forecaster
 from foretrain.schedule import POLICIES, Spec
 from foretrain.units import Time, format_time
@@ -184,7 +194,7 @@ def choose(
 
     Args:
         workload: one worker's step, uncompressed.
-        where: a cluster or its notation, or the same hosts with several engines (`foretrain.planner.backends`).
+        where: a cluster or its notation, or the same hosts with several engines (`foretrain.planner.candidate_search`).
         allow: compressions that may be chosen. They change what is computed, so that by default none is, and the
             choice only says what one would bring.
         careful: keep to knobs that real links forgive; see `foretrain.planner.tune`.

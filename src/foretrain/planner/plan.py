@@ -38,7 +38,7 @@ import msgspec
 from foretrain.errors import ConfigError, unknown
 from foretrain.files import read_text, write_atomically
 from foretrain.network import Cluster, Exchange, Place
-from foretrain.planner.backends import engine_of
+from foretrain.planner.candidate_search import engine_of
 from foretrain.planner.choice import Recommendation, choose
 from foretrain.schedule import AUTO, POLICIES, CostModel, Spec, spec
 from foretrain.units import Time, exact_size, exact_time, format_size, format_time, parse_size, parse_time

@@ -13,7 +13,7 @@ from typing import Any
 
 from foretrain.errors import ConfigError, unknown
 from foretrain.network import Cluster, Place, cluster
-from foretrain.planner.backends import COMPRESSIONS, describe, engines, halvable
+from foretrain.planner.candidate_search import COMPRESSIONS, describe, engines, halvable
 from foretrain.planner.choice import Recommendation, choose
 from foretrain.units import exact_rate, parse_rate, to_seconds
 from foretrain.workload.step import Workload

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device.model import PROVENANCES
-from foretrain.live.critical_path import CriticalPath, critical_path
-from foretrain.live.forecast import Forecast, RankForecast
+from foretrain.live.forecast import CriticalPath, Forecast, RankForecast, critical_path
 from foretrain.live.scheduled_gradients import ModelSchedule
 from foretrain.live.simulate import Simulated
 from foretrain.network.topology.graph import Topology

@@ -23,10 +23,10 @@ from typing import Any
 from foretrain.device import Device
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
-from foretrain.live.critical_path import MESSAGES
 from foretrain.live.device.profiled_trace import call_of, kernel_of
 from foretrain.live.device.settings import LAUNCH
 from foretrain.live.event_log import DEVICE, EVENT, ROOM
+from foretrain.live.forecast import MESSAGES
 from foretrain.live.rank_trace import HOST, Activity, RankTrace, SimulationTrace
 from foretrain.trace import kineto_arrow, kineto_event, kineto_metadata, microseconds, stream_number
 from foretrain.units import Time

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrain.files import write_atomically
-from foretrain.planner.backends import describe
+from foretrain.planner.candidate_search import describe
 from foretrain.planner.choice import Recommendation
 from foretrain.planner.what_if import WhatIfs
 from foretrain.report.document import BLUE, GREY, Card, document

@@ -1,7 +1,7 @@
 """The release-time staircase: when each gradient of a backward pass becomes available, and in which blocks.
 
 Gradients leave a backward pass in steps, several at nearly the same instant (Prophet, ICPP'21, Fig. 3): flat stretches
-are time in which a network has nothing new to send. Blocks, shaded, are those of `foretrain.schedule.arrivals`.
+are time in which a network has nothing new to send. Blocks, shaded, are those of `foretrain.schedule.monitor`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from html import escape
 
 from foretrain.report.document import BLUE, FONT, GREY, INK, LINE
 from foretrain.report.figure import Figure
-from foretrain.schedule.arrivals import blocks
+from foretrain.schedule.monitor import blocks
 from foretrain.units import MILLISECOND, format_size, format_time
 from foretrain.workload.step import Workload
 

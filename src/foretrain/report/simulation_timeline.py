@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from foretrain.live.critical_path import CriticalPath, title
+from foretrain.live.forecast import CriticalPath, title
 from foretrain.live.rank_trace import HOST, Activity, RankTrace
 from foretrain.report.document import BLUE, INK, LINE, ORANGE
 from foretrain.report.figure import Figure

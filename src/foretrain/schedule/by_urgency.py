@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from foretrain.schedule.job import Job
-from foretrain.schedule.knob import Knob
+from foretrain.schedule.job import Job, Knob
 from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Event
 from foretrain.units import Time

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-from foretrain.schedule.job import CostModel, Job
-from foretrain.schedule.knob import Knob
+from foretrain.schedule.job import CostModel, Job, Knob
 from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Event
 from foretrain.units import Time, moving

@@ -12,8 +12,7 @@ from foretrain.engine import Policy
 from foretrain.errors import ConfigError, unknown
 from foretrain.schedule.by_readiness import Ddp, Dear, Fifo, Fusion, MgWfbp
 from foretrain.schedule.by_urgency import P3, ByteScheduler, LargestTailFirst
-from foretrain.schedule.job import Job
-from foretrain.schedule.knob import Knob, KnobValue
+from foretrain.schedule.job import Job, Knob, KnobValue
 from foretrain.schedule.pace import Pace
 from foretrain.schedule.prophet import Prophet
 from foretrain.schedule.tictac import Tac, Tic

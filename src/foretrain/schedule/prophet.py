@@ -39,10 +39,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from foretrain.schedule.arrivals import Arrivals, Blocks
-from foretrain.schedule.job import Job
-from foretrain.schedule.knob import Knob
-from foretrain.schedule.monitor import Monitor
+from foretrain.schedule.job import Job, Knob
+from foretrain.schedule.monitor import Arrivals, Blocks, Monitor
 from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, StepBegin, Wake, WakeAt
 from foretrain.units import Time

@@ -18,8 +18,7 @@ from typing import ClassVar, get_args
 
 from foretrain.engine import Decision
 from foretrain.errors import ScheduleError, unknown
-from foretrain.schedule.job import Job
-from foretrain.schedule.knob import Knob
+from foretrain.schedule.job import Job, Knob
 from foretrain.tasks import Action, Chunk, Done, Event, Op, Piece, Ready, Start, StepBegin, Task
 from foretrain.units import Time
 

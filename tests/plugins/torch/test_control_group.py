@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.plugins.torch.control_group import refuse_blocking_waits
+from foretrain.plugins.torch.process_groups import refuse_blocking_waits
 
 BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 

@@ -35,9 +35,9 @@ from foretrain.live.device.simulated_updates import SimulatedUpdates
 from foretrain.live.event_log import ModelAnnouncement
 from foretrain.plugins.torch import access_guards
 from foretrain.plugins.torch.attached_model import AttachedModel
-from foretrain.plugins.torch.control_group import Buffers
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
+from foretrain.plugins.torch.process_groups import Buffers
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.schedule import POLICIES, Spec, spec
 from foretrain.units import MILLISECOND, Time

@@ -29,15 +29,17 @@ from foretrain.network import Cluster
 from foretrain.planner.online import Tuner
 from foretrain.plugins.torch.attached_model import AttachedModel
 from foretrain.plugins.torch.builder import RuntimeParts, assemble, assemble_served
-from foretrain.plugins.torch.control_group import (
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
+from foretrain.plugins.torch.process_groups import (
     Buffers,
     ControlGroup,
+    Groups,
     agree_on_model,
+    close_before_exit,
+    forget_closed,
     refuse_blocking_waits,
     share_all,
 )
-from foretrain.plugins.torch.gradient_buffer import GradientBuffer, wire_dtype
-from foretrain.plugins.torch.process_groups import Groups, close_before_exit, forget_closed
 from foretrain.plugins.torch.static_order import StaticOrder
 from foretrain.schedule import POLICIES, CostModel, Spec, spec
 from foretrain.trace import Timeline

@@ -27,11 +27,11 @@ from foretrain.comm.options import AttachOptions
 from foretrain.comm.run_trace import RunTrace
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch import access_guards
-from foretrain.plugins.torch.control_group import Buffers
+from foretrain.plugins.torch.gradient_buffer import Warmup
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, UpdateSink
 from foretrain.plugins.torch.hooks import Hook, after_forward, before_forward, hide_from_compiler, parameter_modules
 from foretrain.plugins.torch.optimizers import OptimizerHooks
-from foretrain.plugins.torch.warmup import Warmup
+from foretrain.plugins.torch.process_groups import Buffers
 from foretrain.schedule import Bound, Spec
 from foretrain.units import Time
 from foretrain.workload.recorder import stopwatch

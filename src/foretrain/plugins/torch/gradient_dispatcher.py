@@ -28,9 +28,8 @@ from torch import nn, optim
 from foretrain.comm.coordinator.protocol import CoordinatedExchange
 from foretrain.plugins.torch import access_guards
 from foretrain.plugins.torch.deferred_optimizer import Update
-from foretrain.plugins.torch.gradient_buffer import GradientBuffer
+from foretrain.plugins.torch.gradient_buffer import GradientBuffer, refuse_sparse
 from foretrain.plugins.torch.streams import HostStreams
-from foretrain.plugins.torch.warmup import refuse_sparse
 
 
 class UpdateSink(Protocol):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.comm.ps.server.coverage import Coverage
+from foretrain.comm.ps.server.sums import Coverage
 
 SIZE, WORKERS = 24, 3
 

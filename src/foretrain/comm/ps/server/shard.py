@@ -18,8 +18,7 @@ from typing import NamedTuple, Protocol
 
 from foretrain.comm.ps.frames import Header, Malformed
 from foretrain.comm.ps.placement import WIDTHS, Declaration, Declared, Optimized, ShardPart
-from foretrain.comm.ps.server.coverage import Coverage, Range
-from foretrain.comm.ps.server.sums import Pushed, add_up
+from foretrain.comm.ps.server.sums import Coverage, Pushed, Range, add_up
 from foretrain.errors import ConfigError, Disagreement
 
 

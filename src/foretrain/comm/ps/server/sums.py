@@ -1,13 +1,17 @@
-"""Sums of what workers have pushed, added in the order of their ranks.
+"""Sums of what workers have pushed, added in the order of their ranks, once all have pushed a byte.
 
 Floating-point addition is not associative. Contributions are therefore kept in the frames they arrived in, and added
 when all are there, always in the same order: two runs give the same bits, as does a restarted server. It costs no more
 than adding each on arrival, which would begin with a copy of the first. Sixteen-bit numbers are added in float32 and
 rounded once, to nearest, ties to even.
+
+Each worker cuts its gradients as its own engine decides, so that the ranges of two of them need not agree. A byte may
+be summed when all have pushed it, in whatever ranges.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +19,111 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.comm.ps.placement import WIDTHS, Dtype
-from foretrain.comm.ps.server.coverage import Coverage
+
+Range = tuple[int, int]
+"""Bytes ``[start, end)``."""
+
+
+class Coverage:
+    """Pushed bytes of a part of ``size`` bytes, by worker of ``group``, given as a bit mask.
+
+    The part is a sequence of ranges: the workers in ``_masks[k]`` have pushed ``_edges[k]`` to ``_edges[k + 1]``. There
+    are at most twice as many as were pushed.
+    """
+
+    def __init__(self, size: int, group: int) -> None:
+        self._edges, self._masks = [0, size], [0]
+        self._group = group
+        self._left = size
+        """Bytes that some worker has not pushed."""
+
+    @property
+    def whole(self) -> bool:
+        """Return whether all workers have pushed all bytes."""
+        return not self._left
+
+    def add(self, worker: int, start: int, end: int) -> tuple[list[Range], list[Range]]:
+        """Note that ``worker`` has pushed ``[start, end)``; return the new ranges, and those that are now complete."""
+        new: list[Range] = []
+        complete: list[Range] = []
+        first, last = self._cut(start), self._cut(end)
+        bit = 1 << worker
+        for k in range(first, last):
+            if self._masks[k] & bit:
+                continue
+            self._masks[k] |= bit
+            _extend(new, self._edges[k], self._edges[k + 1])
+            if self._masks[k] & self._group == self._group:
+                _extend(complete, self._edges[k], self._edges[k + 1])
+        self._join(first, last)
+        self._left -= _bytes(complete)
+        return new, complete
+
+    def remove_worker(self, worker: int) -> list[Range]:
+        """Forget ``worker``, which is lost, in all incomplete ranges; return those that all others have pushed."""
+        bit, before = 1 << worker, self._group
+        self._group &= ~bit
+        complete: list[Range] = []
+        for k, mask in enumerate(self._masks):
+            if mask & before == before:
+                continue
+            self._masks[k] = mask = mask & ~bit
+            if self._group and mask & self._group == self._group:
+                _extend(complete, self._edges[k], self._edges[k + 1])
+        self._left -= _bytes(complete)
+        return complete
+
+    def has(self, worker: int, start: int, end: int) -> list[Range]:
+        """Return the ranges of ``[start, end)`` that ``worker`` has pushed."""
+        return self._pushed_by(1 << worker, start, end)
+
+    def complete(self, start: int, end: int) -> list[Range]:
+        """Return the ranges of ``[start, end)`` that all have pushed."""
+        return self._pushed_by(self._group, start, end)
+
+    def _pushed_by(self, workers: int, start: int, end: int) -> list[Range]:
+        found: list[Range] = []
+        for k, mask in enumerate(self._masks):
+            low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
+            if low < high and mask & workers == workers:
+                _extend(found, low, high)
+        return found
+
+    def missing(self) -> dict[int, int]:
+        """Return the bytes that each worker of the group has yet to push, if any."""
+        left: dict[int, int] = {}
+        for k, mask in enumerate(self._masks):
+            for worker in range(self._group.bit_length()):
+                if self._group >> worker & 1 and not mask >> worker & 1:
+                    left[worker] = left.get(worker, 0) + self._edges[k + 1] - self._edges[k]
+        return left
+
+    def _cut(self, at: int) -> int:
+        """Return the place of edge ``at``, inserted if there was none."""
+        place = bisect_left(self._edges, at)
+        if self._edges[place] != at:
+            self._edges.insert(place, at)
+            self._masks.insert(place, self._masks[place - 1])
+        return place
+
+    def _join(self, first: int, last: int) -> None:
+        """Remove edges from ``first`` to ``last`` between equal ranges."""
+        for k in range(min(last, len(self._masks) - 1), max(first, 1) - 1, -1):
+            if self._masks[k] == self._masks[k - 1]:
+                del self._edges[k], self._masks[k]
+
+
+def _extend(ranges: list[Range], start: int, end: int) -> None:
+    """Append ``[start, end)``, which lies behind all of ``ranges``, or join it to the last."""
+    if ranges and ranges[-1][1] == start:
+        ranges[-1] = (ranges[-1][0], end)
+    else:
+        ranges.append((start, end))
+
+
+def _bytes(ranges: list[Range]) -> int:
+    return sum(end - start for start, end in ranges)
+
 
 _BLOCK: Final = 32 << 10
 """Elements to add at a time: sum and summands stay in a core's cache for any number of workers."""

@@ -19,9 +19,8 @@ import torch
 from foretrain.comm.ps.consistency import Clocks, Hyperparameters, consistency, decode_groups
 from foretrain.comm.ps.frames import FrameKind, Header, Malformed
 from foretrain.comm.ps.placement import WIDTHS, Declared, Optimized, ShardPart
-from foretrain.comm.ps.server.coverage import Range
 from foretrain.comm.ps.server.shard import Delivery, Value
-from foretrain.comm.ps.server.sums import PendingUpdate
+from foretrain.comm.ps.server.sums import PendingUpdate, Range
 from foretrain.errors import Disagreement
 from foretrain.plugins.torch.ps.server.parameter_store import ParameterStore, decode, encode
 
