@@ -24,6 +24,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._triton import has_triton_package
+
+from foretrain.live.device.import_hooks import import_without
 
 VERSIONS = {"apex": "0.1", "flash_attn": "2.8.3", "transformer_engine": "2.9.0", "triton": "3.7.0"}
 """The libraries, and the versions whose interfaces the stand-ins have."""
@@ -41,6 +44,9 @@ def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
         tell: called with the name of each library whose stand-in is imported.
     """
     absent = [name for name in chosen if importlib.util.find_spec(name) is None]
+    if "triton" in absent:
+        has_triton_package()  # PyTorch asks once, and must not ask when the stand-in has been imported
+        import_without("triton", "torch._inductor.runtime.triton_compat")
     sys.meta_path.append(_Finder(absent, tell))
 
 
