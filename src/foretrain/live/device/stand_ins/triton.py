@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
+from foretrain.live.device.stand_ins import submodule
 from foretrain.live.device.triton_kernels import (
     SimulatedDriver,
     bench,
@@ -16,8 +16,6 @@ from foretrain.live.device.triton_kernels import (
     refuse_compiled,
     run_first_configuration,
 )
-
-from . import language
 
 __version__ = "3.7.0"
 __all__ = ["Config", "autotune", "cdiv", "heuristics", "jit", "language", "next_power_of_2", "runtime", "testing"]
@@ -158,25 +156,65 @@ class OutOfResources(Exception):
     """A kernel needs more registers or shared memory than there are; never raised here."""
 
 
-def _module(name: str, **content: Any) -> ModuleType:
-    made = sys.modules[f"{__name__}.{name}"] = ModuleType(f"{__name__}.{name}")
-    made.__dict__.update(content, __path__=[])
-    return made
+class dtype:  # noqa: N801
+    """A type of numbers, or of pointers to them."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"triton.language.{self.name}"
+
+
+class constexpr:  # noqa: N801
+    """A value that is known when a kernel is compiled."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Name:
+    """A function or type of the language: what is made of it is named, and nothing else."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *_: Any, **__: Any) -> _Name:
+        return _Name(f"{self.__name__}(...)")  # e.g. the type of a pointer, which annotates a parameter
+
+    def __getattr__(self, name: str) -> _Name:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name(f"{self.__name__}.{name}")
+
+
+def placeholder(name: str) -> Any:
+    """Return what stands for a name of the language."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Name(name)
+
+
+_TYPES = (
+    *("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float8e4nv", "float8e5", "float8e4b15", "float16", "bfloat16", "float32", "float64", "void"),
+)
 
 _driver = SimpleNamespace(active=SimulatedDriver(GPUTarget), set_active=lambda driver: None)
-_jit = {"JITFunction": JITFunction, "KernelInterface": KernelInterface}
-_autotuner = {"Autotuner": Autotuner, "Config": Config, "Heuristics": Heuristics, "OutOfResources": OutOfResources}
-runtime = _module(
-    "runtime",
-    **_jit,
-    **_autotuner,
-    driver=_driver,
-    jit=_module("runtime.jit", **_jit),
-    autotuner=_module("runtime.autotuner", **_autotuner),
+_autotuner = (Autotuner, Config, Heuristics, OutOfResources)
+language = submodule(
+    f"{__name__}.language",
+    dtype,
+    constexpr,
+    **{name: dtype(name) for name in _TYPES},
+    __getattr__=placeholder,
 )
-_module("runtime.driver", driver=_driver)
-testing = _module("testing", do_bench=bench, do_bench_cudagraph=bench)
-compiler = _module("compiler", CompiledKernel=CompiledKernel)
-backends = _module("backends", compiler=_module("backends.compiler", GPUTarget=GPUTarget))
-tools = _module("tools", tensor_descriptor=_module("tools.tensor_descriptor", TensorDescriptor=TensorDescriptor))
+submodule(f"{__name__}.runtime.jit", JITFunction, KernelInterface)
+submodule(f"{__name__}.runtime.autotuner", *_autotuner)
+submodule(f"{__name__}.runtime.driver", driver=_driver)
+# After its modules: as in Triton, runtime.driver is the driver, not the module.
+runtime = submodule(f"{__name__}.runtime", JITFunction, KernelInterface, *_autotuner, driver=_driver)
+testing = submodule(f"{__name__}.testing", do_bench=bench, do_bench_cudagraph=bench)
+submodule(f"{__name__}.compiler", CompiledKernel)
+submodule(f"{__name__}.backends.compiler", GPUTarget)
+submodule(f"{__name__}.tools.tensor_descriptor", TensorDescriptor)

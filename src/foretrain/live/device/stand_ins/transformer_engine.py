@@ -1,19 +1,154 @@
-"""Modules of one GPU each."""
+"""Transformer Engine: modules of PyTorch whose products are in FP8 where a recipe says so.
+
+Norms and activations are kernels of their own, before the products whose operands they cast. Operands are cast to FP8
+by a kernel of their own, forward and backward. Parallel over tensors or sequences there is nothing: ``tp_group`` and
+its like are refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint as _checkpoint
 
-from foretrain.live.device.custom_kernels import Like, fused
+from foretrain.live.device.custom_kernels import Like, fused, launch
+from foretrain.live.device.stand_ins import submodule
+from foretrain.live.device.stand_ins.apex import FusedAdam, FusedSGD
 
-from .fp8 import linear
+__version__ = "2.9.0"
 
 Tensor = torch.Tensor
+
+
+class Format(Enum):
+    """Formats of FP8 forward and backward."""
+
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
+    HYBRID = "hybrid"
+
+
+class Recipe:
+    """How to scale; the options matter for values alone."""
+
+    blocks = False
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+class DelayedScaling(Recipe):
+    """A scale for each tensor, of the steps before."""
+
+
+class Float8CurrentScaling(Recipe):
+    """A scale for each tensor, of this step."""
+
+
+class Float8BlockScaling(Recipe):
+    """A scale for each 128 numbers."""
+
+    blocks = True
+
+
+class MXFP8BlockScaling(Recipe):
+    """A scale for each 32 numbers."""
+
+    blocks = True
+
+
+_recipes: list[Recipe | None] = [None]
+"""The recipes of the contexts that are open; None computes as PyTorch does."""
+
+
+@contextmanager
+def autocast(enabled: bool = True, recipe: Recipe | None = None, **_: Any) -> Iterator[None]:
+    """Compute in FP8 inside."""
+    _recipes.append((recipe or DelayedScaling()) if enabled else None)
+    try:
+        yield
+    finally:
+        _recipes.pop()
+
+
+def fp8_autocast(enabled: bool = True, fp8_recipe: Recipe | None = None, **_: Any) -> Any:
+    """Compute in FP8 inside; the older name."""
+    return autocast(enabled, fp8_recipe)
+
+
+@contextmanager
+def fp8_model_init(enabled: bool = True, **_: Any) -> Iterator[None]:
+    """Refuse parameters in FP8: no optimizer here keeps copies of them."""
+    if enabled:
+        raise NotImplementedError(
+            "fp8_model_init: foretrain's stand-in for transformer_engine has parameters in the module's own type; leave"
+            " it out, or install transformer_engine"
+        )
+    yield
+
+
+def checkpoint(function: Any, *args: Any, **named: Any) -> Any:
+    """Compute ``function`` again in the backward pass instead of keeping what it makes."""
+    options = ("distribute_saved_activations", "get_rng_state_tracker", "tp_group")
+    named = {key: value for key, value in named.items() if key not in options}
+    return _checkpoint(function, *args, use_reentrant=named.pop("use_reentrant", True), **named)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x (..., k)`` by ``weight (n, k)``, in FP8 where a recipe says so."""
+    recipe = _recipes[-1]
+    if recipe is None:
+        return torch.nn.functional.linear(x, weight, bias)
+    if torch.is_autocast_enabled("cuda"):
+        x, weight = (one.to(torch.get_autocast_dtype("cuda")) for one in (x, weight))
+        bias = None if bias is None else bias.to(x.dtype)
+    product: Any = _Fp8Product.apply(x.flatten(0, -2), weight, recipe.blocks)
+    product = product.unflatten(0, x.shape[:-1])
+    return product if bias is None else product + bias
+
+
+class _Fp8Product(torch.autograd.Function):
+    """``x (m, k)`` by ``weight (n, k)``; kept for the backward pass are the operands in FP8, each both ways round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, blocks: bool) -> Tensor:
+        x8, x8_turned = _cast(x)
+        weight8, weight8_turned = _cast(weight)
+        ctx.save_for_backward(x8_turned, weight8_turned)
+        ctx.dtype, ctx.blocks = x.dtype, blocks
+        return _product(x8, weight8.t(), x.dtype, blocks)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x8_turned, weight8_turned = ctx.saved_tensors
+        grad8, grad8_turned = _cast(gradients[0])
+        of_x = _product(grad8, weight8_turned.t(), ctx.dtype, ctx.blocks) if ctx.needs_input_grad[0] else None
+        of_weight = _product(grad8_turned, x8_turned.t(), ctx.dtype, ctx.blocks) if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, None
+
+
+def _cast(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a matrix in FP8 and its transpose, row by row: tensor cores want both factors along the sum."""
+    rows, columns = tensor.shape
+    made = [tensor.new_empty(shape, dtype=torch.float8_e4m3fn) for shape in ((rows, columns), (columns, rows))]
+    launch("transformer_engine::cast_transpose", {"tensor": tensor}, ("tensor",), (), made)
+    return made[0], made[1]
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype, blocks: bool) -> Tensor:
+    scale = torch.ones((), device=left.device)
+    if not blocks:
+        return torch.ops.aten._scaled_mm(left, right, scale, scale, None, None, dtype)
+    (m, k), n = left.shape, right.shape[1]
+    scales = (left.new_empty(size, -(-k // 128), dtype=torch.float32) for size in (m, n))
+    first, second = scales
+    return torch.ops.aten._scaled_mm(left, right, first, second.t(), None, None, dtype)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -267,3 +402,30 @@ class TransformerLayer(nn.Module):
         attended = self.self_attention(hidden_states, attention_mask, rotary_pos_emb=rotary_pos_emb)
         hidden_states = hidden_states + functional.dropout(attended, self.hidden_dropout, self.training)
         return hidden_states + functional.dropout(self.layernorm_mlp(hidden_states), self.hidden_dropout, self.training)
+
+
+_FP8 = (autocast, checkpoint, fp8_autocast, fp8_model_init)
+submodule(
+    f"{__name__}.common.recipe",
+    Format,
+    Recipe,
+    DelayedScaling,
+    Float8CurrentScaling,
+    Float8BlockScaling,
+    MXFP8BlockScaling,
+)
+submodule(
+    f"{__name__}.pytorch",
+    *_FP8,
+    DotProductAttention,
+    LayerNorm,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    MultiheadAttention,
+    RMSNorm,
+    TransformerLayer,
+    quantized_model_init=fp8_model_init,
+)
+submodule(f"{__name__}.pytorch.fp8", *_FP8, quantized_model_init=fp8_model_init)
+submodule(f"{__name__}.pytorch.optimizers", FusedAdam, FusedSGD)
