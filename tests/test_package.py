@@ -34,8 +34,8 @@ def test_public_names():
     ("code", "absent"),
     [
         ("import foretrain", ("foretrain.simulation", "rich", "numpy", "torch")),
-        ("from foretrain.cli import main", ("foretrain.simulation", "plotly", "numpy", "torch")),
-        ("import foretrain.experiments, foretrain.report", ("plotly", "jinja2", "perfetto", "numpy", "torch")),
+        ("from foretrain.cli import main", ("foretrain.simulation", "jinja2", "numpy", "torch")),
+        ("import foretrain.experiments, foretrain.report", ("jinja2", "perfetto", "numpy", "torch")),
         ("import foretrain.workload as w; w.zoo('resnet50')", ("torch", "numpy", "foretrain.workload.recorder")),
     ],
 )

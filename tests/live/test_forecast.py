@@ -6,8 +6,8 @@ import pytest
 
 from foretrain.device import preset
 from foretrain.live.event_log import COST, MEMORY, STREAM
-from foretrain.live.failures import OutOfMemory, check_memory
 from foretrain.live.forecast import Forecast, forecast_of
+from foretrain.live.rank_processes import OutOfMemory, check_memory
 from foretrain.units import MILLISECOND
 from tests.live.player import play
 

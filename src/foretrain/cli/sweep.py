@@ -15,6 +15,7 @@ from foretrain.cli.arguments import (
     WorkloadOnCluster,
     check_apart,
     check_writable,
+    command_line,
     patience,
     split,
     with_fidelity,
@@ -135,7 +136,9 @@ def _finish(
     console.print(summary(found))
     console.print(f"wrote {out}", markup=False, soft_wrap=True)
     write_outputs(
-        console, (html, lambda path: page(found, path, title)), (json, lambda path: write_json(path, to_dict(found)))
+        console,
+        (html, lambda path: page(found, path, title, command_line())),
+        (json, lambda path: write_json(path, to_dict(found))),
     )
 
 
@@ -184,4 +187,8 @@ def grid(
         made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
     console = Console(highlight=False)
     console.print(table(made))
-    write_outputs(console, (html, lambda path: page(made, path)), (json, lambda path: write_json(path, made.to_dict())))
+    write_outputs(
+        console,
+        (html, lambda path: page(made, path, command_line())),
+        (json, lambda path: write_json(path, made.to_dict())),
+    )

@@ -17,11 +17,18 @@ from foretrain.device.gpu import overlap_slowdown
 from foretrain.errors import ForetrainError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.executor import FoldingInvalid, execute
-from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, check_memory, script_failure, while_folded
 from foretrain.live.folding import Folding, Message
 from foretrain.live.forecast import warnings_of
 from foretrain.live.network_traffic import NetworkTraffic
-from foretrain.live.rank_processes import Ranks
+from foretrain.live.rank_processes import (
+    Ranks,
+    ScriptFailed,
+    after_restarts,
+    cause_of,
+    check_memory,
+    script_failure,
+    while_folded,
+)
 from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
 from foretrain.network.deployment import Deployment
 from foretrain.simulation.world import VirtualWorld

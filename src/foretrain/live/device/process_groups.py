@@ -25,8 +25,7 @@ from torch._C._distributed_c10d import Backend, FileStore, Store, TCPStore
 from torch.distributed import device_mesh, distributed_c10d
 
 from foretrain.errors import ConfigError
-from foretrain.live.device import put
-from foretrain.live.device.import_hooks import change_after_import
+from foretrain.live.device import change_after_import, put
 from foretrain.torch_version import nccl_classes, register_nccl
 
 

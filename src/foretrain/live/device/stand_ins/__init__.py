@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton_package
 
-from foretrain.live.device.import_hooks import import_without
+from foretrain.live.device import import_without
 
 VERSIONS = {"apex": "0.1", "flash_attn": "2.8.3", "transformer_engine": "2.9.0", "triton": "3.7.0"}
 """The libraries, and the versions whose interfaces the stand-ins have."""
