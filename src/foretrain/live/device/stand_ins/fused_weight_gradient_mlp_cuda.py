@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretrain.live.device.stand_ins.te_products import add_weight_gradient
+from foretrain.live.device.stand_ins.te_kernels import add_weight_gradient
 
 
 def wgrad_gemm_accum_fp32(x: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> None:

@@ -20,8 +20,13 @@ from torch.utils.checkpoint import checkpoint as _checkpoint
 from foretrain.live.device.custom_kernels import Like, fused
 from foretrain.live.device.stand_ins import submodule
 from foretrain.live.device.stand_ins.apex import FusedAdam, FusedSGD
-from foretrain.live.device.stand_ins.te_attention import ring_attention
-from foretrain.live.device.stand_ins.te_products import Division, dummy_gradient, grouped_product, product
+from foretrain.live.device.stand_ins.te_kernels import (
+    Division,
+    dummy_gradient,
+    grouped_product,
+    product,
+    ring_attention,
+)
 
 __version__ = "2.9.0"
 

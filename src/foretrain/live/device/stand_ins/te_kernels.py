@@ -1,8 +1,13 @@
-"""Transformer Engine's products: in FP8 where a recipe says so, divided among the GPUs of a group, summed in place.
+"""Transformer Engine's products and attention: in FP8 where a recipe says so, divided among the GPUs of a group.
 
 A layer divided by columns gathers its input along the sequence, one divided by rows scatters what it sums; without
 sequence parallelism the sum is an all-reduce, in the forward pass of rows and the backward pass of columns. Backward,
 communication runs beside the product that does not need it, as Transformer Engine's does without user buffers.
+
+Attention over a divided sequence passes keys and values round a ring. Each rank has an early and a late part of the sequence, so that causal attention is the same work for all (Megatron-LM
+divides batches so). In step i a rank attends to the keys of the rank i places before it: to all of its own, causally;
+to the first half of an earlier rank's; of a later rank's only the second half of its own queries attend. Backward, keys
+and values go round again, with their gradients. Each transfer runs beside a step's attention.
 """
 
 from __future__ import annotations
@@ -94,7 +99,6 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (grad,), division, weight = gradients, ctx.division, ctx.weight
-        recipe: Any = ctx.recipe
         grad = _gathered(grad, division) if division.mode == "row" and division.sequence else grad.contiguous()
         kept = ctx.saved_tensors[0]
         waited = []
@@ -102,13 +106,13 @@ class _Product(torch.autograd.Function):
             kept, work = _gathering(kept, division)
             waited.append(work)
         grad8 = grad8_turned = of_x = of_weight = work = None
-        if recipe is not None:
+        if ctx.recipe is not None:
             grad8, grad8_turned = _cast(grad)
         if ctx.needs_input_grad[0]:
             if grad8 is None:
                 of_x = grad @ weight
             else:
-                of_x = _product8(grad8, ctx.saved_tensors[1].t(), grad.dtype, recipe.blocks)
+                of_x = _product8(grad8, ctx.saved_tensors[1].t(), grad.dtype, ctx.recipe.blocks)
             if division.mode == "column" and division.ranks > 1:
                 of_x, work = _reduced(of_x, division, wait=False)
         for one in waited:
@@ -194,3 +198,73 @@ def _product8(left: Tensor, right: Tensor, dtype: torch.dtype, blocks: bool) -> 
     (m, k), n = left.shape, right.shape[1]
     first, second = (left.new_empty(size, -(-k // 128), dtype=torch.float32) for size in (m, n))
     return torch.ops.aten._scaled_mm(left, right, first, second.t(), None, None, dtype)
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Any, causal: bool, dropout: float) -> Tensor:
+    """Return attention of ``q (batch, heads, own queries, width)`` to the keys of all ranks of ``group``."""
+    made: Any = _Ring.apply(q, torch.stack((k, v)), group, causal, dropout)
+    return made
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, kv: Tensor, group: Any, causal: bool, dropout: float) -> Tensor:
+        ctx.group, ctx.causal, ctx.dropout, ctx.kept = group, causal, dropout, []
+        own, made = kv, torch.empty_like(q)
+        ranks = distributed.get_world_size(group)
+        for step in range(ranks):
+            coming, works = _passed_on((kv,), group) if step < ranks - 1 else ((kv,), ())
+            part, mask = _parts(q, kv, step, group, causal)
+            one = torch.ops.aten._scaled_dot_product_cudnn_attention(*part, None, True, dropout, mask)
+            ctx.kept.append((one[1], *one[2:8]))  # log-sum-exp, lengths, random state
+            launch(
+                "transformer_engine::attention_correction", {"one": one[0], "made": made}, ("one", "made"), ("made",)
+            )
+            for work in works:
+                work.wait()
+            (kv,) = coming
+        ctx.save_for_backward(q, own, made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        q, kv, made = ctx.saved_tensors
+        grad, of_q, of_kv = gradients[0].contiguous(), torch.empty_like(q), torch.empty_like(kv)
+        ranks = distributed.get_world_size(ctx.group)
+        for step in range(ranks):
+            coming, works = _passed_on((kv, of_kv), ctx.group) if step < ranks - 1 else ((kv, of_kv), ())
+            (queries, keys, values), mask = _parts(q, kv, step, ctx.group, ctx.causal)
+            sums, first, second, most, more, *random = ctx.kept[step]
+            length = queries.shape[2]
+            mine = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                grad[:, :, -length:], queries, keys, values, made[:, :, -length:], sums, *random, None, first, second,
+                most, more, ctx.dropout, mask,
+            )  # fmt: skip
+            added = {"of_q": of_q, "of_kv": of_kv} | {f"mine{place}": one for place, one in enumerate(mine)}
+            launch("transformer_engine::attention_correction", added, added, ("of_q", "of_kv"))
+            for work in works:
+                work.wait()
+            kv, of_kv = coming
+        return of_q, of_kv, None, None, None
+
+
+def _parts(q: Tensor, kv: Tensor, step: int, group: Any, causal: bool) -> tuple[tuple[Tensor, Tensor, Tensor], bool]:
+    """Return the queries, keys and values that meet in a step, and whether causally."""
+    k, v = kv
+    if step and causal and step <= distributed.get_rank(group):
+        half = k.shape[2] // 2
+        return (q, k[:, :, :half], v[:, :, :half]), False
+    if step and causal:
+        return (q[:, :, q.shape[2] // 2 :], k, v), False
+    return (q, k, v), causal
+
+
+def _passed_on(tensors: tuple[Tensor, ...], group: Any) -> tuple[tuple[Tensor, ...], list[Any]]:
+    """Return what comes from the rank before when the works are done, while this goes to the rank behind."""
+    ranks = distributed.get_process_group_ranks(group)
+    here = distributed.get_rank(group)
+    coming = tuple(torch.empty_like(one) for one in tensors)
+    behind, before = ranks[(here + 1) % len(ranks)], ranks[here - 1]
+    sends = [distributed.P2POp(distributed.isend, one, behind, group) for one in tensors]
+    receives = [distributed.P2POp(distributed.irecv, one, before, group) for one in coming]
+    return coming, distributed.batch_isend_irecv([*sends, *receives])
