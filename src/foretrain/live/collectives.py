@@ -239,6 +239,11 @@ class Collective:
             answer += CONTRIBUTION.pack(group.index[rank], group.weights[rank], len(payload)) + payload
         return bytes(answer)
 
+    def sourced(self) -> Time:
+        """Return when the members of `source` had called it, 0 without one; only after `values` has answered."""
+        there = None if self.source is None else self.source.collective()
+        return 0 if there is None else max(part.host for part in there.parts.values())
+
     def then(self, call: Callable[[], None]) -> None:
         """Call ``call`` when all records are there."""
         if not self.complete() or self.source is None:

@@ -312,7 +312,9 @@ class HostQuery:
         if values is None:
             comm.then(self.put)
         else:
-            self._reply(self.host, answer(self.host, payload=values))
+            # Virtual time may have gone on while it waited for another group.
+            time = max(self.host, comm.sourced()) if isinstance(comm, Collective) else self.host
+            self._reply(time, answer(time, payload=values))
 
 
 class DeferredQueries:

@@ -4,10 +4,11 @@ A layer divided by columns gathers its input along the sequence, one divided by 
 sequence parallelism the sum is an all-reduce, in the forward pass of rows and the backward pass of columns. Backward,
 communication runs beside the product that does not need it, as Transformer Engine's does without user buffers.
 
-Attention over a divided sequence passes keys and values round a ring. Each rank has an early and a late part of the sequence, so that causal attention is the same work for all (Megatron-LM
-divides batches so). In step i a rank attends to the keys of the rank i places before it: to all of its own, causally;
-to the first half of an earlier rank's; of a later rank's only the second half of its own queries attend. Backward, keys
-and values go round again, with their gradients. Each transfer runs beside a step's attention.
+Attention over a divided sequence passes keys and values round a ring. Each rank has an early and a late part of the
+sequence, so that causal attention is the same work for all (Megatron-LM divides batches so). In step i a rank attends
+to the keys of the rank i places before it: to all of its own, causally; to the first half of an earlier rank's. To a
+later rank's keys only the second half of its own queries attend. Backward, keys and values go round again, with their
+gradients. Each transfer runs beside a step's attention.
 """
 
 from __future__ import annotations
@@ -105,22 +106,20 @@ class _Product(torch.autograd.Function):
         if division.mode == "column" and division.sequence:
             kept, work = _gathering(kept, division)
             waited.append(work)
-        grad8 = grad8_turned = of_x = of_weight = work = None
-        if ctx.recipe is not None:
-            grad8, grad8_turned = _cast(grad)
+        of_x = of_weight = work = None
+        eight = ctx.recipe is not None
+        grad8, grad8_turned = _cast(grad) if eight else (grad, grad)
         if ctx.needs_input_grad[0]:
-            if grad8 is None:
-                of_x = grad @ weight
-            else:
+            if eight:
                 of_x = _product8(grad8, ctx.saved_tensors[1].t(), grad.dtype, ctx.recipe.blocks)
+            else:
+                of_x = grad @ weight
             if division.mode == "column" and division.ranks > 1:
                 of_x, work = _reduced(of_x, division, wait=False)
         for one in waited:
             one.wait()
         if ctx.needs_input_grad[1]:
-            if grad8_turned is not None:
-                kept = kept.view(weight.shape[1], -1)
-            of_weight = _weight_gradient(grad if grad8_turned is None else grad8_turned, kept, weight, ctx)
+            of_weight = _weight_gradient(grad8_turned, kept.view(weight.shape[1], -1) if eight else kept, weight, ctx)
         if work is not None:
             work.wait()
         # The product that computes the weight's gradient sums the bias's beside it.
