@@ -69,7 +69,7 @@ def simulated(run: RecipeRun, usable: float = 80.0, bend: float = 0.0) -> RunRes
     found = account(batch, tp, pp, mbs, bend)
     if found.reserved > usable * GIB:
         return RunResult(run.id, "memory", reason="out of memory")
-    return RunResult(run.id, "done", found, usable=int(usable * GIB), seconds=found.launches / 1000)
+    return RunResult(run.id, "done", found, usable=int(usable * GIB), cpu=found.launches / 1000)
 
 
 def searched(
@@ -93,7 +93,7 @@ def test_the_best_is_found_with_fewer_whole_simulations(tmp_path: Path, bend: fl
     assert found.winner.account == every.winner.account
     whole = [run for run in pool.asked if run.steps == found.space.file.steps]
     assert len(whole) < len(every.candidates) / 3
-    assert found.seconds < every.seconds / 2
+    assert found.cpu < every.cpu / 2
 
 
 def test_what_is_linear_is_extended_without_error(tmp_path: Path) -> None:

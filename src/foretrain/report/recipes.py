@@ -160,7 +160,7 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         "points": found.space.points,
         "excluded": dict(found.space.excluded),
         "simulations": found.runs,
-        "simulated_seconds": found.seconds,
+        "cpu_seconds": found.cpu,
         "extension_error": found.error,
         "finished": found.finished,
         "warnings": list(found.warnings),
