@@ -4,6 +4,9 @@ import math
 
 import pytest
 
+from foretrain.errors import ConfigError
+from foretrain.recipe_search.bill import bill_of
+from foretrain.recipe_search.evaluation import Account
 from foretrain.recipe_search.goodput import (
     Failures,
     best_interval,
@@ -55,3 +58,45 @@ def test_a_spare_saves_the_repair() -> None:
         assert goodput(failures, 900.0) >= goodput(without, 900.0)
         simulated = simulated_goodput(failures, 900.0, work=2e7)
         assert goodput(failures, 900.0) == pytest.approx(simulated, rel=0.03)
+
+
+ACCOUNT = Account(
+    time=10.0, compute=6.0, exposed=2.0, waiting=1.0, idle=1.0, spread=0.1, kernels={}, flops=1.0, reserved=1.0,
+    carried=0.1, launches=1.0,
+)  # fmt: skip
+
+
+def test_a_price_and_the_energy_of_a_step_are_those_of_its_gpus() -> None:
+    bill = bill_of("H100", 8, 3.6)
+    assert bill.money(ACCOUNT) == pytest.approx(8 * 3.6 * 10 / 3600)
+    assert bill.joules(ACCOUNT) == pytest.approx(8 * 1275 * (0.76 * 6 + 0.45 * 2 + 0.25 * 2))
+    assert "kWh" in "".join(bill.lines(ACCOUNT, 1e6))
+
+
+def test_a_listed_price_says_its_day_and_source() -> None:
+    bill = bill_of("H100", 8, None)
+    assert bill.price == 4.916
+    assert "2024-12-31: AWS" in bill.priced
+
+
+def test_of_an_unknown_gpu_nothing_is_made_up() -> None:
+    bill = bill_of("K80", 8, None)
+    assert bill.money(ACCOUNT) is bill.joules(ACCOUNT) is None
+    assert not list(bill.lines(ACCOUNT, None))
+
+
+def test_failures_make_tokens_dearer() -> None:
+    failures = Failures(HOUR, 30.0, 300.0)
+    bill = bill_of("H100", 8, 3.6, failures)
+    plain = bill_of("H100", 8, 3.6).money(ACCOUNT)
+    assert plain is not None
+    assert bill.money(ACCOUNT) == pytest.approx(plain / goodput(failures, best_interval(failures)))
+    text = "".join(bill.lines(ACCOUNT, 1e6))
+    assert "a failure every 1.0 h" in text
+    assert "Young" in text
+
+
+@pytest.mark.parametrize(("price", "interval"), [(-1.0, None), (1.0, 0.0)])
+def test_a_wrong_bill_is_refused(price: float, interval: float | None) -> None:
+    with pytest.raises(ConfigError):
+        bill_of("H100", 8, price, None, interval)

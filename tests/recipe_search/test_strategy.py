@@ -12,7 +12,7 @@ import pytest
 
 from foretrain.experiments.result_store import ResultStore
 from foretrain.recipe_search.api import step_time
-from foretrain.recipe_search.comparison import bound_by, front, ratio, why_slower
+from foretrain.recipe_search.comparison import bound_by, front, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting
 from foretrain.recipe_search.space import declared, expand
 from foretrain.recipe_search.strategy import NoRecipe, Search, SearchFindings
@@ -183,7 +183,8 @@ def test_a_budget_ends_a_search_with_what_it_has(tmp_path: Path) -> None:
 def test_the_comparison_of_recipes_is_closer_than_each_forecast() -> None:
     one, other = account(512, 2, 2, 1), account(512, 2, 2, 2)
     compared = ratio(one, other)
-    assert compared.error / compared.value < 2 * math.hypot(one.spread / one.time, other.spread / other.time) * 1.01
+    apart = math.hypot(sigma(one) / one.time, sigma(other) / other.time)
+    assert compared.error / compared.value < 2 * apart
     assert ratio(one, one).error == 0
     assert ratio(one, one).value == 1
     back = ratio(other, one)

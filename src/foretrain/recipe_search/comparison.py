@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from foretrain.live.forecast import EXCHANGE_SIGMA
 from foretrain.recipe_search.evaluation import Account
 
-SHARED = 0.55
+SHARED = 0.2
 """Share of the variance of forecasts' errors that runs of one model on one GPU have in common: `benchmarks/search.py
 --shared` finds it in docs/live/accuracy.md, of torchtitan's runs, all of which are listed there."""
 _NAMES = {

@@ -3,8 +3,8 @@
 Two answers that check each other: Young's and Daly's closed form, and a simulation of failures, event by event.
 
 Young, "A first order approximation to the optimum checkpoint interval", CACM 1974: τ = √(2 δ M). Daly, "A higher order
-estimate of the optimum checkpoint interval for restart dumps", FGCS 2006, eq. 20 for the total time: with a checkpoint of
-δ every τ of work, restarts of R and failures every M on average (exponential), a run of work T takes
+estimate of the optimum checkpoint interval for restart dumps", FGCS 2006, eq. 20 for the total time: with a checkpoint
+of δ every τ of work, restarts of R and failures every M on average (exponential), a run of work T takes
 M exp(R/M) (exp((τ + δ)/M) − 1) T/τ. Its best τ is found numerically, from Young's.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,3 @@ def simulated_goodput(failures: Failures, interval: float, work: float, seed: in
                 break
             now = fails
     return work / now
-
-
-def without_failures(failures: Failures) -> Failures:
-    """Return ``failures`` with a job that never fails."""
-    return replace(failures, mtbf=math.inf)

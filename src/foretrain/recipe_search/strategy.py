@@ -105,6 +105,7 @@ class SearchFindings:
         cpu: seconds that all simulations computed.
         warnings: what the user should know.
         finished: whether the budget was enough.
+        objective: what was minimised.
     """
 
     space: RecipeSpace
@@ -115,6 +116,7 @@ class SearchFindings:
     cpu: float
     warnings: tuple[str, ...]
     finished: bool
+    objective: Objective
 
     @property
     def winner(self) -> RecipeState:
@@ -363,6 +365,7 @@ class Search:
             self._cpu,
             tuple(self._ignored()),
             not self._late,
+            self._objective,
         )
 
     def _why_none(self) -> str:
