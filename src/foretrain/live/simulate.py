@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device import calls, preset_names
-from foretrain.device.gpu import host_launch, stack_factor
+from foretrain.device.gpu import forecast_range, host_launch, stack_factor
 from foretrain.errors import ConfigError
 from foretrain.live.device.settings import STAND_INS, WATCHED, RankSettings
 from foretrain.live.folding import Folding
@@ -146,6 +146,7 @@ def simulate(
             world=settings.world,
             classes=done.folding.describe(),
             wall=time.perf_counter() - begin,
+            stack_range=forecast_range(device, factor, across=settings.gpus < settings.world),
         )
     usable = device.memory - settings.reserve
     return Simulated(forecast, done.trace, done.folding, done.traffic, where.fluid.network, done.carried, usable)
