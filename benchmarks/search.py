@@ -3,26 +3,25 @@
 Spaces that can be exhausted: of each, every recipe is simulated whole, and then it is searched with nothing known.
 Regret is how much longer the search's winner takes than the best of all; the CPU share is what both computed, counted
 by the system, so that it does not depend on what else runs. Published rankings: runs of accuracy/groundtruth-train.csv
-that differ in their parallelism alone; is the fastest that was measured among the three that are forecast to be?
+that differ in their recipe alone, with the forecasts that accuracy.py has kept; is the fastest that was measured among
+the three that are forecast to be?
 
     python benchmarks/search.py                 the same as --full: hours
     python benchmarks/search.py --quick         one small space
-    python benchmarks/search.py --space NAME    only this one of the full spaces, or published
-    python benchmarks/search.py --shared        the share of errors that runs of one model have in common
+    python benchmarks/search.py --space NAME    only those of the full spaces with this in their names
+    python benchmarks/search.py --published     only the published rankings, at once
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
-import re
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -33,17 +32,13 @@ from measure import finish, options
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "accuracy"))
 
-from rows import Row, read  # noqa: E402, its folder is no package
+from rows import read  # noqa: E402, its folder is no package
 from scipy.stats import spearmanr  # noqa: E402
 
-from foretrain.experiments.execution import workers  # noqa: E402
-from foretrain.experiments.result_store import ResultStore  # noqa: E402
 from foretrain.recipe_search import search  # noqa: E402
-from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, run  # noqa: E402
 
-ACCURACY = HERE.parent / "docs/live/accuracy.md"
-LONG = 400
-"""Micro-batches that a simulation of a published run may execute."""
+KEPT = HERE / "data/accuracy.jsonl"
+"""Forecasts of published runs, which benchmarks/accuracy.py has simulated."""
 LEAST = 4
 """Runs that make a ranking."""
 
@@ -139,7 +134,7 @@ FULL = (
     llama("dgx-h100:4", "llama3-8b"),
     llama("dgx-a100:4", "llama3-8b"),
 )
-QUICK = megatron("GPT 1B", "dgx-h100:1", 256, 16, 2048, small=True)
+QUICK = megatron("GPT 0.4B", "dgx-h100:1", 64, 8, 2048, small=True)
 
 
 def exhausted(case: Case) -> Outcome:
@@ -159,68 +154,59 @@ def exhausted(case: Case) -> Outcome:
     return Outcome(case.name, regret, share, len(every.found.candidates), seconds, found.found.error)
 
 
-def published() -> Iterator[tuple[str, bool, float]]:
-    """Yield of each published ranking its name, whether the fastest is in our first three, and Spearman's rank."""
-    groups: dict[object, list[Row]] = defaultdict(list)
-    for row in read()[0]:
-        if row.micro_batches <= LONG:
-            groups[row.family, row.model, row.precision, row.gpu, row.ranks, row.tokens].append(row)
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        store = stack.enter_context(ResultStore(Path(folder) / "store", RunResult))
-        pool = stack.enter_context(workers(None, "processes", None))
-        for rows in groups.values():
-            if len({row.argv for row in rows}) < LEAST:
-                continue
-            runs = {_run_of(row).id: row for row in rows}
-            with pool.results(run, [_run_of(row) for row in runs.values()]) as results:
-                for done in results:
-                    store.add([done])
-            pairs = [
-                (account.time, row.seconds) for name, row in runs.items() if (account := store.found[name].account)
-            ]
-            if len(pairs) < LEAST:
-                continue
-            ours = sorted(range(len(pairs)), key=lambda index: pairs[index][0])
-            fastest = min(range(len(pairs)), key=lambda index: pairs[index][1])
-            rank = float(spearmanr(*zip(*pairs, strict=True)).statistic)
-            name = f"{rows[0].family}, {rows[0].model}, {rows[0].ranks} {rows[0].gpu}, {len(pairs)} runs"
-            yield name, fastest in ours[:3], rank
+@dataclass(frozen=True)
+class Ranking:
+    """Published runs that differ in their recipe alone, and how forecasts rank them.
 
-
-def _run_of(row: Row) -> RecipeRun:
-    servers, _, rest = row.cluster.partition(",")
-    first = "" if row.ranks % 8 == 0 else f",ranks=0-{row.ranks - 1}"
-    return RecipeRun(
-        RunSetting(f"{servers}{first}{',' + rest if rest else ''}"),
-        (str(HERE / "accuracy" / row.script), *row.argv, "--steps", "2"),
-        2,
-    )
-
-
-def shared() -> tuple[float, int]:
-    """Share of the errors' variance that runs of one model on the same GPUs have in common, and of how many pairs.
-
-    Of torchtitan's runs, since docs/live/accuracy.md lists all of them; of others only those furthest off.
+    Attributes:
+        name: of the model and the GPUs.
+        runs: how many there are.
+        top: whether the fastest as measured is among the first three as forecast; always where there are three.
+        rank: Spearman's.
+        shared: of the variance of the errors' logarithms, what all have in common.
     """
-    rows = re.findall(
-        r"^\| (torchtitan-\d+): (.+?) \| ([\d.]+) s \| ([\d.]+) s \|", ACCURACY.read_text(encoding="utf-8"), re.M
-    )
-    groups: dict[str, dict[str, float]] = defaultdict(dict)
-    for name, model, forecast, measured in rows:
-        groups[model][name] = math.log(float(forecast) / float(measured))
-    pairs = [pair for errors in groups.values() for pair in itertools.combinations(errors.values(), 2)]
-    apart = sum((one - other) ** 2 / 2 for one, other in pairs)
-    return 1 - apart / sum((one**2 + other**2) / 2 for one, other in pairs), len(pairs)
+
+    name: str
+    runs: int
+    top: bool
+    rank: float
+    shared: float
+
+
+def published() -> Iterator[Ranking]:
+    """Yield rankings of the runs whose forecasts benchmarks/accuracy.py has kept."""
+    rows = {row.id: row for row in read()[0]}
+    groups: dict[object, list[tuple[float, float]]] = defaultdict(list)
+    for line in KEPT.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        if one["failure"] or one["id"] not in rows:
+            continue
+        row = rows[one["id"]]
+        sequence = row.argv[row.argv.index("--sequence") + 1]
+        key = (row.family, row.model, row.precision, f"{row.ranks} {row.gpu}", row.tokens, sequence)
+        groups[key].append((one["predicted"], one["measured"]))
+    for key, pairs in sorted(groups.items(), key=str):
+        if len(pairs) < LEAST:
+            continue
+        ours = sorted(pairs)
+        fastest = min(pairs, key=lambda pair: pair[1])
+        rank = float(spearmanr(*zip(*pairs, strict=True)).statistic)
+        errors = [math.log(forecast / measured) for forecast, measured in pairs]
+        apart = [(one - other) ** 2 / 2 for one, other in itertools.combinations(errors, 2)]
+        shared = 1 - sum(apart) / len(apart) / (sum(error**2 for error in errors) / len(errors))
+        name = ", ".join(map(str, key[:4])) if isinstance(key, tuple) else ""
+        yield Ranking(name, len(pairs), fastest in ours[:3], rank, shared)
 
 
 def own_options(parser: argparse.ArgumentParser) -> None:
-    """--space, --shared."""
+    """--space, --published."""
     parser.add_argument("--space", action="append", metavar="NAME", help="only spaces with this in their name")
-    parser.add_argument("--shared", action="store_true", help="only the share of errors that runs have in common")
+    parser.add_argument("--published", action="store_true", help="only the published rankings, which simulates nothing")
 
 
 def chosen(arguments: argparse.Namespace) -> Sequence[Case]:
+    if arguments.published:
+        return ()
     if arguments.quick:
         return (QUICK,)
     return [case for case in FULL if not arguments.space or any(name in case.name for name in arguments.space)]
@@ -229,10 +215,6 @@ def chosen(arguments: argparse.Namespace) -> Sequence[Case]:
 def main() -> None:
     """Search, print, and write JSON if asked."""
     arguments = options(__doc__ or "", own_options)
-    if arguments.shared:
-        value, pairs = shared()
-        print(f"shared {value:.2f} of {pairs} pairs")
-        return
     found: list[Outcome] = []
     for case in chosen(arguments):
         one = exhausted(case)
@@ -242,20 +224,27 @@ def main() -> None:
             f"{one.seconds:.0f} s  extended forecasts within {one.error:.2%}",
             flush=True,
         )
-    rankings: list[tuple[str, bool, float]] = []
-    if not arguments.quick and (not arguments.space or "published" in arguments.space):
-        for name, top, rank in published():
-            rankings.append((name, top, rank))
-            print(f"{name:60} fastest in our first three: {'yes' if top else 'no':3}  Spearman {rank:.3f}", flush=True)
+    rankings = list(published())
+    for one in rankings:
+        print(
+            f"{one.name:60} {one.runs:3} runs  fastest in our first three: {'yes' if one.top else 'no':3}  "
+            f"Spearman {one.rank:6.3f}  shared {one.shared:5.2f}"
+        )
+    print(f"shared, in the median of rankings: {median(one.shared for one in rankings):.2f}")
     nothing = math.nan
     results = {
         "regret_max": max((one.regret for one in found), default=nothing),
         "cpu_share": max((one.share for one in found), default=nothing),
         "candidates_per_min": min((60 * one.recipes / one.seconds for one in found), default=nothing),
-        "top3_share": sum(top for _, top, _ in rankings) / len(rankings) if rankings else nothing,
-        "spearman_median": median(rank for _, _, rank in rankings) if rankings else nothing,
+        "top3_share": sum(one.top for one in rankings) / len(rankings),
+        "spearman_median": median(one.rank for one in rankings),
     }
-    finish(arguments, "search", results, {"spaces": [asdict(one) for one in found], "rankings": rankings})
+    finish(
+        arguments,
+        "search",
+        results,
+        {"spaces": [asdict(one) for one in found], "rankings": [asdict(one) for one in rankings]},
+    )
 
 
 if __name__ == "__main__":
