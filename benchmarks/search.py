@@ -92,7 +92,7 @@ def megatron(name: str, cluster: str, batch: int, layers: int, hidden: int, smal
         {
             "values": {
                 "tp": [1, 2] if small else [1, 2, 4, 8],
-                "pp": [1, 2] if small else [1, 2, 4],
+                "pp": [1] if small else [1, 2, 4],
                 "mbs": [1, 2] if small else [1, 2, 4],
                 "recompute": ["none"] if small else ["none", "full"],
             },
