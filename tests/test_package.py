@@ -18,8 +18,8 @@ def test_public_names():
     classes = (
         "AllReduce Attached Bound BoundedLoss Cluster CommTask Comparison ConfigError ForetrainError ParameterServer"
     )
-    classes += " Recommendation Run Session Spec Timeline Timeouts Workload"
-    functions = "attach bound choose cluster compare simulate sweep workload"
+    classes += " Recommendation Run SearchResult Session Spec Timeline Timeouts Workload"
+    functions = "attach bound choose cluster compare search simulate sweep workload"
     assert ft.__all__ == [*classes.split(), *functions.split()]
     for name in ft.__all__:
         assert getattr(ft, name) is not None

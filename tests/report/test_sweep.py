@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.cli import main
-from foretrain.experiments import ResultStore, expand, parse, run
+from foretrain.experiments import ResultStore, ScenarioResult, expand, parse, run
 from foretrain.experiments.result_table import OUTCOMES, PARAMETERS, table
 from foretrain.report.sweep import findings, lines, page, parallel, to_dict, verdict
 
@@ -26,7 +26,7 @@ COUNT = 2 * 4 * 8
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory):
     expansion = expand(parse(SWEEP))
-    with ResultStore(tmp_path_factory.mktemp("sweep") / "journal") as journal:
+    with ResultStore(tmp_path_factory.mktemp("sweep") / "journal", ScenarioResult) as journal:
         run(expansion.scenarios.values(), journal, jobs=1)
         return table(expansion.scenarios, journal.found)
 

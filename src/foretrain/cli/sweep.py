@@ -59,7 +59,7 @@ def sweep(
         html: write a page with parallel coordinates and the Pareto front.
         json: write the numbers.
     """
-    from foretrain.experiments import ResultStore, expand, read
+    from foretrain.experiments import ResultStore, ScenarioResult, expand, read
     from foretrain.experiments.result_table import check_objectives, check_parquet
 
     out = file.with_suffix(".parquet") if out is None else out
@@ -77,7 +77,7 @@ def sweep(
     if dry_run and not folder.exists():
         _say(expansion, {}, 0)
         return
-    with ResultStore(folder) as journal:
+    with ResultStore(folder, ScenarioResult) as journal:
         _say(expansion, journal.found, journal.stale)
         if dry_run:
             return
@@ -85,7 +85,9 @@ def sweep(
         _finish(expansion, journal, declared.objectives, declared.name or file.stem, out, html, json)
 
 
-def _run(expansion: Expansion, journal: ResultStore, jobs: int | None, backend: Backend, address: str | None) -> None:
+def _run(
+    expansion: Expansion, journal: ResultStore[ScenarioResult], jobs: int | None, backend: Backend, address: str | None
+) -> None:
     """Simulate the missing scenarios; when interrupted, report how many results are kept."""
     from foretrain.experiments import run
 
@@ -117,7 +119,7 @@ def _say(expansion: Expansion, found: Mapping[str, ScenarioResult], stale: int) 
 
 def _finish(
     expansion: Expansion,
-    journal: ResultStore,
+    journal: ResultStore[ScenarioResult],
     objectives: list[str],
     title: str,
     out: Path,

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
@@ -33,22 +34,103 @@ Building = Callable[[int, int], None]
 """Called with the seconds since compilation began, and with those that it will take, by estimate."""
 
 
+def _fork_server(control: socket.socket, *options: str) -> subprocess.Popen[bytes]:
+    # A fixed order of sets, for equal forecasts; and one thread per rank, as torchrun has by default.
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONHASHSEED": "0"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "foretrain.live.device.fork_server", *options, str(control.fileno())],
+        pass_fds=[control.fileno()],
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of processes that run, and of their children that they have waited for."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            # After the name, which may hold spaces: utime, stime, cutime, cstime are the fields 14 to 17 of all.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class WarmForkServers:
+    """Process that has imported PyTorch, and forks fork servers: many short simulations save its import.
+
+    A context manager; the process, and every fork server with its ranks, ends with the block or its owner.
+
+    Args:
+        output: file descriptor that scripts write to, on both stdout and stderr.
+
+    Attributes:
+        cpu: seconds that ranks of simulations that are over have computed, their start included.
+    """
+
+    def __init__(self, output: int) -> None:
+        self._output = output
+        self.cpu = 0.0
+
+    def __enter__(self) -> WarmForkServers:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _fork_server(theirs, "--warm")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._control.close()
+        self._process.wait()
+
+    def fork(self, control: socket.socket) -> _ForkedServer:
+        """Fork a fork server that serves ``control``."""
+        socket.send_fds(self._control, [b"{}"], [control.fileno(), self._output])
+        told = self._control.recv(_LINE)
+        if not told:
+            raise ForetrainError("the process that starts simulations has ended; what it wrote says why")
+        return _ForkedServer(json.loads(told)["forked"])
+
+
+class _ForkedServer:
+    """Fork server that is another process's child, with what `Ranks` needs of `subprocess.Popen`."""
+
+    returncode = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end, for ``timeout`` seconds at the most."""
+        with suppress(ProcessLookupError):  # it has ended, and its parent knows
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                with selectors.DefaultSelector() as ready:
+                    ready.register(descriptor, selectors.EVENT_READ)
+                    ready.select(timeout)
+            finally:
+                os.close(descriptor)
+
+
 class Ranks:
     """Context manager of a fork server and its ranks, which end with it.
 
     Args:
         settings: of all ranks.
         building: called with the progress of compiling the simulated device, if it must be compiled.
+        warm: what forks the fork server; None starts one.
 
     Raises:
         ForetrainError: from `start`, if the device cannot be compiled or PyTorch is another release.
     """
 
-    def __init__(self, settings: RankSettings, building: Building | None = None) -> None:
+    def __init__(
+        self, settings: RankSettings, building: Building | None = None, warm: WarmForkServers | None = None
+    ) -> None:
         self._settings = settings
         self._building = building or (lambda done, every: None)
+        self._warm = warm
         self._control: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | _ForkedServer | None = None
         self.sockets: dict[int, socket.socket] = {}
         self.pids: dict[int, int] = {}
         self.ended: dict[int, int] = {}
@@ -97,6 +179,8 @@ class Ranks:
     def close(self) -> None:
         """Kill the fork server, all ranks and their children; wait for the fork server to end."""
         if self._process is not None:
+            if self._warm is not None:
+                self._warm.cpu += cpu_seconds([self._process.pid, *self.pids.values()])
             # It leads a group, which may outlive it.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -110,14 +194,7 @@ class Ranks:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         with theirs:
-            # A fixed order of sets, for equal forecasts; and one thread per rank, as torchrun has by default.
-            environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONHASHSEED": "0"}
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "foretrain.live.device.fork_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
+            self._process = _fork_server(theirs) if self._warm is None else self._warm.fork(theirs)
         ours.sendall(json.dumps({"settings": self._settings.to_json()}).encode())
         while not (message := self._receive()).get("ready"):
             if "failed" in message:

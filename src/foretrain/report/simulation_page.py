@@ -96,7 +96,7 @@ def _cards(found: SimulationFindings) -> list[Card]:
     )
     need = f"{rank.memory.reserved / 2**30:.1f} GiB"
     return [
-        Card("iteration", format_time(forecast.iteration_time), f"{interval(found)} with 95 %"),
+        Card("iteration", format_time(forecast.iteration_time), f"95 %: {interval(found)}"),
         throughput,
         arithmetic,
         Card("peak memory", need, f"reserved on rank {rank.rank}; {found.left / 2**30:.1f} GiB are left"),

@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rows import Row
@@ -50,6 +51,9 @@ class Outcome:
         memory, memory_measured: peak bytes reserved on a GPU; None where not published.
         failure: why there is no forecast.
         wall: seconds that the simulation took.
+        spread: standard deviation of the forecast, seconds, as far as operators and collectives are uncertain.
+        shares: of kernels' time, by provenance: measured, interpolated, modelled, unknown.
+        command, code: digests of what the forecast depends on; see kept.py.
     """
 
     id: str
@@ -66,6 +70,12 @@ class Outcome:
     wall: float = 0.0
     roomy: bool = False
     """Whether the simulated GPU has more memory than the real one; see `ROOM`."""
+    spread: float = 0.0
+    shares: Sequence[float] = ()
+    command: str = ""
+    code: str = ""
+    exact: bool = True
+    """False where ``predicted`` was read back from an earlier page, to three digits."""
 
     @property
     def error(self) -> float:
@@ -94,7 +104,7 @@ def outcome(row: Row, factor: float | None = None, host: float | None = None) ->
     if "out of memory" not in found.failure:
         return found
     again = _outcome(row, factor, host, memory=round(ROOM * preset(found.device).memory))
-    return found if again.failure else _with(again, roomy=True)
+    return found if again.failure else replace(again, roomy=True)
 
 
 def _outcome(row: Row, factor: float | None, host: float | None, memory: int | None = None) -> Outcome:
@@ -120,15 +130,19 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
             said.seek(0)
             lines = [line for line in said.read().decode(errors="replace").splitlines() if "Error" in line]
             reason = (lines or [str(error)])[-1][:300]
-            return _with(known, failure=reason, wall=time.perf_counter() - begin)
+            return replace(known, failure=reason, wall=time.perf_counter() - begin)
         finally:
             _restore(kept)
     memory = max(rank.memory.reserved for rank in found.ranks)
-    return _with(known, predicted=found.iteration_time / 1e12, memory=memory, wall=time.perf_counter() - begin)
-
-
-def _with(known: Outcome, **changes: object) -> Outcome:
-    return Outcome(**asdict(known) | changes)
+    times = found.first.times
+    return replace(
+        known,
+        predicted=found.iteration_time / 1e12,
+        memory=memory,
+        wall=time.perf_counter() - begin,
+        spread=found.sigma / 1e12,
+        shares=[round(each / (sum(times) or 1), 4) for each in times],
+    )
 
 
 def _redirected(target: int) -> tuple[int, int]:
