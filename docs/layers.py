@@ -13,6 +13,7 @@ TORCH = {"recipe_search", "lab", "live", "launch", "loss_tolerance", "operator_b
 """Packages that import PyTorch."""
 HOLDS = {
     "cli": "one file a command",
+    "explore": "a page on loopback that answers at once",
     "report": "tables, pages, pictures, traces of what was found",
     "recipe_search": "recipes of a script, searched by simulation",
     "lab": "hosts with slow links on this machine; real steps",

@@ -23,6 +23,7 @@ from foretrain.cli import accuracy, lab, topology
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, schedule
 from foretrain.cli.doctor import doctor
+from foretrain.cli.explore import explore
 from foretrain.cli.plan import plan, tune
 from foretrain.cli.progress import StdoutClosed
 from foretrain.cli.record import record
@@ -42,7 +43,7 @@ _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] 
     "Simulate": (simulate, search, calibrate, ("accuracy", accuracy)),
     "Train": (record, run, server, doctor),
     "Network": (("topology", topology), collective, share, tolerance),
-    "More": (("lab", lab), catalog),
+    "More": (explore, ("lab", lab), catalog),
 }
 """Commands as the overview shows them; one with commands of its own is a name and a module."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}

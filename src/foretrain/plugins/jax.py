@@ -272,10 +272,9 @@ class DeferredUpdates:
         """Return parameters and optimizer state of ``layer`` after the update that is due, if any."""
         params, before = state.params[layer], state.optimizer[layer]
         leaves, structure = jax.tree.flatten(params)
-        means = [
-            io_callback(partial(_wait, self._stream, number), _like(leaf), state.due, activation)
-            for number, leaf in zip(self._numbers[layer], leaves, strict=True)
-        ]
+        # One callback for all: each costs time of its own.
+        wait = partial(_wait_all, self._stream, self._numbers[layer])
+        means = io_callback(wait, [_like(leaf) for leaf in leaves], state.due, activation)
         changes, after = self._optimizer.update(jax.tree.unflatten(structure, means), before, params)
         new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), params, changes)
         return jax.tree.map(lambda old, late: jnp.where(state.due == 0, old, late), (params, before), (new, after))
@@ -335,6 +334,10 @@ def _push(stream: GradientStream, number: int, gradient: Any) -> np.float32:
 
 def _wait(stream: GradientStream, number: int, step: Any, *after: Any) -> np.ndarray[Any, Any]:
     return stream.wait(number, int(step))
+
+
+def _wait_all(stream: GradientStream, numbers: Sequence[int], step: Any, *after: Any) -> list[np.ndarray[Any, Any]]:
+    return [stream.wait(number, int(step)) for number in numbers]
 
 
 def _like(leaf: Any) -> jax.ShapeDtypeStruct:
