@@ -1,7 +1,9 @@
 // Messages of the parameter server over TCP: framing, tags, bytes from and to their places.
 //
-// There is no thread here: whoever owns a wire calls `poll`, which sends what is queued, waits, receives, checks tags,
-// and returns what has happened as a batch. A message is a prefix of 64 bytes and a payload:
+// A wire has one thread, which receives, checks tags, and sends what the kernel did not take at once. Its owner, another
+// thread, queues messages and calls `poll`, which sends them, waits, and returns what has happened as a batch. Receiving
+// does not wait for the owner: acknowledgements of TCP that did would tell BBR of a slow network. A message is a prefix
+// of 64 bytes and a payload:
 //
 //     4 bytes   length of the payload
 //     44        header, as frames.py has it; bytes 8 to 15 are the message's place in its direction
@@ -21,7 +23,9 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -30,10 +34,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "gmac.h"
@@ -41,7 +48,8 @@
 namespace {
 
 const int64_t HEADER = 44, PREFIX = 64, SMALL = 4 << 10, ALIGN = 64;
-const int64_t TURN = 1 << 20;       // bytes to receive of one connection before others have their turn
+const int64_t TURN = 256 << 10;     // bytes to receive of one connection before others have their turn
+const int64_t BUFFER = 2 << 20;     // bytes that the kernel may hold to send, so that it does while the owner decides
 const int PIECES = 64;              // of one call of the kernel
 
 enum What : int64_t { OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED };
@@ -85,6 +93,7 @@ struct Connection {
     std::deque<std::unique_ptr<Message>> out;
     int64_t sent = 0, told = 0;     // whole messages; those that the owner knows of
     bool finishing = false;
+    bool held = false;              // a stranger's message waits for the owner
     // Of the message that is being received.
     Prefix prefix;
     int64_t got = 0;                // bytes, of prefix and payload
@@ -98,6 +107,18 @@ struct Slab {
     int64_t size, used = 0, pending = 0;        // bytes handed out; messages that are being received into it
 };
 
+// A size that is set is not adapted any more, and a smaller one than wanted would be worse than that.
+bool may_buffer() {
+    static const bool may = [] {
+        char text[32] = {0};
+        int fd = ::open("/proc/sys/net/core/wmem_max", O_RDONLY | O_CLOEXEC);
+        bool found = fd >= 0 && ::read(fd, text, sizeof text - 1) > 0;
+        if (fd >= 0) ::close(fd);
+        return found && std::atoll(text) >= BUFFER;
+    }();
+    return may;
+}
+
 int64_t now_ns() {
     timespec now;
     ::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -108,22 +129,29 @@ bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 
 class Wire {
   public:
-    Wire(int64_t most, int64_t handshake) : most_(most), handshake_(handshake), poll_(::epoll_create1(EPOLL_CLOEXEC)) {}
+    Wire(int64_t most, int64_t handshake) : most_(most), handshake_(handshake), poll_(::epoll_create1(EPOLL_CLOEXEC)) {
+        control(EPOLL_CTL_ADD, stop_, EPOLLIN, STOP);
+        thread_ = std::thread([this] { work(); });
+    }
 
     ~Wire() {
+        {
+            Lock lock(mutex_);
+            stopping_ = true;
+        }
+        wake(stop_);
+        if (thread_.joinable()) thread_.join();
         for (auto& each : connections_) ::close(each.second->fd);
         if (listening_ >= 0) ::close(listening_);
-        ::close(poll_);
+        for (int each : {poll_, ready_, stop_}) ::close(each);
     }
 
     // Wakes `poll` when `fd` is readable; it stays the caller's.
-    void watch(int fd) {
-        watched_ = fd;
-        control(EPOLL_CTL_ADD, fd, EPOLLIN, WATCH);
-    }
+    void watch(int fd) { watched_ = fd; }
 
     // Returns the port, or minus errno. `patience` is the ns that a stranger has, `crowd` how many may wait.
     int64_t listen(const char* host, const char* port, int64_t patience, int64_t crowd) {
+        Lock lock(mutex_);
         patience_ = patience, crowd_ = crowd;
         addrinfo* found = resolved(host, port);
         if (!found) return -EADDRNOTAVAIL;
@@ -152,10 +180,12 @@ class Wire {
             if (fd >= 0) ::close(fd);
             return -failed;
         }
+        Lock lock(mutex_);
         return add(fd, true, false).number;
     }
 
     void give(int64_t slab, char* memory, int64_t size) {
+        Lock lock(mutex_);
         slabs_[slab] = {memory, size};
         std::vector<int64_t> starved;
         starved.swap(starved_);
@@ -164,6 +194,7 @@ class Wire {
     }
 
     bool set_keys(int64_t number, const uint8_t* sending, const uint8_t* receiving, int64_t heard) {
+        Lock lock(mutex_);
         Connection* c = find(number);
         if (!c) return false;
         c->sending.reset(new Gmac(sending)), c->receiving.reset(new Gmac(receiving));
@@ -174,6 +205,7 @@ class Wire {
     // `pieces` are `count` pairs of address and size. Returns the message's number plus one if the owner must keep
     // them until it is SENT, 0 if they were copied, −1 if there is no such connection.
     int64_t send(int64_t number, const uint8_t* header, const int64_t* pieces, int64_t count) {
+        Lock lock(mutex_);
         Connection* c = find(number);
         if (!c || c->finishing) return -1;
         std::unique_ptr<Message> made(new Message);
@@ -206,6 +238,11 @@ class Wire {
 
     // Gives to the kernel what it takes now.
     void flush() {
+        Lock lock(mutex_);
+        flush_all();
+    }
+
+    void flush_all() {
         std::vector<int64_t> dirty;
         dirty.swap(dirty_);
         for (int64_t number : dirty)
@@ -214,6 +251,7 @@ class Wire {
 
     // Closes a connection, now or with `orderly` when all is sent and the peer has closed its end.
     void close(int64_t number, bool orderly) {
+        Lock lock(mutex_);
         Connection* c = find(number);
         if (!c) return;
         if (!orderly) return remove(*c);
@@ -222,6 +260,7 @@ class Wire {
 
     // Accepts nothing more, and closes all connections in an orderly way; returns how many are still open.
     int64_t finish() {
+        Lock lock(mutex_);
         if (listening_ >= 0) ::close(listening_), listening_ = -1;
         std::vector<Connection*> all;
         for (auto& each : connections_) all.push_back(each.second.get());
@@ -236,41 +275,65 @@ class Wire {
     }
 
     int64_t poll(int64_t milliseconds, Event* events, int64_t most) {
-        events_ = events, room_ = most, count_ = 0;
-        flush();
-        strange_.clear();
-        hand_over();
-        // Nothing more is received before the owner has seen what was: it may have keys for what follows.
-        if (!late_.empty()) return count_;
-        int64_t now = now_ns();
-        if (count_) milliseconds = 0;
-        if (next_deadline_) milliseconds = std::min(milliseconds, std::max<int64_t>(0, (next_deadline_ - now) / 1000000 + 1));
-        epoll_event ready[64];
-        int found = ::epoll_wait(poll_, ready, int(std::min<int64_t>(64, std::max<int64_t>(1, most))), int(milliseconds));
-        for (int i = 0; i < found; ++i) {
-            uint64_t who = ready[i].data.u64;
-            if (who == LISTEN) {
-                accept();
-            } else if (who == WATCH) {
-                tell(-1, WATCHED);
-            } else if (Connection* c = find(int64_t(who))) {
-                serve(*c, ready[i].events);
+        {
+            Lock lock(mutex_);
+            events_ = events, room_ = most, count_ = 0;
+            flush_all();
+            // The owner has seen what it was told of the last time, and set keys.
+            shown_strange_.clear();
+            for (int64_t number : shown_) {
+                if (Connection* c = find(number)) {
+                    c->held = false;
+                    interest(*c);
+                }
             }
+            shown_.clear();
+            hand_over();
+            if (count_) return count_;
+            sleeping_ = true;
         }
-        judge(now);
-        for (auto& each : connections_) {
-            Connection& c = *each.second;
-            if (c.sent > c.told) {
-                c.told = c.sent;
-                tell(c.number, SENT, c.sent);
-            }
-        }
+        pollfd what[2] = {{ready_, POLLIN, 0}, {watched_, POLLIN, 0}};
+        ::poll(what, 2, int(milliseconds));
+        Lock lock(mutex_);
+        sleeping_ = false;
+        uint64_t count;
+        if (what[0].revents && ::read(ready_, &count, sizeof count) < 0) return 0;
+        if (what[1].revents) tell(-1, WATCHED);
         hand_over();
         return count_;
     }
 
   private:
-    static const uint64_t LISTEN = ~0ull, WATCH = ~1ull;
+    static const uint64_t LISTEN = ~0ull, STOP = ~1ull;
+    using Lock = std::lock_guard<std::mutex>;
+
+    static void wake(int fd) {
+        uint64_t one = 1;
+        if (::write(fd, &one, sizeof one) < 0) return;  // it is full: the reader wakes anyway
+    }
+
+    void work() {
+        int64_t wait = 1000;
+        for (;;) {
+            epoll_event ready[64];
+            int found = ::epoll_wait(poll_, ready, 64, int(wait));
+            for (int i = 0; i < found; ++i) {
+                Lock lock(mutex_);  // for each, so that the owner has its turn
+                uint64_t who = ready[i].data.u64;
+                if (who == LISTEN) {
+                    accept();
+                } else if (Connection* c = who == STOP ? nullptr : find(int64_t(who))) {
+                    serve(*c, ready[i].events);
+                }
+            }
+            Lock lock(mutex_);
+            if (stopping_) return;
+            int64_t now = now_ns();
+            judge(now);
+            wait = next_deadline_ ? std::min<int64_t>(1000, std::max<int64_t>(0, (next_deadline_ - now) / 1000000 + 1)) : 1000;
+            if (!late_.empty() && sleeping_) sleeping_ = false, wake(ready_);
+        }
+    }
 
     static addrinfo* resolved(const char* host, const char* port) {
         addrinfo hints{}, *found = nullptr;
@@ -296,6 +359,8 @@ class Wire {
     Connection& add(int fd, bool connecting, bool accepted) {
         int yes = 1;
         ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        int size = BUFFER;
+        if (may_buffer()) ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
         std::unique_ptr<Connection> made(new Connection);
         made->number = ++numbers_, made->fd = fd, made->connecting = connecting, made->accepted = accepted;
         Connection& c = *(connections_[made->number] = std::move(made));
@@ -314,7 +379,7 @@ class Wire {
         bool starved = std::find(starved_.begin(), starved_.end(), c.number) != starved_.end();
         uint32_t wanted = 0;
         if (c.connecting || !c.out.empty()) wanted |= EPOLLOUT;
-        if (!c.connecting && !starved) wanted |= EPOLLIN;
+        if (!c.connecting && !starved && !c.held) wanted |= EPOLLIN;
         if (wanted != c.interest) control(EPOLL_CTL_MOD, c.fd, c.interest = wanted, uint64_t(c.number));
     }
 
@@ -326,8 +391,18 @@ class Wire {
 
     // Events that do not fit are told of in the next turn, in order.
     void hand_over() {
+        for (auto& each : connections_) {
+            Connection& c = *each.second;
+            if (c.sent > c.told) tell(c.number, SENT, c.told = c.sent);
+        }
         while (!late_.empty() && count_ < room_) {
-            events_[count_++] = late_.front();
+            const Event& event = events_[count_++] = late_.front();
+            if (event.what == MESSAGE && find(event.connection) && find(event.connection)->held)
+                shown_.push_back(event.connection);
+            if (event.slab == STRANGE) {
+                shown_strange_.push_back(std::move(strange_.front()));
+                strange_.pop_front();
+            }
             late_.pop_front();
         }
     }
@@ -546,8 +621,6 @@ class Wire {
                     if (!complete(c) || !c.receiving) return;
                 }
             }
-            // Whole batches go to the owner before more comes.
-            if (int64_t(late_.size()) >= room_) return;
         }
     }
 
@@ -602,6 +675,10 @@ class Wire {
             late_.back().slab = STRANGE, late_.back().at = reinterpret_cast<int64_t>(c.place);
             strange_.push_back(std::move(c.strange));
         }
+        if (!c.receiving) {
+            c.held = true;
+            interest(c);
+        }
         int64_t slab = c.slab;
         c.slab = -1, c.place = nullptr;
         if (slab >= 0) leave(slab);
@@ -615,7 +692,14 @@ class Wire {
     std::map<int64_t, Slab> slabs_;
     std::vector<int64_t> dirty_, starved_;
     std::deque<Event> late_;
-    std::vector<std::vector<char>> strange_;    // payloads of strangers that the owner has yet to see
+    std::deque<std::vector<char>> strange_;         // payloads of strangers that the owner has yet to see
+    std::vector<std::vector<char>> shown_strange_;  // that it is looking at
+    std::vector<int64_t> shown_;                    // held connections whose message it is looking at
+    std::mutex mutex_;
+    std::thread thread_;
+    int ready_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);  // something is there for the owner
+    int stop_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    bool sleeping_ = false, stopping_ = false;
     Event* events_ = nullptr;
     int64_t room_ = 0, count_ = 0;
 };

@@ -1,8 +1,8 @@
 """Messages over TCP, carried by wire.cpp: whoever owns a `Wire` polls it, and Python looks once at each batch.
 
 The library is that of the collectives, see `foretrain.comm.collectives.runners`: a wheel has it, and elsewhere it is
-compiled on first use. There is no thread: a call of `Wire.poll` sends, waits, and receives, without the interpreter's
-lock. Payloads are received into slabs, of which each message is a view; a slab is used again when its views are gone.
+compiled on first use. One thread of C++ receives, without the interpreter's lock. Payloads go into slabs, of which each
+message is a view; a slab is used again when its views are gone.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ _BATCH: Final = 128
 """Most events of one turn."""
 _SLAB: Final = 1 << 20
 """Bytes of a slab; a larger message gets one of its own."""
+_SLABS: Final = 4
+"""Slabs that may be received into before the owner polls."""
 _SLABS_KEPT: Final = 64
 _COPIED: Final = 4 << 10
 """Most bytes of a payload that is copied, so that it keeps no slab."""
 _STRANGE: Final = -2
-_UNSENT: Final = 256 << 10
+_UNSENT: Final = 128 << 10
 """Bytes that may wait for the next `Wire.poll`."""
 _EMPTY: Final = memoryview(b"")
 
@@ -92,7 +94,7 @@ class Watched(Protocol):
 
 
 class Wire:
-    """Connections of one owner. Not thread-safe. Use as a context manager, or `close` it.
+    """Connections of one owner, with a thread that receives. Only one thread may call it. Use as a context manager, or `close` it.
 
     Args:
         limit: most bytes of a payload.
@@ -116,7 +118,7 @@ class Wire:
         self._used: list[Any] = []
         """Slabs that are full, and may still have views."""
         self._slab_count = self._unsent = 0
-        for _ in range(2):
+        for _ in range(_SLABS):
             self._give(_SLAB)
 
     def __enter__(self) -> Wire:

@@ -354,17 +354,17 @@ def test_noise_of_strangers_is_rejected_and_counted_and_the_job_goes_on():
         assert service.failure is None
 
 
-def test_a_message_that_is_too_large_or_forged_ends_its_connection_and_not_the_job():
+@pytest.mark.parametrize("reason", ["too_large", "forged"])
+def test_a_message_that_is_too_large_or_forged_ends_its_connection_and_not_the_job(reason):
     what = declaration(1000, workers=1)
-    with serving(1) as service, job(service, 1, what) as (worker,):
+    with serving(1) as service, contextlib.closing(Way(service.address)) as way, Worker(way.address, 0) as worker:
+        worker.join(what)
         exchange([worker], what, 0)
-        for count, (reason, keys) in enumerate((("too_large", None), ("forged", bytes(16)))):
-            if keys is not None:
-                worker.wire.keys(worker.connection._numbers[0], keys, keys)
-            worker.connection.send(Header(FrameKind.PUSH), bytes(16 if keys else LIMIT + 1))
-            worker.until(lambda count=count: worker.connection.sessions == 2 + count)
-            assert service.rejected[reason] == 1
-            worker.declare(what, rounds=1)
+        _, towards_server = way._pairs[0]
+        towards_server.sendall(message(Header(FrameKind.PUSH), length=LIMIT + 1 if reason == "too_large" else 0))
+        worker.until(lambda: worker.connection.sessions == 2)
+        assert service.rejected == {reason: 1}
+        worker.declare(what, rounds=1)
         exchange([worker], what, 1)
         assert service.failure is None
 
