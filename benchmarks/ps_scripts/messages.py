@@ -2,7 +2,7 @@
 
     messages.py CHUNK STEPS
 
-16 gradients of 1.5625 MiB, all ready at once, by ``bytescheduler`` with partitions of CHUNK bytes and a credit of 1 MiB.
+16 gradients of 1.5625 MiB, ready at once, by ``bytescheduler`` with partitions of CHUNK bytes and a credit of 1 MiB.
 One line of JSON for every step: its seconds and the CPU seconds of this worker. Where the environment names servers'
 processes, rank 0 adds theirs.
 """

@@ -94,7 +94,7 @@ class Watched(Protocol):
 
 
 class Wire:
-    """Connections of one owner, with a thread that receives. Only one thread may call it. Use as a context manager, or `close` it.
+    """Connections of one owner, with a thread that receives. Not thread-safe. Use as a context manager, or `close` it.
 
     Args:
         limit: most bytes of a payload.
