@@ -18,12 +18,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from foretrain.comm.collectives import runners
-from foretrain.comm.ps.frames import HEADER, KINDS, MAGIC, Header
+from foretrain.comm.ps.frames import HEADER, KINDS, MAGIC, FrameKind, Header
 from foretrain.errors import ForetrainError
 
 Buffer: TypeAlias = bytes | memoryview
@@ -171,7 +171,7 @@ class Wire:
         """
         kind, flag, _, _, *numbers = header
         packed = HEADER.pack(MAGIC, kind, flag, sender, 0, *numbers)
-        pieces = (payload,) if isinstance(payload, bytes | memoryview) else payload
+        pieces = (payload,) if isinstance(payload, bytes | memoryview) else cast("Sequence[Buffer]", payload)
         places: list[int] = []
         size = 0
         for piece in pieces:
@@ -217,7 +217,9 @@ class Wire:
         ):
             if what == _What.MESSAGE:
                 payload = self._payload(slab, at, length) if length else _EMPTY
-                arrival = Arrival(connection, Header(KINDS.get(kind, kind), *rest), payload)
+                # A kind that nobody knows stays a number.
+                known = cast("FrameKind", KINDS.get(kind, kind))
+                arrival = Arrival(connection, Header(known, *rest), payload)
             elif what == _What.OPENED:
                 arrival = Arrival(connection, None, _EMPTY)
             elif what == _What.CLOSED:
@@ -277,13 +279,13 @@ class Wire:
             used = np.empty(max(size, _SLAB), np.uint8)
             del self._used[: max(0, len(self._used) - _SLABS_KEPT)]
         self._slab_count += 1
-        view = self._slabs[self._slab_count] = memoryview(used)
+        view = self._slabs[self._slab_count] = used.data
         self._quick.foretrain_wire_give(self._wire, self._slab_count, _address(view), len(view))
 
 
 def _address(data: Buffer) -> int:
     if isinstance(data, bytes):
-        return ctypes.cast(data, ctypes.c_void_p).value or 0
+        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     if data.readonly:
         return np.frombuffer(data, np.uint8).ctypes.data
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
