@@ -77,6 +77,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/policies.py --quick
+	$(BIN)/python benchmarks/explore.py --quick
 	$(BIN)/python benchmarks/command.py --quick
 	$(BIN)/python benchmarks/cold.py --quick
 	$(BIN)/python benchmarks/auto.py --quick

@@ -15,7 +15,8 @@ Incast: four more hosts send bursts of unmarked UDP to the last host's port. Thr
 marked first, as bounded loss marks its packets; TCP marks none, and shares the last band with the bursts. --full has
 TCP beside it whose packets are all in the first band ("marked-tcp").
 
-A ratio is TCP's time over ours: above 1, ours is faster. Needs root.
+A ratio is TCP's time over ours: above 1, ours is faster. --quick trains nothing, so that RESULT's tta_vs_best_tcp and
+accuracy_delta are nan there: a time to accuracy of one seed says nothing, and five seeds take minutes. Needs root.
 """
 
 from __future__ import annotations
@@ -491,6 +492,8 @@ def main() -> None:
                     values["median_vs_best_tcp"], values["p99_vs_best_tcp"] = ratios["median"], ratios["p99"]
         sys.stdout.flush()
         details.append({"place": asdict(place), "found": found})
+    for key in ("tta_vs_best_tcp", "accuracy_delta"):
+        values.setdefault(key, float("nan"))
     if errors:
         values["forecast_error_median"] = median(errors)
     finish(arguments, "bounded", values, details)

@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from foretrain.errors import ConfigError
-from foretrain.planner.knob_space import IterationTimes, Space
+from foretrain.planner.search import IterationTimes, Space
 from foretrain.schedule import Spec
 
 if TYPE_CHECKING:

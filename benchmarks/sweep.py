@@ -20,7 +20,7 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 from measure import finish, options
 
-from foretrain.experiments import ResultStore, Scenario, expand, parse, run
+from foretrain.experiments import ResultStore, Scenario, ScenarioResult, expand, parse, run
 from foretrain.experiments.result_table import table
 from foretrain.network import cluster
 from foretrain.simulation import simulate
@@ -78,7 +78,7 @@ def timed(todo: tuple[Scenario, ...], jobs: int) -> Timed:
     """Simulates ``todo`` and writes the Parquet file."""
     arrivals: list[tuple[float, int]] = []
     cpu = [_cpu(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
-    with tempfile.TemporaryDirectory() as folder, ResultStore(Path(folder) / "journal") as journal:
+    with tempfile.TemporaryDirectory() as folder, ResultStore(Path(folder) / "journal", ScenarioResult) as journal:
         began = time.perf_counter()
         run(todo, journal, jobs=jobs, progress=lambda done, total: arrivals.append((time.perf_counter(), done)))
         table({one.id: one for one in todo}, journal.found).write(Path(folder) / "all.parquet")

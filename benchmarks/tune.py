@@ -35,8 +35,8 @@ from rich.progress import track
 from rich.table import Table
 
 from foretrain.network import Cluster, cluster
-from foretrain.planner.knob_space import Proposer, Space
 from foretrain.planner.online import Tuner
+from foretrain.planner.search import Proposer, Space
 from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.schedule import Spec, spec
 from foretrain.simulation import simulate

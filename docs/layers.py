@@ -9,11 +9,13 @@ from pathlib import Path
 from foretrain.report.document import FONT, GREY, INK, LINE
 
 CONTRACTS = Path(__file__).parent.parent / "pyproject.toml"
-TORCH = {"lab", "live", "launch", "loss_tolerance", "operator_benchmark", "plugins"}
+TORCH = {"recipe_search", "lab", "live", "launch", "loss_tolerance", "operator_benchmark", "plugins"}
 """Packages that import PyTorch."""
 HOLDS = {
     "cli": "one file a command",
+    "explore": "a page on loopback that answers at once",
     "report": "tables, pages, pictures, traces of what was found",
+    "recipe_search": "recipes of a script, searched by simulation",
     "lab": "hosts with slow links on this machine; real steps",
     "live": "unmodified scripts on simulated GPUs",
     "launch": "foretrain run: torchrun, DDP replaced, servers",

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 import foretrain as ft
 from foretrain.network import cluster
 from foretrain.schedule import Job
-from foretrain.schedule.buckets import whole
+from foretrain.schedule.window import whole
 from foretrain.simulation import VirtualWorld
 from foretrain.simulation.links import Pipes
 from foretrain.simulation.replay import TrainingLoop

@@ -22,6 +22,20 @@ def need(package: str, extra: str) -> None:
         pytest.skip(f"needs {package}: pip install 'foretrain[{extra}]'", allow_module_level=True)
 
 
+def own_environment() -> dict[str, str]:
+    """Return what a process of another environment may know of this one's."""
+    return {name: value for name, value in os.environ.items() if name not in ("PIP_CONSTRAINT", "PYTHONPATH")}
+
+
+def python_of_mxnet() -> str:
+    """Return the interpreter of an environment with MXNet; skip a test where its packages are not to be had."""
+    command = [sys.executable, str(Path(__file__).parents[1] / "tools" / "mxnet.py")]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(made.stderr.strip())
+    return made.stdout.strip()
+
+
 def foretrain(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Return how the command ended that a user types, with its output."""
     environment = os.environ | {"COLUMNS": "160", "NO_COLOR": "1"}

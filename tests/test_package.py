@@ -18,8 +18,8 @@ def test_public_names():
     classes = (
         "AllReduce Attached Bound BoundedLoss Cluster CommTask Comparison ConfigError ForetrainError ParameterServer"
     )
-    classes += " Recommendation Run Session Spec Timeline Timeouts Workload"
-    functions = "attach bound choose cluster compare simulate sweep workload"
+    classes += " Recommendation Run SearchResult Session Spec Timeline Timeouts Workload"
+    functions = "attach bound choose cluster compare search simulate sweep workload"
     assert ft.__all__ == [*classes.split(), *functions.split()]
     for name in ft.__all__:
         assert getattr(ft, name) is not None
@@ -34,8 +34,8 @@ def test_public_names():
     ("code", "absent"),
     [
         ("import foretrain", ("foretrain.simulation", "rich", "numpy", "torch")),
-        ("from foretrain.cli import main", ("foretrain.simulation", "plotly", "numpy", "torch")),
-        ("import foretrain.experiments, foretrain.report", ("plotly", "jinja2", "perfetto", "numpy", "torch")),
+        ("from foretrain.cli import main", ("foretrain.simulation", "jinja2", "numpy", "torch")),
+        ("import foretrain.experiments, foretrain.report", ("jinja2", "perfetto", "numpy", "torch")),
         ("import foretrain.workload as w; w.zoo('resnet50')", ("torch", "numpy", "foretrain.workload.recorder")),
     ],
 )

@@ -26,7 +26,7 @@ from tests.processes import descendants, stack_of
 
 _IMPORTED = (
     *("torch._dynamo.trace_rules", "torch.distributed.fsdp", "torch.distributed.pipelining"),
-    *("torch.distributed.tensor.parallel", "foretrain.cli", "foretrain.live.simulate", "foretrain.live.failures"),
+    *("torch.distributed.tensor.parallel", "foretrain.cli", "foretrain.live.simulate", "foretrain.live.rank_processes"),
     *("foretrain.network.deployment_notation", "foretrain.network.routing.kernels", "foretrain.live.device.rank"),
     *("foretrain.live.device.fork_server", "tests.live.forked", "tests.examples.torchrun", "torch.distributed.run"),
     *("foretrain.launch.command", "foretrain.launch.ddp_patch", "tests.launch.forked", "foretrain.report.simulation"),

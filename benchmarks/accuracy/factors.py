@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from outcome import outcome
+from row_outcome import outcome
 from rows import Row
 
 ANCHORS = {

@@ -10,15 +10,17 @@ from pathlib import Path
 
 from factors import ANCHORS, HOST_ANCHORS
 from measure import machine
-from outcome import ROOM, Outcome
+from row_outcome import ROOM, Outcome
 from rows import DATA, Row, read
-from summary import HEAD, families, rankings
+from summary import FITTED, HEAD, families, is_fsdp, mean_absolute, rankings
+from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, held, miss, width
 
 from foretrain.report.document import FONT, GREY, INK, LINE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/live/accuracy.md"
 PICTURE = ROOT / "docs/_static/accuracy.svg"
+INTERVALS = ROOT / "docs/_static/accuracy-intervals.svg"
 
 PREFACE = """# Forecasts against measurements
 
@@ -31,11 +33,36 @@ published runs that a script here can repeat, all that have been simulated so fa
 
 {families}
 
-Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {torchtitan_error_mean:.1%}, largest
-{torchtitan_error_max:.1%}; without those that a constant was fitted on, mean {torchtitan_unfitted_error_mean:.1%}.
-Phantora, which runs kernels on a real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean
-{all_error_mean:.1%}, without fitted ones {all_unfitted_error_mean:.1%}.
+Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {torchtitan_fsdp_error_mean:.1%}, largest
+{fsdp_max:.1%}; without those that a constant was fitted on, mean {fsdp_unfitted:.1%}. Phantora, which runs kernels on a
+real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_error_mean:.1%}, without fitted ones
+{unfitted:.1%}.
 {rankings}
+
+## How sure forecasts are
+
+The interval beside a forecast is to hold the measurement with a probability of 95 %. Its width has two parts: the range
+of published runs of the same stack about their forecasts, which `--factor` names, and the uncertainty of this run's own
+operators and collectives. Where no stack is named, or none of its runs was on this GPU, the range is that of a stack
+never seen. Of all {count} runs, intervals hold {interval_coverage:.1%}; "held" above is that by family.
+
+![Measured over forecast time, in half-widths of the 95 % interval, by family](../_static/accuracy-intervals.svg)
+
+{provenance}
+
+Constants and ranges come from the same runs that they are compared with. In five folds they do not: each fold's
+intervals have ranges of the other four. The last column says what further constants, one for each stack and GPU, would
+gain: the mean error of each fold if the median of the other four had corrected it.
+
+{folds}
+
+## Which outcomes are kept
+
+benchmarks/data/accuracy.jsonl keeps every outcome, so that `python benchmarks/accuracy.py` reports at once. An outcome
+counts while its command (arguments, cluster, GPU, the stack's factors) and the code are what they were: the script, and
+the packages `collective`, `device`, `live`, `network` and `simulation`, as syntax trees without comments. Where code
+has changed, of each family and GPU the run that is simulated fastest is simulated again; if it comes out as it was, to
+the picosecond, the others count, and otherwise they are simulated again. {inexact}
 
 ## Fitted constants
 
@@ -59,6 +86,11 @@ Every run whose error is above 15 %:
 
 Written by `python benchmarks/accuracy.py --markdown` ({machine}).
 """
+
+INEXACT = (
+    "{count} outcomes were read back from the picture that this page had on 2026-11-22, to three digits, and without "
+    "uncertainties of their own."
+)
 
 RANKINGS = "Does the forecast rank configurations as measurements do? Of each model of vTrain's runs on many servers:"
 
@@ -109,6 +141,38 @@ def scatter(found: Sequence[Outcome]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+STRIP, REACH = 34, 2.5
+"""Height of a family's strip, and how many half-widths are shown to either side."""
+
+
+def strips(found: Sequence[Outcome]) -> str:
+    """Measured over forecast in half-widths of the interval as SVG, a strip for each family; red beyond."""
+    names = sorted({one.family for one in found})
+    bottom, width_ = MARGIN / 2 + STRIP * len(names), LEGEND + SIDE + MARGIN
+    across = lambda value: LEGEND + (max(-REACH, min(REACH, value)) / REACH + 1) / 2 * SIDE  # noqa: E731
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width_} {bottom + MARGIN:g}" role="img" '
+        f'font-family="{FONT}" font-size="12" fill="{INK}">',
+        "<title>Measured over forecast time, in half-widths of the 95 % interval</title>",
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<rect x="{across(-1):.1f}" y="{MARGIN / 2}" width="{across(1) - across(-1):.1f}" '
+        f'height="{bottom - MARGIN / 2}" fill="{LINE}"/>',
+        f'<path d="M{across(0):.1f} {MARGIN / 2}V{bottom}" stroke="{GREY}" stroke-dasharray="4 4"/>',
+    ]
+    for row, name in enumerate(names):
+        ones = sorted((one for one in found if one.family == name), key=lambda one: one.id)
+        middle = MARGIN / 2 + STRIP * (row + 0.5)
+        inside = sum(map(held, ones))
+        parts.append(_text(LEGEND - 10, middle + 4, f"{name}: {inside} of {len(ones)}", "end"))
+        for place, one in enumerate(ones):
+            left, top = across(miss(one) / width(one)), middle + (place % 7 - 3) * STRIP / 10
+            color = COLORS[0] if held(one) else COLORS[8]
+            parts.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="2.5" fill="{color}" fill-opacity="0.6"/>')
+    for value, text in ((-1, "faster, end of interval"), (1, "slower, end of interval")):
+        parts.append(_text(across(value), bottom + 18, text, "middle"))
+    return "\n".join([*parts, "</svg>", ""])
+
+
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
@@ -140,8 +204,16 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     ]
     shown = [one for one in good if one.family in ("torchtitan", "fmsfsdp")]
     ranked = [[name, f"{value:.3f}"] for name, value in sorted(rankings(good).items())]
+    fsdp = [one for one in good if is_fsdp(one, rows)]
+    inexact = sum(not one.exact for one in good)
     text = PREFACE.format(
         count=len(good),
+        fsdp_max=max((abs(one.error) for one in fsdp), default=math.nan),
+        fsdp_unfitted=mean_absolute([one.error for one in fsdp if one.id not in FITTED]),
+        unfitted=mean_absolute([one.error for one in good if one.id not in FITTED]),
+        provenance=table(PROVENANCE_HEAD, by_provenance(good)),
+        folds=table(FOLDS_HEAD, folds(good)),
+        inexact=INEXACT.format(count=inexact) if inexact else "",
         possible=possible.total(),
         missing=missing,
         families=table(HEAD, families(good)),
@@ -155,6 +227,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     )
     PAGE.write_text(text, encoding="utf-8")
     PICTURE.write_text(scatter(good), encoding="utf-8")
+    INTERVALS.write_text(strips(good), encoding="utf-8")
 
 
 def _roomy(good: Sequence[Outcome]) -> str:

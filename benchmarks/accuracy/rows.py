@@ -63,12 +63,13 @@ class Row:
         """That a simulation executes in a step over all its live ranks: those of a pipeline, and of a ring."""
         if self.script != "megatron.py":
             return 1
-        given = {name: int(self._given(name, "1")) for name in ("pp", "cp", "tp", "micro-batch", "global-batch")}
+        given = {name: int(self.given(name, "1")) for name in ("pp", "cp", "tp", "micro-batch", "global-batch")}
         live = given["pp"] * given["cp"]
         replicas = self.ranks // (live * given["tp"])
         return live * (given["global-batch"] // (replicas * given["micro-batch"]))
 
-    def _given(self, option: str, default: str) -> str:
+    def given(self, option: str, default: str) -> str:
+        """The value of ``--option`` among the arguments."""
         name = f"--{option}"
         return self.argv[self.argv.index(name) + 1] if name in self.argv else default
 

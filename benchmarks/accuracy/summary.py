@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
 from factors import ANCHORS, HOST_ANCHORS
-from outcome import Outcome
+from row_outcome import Outcome
 from rows import Row
 
 FITTED = {name for names in (*ANCHORS.values(), *HOST_ANCHORS.values()) for name in names}
@@ -45,7 +46,9 @@ def is_fsdp(one: Outcome, rows: dict[str, Row]) -> bool:
 
 
 def families(found: Sequence[Outcome]) -> list[list[str]]:
-    """Of each family and GPU: rows, errors' mean, median and largest; the same of memory."""
+    """Of each family and GPU: rows, those that the interval holds, errors' mean, median and largest; memory's."""
+    from trust import coverage
+
     groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for one in found:
         groups[one.family, one.device].append(one)
@@ -54,41 +57,57 @@ def families(found: Sequence[Outcome]) -> list[list[str]]:
         errors = [one.error for one in group]
         memory = [one.memory_error for one in group if one.memory_error is not None]
         middle = statistics.median(map(abs, errors))
-        line = [f"{family}, {device}", str(len(group)), f"{mean_absolute(errors):.1%}", f"{middle:.1%}"]
+        line = [
+            f"{family}, {device}",
+            str(len(group)),
+            f"{coverage(group):.0%}",
+            f"{mean_absolute(errors):.1%}",
+            f"{middle:.1%}",
+        ]
         line += [f"{max(errors, key=abs):+.1%}"]
         line += [f"{mean_absolute(memory):.1%}", f"{max(memory, key=abs):+.1%}"] if memory else ["", ""]
         lines.append(line)
     return lines
 
 
-HEAD = ("family, GPU", "rows", "mean", "median", "largest", "memory, mean", "largest")
+HEAD = ("family, GPU", "rows", "held", "mean", "median", "largest", "memory, mean", "largest")
 
 
 def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
     """Prints the table of families; returns the keys of the last line."""
+    from trust import FEW, FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, coverage, folds, notation
+
     good = [one for one in found if one.predicted is not None]
-    print()
-    for line in [list(HEAD), *families(good)]:
-        print(f"{line[0]:26s}" + "".join(f"{cell:>14s}" for cell in line[1:]))
+    show([list(HEAD), *families(good)])
     failed = [one for one in found if one.failure]
     for one in failed:
         print(f"no forecast of {one.id}: {one.failure}")
     ranks = rankings(good)
     for name, value in sorted(ranks.items()):
         print(f"ranking of configurations of {name}: {value:.3f}")
-    fsdp = [one.error for one in good if is_fsdp(one, rows)]
-    unseen = [one.error for one in good if is_fsdp(one, rows) and one.id not in FITTED]
-    torchtitan = [one.error for one in good if one.family == "torchtitan"]
-    memory = [one.memory_error for one in good if one.family == "torchtitan" and one.memory_error is not None]
+    if len(good) > FEW:
+        show([list(PROVENANCE_HEAD), *by_provenance(good)])
+        show([list(FOLDS_HEAD), *folds(good)])
+        print("\nranges that hold 95 % of measurements, for foretrain/device/stacks.toml:", *notation(good), sep="\n  ")
+    memory = [one.memory_error for one in good if one.memory_error is not None]
+    by_family = {one.family: [other.error for other in good if other.family == one.family] for one in good}
     return {
-        "torchtitan_error_mean": mean_absolute(fsdp),
-        "torchtitan_error_max": max(map(abs, fsdp), default=float("nan")),
-        "torchtitan_unfitted_error_mean": mean_absolute(unseen),
-        "torchtitan_every_layout_error_mean": mean_absolute(torchtitan),
-        "torchtitan_every_layout_error_max": max(map(abs, torchtitan), default=float("nan")),
         "all_error_mean": mean_absolute([one.error for one in good]),
-        "all_unfitted_error_mean": mean_absolute([one.error for one in good if one.id not in FITTED]),
-        "spearman_min": min(ranks.values(), default=float("nan")),
-        "memory_error_max": max(map(abs, memory), default=float("nan")),
-        "failed": float(len(failed)),
+        "family_error_worst": max(map(mean_absolute, by_family.values()), default=math.nan),
+        "torchtitan_fsdp_error_mean": mean_absolute([one.error for one in good if is_fsdp(one, rows)]),
+        "torchtitan_error_mean": mean_absolute([one.error for one in good if one.family == "torchtitan"]),
+        "context_error_max": max((abs(one.error) for one in good if "--cp" in rows[one.id].argv), default=math.nan),
+        "spearman_min": min(ranks.values(), default=math.nan),
+        "memory_error_mean": mean_absolute(memory),
+        "memory_error_max": max(map(abs, memory), default=math.nan),
+        "interval_coverage": coverage(good),
     }
+
+
+def show(lines: Sequence[Sequence[str]]) -> None:
+    """Prints a table, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print()
+    for first, *others in lines:
+        cells = (f"{cell:>{width}s}" for cell, width in zip(others, widths[1:], strict=True))
+        print(f"{first:{widths[0]}s}  " + "  ".join(cells))

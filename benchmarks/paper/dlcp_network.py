@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrain.network.deployment_notation import topology
 from foretrain.network.fabrics.clos import leaf_spine
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet.transports.transport import Bounded, Dctcp, NewReno, Pfabric, Transport
 from foretrain.network.program import Paths
 from foretrain.network.routing import Ecmp
 from foretrain.network.topology.graph import Topology
-from foretrain.network.topology.notation import topology
 from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time
 
 RATE, LATENCY = 12.5e9, 500_000

@@ -13,7 +13,7 @@ from eflops_plots import COLORS, Chart
 from numpy.typing import NDArray
 
 from foretrain.files import write_atomically
-from foretrain.report.document import FONT, INK, LINE, canvas
+from foretrain.report.document import FONT, INK, LINE
 
 LEAST, MOST = 0.001, 10_000
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 320, 60, 40, 60
@@ -52,18 +52,9 @@ class Bars:
     groups: Mapping[str, Mapping[str, float]]
 
     def write(self, folder: Path) -> None:
-        """NAME.html and NAME.svg."""
+        """Write NAME.svg."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{self.name}.svg", self.svg())
-        write_atomically(folder / f"{self.name}.html", self.page())
-
-    def page(self) -> str:
-        figure = canvas(520, title={"text": self.title})
-        for name, color in zip(self._bars(), COLORS, strict=False):
-            heights = [100 * group[name] for group in self.groups.values()]
-            figure.add_bar(x=list(self.groups), y=heights, name=name, marker={"color": color})
-        figure.update_yaxes(title_text="lower by, %", gridcolor=LINE)
-        return figure.to_html(include_plotlyjs=True, full_html=True)
 
     def svg(self) -> str:
         bars, low, high = self._bars(), *self._range()

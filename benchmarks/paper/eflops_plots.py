@@ -1,4 +1,4 @@
-"""Line charts of the figures: self-contained pages by plotly, and light SVG."""
+"""Line charts of the figures: light SVG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from foretrain.files import write_atomically
-from foretrain.report.document import BLUE, FONT, GREY, INK, LINE, ORANGE, canvas
+from foretrain.report.document import BLUE, FONT, GREY, INK, LINE, ORANGE
 
 Point = tuple[float, float]
 COLORS = (BLUE, ORANGE, INK, "#16a34a", "#7c3aed", "#db2777", "#ca8a04")
@@ -41,23 +41,9 @@ class Chart:
     log: bool = True
 
     def write(self, folder: Path) -> None:
-        """NAME.html and NAME.svg."""
+        """Write NAME.svg."""
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{self.name}.svg", self.svg())
-        write_atomically(folder / f"{self.name}.html", self.page())
-
-    def page(self) -> str:
-        figure = canvas(520, title={"text": self.title})
-        for (name, points), color in zip(self.lines.items(), COLORS, strict=False):
-            xs, ys = zip(*points, strict=True)
-            figure.add_scatter(x=xs, y=ys, name=name, mode="lines+markers", line={"color": color, "width": 2})
-        if self.rule:
-            figure.add_hline(y=self.rule[0], line={"color": GREY, "dash": "dot"}, annotation_text=self.rule[1])
-        texts = [f"{mark:,g}" for mark in self.marks]
-        kind = "log" if self.log else "linear"
-        figure.update_xaxes(type=kind, title_text=self.x, tickvals=self.marks, ticktext=texts, gridcolor=LINE)
-        figure.update_yaxes(title_text=self.y, range=[0, self.top], gridcolor=LINE)
-        return figure.to_html(include_plotlyjs=True, full_html=True)
 
     def svg(self) -> str:
         """As the documentation's own charts look, with a legend on the right."""

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 import foretrain as ft
 from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
-from foretrain.planner.knob_space import Space
+from foretrain.planner.search import Space
 from foretrain.schedule import Spec, spec
 from foretrain.workload import zoo
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from foretrain.network import Cluster
     from foretrain.planner import Recommendation, choose
     from foretrain.plugins.torch import Attached, attach
+    from foretrain.recipe_search import SearchResult, search
     from foretrain.schedule import Bound, Spec
     from foretrain.simulation import Run, bound, simulate
     from foretrain.trace import Timeline
@@ -47,6 +48,7 @@ __all__ = [
     "ParameterServer",
     "Recommendation",
     "Run",
+    "SearchResult",
     "Session",
     "Spec",
     "Timeline",
@@ -57,6 +59,7 @@ __all__ = [
     "choose",
     "cluster",
     "compare",
+    "search",
     "simulate",
     "sweep",
     "workload",
@@ -75,6 +78,7 @@ _HOMES = {
     "ParameterServer": "comm.options",
     "Recommendation": "planner",
     "Run": "simulation",
+    "SearchResult": "recipe_search",
     "Session": "comm.session",
     "Spec": "schedule",
     "Timeline": "trace",
@@ -84,6 +88,7 @@ _HOMES = {
     "bound": "simulation",
     "choose": "planner",
     "compare": "experiments",
+    "search": "recipe_search",
     "simulate": "simulation",
     "sweep": "experiments",
 }

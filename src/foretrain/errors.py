@@ -12,8 +12,8 @@
     │   and where they are raised:
     ├── PlanError        a collective does not do what it promises (`foretrain.collective.verification`)
     ├── BuildError       the simulated GPU does not compile (`foretrain.live.device.native_build`)
-    ├── ScriptFailed     a PeerLost: a simulated rank's script failed (`foretrain.live.failures`)
-    ├── OutOfMemory      a simulated GPU has too little memory (`foretrain.live.failures`)
+    ├── ScriptFailed     a PeerLost: a simulated rank's script failed (`foretrain.live.rank_processes`)
+    ├── OutOfMemory      a simulated GPU has too little memory (`foretrain.live.rank_processes`)
     ├── Malformed        a message to a parameter server is invalid (`foretrain.comm.ps.frames`)
     ├── LinkError        a connection between ranks fails or has ended (`foretrain.comm.coordinator.link`)
     └── LabError         a lab cannot be built, found or used (`foretrain.lab`)

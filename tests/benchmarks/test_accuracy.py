@@ -1,7 +1,9 @@
-"""Which of the published rows a plain run of benchmarks/accuracy.py takes."""
+"""What benchmarks/accuracy.py keeps of simulations, when it trusts that, and whether its intervals hold."""
 
+import math
 import sys
-from itertools import pairwise
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -16,26 +18,104 @@ def accuracy(monkeypatch):
     return accuracy
 
 
-def test_a_plain_run_takes_some_of_a_large_family_and_says_what_it_leaves(accuracy):
-    rows, _ = accuracy.read()
-    taken, left = accuracy.chosen(rows)
+def outcome_of(row, **values):
+    from kept import stamped
+    from row_outcome import DEVICES, STACKS, Outcome
 
-    assert len(taken) + sum(map(len, left.values())) == len(rows)
-    single = [row for row in taken if row.family == "vtrain-single"]
-    assert len(single) == accuracy.SAMPLED["vtrain-single"]
-    assert all(row.micro_batches <= accuracy.LONG for row in taken)
-    assert {row.family for row in taken} == {row.family for row in rows}
-    assert "korthikanti22-0006" in left["more than 2,500 micro-batches to execute"]
-    assert (taken, left) == accuracy.chosen(rows)
-    assert taken != accuracy.chosen(rows, seed=2)[0]
+    made = Outcome(row.id, row.family, row.model, DEVICES[row.gpu], STACKS[row.family], row.ranks, row.seconds)
+    return replace(stamped(row, made), predicted=row.seconds, memory=1, **values)
 
 
-def test_strata_are_spread_over_all(accuracy):
-    rows, _ = accuracy.read()
-    single = sorted((row for row in rows if row.family == "vtrain-single"), key=lambda row: row.rate)
-    places = sorted(single.index(row) for row in accuracy.chosen(rows)[0] if row.family == "vtrain-single")
+@pytest.fixture
+def two(accuracy):
+    """Two rows of a family, and their outcomes as kept."""
+    rows = [row for row in accuracy.read()[0] if row.id in ("fmsfsdp-0002", "fmsfsdp-0006")]
+    return rows, {row.id: outcome_of(row, wall=wall) for wall, row in enumerate(rows)}
 
-    assert all(later - earlier < 2 * len(single) / len(places) + 1 for earlier, later in pairwise(places))
+
+def test_outcomes_count_while_command_and_code_are_what_they_were(accuracy, two):
+    rows, stored = two
+
+    def unasked(some):
+        assert not some
+        return []
+
+    assert accuracy.kept.check(rows, stored, unasked) == (stored, [], [])
+    other = [replace(rows[0], argv=(*rows[0].argv, "--steps", "4")), rows[1]]
+    assert list(accuracy.kept.check(other, stored, unasked)[0]) == [rows[1].id]
+    remeasured = [replace(rows[0], seconds=2 * rows[0].seconds), rows[1]]
+    assert accuracy.kept.check(remeasured, stored, unasked)[0][rows[0].id].error == pytest.approx(-0.5)
+
+
+def test_where_code_has_changed_the_fastest_row_of_a_family_tells_for_all(accuracy, two):
+    rows, stored = two
+    old = {name: replace(one, code="old") for name, one in stored.items()}
+    asked = []
+
+    def simulate(times):
+        def run(some):
+            asked.extend(row.id for row in some)
+            return [outcome_of(row, wall=9) if times == 1 else replace(outcome_of(row), predicted=1.0) for row in some]
+
+        return run
+
+    assert accuracy.kept.check(rows, old, simulate(1)) == (stored, [], [])
+    assert asked == ["fmsfsdp-0002"]
+    found, changed, _ = accuracy.kept.check(rows, old, simulate(2))
+    assert changed == ["fmsfsdp, H100"]
+    assert [(one.id, one.predicted) for one in found.values()] == [("fmsfsdp-0002", 1.0)]
+    assert accuracy.kept.check(rows, old, simulate(1), most=0) == (old, [], ["fmsfsdp, H100"])
+
+
+def test_comments_and_docstrings_are_no_code(accuracy, tmp_path):
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text('"""Text."""\nx = 1\n')
+    other.write_text("# Comment.\n\nx = 1\n")
+
+    assert accuracy.kept._content(one) == accuracy.kept._content(other)
+    other.write_text("x = 2\n")
+    assert accuracy.kept._content(one) != accuracy.kept._content(other)
+
+
+def test_a_scripts_code_is_that_of_what_it_imports_too(accuracy):
+    digests = {accuracy.kept.code_digest(script) for script in ("llama.py", "mpt.py", "megatron.py")}
+    assert len(digests) == 3
+
+
+def test_kept_outcomes_are_of_todays_commands(accuracy):
+    rows, stored = accuracy.read()[0], accuracy.kept.load()
+
+    assert len(accuracy.kept.current(rows, stored)) == len(stored) > 280
+
+
+def test_intervals_hold_what_they_promise(accuracy):
+    """Over published runs, and of each family with enough of them to tell 90 from 98 %."""
+    import trust
+
+    rows = accuracy.read()[0]
+    found = [one for one in accuracy.kept.current(rows, accuracy.kept.load()).values() if one.predicted]
+    families = Counter(one.family for one in found)
+
+    assert 0.9 <= trust.coverage(found) <= 0.98
+    for family, count in families.items():
+        if count >= trust.FEW:
+            assert 0.9 <= trust.coverage([one for one in found if one.family == family]) <= 0.98, family
+
+
+def test_a_range_holds_nineteen_of_twenty(accuracy, two):
+    import trust
+
+    one = two[1]["fmsfsdp-0002"]
+    found = [replace(one, measured=one.predicted * (1 + place / 100)) for place in range(1, 101)]
+
+    own, unseen = trust.ranges(found)
+    assert own == {(one.stack, "across"): unseen}
+    assert unseen == pytest.approx(math.log(1.95), abs=1e-3)
+    sure = [replace(other, spread=0.4 * other.predicted) for other in found]
+    assert trust.ranges(sure)[1] == 0  # two of these deviations are wider than any error
+    assert trust.needed(replace(one, measured=1.2 * one.predicted, spread=0.05 * one.predicted)) == pytest.approx(
+        math.sqrt(math.log(1.2) ** 2 - 0.1**2)
+    )
 
 
 def test_micro_batches_that_are_executed(accuracy):

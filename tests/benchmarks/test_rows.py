@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from foretrain.network.topology.notation import topology
+from foretrain.network.deployment_notation import topology
 from tests.examples.torchrun import ROOT
 
 ACCURACY = ROOT / "benchmarks" / "accuracy"

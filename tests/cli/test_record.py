@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 tyro = pytest.importorskip("tyro")
 
 from foretrain.cli.record import record  # noqa: E402
-from foretrain.errors import ConfigError, MissingExtra, RecordError  # noqa: E402
+from foretrain.errors import ConfigError, RecordError  # noqa: E402
 from foretrain.workload.file import load  # noqa: E402
 
 SCRIPT = """
@@ -89,7 +89,6 @@ def test_what_the_function_may_return(script, function, batch, expected):
 
 @pytest.mark.parametrize("suffix", ["html", "svg"])
 def test_a_plot(script, suffix):
-    pytest.importorskip("plotly")
     record(f"{script}:setup", plot=Path(f"releases.{suffix}"), **FAST)
     assert "time since backward begins (ms)" in Path(f"releases.{suffix}").read_text()
 
@@ -149,12 +148,9 @@ def test_errors_of_the_script_are_told_with_its_own_traceback(function, line, er
     ],
 )
 @pytest.mark.usefixtures("script")
-def test_options_that_are_wrong_and_a_plot_without_plotly_are_refused_before_recording(options, message, monkeypatch):
+def test_options_that_are_wrong_are_refused_before_recording(options, message):
     with pytest.raises(ConfigError, match=message):
         record("train.py:setup", **options)
-    monkeypatch.setattr("foretrain.cli.record.find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match="plotly"):
-        record("nowhere.py:setup", plot=Path("releases.html"))
 
 
 @pytest.mark.usefixtures("script")

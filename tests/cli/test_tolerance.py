@@ -69,7 +69,7 @@ def test_it_says_what_is_tolerable_and_writes_the_numbers(script, exchange, caps
 
 
 def test_a_page(script, capsys):
-    pytest.importorskip("plotly")
+    pytest.importorskip("jinja2")
     main(["tolerance", script, *FAST, "--losses", "magnitude", "--html", "t.html"])
 
     page = Path("t.html").read_text()

@@ -6,7 +6,7 @@ import pytest
 
 from foretrain.comm.runtime_plan import Saved, folder
 from foretrain.network import cluster
-from foretrain.planner.knob_space import IterationTimes
+from foretrain.planner.search import IterationTimes
 from foretrain.schedule import spec
 from foretrain.workload import zoo
 

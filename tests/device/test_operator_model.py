@@ -12,7 +12,7 @@ from foretrain import device
 from foretrain.device import table
 from foretrain.device.arithmetic import COPY_LATENCY, rate
 from foretrain.device.calibration import Calibration, OperatorTime
-from foretrain.device.gpu import HOST_LAUNCH, host_launch, overlap_slowdown, stack_factor, stacks
+from foretrain.device.gpu import HOST_LAUNCH, forecast_range, host_launch, overlap_slowdown, stack_factor, stacks
 from foretrain.device.model import OperatorEstimate, OperatorModel
 from foretrain.device.work import Attention, Convolution, Gemm, HostCopy, MemoryWork, Nothing, Unknown
 from foretrain.errors import ConfigError
@@ -172,6 +172,14 @@ def test_stacks_and_overlap():
         stack_factor(device.preset("h100"), "eagre")
     assert overlap_slowdown(device.preset("h100")) == pytest.approx(132 / 116)
     assert all(1.1 < overlap_slowdown(model.device) < 1.21 for model in MODELS.values())
+
+
+def test_forecasts_of_a_stack_never_seen_are_the_least_sure():
+    unseen = forecast_range(device.preset("h100"), 1.0, across=False)
+    assert forecast_range(device.preset("v100"), "torchtitan", across=True) == unseen
+    assert 0 < forecast_range(device.preset("a100"), "torchtitan", across=True) < unseen
+    with pytest.raises(ConfigError, match="factor: 'eagre' is unknown"):
+        forecast_range(device.preset("h100"), "eagre", across=True)
 
 
 def test_a_stack_that_does_more_on_its_host():

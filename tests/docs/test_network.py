@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from foretrain.network import cluster
+from foretrain.network.deployment_notation import topology
 from foretrain.network.fabrics import FABRICS
 from foretrain.network.servers import SERVERS
-from foretrain.network.topology.notation import topology
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 INDEX, TOPOLOGIES = ((DOCS / "network" / name).read_text(encoding="utf-8") for name in ("index.md", "topologies.md"))

@@ -13,7 +13,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 COMMANDS = ["compare", "tune", "plan", "grid", "share", "collective", "bound", "record", "schedule", "run", "catalog"]
-COMMANDS += ["simulate", "calibrate", "tolerance", "server", "sweep", "doctor"]
+COMMANDS += ["simulate", "search", "calibrate", "tolerance", "server", "sweep", "doctor", "explore"]
 LAB = [f"lab {name}" for name in ("up", "rate", "exec", "status", "down", "compare")]
 TOPOLOGY = ["topology show", "topology list"]
 

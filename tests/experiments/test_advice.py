@@ -23,7 +23,7 @@ def advice(of, place):
 @pytest.mark.parametrize(
     ("megabytes", "place", "words"),
     [
-        (1, "4 workers @ 1000Gbps", "^Not worth it: DDP at its best is within .*the GPU decides.*only faster"),
+        (1, "4 workers @ 1000Gbps", "^Not worth it, keep DDP: its best is within .*the GPU decides.*only faster"),
         # 10 × 2 MB at 10 Gb/s around a ring of 4 take 24 ms; DDP hides them behind 20 of 30 ms of computation.
         (2, "4 workers @ 10Gbps", r"^Worth it: \w+ makes an iteration 1\.\d\d× as fast as DDP.* 0\.80×"),
         (20, "4 workers @ 10Gbps", r"the link decides \(communication takes 8\.00× as long"),

@@ -107,7 +107,7 @@ def test_ctrl_c_while_processes_start_ends_without_a_traceback(tmp_path: Path):
 
 def test_a_changed_file_goes_on_with_what_still_applies(tmp_path: Path):
     def simulated(text: str) -> int:
-        with ResultStore(tmp_path / "journal") as journal:
+        with ResultStore(tmp_path / "journal", ScenarioResult) as journal:
             return run(expand(parse(text)).scenarios.values(), journal, jobs=1)
 
     assert simulated(SMALL) == 6
@@ -137,7 +137,7 @@ def test_what_cannot_be_simulated_says_why_and_stops_nothing(tmp_path: Path):
     file.write_text('workers = 4\nrate = "10Gbps"\n')
     made = expand(parse(SMALL.replace("4x1xV100@10Gbps,ps=2", "four.toml")), tmp_path)
     file.write_text('workers = 4\nrate = "20Gbps"\n')
-    with ResultStore(tmp_path / "journal") as journal:
+    with ResultStore(tmp_path / "journal", ScenarioResult) as journal:
         run(made.scenarios.values(), journal, jobs=1)
         found = table(made.scenarios, journal.found)
 
@@ -154,7 +154,7 @@ def test_every_backend_gives_the_same(backend, tmp_path: Path):
     if backend != "processes":
         pytest.importorskip({"dask": "distributed"}.get(backend, backend), reason=f"{backend} is not installed")
     made = expand(parse(SMALL))
-    with ResultStore(tmp_path / "journal") as journal:
+    with ResultStore(tmp_path / "journal", ScenarioResult) as journal:
         told = []
         run(made.scenarios.values(), journal, jobs=2, backend=backend, progress=lambda *now: told.append(now))
         found = journal.found
@@ -168,7 +168,7 @@ def test_a_dask_cluster_that_runs_is_used_by_its_address(tmp_path: Path):
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
-        ResultStore(tmp_path / "journal") as journal,
+        ResultStore(tmp_path / "journal", ScenarioResult) as journal,
     ):
         made = expand(parse(SMALL))
         assert run(made.scenarios.values(), journal, backend="dask", address=cluster.scheduler_address) == 6
@@ -196,19 +196,23 @@ def test_a_command_that_cannot_begin_does_not_say_that_it_goes_on(tmp_path: Path
 def test_what_is_not_installed_is_named(missing, backend, words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, missing, None)
     scenarios = expand(parse(SMALL)).scenarios
-    with ResultStore(tmp_path / "journal") as journal, pytest.raises(MissingExtra, match=words):
+    with ResultStore(tmp_path / "journal", ScenarioResult) as journal, pytest.raises(MissingExtra, match=words):
         run(scenarios.values(), journal, jobs=2, backend=backend) if backend else check_parquet()
 
 
 def test_two_sweeps_do_not_share_a_folder_and_shards_are_checked(tmp_path: Path):
     folder = tmp_path / "journal"
-    with ResultStore(folder), pytest.raises(ConfigError, match="in use by another sweep"), ResultStore(folder):
+    with (
+        ResultStore(folder, ScenarioResult),
+        pytest.raises(ConfigError, match="in use by another command"),
+        ResultStore(folder, ScenarioResult),
+    ):
         pass
     (folder / ".half.tmp").write_text("{")
     (folder / "old.json").write_bytes(msgspec.json.encode(StoredResults("0.0.0", [ScenarioResult("a")])))
-    with ResultStore(folder) as journal:
+    with ResultStore(folder, ScenarioResult) as journal:
         assert (journal.found, journal.stale) == ({}, 1)
     assert not (folder / ".half.tmp").exists()
     (folder / "torn.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"torn\.json.*delete that file"), ResultStore(folder):
+    with pytest.raises(ConfigError, match=r"torn\.json.*delete that file"), ResultStore(folder, ScenarioResult):
         pass

@@ -244,7 +244,7 @@ def test_the_table_the_page_and_the_trace_show_it(result: LabResult, tmp_path: P
     for word in ("DDP 1MiB (baseline)", "(best)", "1.12×", "refused", "T/T*", "forecast"):
         assert word in text
     html = render(result)
-    assert html.count("plotly.js v") == 1
+    assert html.count("const Charts =") == 1
     assert "bytescheduler(partition=1MB, credit=2MB), measured" in html
     assert "function arrange(" in html
     assert ".card .value" in html

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretrain.launch.launchers import launched
+from foretrain.launch import launched
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Forecasts of the steps of ranks, and failures for want of memory."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
 from foretrain.device import preset
 from foretrain.live.event_log import COST, MEMORY, STREAM
-from foretrain.live.failures import OutOfMemory, check_memory
 from foretrain.live.forecast import Forecast, forecast_of
+from foretrain.live.rank_processes import OutOfMemory, check_memory
 from foretrain.units import MILLISECOND
 from tests.live.player import play
 
@@ -53,6 +55,17 @@ def test_work_and_time_are_of_the_same_step() -> None:
 
 def test_the_last_step_tells_of_all_unknown_operators() -> None:
     assert training(1, 1, 1, 2).unknown == ("odd",)
+
+
+def test_the_interval_is_that_of_the_stack_and_of_the_runs_own_uncertainty() -> None:
+    found = replace(training(1, 1), stack_range=0.3)
+    low, high = found.interval
+
+    assert low < found.iteration_time < high
+    assert math.log(high / found.iteration_time) == pytest.approx(0.3, rel=1e-3)
+    assert math.log(found.iteration_time / low) == pytest.approx(0.3, rel=1e-3)
+    rank = replace(found.first, spread=found.iteration_time // 5)
+    assert math.log(replace(found, ranks=(rank,)).interval[1] / found.iteration_time) == pytest.approx(0.5, rel=1e-3)
 
 
 SAID = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 80.00 GiB of which more is said."

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from foretrain.collective import build
 from foretrain.errors import ConfigError
 from foretrain.loss_tolerance import Lossy, Random, budget, surviving
-from foretrain.loss_tolerance import plan_steps as exact
+from foretrain.loss_tolerance import execution as exact
 from foretrain.loss_tolerance.execution import reduced
 from foretrain.loss_tolerance.layout import layout
 

@@ -15,12 +15,11 @@ from foretrain.network import Cluster, cluster
 from foretrain.network.collective_benchmark import exchange
 from foretrain.network.collective_placement import arrange, choice_on, ranks_per_server, suited
 from foretrain.network.deployment import Deployment
-from foretrain.network.deployment_notation import deployment_of, single
+from foretrain.network.deployment_notation import deployment_of, single, topology
 from foretrain.network.fluid import Fluid, run
 from foretrain.network.program import endpoints, place
 from foretrain.network.routing import reroute, router
 from foretrain.network.topology.metrics import as_bigraph
-from foretrain.network.topology.notation import topology
 from foretrain.simulation import simulate
 from foretrain.units import COST_SHIFT, MICROSECOND, SECOND
 from foretrain.workload import zoo

@@ -10,13 +10,13 @@ from foretrain.errors import ConfigError, StallError
 from foretrain.network import fidelity as module
 from foretrain.network.collective_benchmark import exchange
 from foretrain.network.deployment import Deployment
+from foretrain.network.deployment_notation import topology
 from foretrain.network.fidelity import FLUID, Fidelity, Ideal, PacketEstimate, decided, estimate, packet_hops, parts
 from foretrain.network.packet import LinkLosses, Queues
 from foretrain.network.packet.notation import TRANSPORTS, losses, queues, transport
 from foretrain.network.packet.transports.transport import Bounded, Dcqcn, Dctcp, NewReno, Pias
 from foretrain.network.program import place
 from foretrain.network.routing import Ecmp
-from foretrain.network.topology.notation import topology
 from foretrain.units import MICROSECOND
 from tests.network.fluid.oracle import waiting
 from tests.network.packet.flows import LATENCY, RATE, fabric, flows, hosts

@@ -12,8 +12,7 @@ from foretrain.network.fabrics.clos import bigraph, star
 from foretrain.network.fluid import Fluid, run
 from foretrain.network.program import Program, joined, place
 from foretrain.network.routing import Ecmp, Shortest
-from foretrain.network.servers import SERVERS, NVLinkMesh, NVSwitch, PCIeTree, preset
-from foretrain.network.servers.nvlink import HYBRID_CUBE_MESH
+from foretrain.network.servers import HYBRID_CUBE_MESH, SERVERS, NVLinkMesh, NVSwitch, PCIeTree, preset
 from foretrain.network.servers.pcie import NIC, PCIE3, eflops, eflops_baseline
 from foretrain.network.topology.graph import Topology
 from foretrain.units import MICROSECOND, SECOND

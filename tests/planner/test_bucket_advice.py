@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from foretrain.network import Cluster
 from foretrain.planner.bucket_advice import advise_buckets, best_buckets, caps_in_mib
 from foretrain.schedule import Job, Spec, spec
-from foretrain.schedule.buckets import by_size
+from foretrain.schedule.window import by_size
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
 from foretrain.units import MICROSECOND, MILLISECOND

@@ -10,7 +10,7 @@ from foretrain.network import cluster
 from foretrain.planner import GainUncertainty, choose, engines, tune
 from foretrain.planner.backends import compressed, engine_of
 from foretrain.planner.candidate_search import ENOUGH, Setting
-from foretrain.planner.forecast_error import NONE, uncertainty
+from foretrain.planner.choice import NONE, uncertainty
 from foretrain.schedule import IDEAL, POLICIES
 from foretrain.simulation import bound, simulate
 from foretrain.units import SECOND

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.planner.knob_space import Space, robust
+from foretrain.planner.search import Space, robust
 from foretrain.schedule import POLICIES, spec
 from foretrain.workload import zoo
 

@@ -6,9 +6,8 @@ from functools import cache
 import pytest
 
 from foretrain.network import cluster
-from foretrain.planner.knob_space import IterationTimes
 from foretrain.planner.online import Tuner, What
-from foretrain.planner.search import tune
+from foretrain.planner.search import IterationTimes, tune
 from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.schedule import spec
 from foretrain.simulation import simulate

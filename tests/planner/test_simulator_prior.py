@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.planner.knob_space import IterationTimes, Space
+from foretrain.planner.search import IterationTimes, Space
 from foretrain.planner.simulator_prior import SimulatorPrior
 from foretrain.schedule import spec
 from foretrain.workload import zoo

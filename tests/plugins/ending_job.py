@@ -53,9 +53,28 @@ def in_jax(session):
         end_in(session, step)
 
 
+def in_mxnet(session):
+    import mxnet as mx
+    from mxnet import autograd, gluon
+
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Dense(4, in_units=4), gluon.nn.Dense(width(session), in_units=4))
+    net.initialize()
+    kvs = ft.mxnet.ScheduledKVS(mx.kv.create("local"), session)
+    kvs.attach(net)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvs)
+    for step in range(16):
+        with autograd.record():
+            loss = net(mx.nd.ones((4, 4))).sum()
+        loss.backward()
+        trainer.step(8)
+        if end_in(session, step):
+            break
+
+
 try:
-    with ft.Session(timeouts=ft.Timeouts(peer=10)) as session:
-        {"keras": in_keras, "jax": in_jax}[FRAMEWORK](session)
+    with ft.Session(timeouts=ft.Timeouts(peer=10), average=FRAMEWORK != "mxnet") as session:
+        {"keras": in_keras, "jax": in_jax, "mxnet": in_mxnet}[FRAMEWORK](session)
 except Exception as error:  # jax has its own error around the job's
     print(f"rank {session.rank}: {type(error).__name__}: {error}", flush=True)
     os._exit(0)

@@ -36,13 +36,23 @@ def parameters(seed, dtype=jnp.float32):
     }
 
 
-def loss(params, x, y):
-    for name in LAYERS:
-        x = x.astype(params[name]["w"].dtype) @ params[name]["w"] + params[name]["b"]
+def loss(of, x, y, uses=LAYERS):
+    """``of`` returns the parameters of a layer, for what it computes with."""
+    for name in uses:
+        params = of(name, x)
+        x = x.astype(params["w"].dtype) @ params["w"] + params["b"]
         x = jnp.tanh(x) if name != LAYERS[-1] else x
     return jnp.mean((x - y) ** 2)
 
 
+USES = {"shared": [*LAYERS[:2], *LAYERS[1:]]}
+"""Layers in the order of their use; all of them, one after the other, where a case is not named."""
+FROZEN = {"frozen": LAYERS[0]}
+"""Layer that is not trained, by case."""
+SOME = optax.multi_transform(
+    {"trained": optax.adam(1e-2), "frozen": optax.set_to_zero()},
+    {name: "frozen" if name == LAYERS[0] else "trained" for name in LAYERS},
+)
 CASES = {  # name: optimizer, whether layers wait for themselves, type, steps in one call
     "barrier": (optax.adam(1e-2), False, jnp.float32, 1),
     "global": (optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9)), False, jnp.float32, 1),
@@ -50,12 +60,18 @@ CASES = {  # name: optimizer, whether layers wait for themselves, type, steps in
     "momentum": (optax.sgd(optax.exponential_decay(0.1, 1, 0.9), momentum=0.9), True, jnp.float32, 1),
     "decay": (optax.adamw(1e-2, weight_decay=0.1), True, jnp.float32, 1),
     "scan": (optax.adam(1e-2), True, jnp.float32, 5),
+    "shared": (optax.adam(1e-2), True, jnp.float32, 1),
+    "frozen": (optax.adam(1e-2), True, jnp.float32, 1),
+    "masked": (SOME, False, jnp.float32, 1),
     "half": (optax.sgd(0.1), True, jnp.bfloat16, 1),
 }
 
 
 def barrier(optimizer, params, session, inputs, targets):
-    grads_of, state = ft.jax.scheduled_value_and_grad(loss, session), jax.jit(optimizer.init)(params)
+    def of_all(params, x, y):
+        return loss(lambda name, _: params[name], x, y)
+
+    grads_of, state = ft.jax.scheduled_value_and_grad(of_all, session), jax.jit(optimizer.init)(params)
 
     @jax.jit
     def step(params, state, x, y):
@@ -68,20 +84,14 @@ def barrier(optimizer, params, session, inputs, targets):
     return params
 
 
-def across(optimizer, params, session, inputs, targets, together):
+def across(case, optimizer, params, session, inputs, targets, together):
     updates = ft.jax.DeferredUpdates(optimizer, session)
-    state = updates.init(params)
+    frozen = {name: params[name] for name in LAYERS if name == FROZEN.get(case)}
+    state = updates.init({name: params[name] for name in LAYERS if name not in frozen})
 
     def step(state, batch):
-        x, y = batch
-
         def tapped(taps):
-            flow = x
-            for name in LAYERS:
-                params = taps(name, flow)
-                flow = flow.astype(params["w"].dtype) @ params["w"] + params["b"]
-                flow = jnp.tanh(flow) if name != LAYERS[-1] else flow
-            return jnp.mean((flow - y) ** 2)
+            return loss(lambda name, x: frozen.get(name) or taps(name, x), *batch, USES.get(case, LAYERS))
 
         value, state = updates.step(tapped, state)
         return state, value
@@ -91,23 +101,27 @@ def across(optimizer, params, session, inputs, targets, together):
         state, _ = steps(state, (inputs[at : at + together], targets[at : at + together]))
         if at == STEPS // 2:
             state = updates.flush(state)
-    return updates.flush(state).params
+    return frozen | updates.flush(state).params
 
 
-def alone(optimizer, params):
+def alone(case, optimizer, params):
     """Parameters after training on both ranks' batches in one process: gradients of each half, then their mean."""
+    frozen = {name: params.pop(name) for name in LAYERS if name == FROZEN.get(case)}
     state = jax.jit(optimizer.init)(params)
+
+    def of_all(params, x, y):
+        return loss(lambda name, _: (frozen | params)[name], x, y, USES.get(case, LAYERS))
 
     @jax.jit
     def step(params, state, x, y):
-        halves = [jax.grad(loss)(params, x[k], y[k]) for k in range(2)]
+        halves = [jax.grad(of_all)(params, x[k], y[k]) for k in range(2)]
         mean = jax.tree.map(lambda a, b: (a * 0.5 + b * 0.5).astype(a.dtype), *halves)
         changes, state = optimizer.update(mean, state, params)
         return optax.apply_updates(params, changes), state
 
     for x, y in zip(INPUTS, TARGETS, strict=True):
         params, state = step(params, state, x, y)
-    return params
+    return frozen | params
 
 
 def main():
@@ -116,9 +130,9 @@ def main():
         with ft.Session() as session:
             rank = session.rank
             mine = INPUTS[:, rank], TARGETS[:, rank]
-            params = parameters(3 + rank, dtype)
+            params = parameters(3 + rank * (name not in FROZEN), dtype)
             if crosses:
-                found = across(optimizer, params, session, *mine, together)
+                found = across(name, optimizer, params, session, *mine, together)
             else:
                 found = barrier(optimizer, ft.jax.broadcast(params, session), session, *mine)
             first = ft.jax.broadcast(found, session)
@@ -128,7 +142,7 @@ def main():
             pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
             return max(float(np.abs(np.float32(p) - np.float32(q)).max()) for p, q in pairs)
 
-        expected = worst(found, alone(optimizer, parameters(3, dtype))) if rank == 0 else float("nan")
+        expected = worst(found, alone(name, optimizer, parameters(3, dtype))) if rank == 0 else float("nan")
         sys.stdout.write(f"{name} {rank} {expected:.3g} {worst(found, first):.3g}\n")
     assert "torch" not in sys.modules, "a rank of JAX needs no PyTorch, which takes seconds to import"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.comm.rendezvous import free_port
-from tests.processes import need, started
+from tests.processes import need, own_environment, python_of_mxnet, started
 
 pytestmark = pytest.mark.process
 JOBS = Path(__file__).parent
@@ -28,14 +28,26 @@ JOBS = Path(__file__).parent
         ("jax", "killed", r"\w+: .*rank 1"),
         ("jax", "interrupted", r"\w+: .*rank 1.*KeyboardInterrupt"),
         ("jax", "another", r"Disagreement: .*rank 1"),
+        ("mxnet", "killed", r"\w+: .*rank 1"),
+        ("mxnet", "stops", r"\w+: .*rank 1"),
+        ("mxnet", "interrupted", r"\w+: .*rank 1.*KeyboardInterrupt"),
+        ("mxnet", "another", r"Disagreement: .*rank 1"),
     ],
 )
 def test_ranks_that_are_left_alone_name_the_one_that_is_gone(framework, how, said):
-    need({"keras": "tensorflow"}.get(framework, framework), framework)
+    if framework == "mxnet":
+        python, environment = python_of_mxnet(), own_environment()
+    else:
+        need({"keras": "tensorflow"}.get(framework, framework), framework)
+        python, environment = sys.executable, dict(os.environ)
     address = f"127.0.0.1:{free_port()}"
-    common = os.environ | {"WORLD_SIZE": "2", "FORETRAIN_ADDRESS": address, "FORETRAIN_SECRET": secrets.token_hex(32)}
+    common = environment | {
+        "WORLD_SIZE": "2",
+        "FORETRAIN_ADDRESS": address,
+        "FORETRAIN_SECRET": secrets.token_hex(32),
+    }
     with ExitStack() as stack:
-        command = [sys.executable, str(JOBS / "ending_job.py"), framework, how]
+        command = [python, str(JOBS / "ending_job.py"), framework, how]
         ranks = [
             stack.enter_context(
                 started(

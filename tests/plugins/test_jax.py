@@ -32,7 +32,7 @@ def train(*words: object) -> dict[str, list[tuple[float, float]]]:
     ("options", "names"),
     [
         (("--schedule", "bytescheduler"), ("across", "barrier")),
-        (("--schedule", "prophet"), ("global", "momentum", "decay", "scan", "half")),
+        (("--schedule", "prophet"), ("global", "momentum", "decay", "scan", "half", "shared", "frozen", "masked")),
         (("--servers", 1), ("across",)),
     ],
     ids=["all-reduce", "optimizers", "servers"],
@@ -81,6 +81,18 @@ with ft.Session(rank=0, ranks=1) as session:
     refused(updates.step, lambda taps: taps("three", jnp.ones(2))["w"].sum(), state)
     refused(updates.step, lambda taps: taps("one", jnp.ones(2))["w"].sum(), state)
     refused(ft.jax.DeferredUpdates(optax.sgd(0.1), session).init, {"drop": {"key": jax.random.key(0)}})
+    def squares(taps):
+        hidden = taps("one", jnp.ones(2))["w"] @ jnp.ones(2)
+        return ((taps("two", hidden)["w"] @ hidden) ** 2).sum()
+    step = jax.jit(lambda state: updates.step(squares, state)[1])
+    first = step(state)
+    second = jax.block_until_ready(step(first))
+    for late in (step, updates.flush):  # the gradients of the first step are gone
+        try:
+            jax.block_until_ready(late(first))
+        except Exception as error:  # JAX's own, around the session's
+            print(" ".join(str(error).split()))
+    print(*(f'{updates.flush(second).params["two"]["w"].sum():.4f}' for _ in range(2)))
 with ft.Session(rank=0, ranks=1) as session:
     grads = ft.jax.scheduled_value_and_grad(lambda p: p["w"].sum(), session)
     jax.jit(grads)({"w": jnp.ones((2, 2))})
@@ -110,6 +122,8 @@ def test_what_cannot_be_exchanged_is_refused_with_a_remedy():
             "layer: 'three' has no parameters; these have: one, two",
             "layer: 'two' is not used by the loss; leave it out of init()",
             "drop.key: key<fry> has no gradient; hand the parameters in alone",
+            *["'step 1' is not the last, 2: its mean is gone; go on from the state that the last step returned"] * 2,
+            "-1.0176 -1.0176",
             "are not those that this session exchanges",
             "is called twice in one step; accumulate gradients, or repeat steps, with jax.lax.scan",
             "80.0",

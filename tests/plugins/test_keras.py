@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.plugins.gradient_stream import warn_if_untested
 from tests.processes import foretrain, need
 
 need("tensorflow", "keras")
@@ -208,3 +209,81 @@ def test_what_cannot_be_attached_is_refused_and_what_can_sees_all_updates(tmp_pa
         strict=True,
     ):
         assert words in line
+
+
+_OTHERS = """
+import os, sys
+os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+backend = os.environ["KERAS_BACKEND"]
+import keras, numpy as np
+import foretrain as ft
+
+def model():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except ft.ConfigError as error:
+        print(error)
+
+refused(ft.keras.scheduled, "sgd")
+refused(ft.keras.attach, model())
+x = np.ones((4, 4), np.float32)
+
+def in_torch(one, job):
+    import torch
+    optimizer = torch.optim.SGD(one.parameters(), 0.1)
+    with job(one, optimizer):
+        for _ in range(6):
+            (one(torch.from_numpy(x)) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [p.detach().numpy().copy() for p in one.parameters()]
+
+def in_jax(one, graded):
+    import jax
+    def loss(params):
+        return (one.stateless_call(params, [], x)[0] ** 2).mean()
+    params, step = [v.value for v in one.trainable_variables], jax.jit(graded(loss))
+    for _ in range(6):
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, step(params)[1])
+    return [np.asarray(p) for p in params]
+
+if backend == "torch":
+    import contextlib, torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    plain, ours = (in_torch(model(), job) for job in (lambda *_: contextlib.nullcontext(), ft.attach))
+    dist.destroy_process_group()
+else:
+    import jax
+    with ft.Session(rank=0, ranks=1) as session:
+        ours = in_jax(model(), lambda loss: ft.jax.scheduled_value_and_grad(loss, session))
+    plain = in_jax(model(), jax.value_and_grad)
+print(all(np.array_equal(a, b) for a, b in zip(plain, ours, strict=True)))
+"""
+
+
+@pytest.mark.parametrize(("backend", "remedy"), [("torch", "use foretrain.attach"), ("jax", "use foretrain.jax")])
+def test_another_backend_is_refused_and_trains_by_its_own_plug_in(backend, remedy):
+    need(backend, backend)
+    environment = os.environ | {"KERAS_BACKEND": backend}
+    ended = subprocess.run(
+        [sys.executable, "-c", _OTHERS], capture_output=True, text=True, check=False, timeout=300, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr
+    *refusals, same = ended.stdout.splitlines()
+    assert len(refusals) == 2
+    assert all("computes gradients outside of TensorFlow" in each and remedy in each for each in refusals)
+    assert same == "True"
+
+
+def test_another_version_is_said_once_and_on_rank_0(caplog):
+    warn_if_untested.cache_clear()
+    for rank, version in ((0, "3.15.2"), (1, "9.0.0"), (0, "9.0.0"), (0, "9.0.0")):
+        warn_if_untested(rank, "keras", version, "3.15")
+    assert [record.message for record in caplog.records] == [
+        "keras 9.0.0: foretrain is tested with 3.15.x; please report what fails"
+    ]
+    warn_if_untested.cache_clear()

@@ -5,36 +5,28 @@ MXNet's last release needs a NumPy of its time, and so an environment of its own
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import own_environment, python_of_mxnet
+
 pytestmark = pytest.mark.process
 JOB = Path(__file__).with_name("mxnet_job.py")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def python() -> str:
     """The interpreter of an environment with MXNet; skips where its packages are not to be had."""
-    made = subprocess.run([sys.executable, str(ROOT / "tools/mxnet.py")], capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(made.stderr.strip())
-    return made.stdout.strip()
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("PIP_CONSTRAINT", "PYTHONPATH")}
+    return python_of_mxnet()
 
 
 def train(python: str, *words: object) -> dict[str, list[tuple[float, float]]]:
     """Return, per case and rank, the difference to one process and to rank 0."""
     command = [python, "-m", "foretrain", "run", "--nproc", "2", *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=_environment())
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=own_environment())
     assert ended.returncode == 0, ended.stderr
     found: dict[str, list[tuple[float, float]]] = {}
     for name, alone, apart in re.findall(r"^(\w+) \d (\S+) (\S+)$", ended.stdout, re.MULTILINE):
@@ -81,7 +73,7 @@ with ft.Session(rank=0, ranks=1, average=False) as session:
 
 
 def test_what_cannot_be_exchanged_is_refused_with_a_remedy(python):
-    ended = subprocess.run([python, "-c", _ERRORS], capture_output=True, text=True, check=False, env=_environment())
+    ended = subprocess.run([python, "-c", _ERRORS], capture_output=True, text=True, check=False, env=own_environment())
     assert ended.returncode == 0, ended.stderr
     assert "comes too late; attach one net, before the trainer's first step" in ended.stdout
     assert "train dense parameters on one device per process" in ended.stdout

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
+from foretrain.plugins.gradient_stream import recorded
 from foretrain.workload.file import load
+from foretrain.workload.step import Gradient, Layer, Workload
 from tests.processes import foretrain, need
 
 pytestmark = pytest.mark.process
@@ -65,6 +70,20 @@ def test_a_recorded_step_is_a_workload(tmp_path, monkeypatch, framework, sizes):
     assert workload.forward > 0
     assert workload.backward > 0
     assert "median of 12 steps" in workload.source
+
+
+@pytest.mark.parametrize(("until_first", "late", "warned"), [(9, 4, False), (5, 0, False), (2, 0, True)])
+def test_a_forward_pass_that_was_computed_alone_is_taken_out_of_the_step(until_first, late, warned, caplog):
+    alone = 5
+    layers = tuple(Layer(name, forward=(until_first + alone) // 2, backward=1) for name in ("a", "b"))
+    layers = (replace(layers[0], forward=until_first + alone - layers[1].forward), layers[1])
+    gradients = (Gradient("b.w", 8, 1, 0), Gradient("a.w", 8, 0, 1))
+    seen = SimpleNamespace(workload=Workload("seen", 1, layers, gradients, source=""))
+    found = recorded(seen, "small", 1, "", alone)  # pyright: ignore[reportArgumentType]
+    assert found.forward == pytest.approx(min(alone, until_first), abs=1)
+    assert found.backward == 2 + late
+    assert [each.release for each in found.gradients] == [late, late + 1]
+    assert bool(caplog.records) == warned
 
 
 def test_a_step_that_trains_nothing_is_refused(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from foretrain.network import Cluster
 from foretrain.schedule import Spec
-from foretrain.schedule.buckets import Buckets, by_size
+from foretrain.schedule.window import Buckets, by_size
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Ready, StepBegin, Task

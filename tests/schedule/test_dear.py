@@ -2,7 +2,7 @@
 
 import random
 
-from foretrain.schedule.buckets import by_size
+from foretrain.schedule.window import by_size
 from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
 from foretrain.tasks import Done

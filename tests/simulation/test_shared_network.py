@@ -7,7 +7,7 @@ import pytest
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster, cluster
 from foretrain.network.deployment import Deployment
-from foretrain.network.topology.notation import topology
+from foretrain.network.deployment_notation import topology
 from foretrain.schedule import POLICIES
 from foretrain.simulation import simulate
 from foretrain.simulation.shared_network import Tenant, alone, together

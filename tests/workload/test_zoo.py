@@ -51,7 +51,7 @@ def test_the_zoo_holds_the_documented_models_with_the_published_parameters(model
 
 @pytest.mark.parametrize("name", GIGA_MACS)
 def test_arithmetic_is_the_published_one(name):
-    from foretrain.workload.models.catalog import _MODELS
+    from foretrain.workload.models import _MODELS
 
     assert _MODELS[name].build().macs / 1e9 == pytest.approx(GIGA_MACS[name], rel=0.01)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -238,6 +239,12 @@ def with_fidelity(place: Place, largest: int, fidelity: FidelityOptions, *, show
         with percent_bar("packets") as progress:
             made.measure(largest, progress)
     return made
+
+
+def command_line() -> str:
+    """Return the command that is running, to copy from a page; empty where foretrain is called from Python."""
+    own = Path(sys.argv[0]).stem in ("foretrain", "__main__") if sys.argv else False
+    return shlex.join(["foretrain", *sys.argv[1:]]) if own else ""
 
 
 def write_status(line: str) -> None:

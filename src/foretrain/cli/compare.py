@@ -12,6 +12,7 @@ from foretrain.cli.arguments import (
     FidelityOptions,
     WorkloadOnCluster,
     check_writable,
+    command_line,
     split,
     with_fidelity,
     write_outputs,
@@ -70,7 +71,7 @@ def compare(
     console.print(summary(table))
     write_outputs(
         console,
-        (html, lambda path: page(table, path)),
+        (html, lambda path: page(table, path, command_line())),
         (trace, lambda path: write_trace(table.runs, path)),
         (json, lambda path: write_json(path, table.to_dict())),
     )

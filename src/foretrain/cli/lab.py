@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from foretrain.cli.arguments import check_writable, split, write_outputs
+from foretrain.cli.arguments import check_writable, command_line, split, write_outputs
 from foretrain.cli.progress import bars
 from foretrain.files import write_json
 
@@ -321,7 +321,7 @@ def compare(
     console.print(lab_summary(result))
     write_outputs(
         console,
-        (html, lambda path: lab_page(result, path)),
+        (html, lambda path: lab_page(result, path, command_line())),
         (trace, lambda path: lab_trace(result, path)),
         (json, lambda path: write_json(path, result.to_dict())),
     )

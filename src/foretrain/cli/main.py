@@ -23,10 +23,13 @@ from foretrain.cli import lab, topology
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, schedule
 from foretrain.cli.doctor import doctor
+from foretrain.cli.explore import explore
 from foretrain.cli.plan import plan, tune
 from foretrain.cli.progress import StdoutClosed
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command, server
+from foretrain.cli.search import run_command as search_command
+from foretrain.cli.search import search
 from foretrain.cli.simulate import run_command as simulate_command
 from foretrain.cli.simulate import simulate
 from foretrain.cli.sweep import grid, sweep
@@ -37,10 +40,10 @@ from foretrain.files import json_alone_on_stdout
 
 _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
     "Forecast": (compare, tune, plan, grid, sweep, schedule, bound),
-    "Simulate": (simulate, calibrate),
+    "Simulate": (simulate, search, calibrate),
     "Train": (record, run, server, doctor),
     "Network": (("topology", topology), collective, share, tolerance),
-    "More": (("lab", lab), catalog),
+    "More": (explore, ("lab", lab), catalog),
 }
 """Commands as the overview shows them; one with commands of its own is a name and a module."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -72,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _terminable(), json_alone_on_stdout() if _wants_json_alone(arguments) else nullcontext():
             if arguments[:1] == ["simulate"]:
                 simulate_command(arguments[1:])
+                return
+            if arguments[:1] == ["search"]:
+                search_command(arguments[1:])
                 return
             _parser(arguments[0]).cli(args=arguments, prog="foretrain", config=(tyro.conf.OmitArgPrefixes,))
     except ForetrainError as error:

@@ -13,6 +13,7 @@ from foretrain.cli.arguments import (
     WorkloadOnCluster,
     check_apart,
     check_writable,
+    command_line,
     with_fidelity,
     write_outputs,
 )
@@ -72,7 +73,9 @@ def plan(
     console.print(found.advice, markup=False)
     console.print(_PRECISION, markup=False, style="dim")
     write_outputs(
-        console, (html, lambda path: page(found, path)), (json, lambda path: write_json(path, found.to_dict()))
+        console,
+        (html, lambda path: page(found, path, command_line())),
+        (json, lambda path: write_json(path, found.to_dict())),
     )
 
 

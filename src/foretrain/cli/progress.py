@@ -70,6 +70,18 @@ def counter(title: str, things: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def searching() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar whose callback takes what is under way, the number done and the total; `Lines` outside a terminal."""
+    if not _in_terminal():
+        lines = Lines("simulations")
+        yield lambda what, done, total: lines(done, total)
+        return
+    with bars(speed_estimate_period=60) as bar:
+        task = bar.add_task("searching", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
 class Lines:
     """Writer of progress to stderr, at most each ``every`` seconds: how many ``things`` are done, and the time left."""
 

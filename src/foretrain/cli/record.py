@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from foretrain.cli.arguments import check_writable
 from foretrain.cli.progress import percent_bar
-from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError, unknown
+from foretrain.errors import ConfigError, ForetrainError, RecordError, unknown
 from foretrain.schedule.arrivals import blocks
 from foretrain.torch_version import require_torch
 from foretrain.units import format_size, format_time
@@ -132,8 +132,6 @@ def _check_outputs(out: Path, plot: Path | None) -> None:
     check_writable(out=out, plot=plot)
     if plot and plot.suffix not in (".html", ".svg"):
         raise ConfigError("plot", str(plot), "is neither .html nor .svg", "write e.g. releases.html")
-    if plot and plot.suffix == ".html" and find_spec("plotly") is None:
-        raise MissingExtra("plotly", "report", "an interactive figure")
 
 
 def _draw(workload: Workload, plot: Path) -> None:
@@ -143,7 +141,7 @@ def _draw(workload: Workload, plot: Path) -> None:
     if plot.suffix == ".svg":
         write_atomically(plot, staircase_svg(workload))
     else:
-        write_atomically(plot, staircase(workload).to_html(include_plotlyjs=True))
+        write_atomically(plot, staircase(workload).to_html())
 
 
 def _show(workload: Workload, written: list[Path]) -> None:

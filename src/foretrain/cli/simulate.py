@@ -15,6 +15,7 @@ from foretrain.cli.arguments import (
     PREPARING,
     FidelityOptions,
     check_writable,
+    command_line,
     patience,
     requested_schedule_text,
     script_of,
@@ -23,7 +24,7 @@ from foretrain.cli.arguments import (
 from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError, unknown
 from foretrain.files import STDOUT, write_json
-from foretrain.launch.launchers import launched
+from foretrain.launch import launched
 from foretrain.units import Time, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
 
         kernel_costs.load(options.costs)  # before anything starts
     from foretrain.live.device import native_build
-    from foretrain.live.failures import OutOfMemory, ScriptFailed
+    from foretrain.live.rank_processes import OutOfMemory, ScriptFailed
     from foretrain.live.simulate import plan_differences
     from foretrain.live.simulate import simulate as run
     from foretrain.network.deployment_notation import equipped
@@ -263,7 +264,7 @@ def _write(found: SimulationFindings, stock: Simulated | None, options: Simulate
     if options.html:
         from foretrain.report.simulation_page import page
 
-        page(found, options.html)
+        page(found, options.html, command_line())
         yield options.html
     if options.json:
         from foretrain.report.findings import SimulationFindings, comparison_numbers, numbers

@@ -15,6 +15,7 @@ from foretrain.cli.arguments import (
     WorkloadOnCluster,
     check_apart,
     check_writable,
+    command_line,
     patience,
     split,
     with_fidelity,
@@ -58,7 +59,7 @@ def sweep(
         html: write a page with parallel coordinates and the Pareto front.
         json: write the numbers.
     """
-    from foretrain.experiments import ResultStore, expand, read
+    from foretrain.experiments import ResultStore, ScenarioResult, expand, read
     from foretrain.experiments.result_table import check_objectives, check_parquet
 
     out = file.with_suffix(".parquet") if out is None else out
@@ -76,7 +77,7 @@ def sweep(
     if dry_run and not folder.exists():
         _say(expansion, {}, 0)
         return
-    with ResultStore(folder) as journal:
+    with ResultStore(folder, ScenarioResult) as journal:
         _say(expansion, journal.found, journal.stale)
         if dry_run:
             return
@@ -84,7 +85,9 @@ def sweep(
         _finish(expansion, journal, declared.objectives, declared.name or file.stem, out, html, json)
 
 
-def _run(expansion: Expansion, journal: ResultStore, jobs: int | None, backend: Backend, address: str | None) -> None:
+def _run(
+    expansion: Expansion, journal: ResultStore[ScenarioResult], jobs: int | None, backend: Backend, address: str | None
+) -> None:
     """Simulate the missing scenarios; when interrupted, report how many results are kept."""
     from foretrain.experiments import run
 
@@ -116,7 +119,7 @@ def _say(expansion: Expansion, found: Mapping[str, ScenarioResult], stale: int) 
 
 def _finish(
     expansion: Expansion,
-    journal: ResultStore,
+    journal: ResultStore[ScenarioResult],
     objectives: list[str],
     title: str,
     out: Path,
@@ -135,7 +138,9 @@ def _finish(
     console.print(summary(found))
     console.print(f"wrote {out}", markup=False, soft_wrap=True)
     write_outputs(
-        console, (html, lambda path: page(found, path, title)), (json, lambda path: write_json(path, to_dict(found)))
+        console,
+        (html, lambda path: page(found, path, title, command_line())),
+        (json, lambda path: write_json(path, to_dict(found))),
     )
 
 
@@ -184,4 +189,8 @@ def grid(
         made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
     console = Console(highlight=False)
     console.print(table(made))
-    write_outputs(console, (html, lambda path: page(made, path)), (json, lambda path: write_json(path, made.to_dict())))
+    write_outputs(
+        console,
+        (html, lambda path: page(made, path, command_line())),
+        (json, lambda path: write_json(path, made.to_dict())),
+    )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import tyro
 
-from foretrain.cli.arguments import check_writable, write_outputs
+from foretrain.cli.arguments import check_writable, command_line, write_outputs
 from foretrain.cli.progress import progress_bar
 from foretrain.cli.record import loaded
 from foretrain.errors import ConfigError, MissingExtra
@@ -64,8 +64,8 @@ def tolerance(
     from rich.console import Console
 
     check_writable(html=html, json=json)
-    if html and not (find_spec("plotly") and find_spec("jinja2")):
-        raise MissingExtra("plotly", "report", "an HTML page")
+    if html and not find_spec("jinja2"):
+        raise MissingExtra("jinja2", "report", "an HTML page")
     require_torch("a tolerance profile")
     from foretrain.loss_tolerance.replicas import LossyExchange
     from foretrain.loss_tolerance.tagging import Tagging
@@ -82,7 +82,9 @@ def tolerance(
     console = Console(highlight=False)
     console.print(summary(found))
     write_outputs(
-        console, (html, lambda path: page(found, path)), (json, lambda path: write_json(path, found.to_dict()))
+        console,
+        (html, lambda path: page(found, path, command_line())),
+        (json, lambda path: write_json(path, found.to_dict())),
     )
 
 

@@ -16,6 +16,7 @@ from foretrain.cli.arguments import (
     FidelityOptions,
     WorkloadOnCluster,
     check_writable,
+    command_line,
     patience,
     write_outputs,
     write_status,
@@ -48,9 +49,9 @@ def show(
     """
     from rich.console import Console
 
+    from foretrain.network.deployment_notation import topology as read
     from foretrain.network.topology.file import check_format
     from foretrain.network.topology.file import save as save_topology
-    from foretrain.network.topology.notation import topology as read
     from foretrain.report.topology import numbers, page, summary
 
     check_writable(html=html, json=json, save=save)
@@ -61,7 +62,7 @@ def show(
     console.print(summary(made))
     write_outputs(
         console,
-        (html, lambda path: page(made, path)),
+        (html, lambda path: page(made, path, command=command_line())),
         (json, lambda path: write_json(path, numbers(made))),
         (save, lambda path: save_topology(made, path)),
     )
@@ -153,7 +154,7 @@ def collective(
         console.print(packet_table(found))
     write_outputs(
         console,
-        (html, lambda path: page(found[0].topology, path, found[0].utilisation)),
+        (html, lambda path: page(found[0].topology, path, found[0].utilisation, command_line())),
         (json, lambda path: write_json(path, numbers(found))),
     )
     if details:

@@ -24,8 +24,8 @@ from foretrain.comm.rendezvous import secret_for_servers
 from foretrain.comm.runtime_plan import RuntimePlan
 from foretrain.engine import Decision
 from foretrain.network import Cluster
-from foretrain.planner.knob_space import IterationTimes
 from foretrain.planner.online import Tuner
+from foretrain.planner.search import IterationTimes
 from foretrain.schedule import CostModel, Spec
 from foretrain.schedule.monitor import Gauge
 

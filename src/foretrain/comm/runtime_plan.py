@@ -21,10 +21,9 @@ from foretrain.files import write_atomically
 from foretrain.network import Cluster
 from foretrain.planner import SavedPlan, ScheduleRequest, choose, tune
 from foretrain.planner.backends import cluster_of
-from foretrain.planner.knob_space import IterationTimes, Space
 from foretrain.planner.online import Tuner
 from foretrain.planner.plan import fingerprint
-from foretrain.planner.search import forecaster
+from foretrain.planner.search import IterationTimes, Space, forecaster
 from foretrain.planner.simulator_prior import JobForecaster
 from foretrain.schedule import POLICIES, Bound, CostModel, Job, Spec, bound, spec
 from foretrain.simulation import simulate

@@ -173,6 +173,17 @@ def host_launch(device: Device, stack: str | float) -> Time:
     return round(HOST_LAUNCH * float(_of(str(stack)).get("host", {}).get(device.name, 1.0)))
 
 
+def forecast_range(device: Device, stack: str | float, across: bool) -> float:
+    """Return w, where 95 % of iterations measured on this GPU took between exp(-w) and exp(w) times the forecast.
+
+    This is over published runs of ``stack`` on one server or ``across`` servers (docs/live/accuracy.md), and as wide as
+    that of a stack never seen where there are few of them, none on this GPU, or ``stack`` is but a number. Raises
+    ConfigError for a stack that ``stacks.toml`` does not have.
+    """
+    known = {} if _number(stack) is not None else _of(str(stack)).get("across" if across else "within", {})
+    return float(known.get(device.name, _of("eager")["range"]))
+
+
 def _number(stack: str | float) -> float | None:
     """Return ``stack`` as a number; None if it is a name."""
     try:

@@ -127,7 +127,7 @@ EXTRAS = {
     "jax": (("jax", "optax"), "ft.jax: JAX with optax"),
     "mxnet": (("mxnet",), "ft.mxnet: MXNet, in an environment of its own"),
     "mpi": (("mpi4py",), "AllReduce(backend='mpi')"),
-    "report": (("plotly", "jinja2", "perfetto"), "--html, --trace: pages and traces"),
+    "report": (("jinja2", "perfetto"), "--html, --trace: pages and traces"),
     "sweep": (("joblib", "pyarrow"), "sweep: many scenarios"),
     "dask": (("dask", "distributed"), "sweep --backend dask"),
     "ray": (("ray",), "sweep --backend ray"),

@@ -67,7 +67,8 @@ def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
             "fewer and larger operations or a faster network stack would help"
         )
     else:
-        reasons = f"{_why(best)}; {_what_helps(best)}"
+        further = "beyond that, " if worth and best.bound.kind == "compute-bound" else ""
+        reasons = f"{_why(best)}; {further}{_what_helps(best)}"
     return Advice(worth, gain, verdict, reasons)
 
 
@@ -79,12 +80,12 @@ def _verdict(baseline: Run, best: Run, worth: bool, gain: float) -> str:
             f"no schedule can exceed {limit:.2f}×"
         )
     if limit < _WORTH:
-        return f"Not worth it: DDP at its best is within {limit - 1:.1%} of the optimum, so no schedule can gain more"
+        return f"Not worth it, keep DDP: its best is within {limit - 1:.1%} of the optimum; no schedule can gain more"
     if gain <= 1:
         what = "no schedule here beats DDP at its best"
     else:
         what = f"{best.schedule.name} gains {gain - 1:.1%} over DDP at its best"
-    return f"Not worth it: {what}; at most {limit - 1:.1%} is possible"
+    return f"Not worth it, keep DDP: {what}; at most {limit - 1:.1%} is possible"
 
 
 def _updates(baseline: Run, best: Run) -> Time:

@@ -15,13 +15,14 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.experiments.evaluation import Evaluated, Scenario, evaluate
-from foretrain.experiments.result_store import ResultStore
+from foretrain.experiments.result_store import ResultStore, ScenarioResult
 from foretrain.parent_death import end_with_parent
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _WAVE = 4
 
 def run(
     scenarios: Iterable[Scenario],
-    journal: ResultStore,
+    journal: ResultStore[ScenarioResult],
     *,
     jobs: int | None = None,
     backend: Backend = "processes",
@@ -68,19 +69,16 @@ def run(
         MissingExtra: joblib, dask.distributed or ray is not installed.
     """
     todo = [one for one in scenarios if one.id not in journal.found]
-    if jobs is not None and jobs < 1:
-        raise ConfigError("jobs", jobs, "is no number of workers", "write 1 or more")
-    if address is not None and backend == "processes":
-        raise ConfigError("address", address, "is of no cluster", "add --backend dask or --backend ray")
+    check_workers(jobs, backend, address)
     progress(0, len(todo))
     if not todo:
         return 0
     done, pending, written = 0, [], time.monotonic()
     with ExitStack() as stack:
         stack.callback(lambda: journal.add(pending))
-        parallel, workers = stack.enter_context(_BACKENDS[backend](jobs, address))
-        queue = _Queue(todo, workers)
-        for made in stack.enter_context(_closed(_results(parallel, queue, workers))):
+        pool = stack.enter_context(workers(jobs, backend, address))
+        queue = _Queue(todo, pool.count)
+        for made in stack.enter_context(pool.results(evaluate, queue.batches())):
             queue.learn(made)
             pending.extend(made.results)
             done += len(made.results)
@@ -91,8 +89,45 @@ def run(
     return done
 
 
+def check_workers(jobs: int | None, backend: Backend, address: str | None) -> None:
+    """Raise ConfigError for a number of workers, or an address, that cannot be."""
+    if jobs is not None and jobs < 1:
+        raise ConfigError("jobs", jobs, "is no number of workers", "write 1 or more")
+    if address is not None and backend == "processes":
+        raise ConfigError("address", address, "is of no cluster", "add --backend dask or --backend ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Workers that run functions.
+
+    Attributes:
+        parallel: joblib's.
+        count: how many there are.
+    """
+
+    parallel: Parallel
+    count: int
+
+    @contextmanager
+    def results(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Generator[Any]]:
+        """Yield a generator of ``work(item)`` as they are done, in any order; ``items`` are taken as workers are free.
+
+        What is under way when the block ends is abandoned.
+        """
+        with _closed(_results(self, work, items)) as results:
+            yield results
+
+
 @contextmanager
-def _closed(results: Generator[Evaluated]) -> Iterator[Generator[Evaluated]]:
+def workers(jobs: int | None, backend: Backend, address: str | None) -> Iterator[Pool]:
+    """Start workers, or connect to those of a cluster; end what was started. Arguments and errors as of `run`."""
+    with _BACKENDS[backend](jobs, address) as (parallel, count):
+        yield Pool(parallel, count)
+
+
+@contextmanager
+def _closed(results: Generator[Any]) -> Iterator[Generator[Any]]:
     """Close ``results`` at the end, so that joblib abandons what is under way; its warning about that is ignored."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\d+ tasks", UserWarning, r"joblib\.")
@@ -131,19 +166,19 @@ class _Queue:
             yield batch
 
 
-def _results(parallel: Parallel, queue: _Queue, workers: int) -> Generator[Evaluated]:
-    """Yield the workers' results as they arrive: batch by batch, or wave by wave where a backend can do no more."""
+def _results(pool: Pool, work: Callable[[Any], Any], items: Iterable[Any]) -> Generator[Any]:
+    """Yield the workers' results as they arrive: one by one, or wave by wave where a backend can do no more."""
     from joblib import delayed
 
-    work = (delayed(evaluate)(batch) for batch in queue.batches())
-    if parallel.return_generator:
+    calls = (delayed(work)(item) for item in items)
+    if pool.parallel.return_generator:
         with ExitStack() as stack:
             with _deaf():  # joblib starts its processes now, which ignore Ctrl-C only once they run
-                made = stack.enter_context(closing(cast("Generator[Evaluated]", parallel(work))))
+                made = stack.enter_context(closing(cast("Generator[Any]", pool.parallel(calls))))
             yield from made
         return
-    while wave := list(islice(work, _WAVE * workers)):
-        yield from cast("list[Evaluated]", parallel(wave))
+    while wave := list(islice(calls, _WAVE * pool.count)):
+        yield from cast("list[Any]", pool.parallel(wave))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Results of scenarios, and the folder that stores them: files are only ever added, each written in one step.
 
 A kill at any moment leaves whole entries, so what was written is never lost and what is in them is never simulated
-again. A lock keeps two sweeps out of one folder; the system lets go of it however a process ends.
+again. A lock keeps two commands out of one folder; the system lets go of it however a process ends.
 
 Results are in seconds, bytes and bytes per second.
 """
@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -75,18 +76,31 @@ class ScenarioResult(msgspec.Struct, frozen=True, omit_defaults=True):
     speedup: float = 0.0
 
 
-class StoredResults(msgspec.Struct, frozen=True):
+class Result(Protocol):
+    """Result that a store can keep: a struct of msgspec with an identity."""
+
+    @property
+    def id(self) -> str:
+        """Return what tells it from all others."""
+        ...
+
+
+R = TypeVar("R", bound=Result)
+
+
+class StoredResults(msgspec.Struct, Generic[R], frozen=True):
     """Entry of the store: results, and the version of foretrain that found them."""
 
     version: str
-    results: list[ScenarioResult]
+    results: list[R]
 
 
-class ResultStore:
+class ResultStore(Generic[R]):
     """Result store of one folder, locked by this process. A context manager.
 
     Args:
         folder: made where it is not there.
+        kind: what the results are.
 
     Attributes:
         found: by id, all results of this version of foretrain that are in the folder.
@@ -95,9 +109,9 @@ class ResultStore:
     Raises ConfigError when another process has the folder, or when an entry cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.found: dict[str, ScenarioResult] = {}
+    def __init__(self, folder: Path, kind: type[R]) -> None:
+        self._folder, self._kind = folder, kind
+        self.found: dict[str, R] = {}
         self.stale = 0
         try:
             folder.mkdir(exist_ok=True)
@@ -106,13 +120,13 @@ class ResultStore:
             problem = f"cannot be used ({error.strerror or error})"
             raise ConfigError("journal", str(folder), problem, "name an output in a folder you may write to") from None
 
-    def __enter__(self) -> ResultStore:
+    def __enter__(self) -> Self:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
             remedy = "wait for it, or name another output"
-            raise ConfigError("journal", str(self._folder), "is in use by another sweep", remedy) from None
+            raise ConfigError("journal", str(self._folder), "is in use by another command", remedy) from None
         try:
             self._read()
         except BaseException:
@@ -128,7 +142,7 @@ class ResultStore:
     def _read(self) -> None:
         for path in self._folder.glob(".*.tmp"):
             path.unlink()  # half an entry, of a process that was killed while it wrote
-        decoder = msgspec.json.Decoder(StoredResults)
+        decoder = msgspec.json.Decoder(StoredResults[self._kind])
         for path in sorted(self._folder.glob("*.json")):
             try:
                 entry = decoder.decode(path.read_bytes())
@@ -139,7 +153,7 @@ class ResultStore:
             else:
                 self.stale += len(entry.results)
 
-    def add(self, results: Iterable[ScenarioResult]) -> None:
+    def add(self, results: Iterable[R]) -> None:
         """Write an entry with ``results``, and add them to `found`."""
         new = list(results)
         if not new:

@@ -19,7 +19,7 @@ from foretrain.comm.observation import StepObserver, workload_of
 from foretrain.comm.runtime_plan import slowest
 from foretrain.planner.backends import cluster_of
 from foretrain.planner.bucket_advice import BucketAdvice, advise_buckets
-from foretrain.planner.forecast_error import usual
+from foretrain.planner.choice import usual
 from foretrain.plugins.torch.control_group import ControlGroup
 from foretrain.plugins.torch.hooks import after_forward, before_forward, parameter_modules
 from foretrain.units import NANOSECOND

@@ -88,6 +88,7 @@ class Forecast:
         warnings: what the ranks warned of, and how often.
         unknown: operators charged for their bytes, or for arithmetic at an efficiency that is a guess.
         wall: seconds that the simulation took.
+        stack_range: of measurements of runs like it about their forecasts; see `foretrain.device.forecast_range`.
     """
 
     cluster: str
@@ -98,6 +99,7 @@ class Forecast:
     warnings: Mapping[str, int]
     unknown: tuple[str, ...]
     wall: float
+    stack_range: float = 0.0
 
     @property
     def first(self) -> RankForecast:
@@ -114,6 +116,16 @@ class Forecast:
         """Return the standard deviation of `iteration_time`, ps: of operators' times and exposed communication."""
         slowest = max(self.ranks, key=lambda rank: rank.mean("compute"))
         return round(math.hypot(slowest.spread, EXCHANGE_SIGMA * slowest.mean("exposed")))
+
+    @property
+    def interval(self) -> tuple[Time, Time]:
+        """Return between which times a measurement lies with a probability of 95 %, ps.
+
+        Wider where the operators of this run are modelled rather than measured: to `stack_range` are added two standard
+        deviations of its own, as independent errors add up.
+        """
+        width = math.exp(math.hypot(self.stack_range, 2 * self.sigma / self.iteration_time))
+        return round(self.iteration_time / width), round(self.iteration_time * width)
 
     @property
     def flops(self) -> float:
@@ -137,6 +149,7 @@ def forecast_of(
     world: int,
     classes: Sequence[str],
     wall: float,
+    stack_range: float = 0.0,
 ) -> Forecast:
     """Return the forecast from the traces of the live ranks.
 
@@ -157,7 +170,7 @@ def forecast_of(
     warnings = warnings_of(rank_traces)
     costs = [rank_trace.cost(rank_trace.steps[-1].number) for rank_trace in rank_traces.values() if rank_trace.steps]
     unknown = sorted({name for cost in costs for name in cost["unknown"]})
-    found = Forecast(cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall)
+    found = Forecast(cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall, stack_range)
     if found.iteration_time <= 0:
         raise ForetrainError(
             "the script's steps took no virtual time at all: nothing was launched on the simulated GPUs"

@@ -17,11 +17,19 @@ from foretrain.device.gpu import overlap_slowdown
 from foretrain.errors import ForetrainError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.executor import FoldingInvalid, execute
-from foretrain.live.failures import ScriptFailed, after_restarts, cause_of, check_memory, script_failure, while_folded
 from foretrain.live.folding import Folding, Message
 from foretrain.live.forecast import warnings_of
 from foretrain.live.network_traffic import NetworkTraffic
-from foretrain.live.rank_processes import Ranks
+from foretrain.live.rank_processes import (
+    Ranks,
+    ScriptFailed,
+    WarmForkServers,
+    after_restarts,
+    cause_of,
+    check_memory,
+    script_failure,
+    while_folded,
+)
 from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
 from foretrain.network.deployment import Deployment
 from foretrain.simulation.world import VirtualWorld
@@ -75,10 +83,16 @@ class Refold:
     """
 
     def __init__(
-        self, where: Deployment, settings: RankSettings, live: Live, kept: int | None, watch: ProgressCallbacks
+        self,
+        where: Deployment,
+        settings: RankSettings,
+        live: Live,
+        kept: int | None,
+        watch: ProgressCallbacks,
+        warm: WarmForkServers | None = None,
     ) -> None:
         self._where, self._settings, self._live = where, settings, live
-        self._kept, self._watch = kept, watch
+        self._kept, self._watch, self._warm = kept, watch, warm
         self._groups: dict[tuple[tuple[int, ...], int], None] = {}
         self._messages: dict[Message, None] = {}
         self._heard: set[int] = set()
@@ -148,7 +162,7 @@ class Refold:
         steps = _Steps(traffic, min(folding.live), self._watch.stepped)
         trace = self._trace = SimulationTrace(folding.live, self._kept, steps)
         slowdown = overlap_slowdown(settings.measured()[0])
-        with reporting_warnings(trace, self._watch), Ranks(settings, self._watch.building) as ranks:
+        with reporting_warnings(trace, self._watch), Ranks(settings, self._watch.building, self._warm) as ranks:
             ranks.fork(folding.live)
             try:
                 execute(

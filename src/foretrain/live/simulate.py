@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device import calls, preset_names
-from foretrain.device.gpu import host_launch, stack_factor
+from foretrain.device.gpu import forecast_range, host_launch, stack_factor
 from foretrain.errors import ConfigError
 from foretrain.live.device.settings import STAND_INS, WATCHED, RankSettings
 from foretrain.live.folding import Folding
 from foretrain.live.forecast import Forecast, forecast_of
 from foretrain.live.network_traffic import NetworkTraffic
+from foretrain.live.rank_processes import WarmForkServers
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.live.refold import Live, ProgressCallbacks, Refold, RunOutcome, reporting_warnings
 from foretrain.live.scheduled_gradients import SchedulePlan
@@ -79,6 +80,7 @@ def simulate(
     operators: Path | None = None,
     schedule: str | Spec | None = None,
     watch: ProgressCallbacks | None = None,
+    warm: WarmForkServers | None = None,
 ) -> Simulated:
     """Run ``script`` on every rank of ``where``, as torchrun would, until it ends.
 
@@ -99,6 +101,7 @@ def simulate(
         operators: where to write the operators that were launched, for ``foretrain calibrate``.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
         watch: callbacks that report progress.
+        warm: what forks the ranks' fork server; None starts one.
 
     Raises:
         ConfigError: there is no such policy, the script does not exist, or the cluster does not say what its GPUs are.
@@ -130,7 +133,7 @@ def simulate(
     )
 
     def run(settings: RankSettings) -> RunOutcome:
-        return Refold(where, settings, live, kept, watch).run()
+        return Refold(where, settings, live, kept, watch, warm).run()
 
     done = _recorded(settings, operators, run) if operators else run(settings)
     members = Counter(done.folding.representative(rank) for rank in range(settings.world))
@@ -143,6 +146,7 @@ def simulate(
             world=settings.world,
             classes=done.folding.describe(),
             wall=time.perf_counter() - begin,
+            stack_range=forecast_range(device, factor, across=settings.gpus < settings.world),
         )
     usable = device.memory - settings.reserve
     return Simulated(forecast, done.trace, done.folding, done.traffic, where.fluid.network, done.carried, usable)

@@ -5,10 +5,9 @@
 Collectives with losses need numpy alone; what trains needs PyTorch and is imported from its own module.
 """
 
-from foretrain.loss_tolerance.execution import Lossy, Tally
+from foretrain.loss_tolerance.execution import Gap, Lossy, Tally
 from foretrain.loss_tolerance.layout import Tensor, TensorLayout
 from foretrain.loss_tolerance.losses import Bursty, LossPattern, OnLinks, Protected, Random, RecordedLosses, Tagged
-from foretrain.loss_tolerance.plan_steps import Gap
 from foretrain.loss_tolerance.survival import Way, budget, surviving
 from foretrain.loss_tolerance.tagging import Criterion, Tagging
 

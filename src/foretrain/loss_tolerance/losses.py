@@ -44,7 +44,7 @@ Tags: TypeAlias = Mapping[tuple[int, int], Tagged]
 class LossPattern(Protocol):
     """Losses of packets in one run of a collective.
 
-    Asked once for every step of every transfer, in the order of `foretrain.loss_tolerance.plan_steps.script`.
+    Asked once for every step of every transfer, in the order of `foretrain.loss_tolerance.execution.script`.
     """
 
     def lost(self, transfer: int, step: int, packets: Tagged) -> NDArray[np.bool_]:

@@ -21,10 +21,9 @@ from torch import nn
 
 from foretrain.collective import build
 from foretrain.errors import ConfigError, RecordError, unknown
-from foretrain.loss_tolerance.execution import Lossy, Tally, reduced
+from foretrain.loss_tolerance.execution import Gap, Lossy, Tally, reduced
 from foretrain.loss_tolerance.layout import PAYLOAD, Tensor, TensorLayout
 from foretrain.loss_tolerance.losses import LossPattern
-from foretrain.loss_tolerance.plan_steps import Gap
 from foretrain.loss_tolerance.survival import Way
 from foretrain.loss_tolerance.tagging import Tagging
 from foretrain.loss_tolerance.trial import Trial, shards

@@ -11,7 +11,7 @@ Why. A rank's own part of a block crosses no hop; in the ring the others' cross 
 is that of (1−p)^h over h = 0 … N − 1. In halving-doubling a part crosses a hop for each binary digit in which its rank
 and the block's owner differ, which is any digit for half of all pairs. All-gather takes the same ways backwards, and
 what it loses does not depend on what was lost before, so an all-reduce has the product of both. Derived here; the paper
-measures. `foretrain.loss_tolerance.plan_steps` has the same for every plan, without a formula.
+measures. `foretrain.loss_tolerance.execution` has the same for every plan, without a formula.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def halving_doubling(p: float, ranks: int) -> float:
         ConfigError: ``ranks`` is no power of two; the plan for other numbers has a circle besides, and its own mean.
     """
     if ranks & (ranks - 1):
-        remedy = "take a power of two, or foretrain.loss_tolerance.plan_steps.surviving for any plan"
+        remedy = "take a power of two, or foretrain.loss_tolerance.execution.surviving for any plan"
         raise ConfigError("ranks", ranks, "has no closed form by halving and doubling", remedy)
     return (1 - p / 2) ** (ranks.bit_length() - 1)
 

@@ -7,8 +7,7 @@ every policy × knobs × backend × compression ─▶ choose ─▶ Recommendat
 
 from foretrain.planner.backends import COMPRESSIONS, engines
 from foretrain.planner.candidate_search import Candidate
-from foretrain.planner.choice import Recommendation, choose
-from foretrain.planner.forecast_error import GainUncertainty
+from foretrain.planner.choice import GainUncertainty, Recommendation, choose
 from foretrain.planner.plan import (
     Auto,
     SavedPlan,

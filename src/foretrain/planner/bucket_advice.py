@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.network import Place, cluster
-from foretrain.planner import forecast_error
 from foretrain.planner.backends import compressed, halvable, streaming
 from foretrain.planner.candidate_search import Candidate, Setting
-from foretrain.planner.forecast_error import GainUncertainty
+from foretrain.planner.choice import GainUncertainty, uncertainty, usual
 from foretrain.schedule import Job, Spec
 from foretrain.simulation.simulation import job_on
 from foretrain.units import SECOND, Time, format_size, format_time, to_seconds
@@ -217,8 +216,8 @@ def advise_buckets(workload: Workload, where: str | Place, *, doubt: GainUncerta
     if halvable(workload):
         narrow = Setting(compressed(workload, "fp16", streaming(place)), place, "fp16")
         half = narrow.candidate(_as_list(_caps(job_on(narrow.workload, place))))
-    doubt = doubt or forecast_error.usual(place)
-    spread = forecast_error.uncertainty(default, listed, (doubt, doubt)) if listed is not default else 0.0
+    doubt = doubt or usual(place)
+    spread = uncertainty(default, listed, (doubt, doubt)) if listed is not default else 0.0
     copy = round(4 * workload.size / streaming(place) * SECOND)  # read and written, into the bucket and back
     return BucketAdvice(default, single, listed, tuple(caps), half, spread, copy, workload.size)
 

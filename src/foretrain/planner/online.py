@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from foretrain.planner.knob_space import IterationTimes, Proposer, robust
+from foretrain.planner.search import IterationTimes, Proposer, robust
 from foretrain.schedule import Spec
 
 logger = logging.getLogger("foretrain")

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network import Place
-from foretrain.planner.knob_space import IterationTimes, Space
-from foretrain.planner.search import tune
+from foretrain.planner.search import IterationTimes, Space, tune
 from foretrain.schedule import Spec
 from foretrain.simulation import simulate
 from foretrain.units import Time, to_seconds

@@ -23,6 +23,10 @@ from foretrain.units import Time
 from foretrain.workload.step import Workload
 
 logger = logging.getLogger("foretrain")
+_BUSY = 0.75
+"""Share of its own time after which no gradient can have come, unless other work slowed the forward pass down."""
+_STEPS = 1 << 24
+"""Steps that have numbers of their own: single precision holds all of them."""
 
 
 class GradientSpec(NamedTuple):
@@ -51,6 +55,8 @@ class GradientStream:
         self._pushed: set[int] = set()
         self._unread: set[int] = set()
         """Gradients that have gone, and whose means nobody has asked for since."""
+        self._step_of: dict[int, int] = {}
+        """Step of the last gradient of each parameter, as `push` returns it."""
 
     def declare(self, parameters: Sequence[GradientSpec], *, ordered: bool) -> bool:
         """Declare the parameters unless that has been done. Collective.
@@ -83,8 +89,11 @@ class GradientStream:
         self._parameters = found
         return True
 
-    def push(self, index: int, gradient: NDArray[Any]) -> None:
+    def push(self, index: int, gradient: NDArray[Any]) -> int:
         """Hand over the gradient of parameter ``index``; its content is copied before this returns.
+
+        Returns:
+            The number of the step it belongs to: from 1 to 2²⁴, and over again.
 
         Raises:
             ConfigError: nobody has asked for the mean of its last one, which this one would overwrite.
@@ -101,21 +110,36 @@ class GradientStream:
                 self._pushed.clear()
             self._pushed.add(index)
             self._unread.add(index)
+            step = self._step_of[index] = (self.session.steps - 1) % _STEPS + 1
         values = gradient.reshape(-1).view()
         values.flags.writeable = False  # the framework's own memory: nothing is written back to it
         self._tasks[index].ready(values)
+        return step
 
-    def wait(self, index: int) -> NDArray[Any]:
+    def wait(self, index: int, step: int = 0) -> NDArray[Any]:
         """Return the mean over all ranks of the last gradient of parameter ``index``, as a new array; zeros before it.
 
+        Args:
+            index: its number.
+            step: the number of the step whose mean it has to be; 0 for any.
+
         Raises:
+            ConfigError: there was a gradient since.
             ForetrainError: the job has failed; the message says why.
         """
         parameter = self._parameters[index]
+        self._check_last(parameter, index, step)
         mean = self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
         with self._lock:
+            self._check_last(parameter, index, step)  # programs may run at once: another may have pushed meanwhile
             self._unread.discard(index)
         return mean
+
+    def _check_last(self, parameter: GradientSpec, index: int, step: int) -> None:
+        last = self._step_of.get(index, 0)
+        if step and 0 < (last - step) % _STEPS < _STEPS // 2:
+            remedy = "go on from the state that the last step returned, or from one that was flushed"
+            raise ConfigError(parameter.name, f"step {step}", f"is not the last, {last}: its mean is gone", remedy)
 
 
 def broadcast(session: Session, arrays: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[Any]]:
@@ -150,14 +174,19 @@ def recorded(session: Session, name: str, batch: int, source: str, forward: Time
         name: of the workload.
         batch: samples per step.
         source: says how it was recorded.
-        forward: length of the forward pass, ps, where no layer's entry was seen; it is divided among the layers as the
-            backward pass is, which began that long after the forward pass did.
+        forward: length of the forward pass, ps, where no layer's entry was seen, and which was computed alone once more
+            before each step; it is divided among the layers as the backward pass is, which began that long after the
+            forward pass did.
     """
     seen = session.workload
     assert seen is not None
     layers, gradients = list(seen.layers), list(seen.gradients)
     if forward is not None:
-        late, total = max(0, seen.forward - forward), min(forward, seen.forward)
+        until_first = max(0, seen.forward - forward)
+        late, total = max(0, until_first - forward), min(forward, until_first)
+        if until_first < _BUSY * forward:
+            text = "%s: the forward pass took longer alone than in a step; record again when the machine is idle"
+            logger.warning(text, name)
         gradients = [replace(each, release=each.release + late) for each in gradients]
         first = min(gradients, key=lambda each: each.release).layer
         layers[first] = replace(layers[first], backward=layers[first].backward + late)

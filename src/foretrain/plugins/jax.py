@@ -9,15 +9,15 @@
 
 # Note [Taps]
 A parameter goes through a function whose derivative hands the gradient over. Its second argument is a number whose
-derivative is what the callback returns: the sum of these numbers is there when all gradients have gone, and every wait
-takes it as an argument, because a callback that waits keeps a thread without which others could not go.
+derivative is what the callback returns, the step's number: all of them are there when all gradients have gone. Every
+wait takes an argument made of them, because a callback that waits keeps a thread without which others could not go.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -79,7 +79,7 @@ def scheduled_value_and_grad(
             return loss(jax.tree.unflatten(structure, found), *others, **options)
 
         value, tokens = jax.value_and_grad(tapped, has_aux=has_aux)([zero] * len(leaves))
-        gone = sum(tokens)
+        gone = reduce(jnp.maximum, tokens)
         means = [io_callback(partial(_wait, stream, k), _like(leaf), gone) for k, leaf in enumerate(leaves)]
         return value, jax.tree.unflatten(structure, means)
 
@@ -115,15 +115,15 @@ def record(
         forward, graded = jax.jit(loss), jax.jit(scheduled_value_and_grad(loss, session))
         took: list[int] = []
         for index in range(count + 1):
-            jax.block_until_ready(graded(*arguments))
-            if progress:
-                progress(min(index + 1, count), count)
-        for _ in range(count):
+            # In turns, so that what else the machine does slows both; the session takes it for part of the pass.
             began = time.perf_counter_ns()
             jax.block_until_ready(forward(*arguments))
             took.append(time.perf_counter_ns() - began)
+            jax.block_until_ready(graded(*arguments))
+            if progress:
+                progress(min(index + 1, count), count)
         how = f"jax {jax.__version__}, median of {count - 1} steps; forward time divided as backward"
-        alone = round(median(took)) * NANOSECOND
+        alone = round(median(took[1:])) * NANOSECOND
         return recorded(session, name or getattr(loss, "__name__", "loss"), batch, f"recorded on CPU, {how}", alone)
 
 
@@ -144,7 +144,7 @@ class State(NamedTuple):
     Attributes:
         params: per layer, its parameters, without the update that is due.
         optimizer: per layer, the state of its optimizer.
-        due: steps whose gradients have gone since the last flush; 0 if no update is due.
+        due: number of the step whose gradients have gone and are not applied yet; 0 if no update is due.
     """
 
     params: dict[str, Any]
@@ -237,7 +237,7 @@ class DeferredUpdates:
 
         Args:
             loss: takes `Taps`, which it calls for the parameters of each layer, where that layer begins.
-            state: of the step before.
+            state: of the step before, or a flushed one. Another one's gradients are gone: the step fails.
             has_aux: as of `jax.value_and_grad`.
 
         Returns:
@@ -254,10 +254,10 @@ class DeferredUpdates:
 
         zeros = {layer: [jnp.zeros(())] * len(numbers) for layer, numbers in self._numbers.items()}
         (value, (aux, entered)), tokens = jax.value_and_grad(tapped, has_aux=True)(zeros)
-        gone = jnp.asarray(sum(jax.tree.leaves(tokens)), jnp.int32)
+        gone = reduce(jnp.maximum, jax.tree.leaves(tokens))
         params = {layer: entered[layer][0] for layer in state.params}
         optimizer = {layer: entered[layer][1] for layer in state.params}
-        return (value, aux) if has_aux else value, State(params, optimizer, state.due + 1 + gone)
+        return (value, aux) if has_aux else value, State(params, optimizer, gone.astype(jnp.int32))
 
     def flush(self, state: State) -> State:
         """Return the state with all updates done, for evaluation and saving; training may go on with it."""
@@ -272,10 +272,9 @@ class DeferredUpdates:
         """Return parameters and optimizer state of ``layer`` after the update that is due, if any."""
         params, before = state.params[layer], state.optimizer[layer]
         leaves, structure = jax.tree.flatten(params)
-        means = [
-            io_callback(partial(_wait, self._stream, number), _like(leaf), activation, state.due)
-            for number, leaf in zip(self._numbers[layer], leaves, strict=True)
-        ]
+        # One callback for all: each costs time of its own.
+        wait = partial(_wait_all, self._stream, self._numbers[layer])
+        means = io_callback(wait, [_like(leaf) for leaf in leaves], state.due, activation)
         changes, after = self._optimizer.update(jax.tree.unflatten(structure, means), before, params)
         new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), params, changes)
         return jax.tree.map(lambda old, late: jnp.where(state.due == 0, old, late), (params, before), (new, after))
@@ -330,12 +329,15 @@ _tap.defvjp(_tap_forward, _tap_backward)
 
 
 def _push(stream: GradientStream, number: int, gradient: Any) -> np.float32:
-    stream.push(number, np.asarray(gradient))
-    return np.float32(0)
+    return np.float32(stream.push(number, np.asarray(gradient)))
 
 
-def _wait(stream: GradientStream, number: int, *after: Any) -> np.ndarray[Any, Any]:
-    return stream.wait(number)
+def _wait(stream: GradientStream, number: int, step: Any, *after: Any) -> np.ndarray[Any, Any]:
+    return stream.wait(number, int(step))
+
+
+def _wait_all(stream: GradientStream, numbers: Sequence[int], step: Any, *after: Any) -> list[np.ndarray[Any, Any]]:
+    return [stream.wait(number, int(step)) for number in numbers]
 
 
 def _like(leaf: Any) -> jax.ShapeDtypeStruct:

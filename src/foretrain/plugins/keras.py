@@ -477,6 +477,6 @@ def _exchange_of(optimizer: Any) -> _Exchange | None:
 
 def _check_backend() -> None:
     if (backend := keras.backend.backend()) != "tensorflow":
-        others = {"torch": "use foretrain.attach(model, optimizer)", "jax": "use foretrain.plugins.jax"}
+        others = {"torch": "use foretrain.attach(model, optimizer)", "jax": "use foretrain.jax"}
         remedy = f"set KERAS_BACKEND=tensorflow, or {others.get(backend, 'use foretrain.Session')}"
         raise ConfigError("KERAS_BACKEND", backend, "computes gradients outside of TensorFlow", remedy)

@@ -5,7 +5,8 @@
     write_trace(comparison.runs, "vgg16.json")   # for ui.perfetto.dev and chrome://tracing
     lanes_svg(runs), staircase_svg(workload)     # stand-alone pictures
 
-plotly, Jinja2 and perfetto are imported by the functions that need them and are the extra ``foretrain[report]``.
+Figures are data that ``chart.js`` draws in a page. Jinja2 and perfetto are imported by the functions that need them and
+are the extra ``foretrain[report]``.
 """
 
 from foretrain.report.page import bars, curves, page

@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network.topology.graph import Kind, Topology
-from foretrain.report.document import BLUE, INK, ORANGE, canvas
+from foretrain.report.document import BLUE, INK, ORANGE
+from foretrain.report.figure import Figure
 from foretrain.report.topology_layout import DrawnLinks, lines
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _NAMED = 48
 """Drawn points up to which each has its name beside it."""
@@ -26,26 +24,19 @@ _COLUMNS = 240
 """Servers side by side, before those of one switch are stacked."""
 
 
-def fabric(wires: DrawnLinks) -> go.Figure:
-    """The figure: a server is one point, whatever is inside. MissingExtra without plotly."""
+def fabric(wires: DrawnLinks) -> Figure:
+    """The figure: a server is one point, whatever is inside."""
     topology = wires.topology
     places, members = _points(topology)
     bundles = wires.bundles(places)
     tiers = np.array([max(topology.nodes[node].tier for node in nodes) for nodes in members])
     x, y = _positions(tiers, list(bundles))
-    figure = canvas(
-        620,
-        xaxis={"visible": False},
-        yaxis={"visible": False},
-        hovermode="closest",
-        dragmode="pan",
-        margin={"l": 20, "r": 20, "t": 50, "b": 20},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-    )
+    figure = Figure(620, dragmode="pan", equal=any(tiers[a] == tiers[b] for a, b in bundles))
+    figure.update_xaxes(visible=False).update_yaxes(visible=False)
     names = [_name(topology, nodes) for nodes in members]
     paths = {(a, b): ((x[a], y[a]), (x[b], y[b])) for a, b in bundles}
-    figure.add_traces(lines(wires, bundles, paths, names))
-    figure.add_traces(_markers(topology, members, names, x, y))
+    for trace in (*lines(wires, bundles, paths, names), *_markers(topology, members, names, x, y)):
+        figure.add_scatter(**trace)
     return figure
 
 
@@ -121,9 +112,7 @@ def _name(topology: Topology, nodes: list[int]) -> str:
 
 def _markers(
     topology: Topology, members: list[list[int]], names: list[str], x: list[float], y: list[float]
-) -> list[go.Scattergl]:
-    import plotly.graph_objects as go
-
+) -> list[dict[str, Any]]:
     ranks = {node: rank for rank, node in enumerate(topology.ranks.tolist())}
     slow = [max(topology.nodes[node].slowdown for node in nodes) for nodes in members]
     computes = [any(node in ranks for node in nodes) for nodes in members]
@@ -138,20 +127,29 @@ def _markers(
             continue
         texts = [f"<b>{names[p]}</b>{_inside(topology, members[p], ranks, slow[p])}" for p in points]
         made.append(
-            go.Scattergl(
-                x=[x[p] for p in points], y=[y[p] for p in points], name=label, hovertext=texts,
-                hovertemplate="%{hovertext}<extra></extra>", text=[names[p] for p in points],
-                mode="markers+text" if len(members) <= _NAMED else "markers", textposition="bottom center",
-                textfont={"size": 10}, marker={"symbol": symbol, "color": colour, "size": size if len(x) < 2000 else 5},
-            )
-        )  # fmt: skip
+            {
+                "x": [x[p] for p in points],
+                "y": [y[p] for p in points],
+                "name": label,
+                "hovertext": texts,
+                "hovertemplate": "%{hovertext}",
+                "text": [names[p] for p in points],
+                "mode": "markers+text" if len(members) <= _NAMED else "markers",
+                "textposition": "bottom center",
+                "textsize": 10,
+                "marker": {"symbol": symbol, "color": colour, "size": size if len(x) < 2000 else 5},
+            }
+        )
     if late := [p for p, factor in enumerate(slow) if factor > 1]:
         made.append(
-            go.Scattergl(
-                x=[x[p] for p in late], y=[y[p] for p in late], name="straggler", mode="markers", hoverinfo="skip",
-                marker={"symbol": "diamond-open", "color": ORANGE, "size": 20, "line": {"width": 3}},
-            )
-        )  # fmt: skip
+            {
+                "x": [x[p] for p in late],
+                "y": [y[p] for p in late],
+                "name": "straggler",
+                "mode": "markers",
+                "marker": {"symbol": "diamond-open", "color": ORANGE, "size": 20},
+            }
+        )
     return made
 
 
@@ -202,32 +200,24 @@ def _signature(topology: Topology, nodes: list[int]) -> object:
     return tuple((topology.nodes[node].kind, topology.nodes[node].slowdown) for node in nodes), tuple(links)
 
 
-def servers(wires: DrawnLinks) -> go.Figure | None:
-    """The figure; None where no server has anything inside. MissingExtra without plotly."""
+def servers(wires: DrawnLinks) -> Figure | None:
+    """The figure; None where no server has anything inside."""
     shown = different_servers(wires.topology)[:_SHOWN]
     if not shown:
         return None
-    figure = canvas(
-        460,
-        columns=len(shown),
-        hovermode="closest",
-        margin={"l": 20, "r": 20, "t": 70, "b": 20},
-        legend={"orientation": "h", "y": 1.12, "yanchor": "bottom"},
-    )
+    titles = [
+        f"server {wires.topology.nodes[nodes[0]].server}" + (f" and {many - 1} more" if many > 1 else "")
+        for nodes, many in shown
+    ]
+    figure = Figure(460, columns=len(shown), titles=titles)
     figure.update_xaxes(visible=False).update_yaxes(visible=False, range=[-2.2, 5])
     seen: set[str] = set()
-    for column, (nodes, many) in enumerate(shown, 1):
+    for column, (nodes, _) in enumerate(shown, 1):
         _draw(figure, wires, nodes, column, seen)
-        title = f"server {wires.topology.nodes[nodes[0]].server}" + (f" and {many - 1} more" if many > 1 else "")
-        figure.add_annotation(
-            text=title, showarrow=False, xref=f"x{'' if column == 1 else column} domain", yref="paper", x=0.5, y=1.0
-        )
     return figure
 
 
-def _draw(figure: go.Figure, wires: DrawnLinks, nodes: list[int], column: int, seen: set[str]) -> None:
-    import plotly.graph_objects as go
-
+def _draw(figure: Figure, wires: DrawnLinks, nodes: list[int], column: int, seen: set[str]) -> None:
     topology = wires.topology
     places = np.full(len(topology.nodes), -1)
     places[nodes] = np.arange(len(nodes))
@@ -235,24 +225,30 @@ def _draw(figure: go.Figure, wires: DrawnLinks, nodes: list[int], column: int, s
     at = _part_positions(topology, nodes, list(bundles))
     names = [topology.nodes[node].name.partition(".")[2] or topology.nodes[node].name for node in nodes]
     paths = {(a, b): _path(at[a], at[b]) for a, b in bundles}
-    where = {"xaxis": f"x{column}", "yaxis": f"y{column}"}
-    figure.add_traces(lines(wires, bundles, paths, names, webgl=False, seen=seen, **where))
+    for trace in lines(wires, bundles, paths, names, seen=seen):
+        figure.add_scatter(**trace, panel=column)
     parts = [topology.nodes[node] for node in nodes]
-    edge = {"color": [ORANGE if part.slowdown > 1 else "#ffffff" for part in parts], "width": 3}
-    marker = {"symbol": "square", "size": 15, "color": [_COLOURS[part.kind] for part in parts], "line": edge}
+    edge = [ORANGE if part.slowdown > 1 else "" for part in parts]
+    marker = {"symbol": "square", "size": 15, "color": [_COLOURS[part.kind] for part in parts], "edge": edge}
     texts = [
         f"<b>{part.name}</b><br>{part.kind}"
         + (f"<br>straggler: {part.slowdown:g} times slower" if part.slowdown > 1 else "")
         + ("<br>sums what passes through it" if part.reduces else "")
         for part in parts
     ]
-    figure.add_trace(
-        go.Scatter(
-            x=[x for x, _ in at], y=[y for _, y in at], text=names, hovertext=texts, mode="markers+text",
-            textposition="top center", textfont={"size": 9}, marker=marker, showlegend=False,
-            hovertemplate="%{hovertext}<extra></extra>", **where,
-        )
-    )  # fmt: skip
+    figure.add_scatter(
+        panel=column,
+        x=[x for x, _ in at],
+        y=[y for _, y in at],
+        text=names,
+        hovertext=texts,
+        mode="markers+text",
+        textposition="top center",
+        textsize=9,
+        marker=marker,
+        showlegend=False,
+        hovertemplate="%{hovertext}",
+    )
 
 
 def _part_positions(

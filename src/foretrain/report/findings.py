@@ -170,6 +170,7 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
         "folding": list(forecast.classes),
         "iteration_time": to_seconds(forecast.iteration_time),
         "iteration_sigma": to_seconds(forecast.sigma),
+        "iteration_interval": [to_seconds(time) for time in forecast.interval],
         "tokens_per_step": found.tokens,
         "tokens_per_second": rate,
         "tokens_per_second_per_gpu": None if rate is None else rate / forecast.world,

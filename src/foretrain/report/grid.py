@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from foretrain.experiments.grid import Grid
 from foretrain.files import write_atomically
-from foretrain.report.document import Card, canvas, document
+from foretrain.report.document import Card, document
+from foretrain.report.figure import Figure
 from foretrain.units import MILLISECOND, format_time
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
     from rich.table import Table
 
 
@@ -42,7 +42,7 @@ def table(grid: Grid) -> Table:
     return made
 
 
-def page(grid: Grid, path: Path) -> None:
+def page(grid: Grid, path: Path, command: str = "") -> None:
     """Write one self-contained page with the heat map."""
     cell, run = grid.best
     cards = [
@@ -58,6 +58,7 @@ def page(grid: Grid, path: Path) -> None:
             "grid.html",
             {"heat": heat(grid)},
             title=_title(grid),
+            command=command,
             good=True,
             verdict=f"{cell.topology} with {cell.carried_by} under {run.schedule.name} is the fastest",
             reasons=reasons,
@@ -66,27 +67,21 @@ def page(grid: Grid, path: Path) -> None:
     )
 
 
-def heat(grid: Grid) -> go.Figure:
+def heat(grid: Grid) -> Figure:
     """Iteration time in ms, coloured by how far it is from the fastest of all."""
     cells = [cell for cell in grid.cells if cell.runs]
     names = [f"{cell.topology} · {cell.collective or cell.carried_by}" for cell in cells]
     times = [[run.iteration_time / MILLISECOND for run in cell.runs] for cell in cells]
-    figure = canvas(44 * len(cells) + 150, hovermode="closest")
+    figure = Figure(44 * len(cells) + 150)
     figure.add_heatmap(
         z=times,
         x=list(grid.schedules),
         y=names,
         text=[[format_time(run.iteration_time) for run in cell.runs] for cell in cells],
-        texttemplate="%{text}",
         customdata=[[f"T/T* {1 + run.gap:.3f}<br>{run.cluster}" for run in cell.runs] for cell in cells],
-        hovertemplate="<b>%{y}</b><br>%{x}: %{text}<br>%{customdata}<extra></extra>",
-        colorscale="Blues",
-        colorbar={"title": "ms"},
-        xgap=3,
-        ygap=3,
+        hovertemplate="<b>%{y}</b><br>%{x}: %{text}<br>%{customdata}",
     )
-    figure.update_layout(margin={"l": 20, "r": 20, "t": 20, "b": 60})
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_yaxes(autorange="reversed")
     return figure
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
@@ -13,16 +12,14 @@ from rich.text import Text
 
 from foretrain.files import write_atomically
 from foretrain.lab.result import CaseResult, LabResult
-from foretrain.report.document import BLUE, GREY, INK, LINE, ORANGE, Card, canvas, document
+from foretrain.report.document import BLUE, GREY, INK, ORANGE, Card, document
+from foretrain.report.figure import Figure
 from foretrain.report.table import describe
 from foretrain.report.timeline_plot import lanes
 from foretrain.report.trace import write_trace
 from foretrain.schedule import Spec
 from foretrain.schedule.script import Written
 from foretrain.units import MILLISECOND, Time, format_rate, format_size, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _WORTH = 1.03
 
@@ -187,9 +184,9 @@ def lab_table(result: LabResult) -> Table:
 # The page.
 
 
-def lab_page(result: LabResult, path: str | os.PathLike[str]) -> None:
-    """Write the page of ``result`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
-    write_atomically(path, render(result))
+def lab_page(result: LabResult, path: str | os.PathLike[str], command: str = "") -> None:
+    """Write the page of ``result`` to ``path``, whole or not at all. MissingExtra without Jinja2."""
+    write_atomically(path, render(result, command))
 
 
 def lab_trace(result: LabResult, path: str | os.PathLike[str]) -> None:
@@ -197,7 +194,7 @@ def lab_trace(result: LabResult, path: str | os.PathLike[str]) -> None:
     write_trace([run for one in result.measured for run in one.runs], path)
 
 
-def render(result: LabResult) -> str:
+def render(result: LabResult, command: str = "") -> str:
     """Return the page as text."""
     runs = [run for one in _ranked(result) for run in one.runs]
     opening = _opening(result)
@@ -209,6 +206,7 @@ def render(result: LabResult) -> str:
     return document(
         "lab.html",
         figures,
+        command=command,
         result=result,
         good=good,
         verdict=verdict(result),
@@ -240,59 +238,47 @@ def cards(result: LabResult) -> list[Card]:
     return found
 
 
-def bars(result: LabResult) -> go.Figure:
+def bars(result: LabResult) -> Figure:
     """Measured iteration times, fastest on top, with their middle half; forecasts as marks; T* as a line."""
     ranked = _ranked(result)
     names = [one.case.name for one in ranked]
     compute = result.workload.compute / MILLISECOND
     times = [one.time / MILLISECOND for one in ranked]
-    figure = canvas(34 * len(ranked) + 120, barmode="stack", bargap=0.35, hovermode="closest")
+    figure = Figure(34 * len(ranked) + 120, barmode="stack")
     for label, color, widths in (
         ("computation", BLUE, [min(compute, time) for time in times]),
         ("exposed communication and update", ORANGE, [max(0.0, time - compute) for time in times]),
     ):
-        hover = "<b>%{y}</b><br>%{customdata}<extra></extra>"
+        hover = "<b>%{y}</b><br>%{customdata}"
         notes = [f"{format_time(one.time)} measured, {one.gap:.1%} above T*" for one in ranked]
-        place = {"x": widths, "y": names, "orientation": "h", "marker": {"color": color, "line": {"width": 0}}}
+        place = {"x": widths, "y": names, "marker": {"color": color}}
         figure.add_bar(**place, name=label, customdata=notes, hovertemplate=hover)
     spreads = [(one.spread[0] / MILLISECOND, one.spread[1] / MILLISECOND) for one in ranked]
-    figure.data[-1].update(
-        error_x={
-            "array": [high - time for time, (_, high) in zip(times, spreads, strict=True)],
-            "arrayminus": [time - low for time, (low, _) in zip(times, spreads, strict=True)],
-            "color": INK,
-            "thickness": 1.2,
-            "width": 4,
-        }
-    )
+    figure.data[-1]["error_x"] = {
+        "plus": [high - time for time, (_, high) in zip(times, spreads, strict=True)],
+        "minus": [time - low for time, (low, _) in zip(times, spreads, strict=True)],
+    }
     forecasts = [one for one in ranked if one.forecast]
     figure.add_scatter(
         x=[one.forecast.iteration_time / MILLISECOND for one in forecasts if one.forecast],
         y=[one.case.name for one in forecasts],
         name="forecast",
         mode="markers",
-        marker={"symbol": "diamond-open", "size": 10, "color": INK, "line": {"width": 2}},
+        marker={"symbol": "diamond-open", "size": 10, "color": INK},
         customdata=[f"{one.error:+.1%}" for one in forecasts],
-        hovertemplate="<b>%{y}</b><br>forecast %{x:.1f} ms, %{customdata}<extra></extra>",
+        hovertemplate="<b>%{y}</b><br>forecast %{x:.1f} ms, %{customdata}",
     )
     if result.best:
         x = result.best.bound.time / MILLISECOND
-        figure.add_vline(x=x, line={"color": INK, "width": 1.2, "dash": "dot"})
-        place = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-        figure.add_annotation(text="T*", font={"size": 12, "color": INK}, **place)
-    figure.update_layout(
-        margin={"l": 190, "r": 30, "t": 34, "b": 84},
-        legend={"orientation": "h", "x": 0, "yref": "container", "y": 0.01, "yanchor": "bottom"},
-        legend_traceorder="normal",
-    )
-    figure.update_xaxes(title_text="iteration (ms)", rangemode="tozero", gridcolor=LINE)
-    figure.update_yaxes(autorange="reversed", ticksuffix="  ")
+        figure.add_line(x=x, color=INK, dash="dot", label=f"T* {format_time(result.best.bound.time)}")
+    figure.update_xaxes(title="iteration (ms)", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed")
     return figure
 
 
-def fitted(result: LabResult) -> go.Figure:
+def fitted(result: LabResult) -> Figure:
     """Return a figure of exchange time over size, with the fitted line that forecasts use."""
-    figure = canvas(360, hovermode="closest")
+    figure = Figure(360)
     for depth, color in zip(sorted({one.depth for one in result.samples}), (GREY, ORANGE), strict=False):
         chosen = [one for one in result.samples if one.depth == depth]
         figure.add_scatter(
@@ -302,7 +288,7 @@ def fitted(result: LabResult) -> go.Figure:
             mode="markers",
             marker={"color": color, "size": 8},
             customdata=[format_size(one.size) for one in chosen],
-            hovertemplate="%{customdata}: %{y:.3g} ms<extra></extra>",
+            hovertemplate="%{customdata}: %{y:.3g} ms",
         )
     sizes = sorted({one.size for one in result.samples})
     figure.add_scatter(
@@ -311,17 +297,14 @@ def fitted(result: LabResult) -> go.Figure:
         name="max(floor, θ + κ·size)",
         mode="lines",
         line={"color": INK, "width": 1.5, "dash": "dot"},
-        hoverinfo="skip",
     )
     figure.update_xaxes(
         type="log",
-        title_text="size",
-        gridcolor=LINE,
+        title="size",
         tickvals=sizes,
         ticktext=[format_size(size) for size in sizes],
     )
-    figure.update_yaxes(type="log", title_text=f"{_operation(result)} (ms)", gridcolor=LINE)
-    figure.update_layout(margin={"l": 80, "r": 30, "t": 16, "b": 100}, legend={"orientation": "h", "y": -0.25, "x": 0})
+    figure.update_yaxes(type="log", title=f"{_operation(result)} (ms)")
     return figure
 
 

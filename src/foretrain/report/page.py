@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from foretrain.experiments import Comparison, ParameterSweep, fastest
 from foretrain.files import write_atomically
-from foretrain.report.document import BLUE, GREY, INK, LINE, ORANGE, SERIES, Card, canvas, document
+from foretrain.planner.choice import usual
+from foretrain.report.document import BLUE, GREY, INK, ORANGE, SERIES, Card, document
+from foretrain.report.figure import Figure
 from foretrain.report.release_plot import staircase
-from foretrain.report.table import describe, labels, optimum, ranking, rows
+from foretrain.report.table import describe, labels, optimum, ranking, rows, tied
 from foretrain.report.timeline_plot import lanes
-from foretrain.schedule import POLICIES, Bound
+from foretrain.schedule import IDEAL, POLICIES, Bound
 from foretrain.simulation import Run
 from foretrain.units import MICROSECOND, MILLISECOND, Time, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _SHOWN = 3
 """Schedules whose lanes are shown at first."""
@@ -35,17 +32,21 @@ class BoundTerm:
     share: float
 
 
-def page(comparison: Comparison, path: str | os.PathLike[str]) -> None:
-    """Write the page of ``comparison`` to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
-    write_atomically(path, render(comparison))
+def page(comparison: Comparison, path: str | os.PathLike[str], command: str = "") -> None:
+    """Write the page of ``comparison`` to ``path``, whole or not at all; ``command`` is shown to copy.
+
+    MissingExtra without Jinja2.
+    """
+    write_atomically(path, render(comparison, command))
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: Comparison, command: str = "") -> str:
     """The page as text; the same comparison gives the same text."""
     drawn = [run for run in ranking(comparison) if len(run.timeline)]
     return document(
         "page.html",
         _figures(comparison, drawn),
+        command=command,
         comparison=comparison,
         good=comparison.advice.worth_it,
         workload=describe(comparison.workload),
@@ -65,10 +66,11 @@ def cards(comparison: Comparison) -> list[Card]:
     """The key numbers, in the order of the page."""
     best, baseline, bound = fastest(ranking(comparison)), comparison.baseline, comparison.bound
     limit = baseline.iteration_time / bound.time
+    gain = f"{comparison.speedup(best):.2f} ± {comparison.speedup(best) * spread(comparison):.2f}×"
     return [
         Card("Optimum T*", format_time(bound.time), "no schedule can be faster on this network"),
-        Card("Best schedule", best.schedule.name, f"{format_time(best.iteration_time)}, {best.gap:.1%} above T*"),
-        Card("Speed-up", f"{comparison.speedup(best):.2f}×", f"over DDP at its best; {limit:.2f}× would be T*"),
+        _choice(comparison, best),
+        Card("Speed-up", gain, f"over DDP at its best, ± as forecasts were off in the lab; {limit:.2f}× would be T*"),
         Card(
             "Exposed communication",
             format_time(best.exposed),
@@ -76,6 +78,21 @@ def cards(comparison: Comparison) -> list[Card]:
         ),
         _binding(bound),
     ]
+
+
+def spread(comparison: Comparison) -> float:
+    """Return the standard deviation of a ratio of two forecasts, relative: how far those in the lab were off."""
+    return math.sqrt(2) * usual(comparison.cluster).forecast
+
+
+def _choice(comparison: Comparison, best: Run) -> Card:
+    alike = [run.schedule.name for run in ranking(comparison) if tied(run, best) and run.schedule.name != IDEAL]
+    names = ", ".join(dict.fromkeys(alike))
+    if not comparison.advice.worth_it:
+        return Card("Schedule", "keep DDP", f"the fastest, within 0.5 % of each other: {names}")
+    error = usual(comparison.cluster).forecast
+    note = f"{format_time(best.iteration_time)} ± {error:.1%}, {best.gap:.1%} above T*"
+    return Card("Best schedule", best.schedule.name, note + (f"; as fast: {names}" if len(set(alike)) > 1 else ""))
 
 
 def _binding(bound: Bound) -> Card:
@@ -103,7 +120,7 @@ def _part(label: str, time: Time, whole: Time) -> BoundTerm:
     return BoundTerm(label, format_time(time), 100 * time / whole)
 
 
-def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, go.Figure]:
+def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, Figure]:
     figures = {"bars": bars(comparison), "staircase": staircase(comparison.workload)}
     if drawn:
         figures["lanes"] = lanes(drawn, shown=_opening(comparison, drawn), names=_names(comparison, drawn))
@@ -133,9 +150,8 @@ def _names(comparison: Comparison, drawn: list[Run]) -> list[str]:
 
 
 def _about(run: Run) -> str:
-    """Describe a policy: the first paragraph of its module's documentation, without the name in front."""
-    text = (sys.modules[POLICIES[run.schedule.name].__module__].__doc__ or "").partition("\n\n")[0]
-    return " ".join(text.partition(": ")[2].split())
+    """Describe a policy: the first paragraph of its documentation."""
+    return " ".join((POLICIES[run.schedule.name].__doc__ or "").partition("\n\n")[0].split())
 
 
 _AXES: Mapping[str, tuple[float, str]] = {
@@ -147,14 +163,14 @@ _AXES: Mapping[str, tuple[float, str]] = {
 """Of each swept parameter its unit in a picture and its title."""
 
 
-def bars(comparison: Comparison) -> go.Figure:
+def bars(comparison: Comparison) -> Figure:
     """Iteration time of every schedule, fastest on top: computation, and what nothing hides; lines at both bounds."""
     runs = ranking(comparison)
     names = labels(runs)
     compute = comparison.workload.compute / MILLISECOND
-    figure = canvas(34 * len(runs) + 120, barmode="stack", bargap=0.35, hovermode="closest")
+    figure = Figure(34 * len(runs) + 120, barmode="stack")
     totals = [format_time(run.iteration_time) for run in runs]
-    hover = "<b>%{y}</b><br>%{customdata}<extra></extra>"
+    hover = "<b>%{y}</b><br>%{customdata}"
     for label, color, widths in (
         ("computation", BLUE, [compute] * len(runs)),
         ("exposed communication and update", ORANGE, [run.exposed / MILLISECOND for run in runs]),
@@ -163,42 +179,34 @@ def bars(comparison: Comparison) -> go.Figure:
             x=widths,
             y=names,
             name=label,
-            orientation="h",
-            marker={"color": color, "line": {"width": 0}},
+            marker={"color": color},
             customdata=[
                 f"{total} = {format_time(run.workload.compute)} of computation + {format_time(run.exposed)} exposed"
                 for run, total in zip(runs, totals, strict=True)
             ],
             hovertemplate=hover,
         )
-    figure.data[-1].update(text=totals, textposition="outside", cliponaxis=False, textfont={"color": INK})
+    figure.data[-1]["text"] = totals
     _add_limit(figure, comparison.bound.time, "T*", "dot", "left")
     _add_limit(figure, comparison.bound.compute, "computation", "dash", "right")
     slowest = max(run.iteration_time for run in runs) / MILLISECOND
-    figure.update_layout(
-        margin={"l": 140, "r": 30, "t": 34, "b": 84},
-        legend={"orientation": "h", "x": 0, "yref": "container", "y": 0.01, "yanchor": "bottom"},
-        legend_traceorder="normal",
-    )
-    figure.update_xaxes(title_text="iteration (ms)", range=[0, slowest * 1.09], gridcolor=LINE)
-    figure.update_yaxes(autorange="reversed", ticksuffix="  ")
+    figure.update_xaxes(title="iteration (ms)", range=[0, slowest * 1.09])
+    figure.update_yaxes(autorange="reversed")
     return figure
 
 
-def _add_limit(figure: go.Figure, time: Time, name: str, dash: str, side: str) -> None:
+def _add_limit(figure: Figure, time: Time, name: str, dash: str, side: str) -> None:
     x = time / MILLISECOND
-    figure.add_vline(x=x, line={"color": INK, "width": 1.2, "dash": dash})
-    place = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": side, "showarrow": False}
-    figure.add_annotation(text=f"{name} {format_time(time)}", font={"size": 12, "color": INK}, **place)
+    figure.add_line(x=x, color=INK, dash=dash, label=f"{name} {format_time(time)}", side=side)
 
 
-def curves(sweep: ParameterSweep, best: str = "", baseline: str = "ddp") -> go.Figure:
+def curves(sweep: ParameterSweep, best: str = "", baseline: str = "ddp") -> Figure:
     """Iteration time over the swept parameter, also as a multiple of T*. ``best`` and ``baseline`` stand out."""
     unit, title = _AXES[sweep.parameter]
     xs = [value / unit for value in sweep.values]
-    figure = canvas(480, columns=2, hovermode="closest")
+    figure = Figure(480, columns=2)
     for (name, times), style in zip(sweep.times.items(), _lines(list(sweep.times), best, baseline), strict=True):
-        hover = f"<b>{name}</b><br>%{{customdata}}<extra></extra>"
+        hover = f"<b>{name}</b><br>%{{customdata}}"
         notes = [
             f"{sweep.label(value)}: {format_time(time)}, {time / optimum:.3f} T*"
             for value, time, optimum in zip(sweep.values, times, sweep.optimum, strict=True)
@@ -216,12 +224,10 @@ def curves(sweep: ParameterSweep, best: str = "", baseline: str = "ddp") -> go.F
                 line=style,
                 customdata=notes,
                 hovertemplate=hover,
-                row=1,
-                col=column,
+                panel=column,
             )
     _add_bounds(figure, sweep, xs)
     _scale(figure, sweep, xs, title)
-    figure.update_layout(margin={"l": 70, "r": 24, "t": 20, "b": 110}, legend={"orientation": "h", "y": -0.2, "x": 0})
     return figure
 
 
@@ -233,7 +239,7 @@ def _lines(names: Sequence[str], best: str, baseline: str) -> list[dict[str, obj
     return [special.get(name) or {"color": colors[name], "width": 1.3} for name in names]
 
 
-def _add_bounds(figure: go.Figure, sweep: ParameterSweep, xs: Sequence[float]) -> None:
+def _add_bounds(figure: Figure, sweep: ParameterSweep, xs: Sequence[float]) -> None:
     optimum = [time / MILLISECOND for time in sweep.optimum]
     notes = [f"{sweep.label(v)}: {format_time(t)}" for v, t in zip(sweep.values, sweep.optimum, strict=True)]
     for name, values, dash, color in (
@@ -248,37 +254,23 @@ def _add_bounds(figure: go.Figure, sweep: ParameterSweep, xs: Sequence[float]) -
             mode="lines",
             line={"color": color, "width": 2, "dash": dash},
             customdata=notes if name == "T*" else [format_time(sweep.compute)] * len(xs),
-            hovertemplate=f"<b>{name}</b><br>%{{customdata}}<extra></extra>",
-            row=1,
-            col=1,
+            hovertemplate=f"<b>{name}</b><br>%{{customdata}}",
         )
-    figure.add_scatter(
-        x=[xs[0], xs[-1]],
-        y=[1, 1],
-        legendgroup="T*",
-        showlegend=False,
-        mode="lines",
-        line={"color": INK, "width": 2, "dash": "dot"},
-        hoverinfo="skip",
-        row=1,
-        col=2,
-    )
+    figure.add_line(y=1, color=INK, width=2, dash="dot", panel=2)
 
 
-def _scale(figure: go.Figure, sweep: ParameterSweep, xs: Sequence[float], title: str) -> None:
+def _scale(figure: Figure, sweep: ParameterSweep, xs: Sequence[float], title: str) -> None:
     times = [time / MILLISECOND for row in (sweep.optimum, *sweep.times.values()) for time in row]
     marks = round_values(min(xs), max(xs))
-    figure.update_xaxes(
-        type="log", title_text=title, tickvals=marks, ticktext=[f"{mark:g}" for mark in marks], gridcolor=LINE
-    )
+    figure.update_xaxes(type="log", title=title, tickvals=marks, ticktext=[f"{mark:g}" for mark in marks])
     marks = round_values(min(*times, sweep.compute / MILLISECOND), max(times))
-    ticks = {"tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks], "gridcolor": LINE}
-    figure.update_yaxes(type="log", title_text="iteration (ms)", **ticks, row=1, col=1)
-    figure.update_yaxes(title_text="iteration / T*", gridcolor=LINE, row=1, col=2)
+    ticks = {"tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks]}
+    figure.update_yaxes(1, type="log", title="iteration (ms)", **ticks)
+    figure.update_yaxes(2, title="iteration / T*")
     worst = max(t / o for row in sweep.times.values() for t, o in zip(row, sweep.optimum, strict=True))
     # Beyond twice the optimum nobody cares by how much; a double click shows all of a curve that leaves the frame.
     top = min(worst, 2.0) - 1
-    figure.update_yaxes(range=[1 - 0.05 * top, 1 + 1.08 * top] if top else None, row=1, col=2)
+    figure.update_yaxes(2, range=[1 - 0.05 * top, 1 + 1.08 * top] if top else None)
 
 
 def round_values(low: float, high: float) -> list[float]:

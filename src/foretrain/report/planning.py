@@ -9,12 +9,12 @@ from foretrain.files import write_atomically
 from foretrain.planner.backends import describe
 from foretrain.planner.choice import Recommendation
 from foretrain.planner.what_if import WhatIfs
-from foretrain.report.document import BLUE, GREY, Card, canvas, document
+from foretrain.report.document import BLUE, GREY, Card, document
+from foretrain.report.figure import Figure
 from foretrain.report.table import foldable, format_rate_of_samples, plain_table
 from foretrain.units import format_time
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
     from rich.console import Group
     from rich.table import Table
 
@@ -100,13 +100,14 @@ def rows(found: WhatIfs) -> list[dict[str, str]]:
     return told
 
 
-def page(found: WhatIfs, path: Path) -> None:
+def page(found: WhatIfs, path: Path, command: str = "") -> None:
     """Write one self-contained page with all cases."""
     now, most = found.cases[0], found.most
     unit = now.workload.unit
+    gain = f"{now.choice.gain:.1%} ± {now.choice.uncertainty:.1%}"
     cards = [
         Card("now", f"{format_rate_of_samples(now.throughput)} {unit}/s", format_time(now.choice.time)),
-        Card("schedule now", now.choice.schedule.name, f"{now.choice.gain:.1%} over DDP at its best"),
+        Card("schedule now", now.choice.schedule.name, f"{gain} over DDP at its best"),
         Card("optimum now", format_time(now.choice.chosen.optimum.time), "T*, which no schedule beats"),
     ]
     if most is not None:
@@ -119,6 +120,7 @@ def page(found: WhatIfs, path: Path) -> None:
             {"bars": bars(found)},
             title=f"{now.workload.name}: what if",
             unit=unit,
+            command=command,
             good=most is not None,
             verdict=found.advice,
             reasons=" ".join(now.choice.lines).replace("auto: ", ""),
@@ -129,20 +131,18 @@ def page(found: WhatIfs, path: Path) -> None:
     )
 
 
-def bars(found: WhatIfs) -> go.Figure:
+def bars(found: WhatIfs) -> Figure:
     """Samples per second of each case."""
     names = [case.label for case in found.cases]
-    figure = canvas(52 * len(names) + 110, hovermode="closest", showlegend=False)
+    figure = Figure(52 * len(names) + 110, showlegend=False)
     figure.add_bar(
         x=[case.throughput for case in found.cases],
         y=names,
-        orientation="h",
-        marker_color=[BLUE if case is found.most else GREY for case in found.cases],
+        marker={"color": [BLUE if case is found.most else GREY for case in found.cases]},
         text=[f"{found.factor(case):.2f}×" for case in found.cases],
         customdata=[f"{case.choice.schedule}<br>{case.place}" for case in found.cases],
-        hovertemplate="<b>%{y}</b><br>%{x:,.4g} a second<br>%{customdata}<extra></extra>",
+        hovertemplate="<b>%{y}</b><br>%{x:,.4g} a second<br>%{customdata}",
     )
-    figure.update_layout(margin={"l": 20, "r": 20, "t": 20, "b": 50})
-    figure.update_xaxes(title_text=f"{found.cases[0].workload.unit} a second", rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_xaxes(title=f"{found.cases[0].workload.unit} a second", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed")
     return figure

@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
-from foretrain.errors import MissingExtra
 from foretrain.report.document import BLUE, FONT, GREY, INK, LINE
+from foretrain.report.figure import Figure
 from foretrain.schedule.arrivals import blocks
 from foretrain.units import MILLISECOND, format_size, format_time
 from foretrain.workload.step import Workload
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 CAPTION = "shaded: blocks of gradients released together, cut where a gap is more than twice the mean gap"
 
@@ -71,14 +67,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def staircase(workload: Workload) -> go.Figure:
+def staircase(workload: Workload) -> Figure:
     """An interactive figure: bytes above, number of gradients below, over the same time; hover names the parameter."""
-    try:
-        from plotly.subplots import make_subplots
-    except ModuleNotFoundError as error:
-        raise MissingExtra("plotly", "report", "an interactive figure") from error
     data = steps(workload)
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.62, 0.38], vertical_spacing=0.06)
+    figure = Figure(560, rows=2, parts=[0.6, 0.4], shared=True, showlegend=False, title=data.title)
     hover = "%{customdata}<br>at %{x:.4g} ms: %{y:.4g} "
     for row, values, color, unit in (
         (1, data.sizes, BLUE, "MB released"),
@@ -88,53 +80,33 @@ def staircase(workload: Workload) -> go.Figure:
             x=(*data.times, data.end),
             y=(*values, values[-1]),
             customdata=(*data.names, "backward ends"),
-            hovertemplate=f"{hover}{unit}<extra></extra>",
+            hovertemplate=f"{hover}{unit}",
             mode="lines+markers",
             line={"shape": "hv", "color": color, "width": 2},
             marker={"size": 5, "color": color},
-            row=row,
-            col=1,
+            panel=row,
         )
     _add_blocks(figure, data)
-    figure.update_layout(
-        title={
-            "text": data.title,
-            "font": {"size": 17, "color": INK},
-            "subtitle": {"text": CAPTION, "font": {"size": 12, "color": GREY}},
-        },
-        template="plotly_white",
-        font={"family": FONT, "color": INK, "size": 13},
-        showlegend=False,
-        height=620,
-        margin={"l": 80, "r": 30, "t": 90, "b": 60},
-    )
-    figure.update_xaxes(title_text="time since backward begins (ms)", row=2, col=1)
-    figure.update_yaxes(title_text="released (MB)", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text="released (gradients)", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(2, title="time since backward begins (ms)")
+    figure.update_yaxes(1, title="released (MB)", rangemode="tozero")
+    figure.update_yaxes(2, title="gradients", rangemode="tozero")
     return figure
 
 
-def _add_blocks(figure: go.Figure, data: Staircase) -> None:
+def _add_blocks(figure: Figure, data: Staircase) -> None:
     """A shaded strip for each block through both panels, its number above it."""
     least = data.end / 400  # so that a block of one instant can be seen
-    style = {"type": "rect", "y0": 0, "y1": 1, "fillcolor": LINE, "opacity": 0.7, "line_width": 0, "layer": "below"}
-    panels = ({"xref": "x", "yref": "y domain"}, {"xref": "x2", "yref": "y2 domain"})
-    # All at once: plotly checks all shapes anew at every single one that is added.
-    figure.update_layout(
-        shapes=[
-            {"x0": begin - least, "x1": end + least, **style, **panel} for panel in panels for begin, end in data.bands
-        ]
-    )
+    for panel in (1, 2):
+        for begin, end in data.bands:
+            figure.add_strip(begin - least, end + least, LINE, panel=panel)
     figure.add_scatter(
         x=[(begin + end) / 2 for begin, end in data.bands],
         y=[data.sizes[-1] * 1.06] * len(data.bands),
         mode="text",
         text=_numbers(data, data.end / 40),
-        textfont={"color": GREY, "size": 11},
         hovertext=[f"block {number + 1}: {label}" for number, label in enumerate(data.labels)],
-        hoverinfo="text",
-        row=1,
-        col=1,
+        hovertemplate="%{hovertext}",
+        panel=1,
     )
 
 

@@ -154,9 +154,9 @@ def show(found: SimulationFindings) -> None:
 
 
 def interval(found: SimulationFindings) -> str:
-    """The iteration time and in which range it is with a probability of 95 %: two standard deviations."""
-    forecast = found.forecast
-    return f"{format_time(forecast.iteration_time)} ± {format_time(2 * forecast.sigma)}"
+    """Return the range in which a measured iteration lies with a probability of 95 %."""
+    low, high = map(format_time, found.forecast.interval)
+    return f"{low} to {high}"
 
 
 def shown(time: Time) -> str:
@@ -191,7 +191,7 @@ def _summary(found: SimulationFindings) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("cluster", escape(forecast.cluster))
-    table.add_row("iteration", f"{interval(found)} (95 %)")
+    table.add_row("iteration", f"{format_time(forecast.iteration_time)} (95 %: {interval(found)})")
     if (rate := found.tokens_rate) is not None:
         table.add_row("throughput", f"{rate:,.0f} tokens/s, {rate / forecast.world:,.0f} tokens/s/GPU")
     achieved = f"{forecast.flops / 1e12:.1f} TFLOP/s per GPU"

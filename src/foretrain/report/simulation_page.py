@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
 from foretrain.live.forecast import RankForecast
-from foretrain.report.document import BLUE, GREY, INK, LINE, ORANGE, SERIES, Card, canvas, document
+from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, document
+from foretrain.report.figure import Figure
 from foretrain.report.findings import SimulationFindings, share
 from foretrain.report.simulation import BANNER, interval, percent, shown
 from foretrain.report.simulation_timeline import timeline
 from foretrain.units import MILLISECOND, format_size, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _PROVENANCE_COLOURS = (BLUE, "#7cb3f8", "#cbd5e1", "#dc2626")
 _KINDS = {"kernel": "computing", "communication": "communication", "host": "host", "unseen": "not kept"}
 _MOST_ROWS = 12
 
 
-def page(found: SimulationFindings, path: str | os.PathLike[str]) -> None:
-    """Write the page to ``path``, whole or not at all. MissingExtra without plotly or Jinja2."""
-    write_atomically(path, render(found))
+def page(found: SimulationFindings, path: str | os.PathLike[str], command: str = "") -> None:
+    """Write the page to ``path``, whole or not at all. MissingExtra without Jinja2."""
+    write_atomically(path, render(found, command))
 
 
-def render(found: SimulationFindings) -> str:
+def render(found: SimulationFindings, command: str = "") -> str:
     """The page as text; without activities it has no timeline and no critical path."""
     forecast, first = found.forecast, found.forecast.first
     return document(
         "simulation.html",
         _figures(found),
+        command=command,
         good=not forecast.unknown and found.left > 0,
         verdict=f"{format_time(forecast.iteration_time)} an iteration on {forecast.world:,} × {forecast.device.name}",
         reasons=_reasons(found),
@@ -55,7 +53,7 @@ def render(found: SimulationFindings) -> str:
     )
 
 
-def _figures(found: SimulationFindings) -> dict[str, go.Figure]:
+def _figures(found: SimulationFindings) -> dict[str, Figure]:
     from foretrain.report.fabric_plot import fabric, servers
     from foretrain.report.topology_layout import DrawnLinks
 
@@ -98,7 +96,7 @@ def _cards(found: SimulationFindings) -> list[Card]:
     )
     need = f"{rank.memory.reserved / 2**30:.1f} GiB"
     return [
-        Card("iteration", format_time(forecast.iteration_time), f"{interval(found)} with 95 %"),
+        Card("iteration", format_time(forecast.iteration_time), f"95 %: {interval(found)}"),
         throughput,
         arithmetic,
         Card("peak memory", need, f"reserved on rank {rank.rank}; {found.left / 2**30:.1f} GiB are left"),
@@ -150,7 +148,7 @@ _MEMORY = {
 _CACHED = "#e2e8f0"
 
 
-def accounts(found: SimulationFindings) -> go.Figure:
+def accounts(found: SimulationFindings) -> Figure:
     """A stacked bar for each live rank: parts of its steady steps."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = _stacked(ranks)
@@ -160,14 +158,13 @@ def accounts(found: SimulationFindings) -> go.Figure:
             x=[100 * share(rank, name) for rank in ranks],
             customdata=[format_time(rank.mean(name)) if rank.mean(name) else "0" for rank in ranks],
             name=label,
-            orientation="h",
             marker={"color": colour},
-            hovertemplate=f"%{{y}}<br>{label}: %{{customdata}}, %{{x:.2f}} %<extra></extra>",
+            hovertemplate=f"%{{y}}<br>{label}: %{{customdata}}, %{{x:.2f}} %",
         )
-    return figure.update_xaxes(title_text="part of a step (%)", range=[0, 100.5])
+    return figure.update_xaxes(title="part of a step (%)", range=[0, 100.5])
 
 
-def memory(found: SimulationFindings) -> go.Figure:
+def memory(found: SimulationFindings) -> Figure:
     """A stacked bar for each live rank at its peak, and a line at what a GPU has."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = _stacked(ranks)
@@ -179,22 +176,20 @@ def memory(found: SimulationFindings) -> go.Figure:
             y=_names(ranks),
             x=[size / 2**30 for size in sizes],
             name=kind,
-            orientation="h",
             marker={"color": _MEMORY.get(kind, _CACHED)},
-            hovertemplate=f"%{{y}}<br>{kind}: %{{x:.2f}} GiB<extra></extra>",
+            hovertemplate=f"%{{y}}<br>{kind}: %{{x:.2f}} GiB",
         )
     usable = found.done.usable / 2**30
-    figure.add_vline(x=usable, line={"color": "#b91c1c", "width": 2})
-    place = {"x": usable, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "right", "showarrow": False}
-    figure.add_annotation(text=f"{usable:.1f} GiB there are", font={"size": 12, "color": "#b91c1c"}, **place)
+    label = f"{usable:.1f} GiB there are"
+    figure.add_line(x=usable, color="#b91c1c", width=2, label=label, side="right")
     most = max(usable, *(rank.memory.reserved / 2**30 for rank in ranks))
-    return figure.update_xaxes(title_text="GiB at the peak", range=[0, most * 1.03])
+    return figure.update_xaxes(title="GiB at the peak", range=[0, most * 1.03])
 
 
-def steps(found: SimulationFindings) -> go.Figure:
+def steps(found: SimulationFindings) -> Figure:
     """Return a figure of the time of each step of each live rank, warm-up included."""
     ranks = found.forecast.ranks[:MOST_RANKS]
-    figure = canvas(280, hovermode="closest", showlegend=1 < len(ranks) <= len(SERIES))
+    figure = Figure(280, showlegend=1 < len(ranks) <= len(SERIES))
     for index, rank in enumerate(ranks):
         colour = BLUE if len(ranks) == 1 else SERIES[index % len(SERIES)]
         figure.add_scatter(
@@ -203,38 +198,21 @@ def steps(found: SimulationFindings) -> go.Figure:
             name=f"rank {rank.rank}",
             mode="lines+markers",
             line={"color": colour, "width": 1.5},
-            hovertemplate=f"rank {rank.rank}, step %{{x}}: %{{y:.4~g}} ms<extra></extra>",
+            hovertemplate=f"rank {rank.rank}, step %{{x}}: %{{y:.4~g}} ms",
         )
     time = found.forecast.iteration_time / MILLISECOND
-    figure.add_hline(y=time, line={"color": INK, "width": 1, "dash": "dot"})
+    figure.add_line(y=time, color=INK, width=1, dash="dot")
     first = found.forecast.first
     warm = first.steps[len(first.steps) - len(first.steady)].number - 0.5
     if first.steps[0].number < warm:
-        figure.add_vrect(
-            x0=first.steps[0].number - 0.5, x1=warm, fillcolor=LINE, opacity=0.45, layer="below", line_width=0
-        )
-    figure.update_xaxes(title_text="step", gridcolor=LINE, dtick=max(1, len(first.steps) // 12))
-    return figure.update_yaxes(title_text="ms", gridcolor=LINE, rangemode="tozero")
+        figure.add_strip(first.steps[0].number - 0.5, warm, LINE, opacity=0.45)
+    figure.update_xaxes(title="step")
+    return figure.update_yaxes(title="ms", rangemode="tozero")
 
 
-def _stacked(ranks: tuple[RankForecast, ...]) -> go.Figure:
-    figure = canvas(
-        34 * len(ranks) + 130,
-        barmode="stack",
-        bargap=0.25,
-        legend={
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "yref": "container",
-            "y": 1,
-            "yanchor": "top",
-            "traceorder": "normal",
-        },
-        margin={"l": 120, "r": 24, "t": 60, "b": 54},
-    )
-    figure.update_xaxes(gridcolor=LINE)
-    return figure.update_yaxes(autorange="reversed", fixedrange=True, tickfont={"color": GREY})
+def _stacked(ranks: tuple[RankForecast, ...]) -> Figure:
+    figure = Figure(34 * len(ranks) + 70, barmode="stack")
+    return figure.update_yaxes(autorange="reversed", fixedrange=True)
 
 
 def _names(ranks: tuple[RankForecast, ...]) -> list[str]:

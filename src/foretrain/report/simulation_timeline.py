@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from foretrain.live.critical_path import CriticalPath, title
 from foretrain.live.rank_trace import HOST, Activity, RankTrace
-from foretrain.report.document import BLUE, INK, LINE, ORANGE, canvas
+from foretrain.report.document import BLUE, INK, LINE, ORANGE
+from foretrain.report.figure import Figure
 from foretrain.report.findings import SimulationFindings
 from foretrain.units import MILLISECOND, Time, format_size, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _RANKS = 8
 _MOST = 1000
@@ -41,7 +39,7 @@ class Bar(NamedTuple):
     note: str
 
 
-def timeline(found: SimulationFindings) -> go.Figure | None:
+def timeline(found: SimulationFindings) -> Figure | None:
     """The figure; None where no activities were kept."""
     path = found.path
     if path is None:
@@ -50,7 +48,7 @@ def timeline(found: SimulationFindings) -> go.Figure | None:
     rows: list[tuple[str, list[Bar]]] = [("<b>critical path</b>", list(_of_path(path)))]
     for rank in found.forecast.ranks[:_RANKS]:
         rows += _of_rank(found.done.trace.rank_traces[rank.rank], begin, end)
-    figure = canvas(_ROW * len(rows) + 120, barmode="overlay", hovermode="closest", bargap=0, dragmode="zoom")
+    figure = Figure(_ROW * len(rows) + 60)
     for kind in _PAINTED:
         bars = [(row, bar) for row, (_, all_bars) in enumerate(rows) for bar in all_bars if bar.kind == kind]
         if bars:
@@ -129,43 +127,31 @@ def _kind(kernel: str) -> str:
 def _trace(kind: str, shades: tuple[str, str], bars: Iterable[tuple[int, Bar]]) -> dict[str, Any]:
     rows, spans = zip(*bars, strict=True)
     return {
-        "name": kind,
+        "legendgroup": kind,
         "y": rows,
         "base": [round(bar.begin / MILLISECOND, 6) for bar in spans],  # to the ns, for a smaller page
         "x": [round(bar.length / MILLISECOND, 6) for bar in spans],
         "customdata": [(bar.name, format_time(bar.length), bar.note) for bar in spans],
-        "orientation": "h",
         "width": 0.78,
-        "marker": {
-            "color": [index % 2 for index in range(len(spans))],
-            "colorscale": [[0, shades[0]], [1, shades[1]]],
-            "cmin": 0,
-            "cmax": 1,
-            "line": {"width": 0},
-        },
+        "marker": {"shades": shades},
         "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{kind}, from %{{base:.7~g}} ms, for %{{customdata[1]}}"
-        "<br>%{customdata[2]}<extra></extra>",
+        "<br>%{customdata[2]}",
         "showlegend": False,
     }
 
 
-def _style(figure: go.Figure, names: Sequence[str], length: float) -> None:
+def _style(figure: Figure, names: Sequence[str], length: float) -> None:
     for kind, (colour, _) in KINDS.items():
-        figure.add_bar(x=[None], y=[None], name=kind, marker_color=colour)
+        figure.add_bar(x=[None], y=[None], name=kind, marker={"color": colour})
     for row, name in enumerate(names[1:], 1):
         if name.startswith("<b>"):
-            figure.add_hline(y=row - 0.5, line={"color": INK if row == 1 else LINE, "width": 1}, layer="below")
-    figure.update_layout(
-        margin={"l": 150, "r": 24, "t": 56, "b": 54},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"},
-    )
-    figure.update_xaxes(title_text="time since the step began (ms)", showgrid=True, gridcolor=LINE)
+            figure.add_line(y=row - 0.5, color=INK if row == 1 else LINE, width=1, below=True)
+    figure.update_xaxes(title="time since the step began (ms)")
     figure.update_xaxes(range=[0, length * 1.005])
     figure.update_yaxes(
         tickvals=list(range(len(names))),
         ticktext=names,
         range=[len(names) - 0.4, -0.6],
         showgrid=False,
-        zeroline=False,
         fixedrange=True,
     )

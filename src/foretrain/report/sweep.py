@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -14,12 +14,10 @@ from rich.text import Text
 
 from foretrain.experiments.result_table import Column, ParetoFront, Row, Table, best, front, over_seeds
 from foretrain.files import write_atomically
-from foretrain.report.document import BLUE, GREY, INK, LINE, SERIES, Card, canvas, document
+from foretrain.report.document import BLUE, LINE, SERIES, Card, document
+from foretrain.report.figure import Figure
 from foretrain.report.table import foldable, plain_table
 from foretrain.units import SECOND, format_rate, format_size, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _SHOWN = 24
 """Rows of a summary; a file has them all."""
@@ -167,8 +165,8 @@ def _good(found: SweepFindings) -> bool:
 # The page.
 
 
-def page(found: SweepFindings, path: Path, title: str) -> None:
-    """Write one self-contained page. MissingExtra without plotly or Jinja2."""
+def page(found: SweepFindings, path: Path, title: str, command: str = "") -> None:
+    """Write one self-contained page. MissingExtra without Jinja2."""
     names = [one.replace("_", " ") for one in found.front.objectives]
     thinned = f" Shown are {MOST:,} of {len(found.rows):,}, evenly chosen." if len(found.rows) > MOST else ""
     write_atomically(
@@ -177,6 +175,7 @@ def page(found: SweepFindings, path: Path, title: str) -> None:
             "sweep.html",
             {"parallel": parallel(found.table.columns, found.rows), "front": _front_figure(found)},
             title=title,
+            command=command,
             good=_good(found),
             verdict=verdict(found),
             reasons=f"{reasons(found)}.",
@@ -203,10 +202,10 @@ def _cards(found: SweepFindings) -> list[Card]:
     ]
 
 
-def _front_figure(found: SweepFindings) -> go.Figure:
+def _front_figure(found: SweepFindings) -> Figure:
     """Return a figure of all scenarios as points, with a line along the front of each workload."""
     first, second = found.front.objectives
-    figure = canvas(460, hovermode="closest")
+    figure = Figure(460)
     rows = found.rows[:: len(found.rows) // MOST + 1]
     _points(figure, rows, second, first, name="all scenarios", mode="markers", marker={"size": 4, "color": LINE})
     for index, (name, along) in enumerate(found.front.rows.items()):
@@ -215,18 +214,17 @@ def _front_figure(found: SweepFindings) -> go.Figure:
         _points(figure, along, second, first, name=name, mode="lines+markers", line=style, marker={"size": 8})
     for update, one in ((figure.update_xaxes, second), (figure.update_yaxes, first)):
         wide = _wide([row[one] for row in rows if row[one] is not None])
-        update(title_text=_titled(found, one), gridcolor=LINE, type="log" if wide else "linear", color=INK)
-    figure.update_layout(legend={"font": {"color": GREY}})
+        update(title=_titled(found, one), type="log" if wide else "linear")
     return figure
 
 
-def _points(figure: go.Figure, rows: Iterable[Row], x: str, y: str, **style: Any) -> None:
+def _points(figure: Figure, rows: Iterable[Row], x: str, y: str, **style: Any) -> None:
     kept = [row for row in rows if row[x] is not None and row[y] is not None]
     figure.add_scatter(
         x=[row[x] for row in kept],
         y=[row[y] for row in kept],
         customdata=[f"{workload_of(row)} on {row['cluster']}<br>{row['schedule']}" for row in kept],
-        hovertemplate="%{customdata}<br>%{y:.4g} at %{x:.4g}<extra></extra>",
+        hovertemplate="%{customdata}<br>%{y:.4g} at %{x:.4g}",
         **style,
     )
 
@@ -250,7 +248,7 @@ _MANY_NAMES = 40
 """Names on one axis that can still be read."""
 
 
-def parallel(columns: Sequence[Column], rows: Sequence[Row]) -> go.Figure:
+def parallel(columns: Sequence[Column], rows: Sequence[Row]) -> Figure:
     """An axis for every input, axis of clusters and knob that varies, then one for each outcome.
 
     Axes whose values span more than a factor of five are logarithmic. A scenario that does not have a knob crosses its
@@ -262,19 +260,13 @@ def parallel(columns: Sequence[Column], rows: Sequence[Row]) -> go.Figure:
     axes = [column for column in columns if column.name.startswith(("axis_", "knob_"))]
     names = [known[name] for name in _INPUTS if name != "cluster" or not _tells(axes, rows)]
     wanted = [*names, *axes, *(known[name] for name in _OUTPUTS)]
-    figure = canvas(560)
+    figure = Figure(560)
     dimensions = [made for column in wanted if (made := _dimension(column, [row[column.name] for row in rows]))]
-    figure.add_parcoords(
-        dimensions=dimensions,
-        line={"color": [row["gap"] for row in rows], "colorscale": "Blues", "showscale": True, "cmin": 0},
-        labelfont={"size": 12},
-        tickfont={"size": 10},
-    )
-    if rows:
-        # A few far ones shall not make all others look alike.
-        gaps = sorted(row["gap"] for row in rows)
-        figure.update_traces(line_cmax=max(gaps[int(0.95 * (len(gaps) - 1))], 0.01))
-    return figure.update_layout(margin={"l": 70, "r": 40, "t": 60, "b": 30})
+    # A few far ones shall not make all others look alike.
+    gaps = [row["gap"] for row in rows]
+    most = max(sorted(gaps)[int(0.95 * (len(gaps) - 1))], 0.01) if gaps else 1.0
+    figure.add_parcoords(dimensions=dimensions, color=gaps, most=most)
+    return figure
 
 
 def _tells(axes: Sequence[Column], rows: Sequence[Row]) -> bool:

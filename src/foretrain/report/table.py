@@ -61,7 +61,8 @@ class ComparisonRow:
 
     Attributes:
         name: of the schedule.
-        marks: some of ``"best"``, ``"baseline"`` and ``"ideal"``.
+        marks: some of ``"best"``, ``"as fast"``, ``"keep"``, ``"baseline"`` and ``"ideal"``; none is best, and the
+            baseline is kept, where a change is not worth it.
         iteration: time of an iteration.
         rate: samples per second of the whole cluster.
         speedup: over the baseline.
@@ -89,7 +90,9 @@ def rows(comparison: Comparison) -> list[ComparisonRow]:
     return [
         ComparisonRow(
             name=label,
-            marks=("best",) * (run is best)
+            marks=("best",) * (run is best and comparison.advice.worth_it)
+            + ("as fast",) * (tied(run, best) and run is not best and comparison.advice.worth_it)
+            + ("keep",) * (not comparison.advice.worth_it and run.schedule == comparison.baseline.schedule)
             + ("baseline",) * (run.schedule == comparison.baseline.schedule)
             + ("ideal",) * (run.schedule.name == IDEAL),
             iteration=format_time(run.iteration_time),
@@ -102,6 +105,11 @@ def rows(comparison: Comparison) -> list[ComparisonRow]:
         )
         for run, label in zip(runs, labels(runs), strict=True)
     ]
+
+
+def tied(run: Run, best: Run) -> bool:
+    """Return whether ``run`` is as fast as ``best``: within 0.5 %, less than forecasts are off."""
+    return run.iteration_time <= 1.005 * best.iteration_time
 
 
 def optimum(comparison: Comparison) -> ComparisonRow:
@@ -136,7 +144,8 @@ def table(comparison: Comparison, width: int = 100) -> Table:
         result.add_column("knobs", overflow="fold")
     lines = rows(comparison)
     for line in lines:
-        style = "bold green" if "best" in line.marks else "bold" if "baseline" in line.marks else ""
+        chosen = "best" in line.marks or "keep" in line.marks
+        style = "bold green" if chosen else "bold" if "baseline" in line.marks else ""
         result.add_row(*_cells(line, wide), style=style, end_section=line is lines[-1])
     result.add_row(*_cells(optimum(comparison), wide), style="cyan")
     result.caption = _caption(comparison)

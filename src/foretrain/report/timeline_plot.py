@@ -1,6 +1,6 @@
 """Lanes: what the GPU and each pipe did and when, one schedule under the other over the same time.
 
-`lanes` draws them with plotly, to zoom and hover; `lanes_svg` as a stand-alone SVG without any dependency.
+`lanes` is a figure to zoom and hover; `lanes_svg` as a stand-alone SVG without any dependency.
 """
 
 from __future__ import annotations
@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretrain.errors import ConfigError
-from foretrain.report.document import FONT, GREY, INK, KINDS, LINE, canvas
+from foretrain.report.document import FONT, GREY, INK, KINDS, LINE
+from foretrain.report.figure import Figure
 from foretrain.report.release_plot import ticks
 from foretrain.report.table import labels
 from foretrain.simulation import Run
 from foretrain.trace import Kind, Span
 from foretrain.units import MILLISECOND, Time, format_size, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 LABELS = {"gpu": "GPU", "optimizer": "optimizer", "wire": "network", "local": "in host"}
 _FIRST = ("gpu", "optimizer")
@@ -86,7 +84,7 @@ def _merged(group: Sequence[Span]) -> Span:
     return first._replace(name=name, end=first.start + busy, size=sum(span.size for span in group))
 
 
-def lanes(runs: Sequence[Run], *, shown: Sequence[Run] = (), names: Sequence[str] = (), most: int = 1000) -> go.Figure:
+def lanes(runs: Sequence[Run], *, shown: Sequence[Run] = (), names: Sequence[str] = (), most: int = 1000) -> Figure:
     """An interactive figure of ``runs``.
 
     Every trace carries in ``meta`` its run's index and its offset in that run's block of rows, and the figure all
@@ -100,7 +98,7 @@ def lanes(runs: Sequence[Run], *, shown: Sequence[Run] = (), names: Sequence[str
     """
     blocks = _blocks(runs, most, names)
     visible = [not shown or any(run is one for one in shown) for run in runs]
-    figure = canvas(400, barmode="overlay", hovermode="closest", bargap=0, dragmode="zoom")
+    figure = Figure(400)
     top, marks = 0, {}
     for index, item in enumerate(blocks):
         _add_block(figure, item, index, top, visible[index])
@@ -108,7 +106,7 @@ def lanes(runs: Sequence[Run], *, shown: Sequence[Run] = (), names: Sequence[str
             marks |= {top + offset: label for offset, label in enumerate(_row_labels(item))}
             top += len(item.lanes) + 1
     for kind, (color, _) in KINDS.items():
-        figure.add_bar(x=[None], y=[None], name=kind, legendgroup=kind, marker_color=color)
+        figure.add_bar(x=[None], y=[None], name=kind, legendgroup=kind, marker={"color": color})
     _style(figure, blocks, top, marks)
     longest = max(item.end for item, seen in zip(blocks, visible, strict=True) if seen) / MILLISECOND
     figure.update_xaxes(range=[0, longest * 1.01])
@@ -127,24 +125,22 @@ def _row_labels(item: RunLanes) -> list[str]:
     return [title, *(LABELS.get(lane, lane) for lane, _ in item.lanes)]
 
 
-def _add_block(figure: go.Figure, item: RunLanes, index: int, top: int, visible: bool) -> None:
+def _add_block(figure: Figure, item: RunLanes, index: int, top: int, visible: bool) -> None:
     """Add a trace for each lane and kind, and one for the ends of the iterations."""
     for row, (lane, spans) in enumerate(item.lanes, start=1):
         for kind in KINDS:
             chosen = [span for span in spans if span.kind == kind]
             if chosen:
                 trace = _bars(chosen, kind, f"{item.name}, {LABELS.get(lane, lane)}")
-                place = {"y": [top + row] * len(chosen), "width": 0.4 if lane == "optimizer" else 0.78}
+                place = {"y": top + row, "width": 0.4 if lane == "optimizer" else 0.78}
                 figure.add_bar(**trace, **place, meta={"run": index, "offset": row}, visible=visible)
     thickness, height = item.end / MILLISECOND / 700, len(item.lanes)
     figure.add_bar(
         base=[end / MILLISECOND - thickness / 2 for end in item.ends],
         x=[thickness] * len(item.ends),
-        y=[top + (height + 1) / 2] * len(item.ends),
+        y=top + (height + 1) / 2,
         width=height + 0.1,
-        orientation="h",
-        marker={"color": INK, "line": {"width": 0}},
-        hovertemplate=f"an iteration of {item.name} ends<extra></extra>",
+        marker={"color": INK},
         meta={"run": index, "offset": (height + 1) / 2},
         visible=visible,
         showlegend=False,
@@ -160,50 +156,33 @@ def _bars(spans: Sequence[Span], kind: Kind, where: str) -> dict[str, Any]:
         "customdata": [
             (span.name, span.step, format_time(span.end - span.start), format_size(span.size)) for span in spans
         ],
-        "orientation": "h",
         "legendgroup": kind,
         "showlegend": False,
-        "marker": {
-            "color": [index % 2 for index in range(len(spans))],
-            "colorscale": [[0, dark], [1, light]],
-            "cmin": 0,
-            "cmax": 1,
-            "line": {"width": 0},
-        },
+        "marker": {"shades": [dark, light]},
         "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{kind}, step %{{customdata[1]}}<br>from %{{base:.7~g}} ms, "
-        f"for %{{customdata[2]}}{size}<extra>{where}</extra>",
+        f"for %{{customdata[2]}}{size}<br>{where}",
     }
 
 
-def _style(figure: go.Figure, blocks: Sequence[RunLanes], rows: int, marks: dict[int, str]) -> None:
+def _style(figure: Figure, blocks: Sequence[RunLanes], rows: int, marks: dict[int, str]) -> None:
     optimum = blocks[0].run.bound.time / MILLISECOND
     for times in (1, 2):
-        figure.add_vline(x=times * optimum, line={"color": INK, "width": 1, "dash": "dot"}, layer="above")
         text = "T*" if times == 1 else "2 T*"
-        place = {"x": times * optimum, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-        figure.add_annotation(text=text, font={"size": 12, "color": INK}, **place)
-    figure.update_layout(
-        height=28 * rows + 110,
-        margin={"l": 190, "r": 24, "t": 56, "b": 54},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"},
-        meta={
-            "blocks": [_row_labels(item) for item in blocks],
-            "ends": [item.end / MILLISECOND * 1.01 for item in blocks],
-            "row": 28,
-            "around": 110,
-        },
-    )
-    figure.update_xaxes(title_text="time since a backward pass begins (ms)", showgrid=True, gridcolor=LINE)
+        figure.add_line(x=times * optimum, color=INK, width=1, dash="dot", label=text)
+    figure.layout["height"] = 28 * rows + 70
+    figure.layout["meta"] = {
+        "blocks": [_row_labels(item) for item in blocks],
+        "ends": [item.end / MILLISECOND * 1.01 for item in blocks],
+        "row": 28,
+        "around": 70,
+    }
+    figure.update_xaxes(title="time since a backward pass begins (ms)")
     figure.update_yaxes(
         tickvals=list(marks),
         ticktext=list(marks.values()),
         range=[max(rows, 1) - 0.4, -0.5],
         showgrid=False,
-        zeroline=False,
         fixedrange=True,
-        ticks="outside",
-        ticklen=7,
-        tickcolor="white",
     )
 
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
@@ -14,10 +13,8 @@ from rich.text import Text
 
 from foretrain.files import write_atomically
 from foretrain.loss_tolerance.tolerance import Level, Profile
-from foretrain.report.document import BLUE, GREY, INK, LINE, ORANGE, SERIES, Card, canvas, document
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from foretrain.report.document import BLUE, INK, ORANGE, SERIES, Card, document
+from foretrain.report.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +111,8 @@ def table(found: Profile) -> Table:
 # The page.
 
 
-def page(found: Profile, path: Path) -> None:
-    """Write one self-contained page. MissingExtra without plotly or Jinja2."""
+def page(found: Profile, path: Path, command: str = "") -> None:
+    """Write one self-contained page. MissingExtra without Jinja2."""
     first = found.levels[0]
     cards = [
         Card("At equal rounds", _percent(found.tolerable), "lost on each hop, shown to be no worse"),
@@ -130,6 +127,7 @@ def page(found: Profile, path: Path) -> None:
         document(
             "tolerance.html",
             figures,
+            command=command,
             good=good,
             verdict=verdict(found),
             reasons=reasons(found) + ".",
@@ -140,33 +138,29 @@ def page(found: Profile, path: Path) -> None:
     )
 
 
-def over_p(found: Profile) -> go.Figure:
+def over_p(found: Profile) -> Figure:
     """Differences to p = 0 with their intervals over p, and the margin. Equally spaced, for p = 0 has no logarithm."""
     levels = [level for level in found.levels[1:] if math.isfinite(level.difference.mean)]
-    figure = canvas(380, hovermode="closest")
+    figure = Figure(380)
     figure.add_scatter(
         x=[_percent(level.p) for level in levels],
         y=[level.difference.mean for level in levels],
-        error_y={
-            "type": "data",
-            "array": [level.difference.high - level.difference.mean for level in levels],
-            "color": GREY,
-        },
+        error_y=[level.difference.high - level.difference.mean for level in levels],
         mode="markers",
         marker={"size": 9, "color": [BLUE if level.not_worse else ORANGE for level in levels]},
         customdata=[f"{level.mean:.4f} ± {level.deviation:.4f}" for level in levels],
-        hovertemplate="<b>%{x}</b><br>%{y:+.4f}; accuracy %{customdata}<extra></extra>",
+        hovertemplate="<b>%{x}</b><br>%{y:+.4f}; accuracy %{customdata}",
         showlegend=False,
     )
-    figure.add_hline(y=-found.settings.margin, line={"color": INK, "width": 1.2, "dash": "dot"})
-    figure.update_xaxes(title_text="lost on each hop", type="category", gridcolor=LINE)
-    figure.update_yaxes(title_text="difference in accuracy", gridcolor=LINE)
+    figure.add_line(y=-found.settings.margin, color=INK, dash="dot")
+    figure.update_xaxes(title="lost on each hop", type="category")
+    figure.update_yaxes(title="difference in accuracy")
     return figure
 
 
-def over_rounds(found: Profile) -> go.Figure:
+def over_rounds(found: Profile) -> Figure:
     """Accuracy over rounds at every p, mean over the seeds that were evaluated then."""
-    figure = canvas(440, hovermode="closest")
+    figure = Figure(440)
     colors = (INK, *SERIES)
     for index, level in enumerate(found.levels):
         shared = sorted(set.intersection(*(set(curve.rounds) for curve in level.curves)))
@@ -177,8 +171,8 @@ def over_rounds(found: Profile) -> go.Figure:
             name=_percent(level.p),
             mode="lines",
             line={"color": colors[index % len(colors)], "width": 2.5 if index == 0 else 1.6},
-            hovertemplate=f"<b>{_percent(level.p)}</b><br>%{{x}} rounds: %{{y:.4f}}<extra></extra>",
+            hovertemplate=f"<b>{_percent(level.p)}</b><br>%{{x}} rounds: %{{y:.4f}}",
         )
-    figure.update_xaxes(title_text="rounds", gridcolor=LINE)
-    figure.update_yaxes(title_text="accuracy", gridcolor=LINE)
+    figure.update_xaxes(title="rounds")
+    figure.update_yaxes(title="accuracy")
     return figure

@@ -143,21 +143,27 @@ def numbers(topology: Topology) -> dict[str, Any]:
     }
 
 
-def page(topology: Topology, path: str | os.PathLike[str], utilisation: NDArray[np.float64] | None = None) -> None:
+def page(
+    topology: Topology,
+    path: str | os.PathLike[str],
+    utilisation: NDArray[np.float64] | None = None,
+    command: str = "",
+) -> None:
     """Write the page to ``path``, whole or not at all; arguments and errors as for `render`."""
-    write_atomically(path, render(topology, utilisation))
+    write_atomically(path, render(topology, utilisation, command))
 
 
-def render(topology: Topology, utilisation: NDArray[np.float64] | None = None) -> str:
+def render(topology: Topology, utilisation: NDArray[np.float64] | None = None, command: str = "") -> str:
     """Return the page as text.
 
     Args:
         topology: what to draw.
         utilisation: of each link the part of its rate that is used, 0 to 1, shape (links,): paints it.
+        command: shown to copy.
 
     Raises:
         ConfigError: utilisation has another shape or is negative.
-        MissingExtra: plotly or Jinja2 is not installed.
+        MissingExtra: Jinja2 is not installed.
     """
     from foretrain.report.document import Card, document
     from foretrain.report.fabric_plot import fabric, servers
@@ -176,6 +182,7 @@ def render(topology: Topology, utilisation: NDArray[np.float64] | None = None) -
     return document(
         "topology.html",
         figures,
+        command=command,
         topology=topology,
         good=not wrong,
         verdict=f"{topology.name}: {len(topology.ranks)} ranks on {_servers(topology)}",

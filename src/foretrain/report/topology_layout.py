@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from foretrain.network.topology.graph import Topology
 from foretrain.report.document import BLUE, ORANGE
 from foretrain.units import Time, format_rate, format_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 FINE, SHARED, SLOW, DOWN = range(4)
 STATES = ("", "shared with other traffic", "slower than its kind", "down")
@@ -196,14 +193,9 @@ def lines(
     paths: Mapping[tuple[int, int], Sequence[tuple[float, float]]],
     names: Sequence[str],
     *,
-    webgl: bool = True,
     seen: set[str] | None = None,
-    **where: Any,
-) -> list[go.Scatter | go.Scattergl]:
+) -> list[dict[str, Any]]:
     """Traces of ``bundles`` along their ``paths``, the worst on top; ``seen`` keeps a label from two legends."""
-    import plotly.graph_objects as go
-
-    trace = go.Scattergl if webgl else go.Scatter
     groups: dict[tuple[str, str, str, float], _Group] = {}
     for pair, links in bundles.items():
         group = groups.setdefault(wires.style(links), _Group())
@@ -213,19 +205,15 @@ def lines(
         group.at.append((*_along(path), wires.hover(links, names[pair[0]], names[pair[1]])))
     made, shown = [], set() if seen is None else seen
     for (label, colour, dash, width), group in sorted(groups.items(), key=lambda item: item[0][3]):
-        same: dict[str, Any] = {"legendgroup": label, "name": label} | where
+        same: dict[str, Any] = {"legendgroup": label, "name": label}
         line = {"color": colour, "dash": dash, "width": width}
         first = label not in shown
         shown.add(label)
-        made.append(trace(x=group.x, y=group.y, mode="lines", line=line, hoverinfo="skip", showlegend=first, **same))
+        made.append({"x": group.x, "y": group.y, "mode": "lines", "line": line, "showlegend": first, **same})
         xs, ys, texts = zip(*group.at, strict=True)
         marker = {"color": colour, "size": 7, "opacity": 0.01 if len(xs) > 400 else 0.35}
-        made.append(
-            trace(
-                x=xs, y=ys, text=texts, mode="markers", marker=marker, hovertemplate="%{text}<extra></extra>",
-                showlegend=False, **same,
-            )
-        )  # fmt: skip
+        shape = {"text": texts, "mode": "markers", "marker": marker, "hovertemplate": "%{text}", "showlegend": False}
+        made.append({"x": xs, "y": ys, **shape, **same})
     return made
 
 

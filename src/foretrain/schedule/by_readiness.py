@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from foretrain.schedule.buckets import Buckets, by_size, whole
 from foretrain.schedule.job import CostModel, Job
 from foretrain.schedule.knob import Knob
+from foretrain.schedule.window import Buckets, by_size, whole
 from foretrain.tasks import Action, Done, Event, Ready, Start, StepBegin, Wake, WakeAt
 from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time
 

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import ClassVar
 
-from foretrain.schedule.buckets import whole
 from foretrain.schedule.job import Job
 from foretrain.schedule.knob import Knob
+from foretrain.schedule.window import whole
 from foretrain.tasks import Action, Done, Event, Ready, Start, StepBegin
 from foretrain.units import Time
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretrain.errors import ConfigError, StallError
-from foretrain.network.fabrics.cabling import attach
+from foretrain.network.fabrics.clos import attach
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet import state as c
 from foretrain.network.packet.transports.transport import Bounded, Dcqcn, Dctcp, Ndp, NewReno, Pfabric, Pias, Timely

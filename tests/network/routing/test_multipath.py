@@ -7,13 +7,13 @@ import pytest
 
 from foretrain.collective import build
 from foretrain.network.deployment import Deployment
+from foretrain.network.deployment_notation import topology
 from foretrain.network.fabrics.clos import fat_tree, leaf_spine
 from foretrain.network.fidelity import Fidelity
 from foretrain.network.packet import Packets
 from foretrain.network.packet import state as c
 from foretrain.network.program import Program, joined, place
 from foretrain.network.routing import Ecmp, Scatter
-from foretrain.network.topology.notation import topology
 
 RATE = 12.5e9
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
+from foretrain.network.deployment_notation import topology
 from foretrain.network.fabrics import FABRICS
 from foretrain.network.fabrics.clos import fat_tree, leaf_spine, rail, star
 from foretrain.network.servers import SERVERS, preset
 from foretrain.network.topology.file import load, save
 from foretrain.network.topology.graph import Builder, Topology
-from foretrain.network.topology.notation import topology
 from tests.network.ways import COLUMNS, equal
 
 RATE = 1.25e10

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
+from foretrain.network.deployment_notation import topology
 from foretrain.network.topology.graph import Builder, Topology
-from foretrain.network.topology.notation import topology
 from tests.network.ways import equal
 
 RATE, LATENCY = 1.25e9, 500_000

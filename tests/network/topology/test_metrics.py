@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from foretrain.network.deployment_notation import topology
 from foretrain.network.topology.metrics import bisection, diameter, oversubscription
-from foretrain.network.topology.notation import topology
 from tests.network.test_fabrics import crossing
 from tests.network.ways import shortest
 

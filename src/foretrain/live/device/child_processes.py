@@ -21,7 +21,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from foretrain.errors import ConfigError
-from foretrain.launch.launchers import launched
+from foretrain.launch import launched
 from foretrain.live.device import put
 from foretrain.live.device.script import script_line
 from foretrain.live.device.settings import RankSettings

@@ -3,14 +3,28 @@
 A kernel of Triton or of an extension is compiled code, which nothing here runs. What it would do is one launch: it
 takes the time that its name is known to take, or else that of the bytes of its tensors, and what it writes has no
 values.
+
+# Note [Extensions]
+Extensions that a script compiles by ``torch.utils.cpp_extension``: each function is one kernel. There is no compiler
+for them, and nothing that could run what it makes. A function's signature in C++ tells what it returns: nothing, or a
+tensor, which is taken to be like the first that it is given. What is otherwise, a file of costs says
+(`foretrain.device.kernel_costs`). Extensions for CPUs are compiled and run as always.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import torch
+
+from foretrain.device.calls import Meta, moved, tensors_in
+from foretrain.device.kernel_costs import KernelArguments, KernelCosts, Shape, evaluate
+from foretrain.errors import ConfigError
+from foretrain.live.device import change_after_import, put
 
 LAUNCH: Final = "foretrain::kernel"
 """The operator, as the extension asks for its cost: a name, names of arguments, tensors written, tensors read, numbers.
@@ -115,3 +129,146 @@ class _Fused(torch.autograd.Function):
 def _launch_fused(name: str, inputs: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
     read = {f"input{place}": tensor for place, tensor in enumerate(inputs)}
     launch(name, read, read, (), results)
+
+
+def install_extensions(costs: KernelCosts, warn: Callable[[str], None]) -> None:
+    """Stand in for extensions with sources for GPUs, once the module that compiles them is imported."""
+
+    def change(module: ModuleType) -> None:
+        plain_load, plain_inline = module.load, module.load_inline
+
+        def load(name: str, sources: str | Sequence[str], *rest: Any, **named: Any) -> Any:
+            paths = [sources] if isinstance(sources, str) else list(sources)
+            if not any(path.endswith((".cu", ".cuh")) for path in paths):
+                return plain_load(name, sources, *rest, **named)
+            texts = [Path(path).read_text(encoding="utf-8") for path in paths]
+            return _extension(name, texts, None, named, costs, warn)
+
+        def load_inline(
+            name: str,
+            cpp_sources: str | Sequence[str],
+            cuda_sources: str | Sequence[str] | None = None,
+            sycl_sources: Any = None,
+            functions: Any = None,
+            *rest: Any,
+            **named: Any,
+        ) -> Any:
+            if not cuda_sources:
+                return plain_inline(name, cpp_sources, cuda_sources, sycl_sources, functions, *rest, **named)
+            texts = [text for one in (cpp_sources, cuda_sources) for text in ([one] if isinstance(one, str) else one)]
+            chosen = [functions] if isinstance(functions, str) else functions
+            return _extension(name, texts, chosen, named, costs, warn)
+
+        put(module, load=load, load_inline=load_inline)
+
+    change_after_import({"torch.utils.cpp_extension": change})
+
+
+def _extension(
+    name: str,
+    texts: Sequence[str],
+    chosen: Iterable[str] | None,
+    options: Mapping[str, Any],
+    costs: KernelCosts,
+    warn: Callable[[str], None],
+) -> ModuleType:
+    """Return a module with the functions that are ``chosen``, or that the sources bind for Python."""
+    if not options.get("is_python_module", True):
+        raise ConfigError(
+            "load",
+            name,
+            "registers operators in C++, which a simulation does not compile",
+            "register them by torch.library.define and torch.library.register_fake instead",
+        )
+    source = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(texts), flags=re.DOTALL)
+    bound = dict(re.findall(r'\.def\(\s*"(\w+)"\s*,\s*&?(\w+)', source))
+    if chosen is not None:
+        bound = {function: function for function in chosen}
+    module = ModuleType(name, "Stands for an extension that is not compiled.")
+    for exposed, function in bound.items():
+        setattr(module, exposed, _ExtensionFunction(f"{name}.{exposed}", source, function, costs, warn))
+    return module
+
+
+class _ExtensionFunction:
+    """A function of an extension.
+
+    Args:
+        name: of the kernel.
+        source: of the extension.
+        function: its name there.
+        costs: what the user says of kernels.
+        warn: tells the user what is assumed.
+    """
+
+    def __init__(self, name: str, source: str, function: str, costs: KernelCosts, warn: Callable[[str], None]) -> None:
+        self.__name__, self._warn = name, warn
+        self._returns, self._parameters = _signature(source, function)
+        said = costs.find(name, name.rpartition(".")[2], entries=lambda entry: entry.results is not None)
+        self._results = () if self._returns == "void" else None
+        if said is not None:
+            self._results = said.results
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Launch it, and return what it would."""
+        arguments = self._named(args) | named
+        values = list(arguments.values())
+        places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        if not places:
+            return None  # e.g. a question about the extension itself
+        if self._results is None:
+            self._results = (self._first(places[0]),)
+        metas = tuple(map(_meta, values))
+        given = KernelArguments(tuple(arguments), metas, moved(*tensors_in(metas)))
+        results = [self._result(shape, values, given, values[places[0]]) for shape in self._results]
+        names = [list(arguments)[place] for place in places]
+        # Without results it writes what it is given.
+        launch(self.__name__, arguments, names if results else (), () if results else names, results)
+        return None if not results else results[0] if len(results) == 1 else results
+
+    def _first(self, place: int) -> int:
+        """Return the position of the argument that the result is taken to be like; ConfigError if there are several."""
+        if self._returns.rpartition("::")[2] != "Tensor":
+            problem = (
+                f"returns {self._returns or 'what its source does not tell'}, whose shapes a simulation cannot know"
+            )
+            remedy = "say them in a file (--costs): [[kernel]] with this name and e.g. results = [0, ['dim(0, 0)', 64]]"
+            raise ConfigError("kernel", self.__name__, problem, remedy)
+        self._warn(
+            f"{self.__name__} is taken to return a tensor like the first that it is given; if it does not, say so by"
+            " 'results' in a file (--costs)"
+        )
+        return place
+
+    def _named(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Return arguments by their names in C++, where those are known; of a list, each tensor by itself."""
+        found: dict[str, Any] = {}
+        for place, value in enumerate(args):
+            name = self._parameters[place] if place < len(self._parameters) else f"argument{place}"
+            whole = not isinstance(value, list | tuple)
+            found |= {name: value} if whole else {f"{name}{k}": one for k, one in enumerate(value)}
+        return found
+
+    def _result(self, shape: Shape, values: Sequence[Any], given: KernelArguments, first: torch.Tensor) -> torch.Tensor:
+        if isinstance(shape, tuple):
+            return first.new_empty([round(evaluate(one, given, "results")) for one in shape])
+        if shape >= len(values) or not isinstance(values[shape], torch.Tensor):
+            problem = f"is not the position of a tensor that {self.__name__} is given"
+            raise ConfigError("results", shape, problem, "count arguments from 0")
+        return torch.empty_like(values[shape])
+
+
+def _meta(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return Meta(tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch."), str(value.device))
+
+
+def _signature(source: str, function: str) -> tuple[str, tuple[str, ...]]:
+    """Return the type that a function in C++ returns, and the names of its parameters; nothing if it is not found."""
+    declared = rf"([\w:]+(?:\s*<[^;{{}}()]*>)?)[\s&]+{re.escape(function)}\s*\(([^;{{}}]*?)\)\s*[;{{]"
+    for returns, parameters in re.findall(declared, source):
+        if returns not in ("return", "else", "new"):
+            plain = re.sub(r"<[^<>]*>|=[^,]*", "", parameters)
+            return re.sub(r"\s", "", returns), tuple(re.findall(r"(\w+)\s*(?:,|$)", plain.strip()))
+    return "", ()

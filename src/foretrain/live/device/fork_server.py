@@ -10,6 +10,9 @@ JSON. It is told ``{"settings": …}`` once and then ``{"fork": rank}`` with a s
 with a negative signal number for a rank that was killed, or ``{"failed": "why"}``. It leads a process group of its own,
 which holds its ranks, their workers, and compilers. When its socket closes, or who started it dies, it removes the
 folder of the run and ends the group; and the kernel ends a rank when the fork server dies.
+
+With ``--warm`` before FD it forks fork servers instead, one for each message, with two descriptors beside it: the
+socket that the fork server serves, and what its ranks write to. It tells ``{"forked": pid}``.
 """
 
 from __future__ import annotations
@@ -63,6 +66,48 @@ def main(descriptor: int) -> None:
         _send(control, ready=True)
         _RankForker(control, device, settings).serve()
     _end_group(settings)
+
+
+def serve_warm(descriptor: int) -> None:
+    """Import what every fork server needs, and fork one for each message until the socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
+    _die_with_parent(signal.SIGKILL)
+    with socket.socket(fileno=descriptor) as control:
+        for name in (*_ALWAYS, *_OFTEN):
+            with suppress(ImportError):
+                importlib.import_module(name)
+        gc.freeze()
+        while True:
+            told, descriptors = _receive(control)
+            if not told:
+                return
+            served, output = descriptors
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _become_fork_server(served, output)
+            os.close(served)
+            os.close(output)
+            _send(control, forked=pid)
+
+
+def _become_fork_server(served: int, output: int) -> None:
+    """Serve as a fork server does, in a process that was forked for it; never returns."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.close(output)
+        main(served)
+        status = 0
+    except BaseException as error:
+        sys.stderr.write(f"foretrain: {error}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def _prepare(device: ModuleType, settings: RankSettings) -> None:
@@ -169,7 +214,7 @@ def _deepen_stack() -> None:
 def _receive(control: socket.socket) -> tuple[str, list[int]]:
     """Return one message and the sockets beside it; empty when the other end is closed."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(control, _LINE, 1)
+        data, descriptors, _, _ = socket.recv_fds(control, _LINE, 2)
     except ConnectionResetError:  # closed before it had read all that we told
         return "", []
     return data.decode(), descriptors
@@ -188,6 +233,13 @@ def _die_with_parent(number: int) -> None:
 
 _ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
 """Modules that optimizers and DistributedDataParallel import: a second, and 50 MiB in every rank."""
+
+
+_OFTEN = (
+    *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
+    "foretrain.live.device.rank",
+)
+"""Modules that many scripts import, too."""
 
 
 def preload(settings: RankSettings) -> None:
@@ -218,4 +270,4 @@ def _torch_imports(source: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    serve_warm(int(sys.argv[2])) if sys.argv[1] == "--warm" else main(int(sys.argv[1]))

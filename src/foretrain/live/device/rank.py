@@ -27,13 +27,11 @@ from torch.utils import _foreach_utils
 from foretrain.device import Device, kernel_costs
 from foretrain.device.kernel_costs import KernelCosts
 from foretrain.live.device import (
-    checkpoints,
     child_processes,
     clocks,
     compiler,
     cuda,
     custom_kernels,
-    extensions,
     nvidia_smi,
     operator_cost,
     operators,
@@ -86,7 +84,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     operators.install_flex()
     _kept.append(custom_kernels.install())
     triton_kernels.install()
-    checkpoints.install()
+    represented.install_checkpoints()
     operator_cost.share(gpu)
 
 
@@ -123,7 +121,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     child_processes.install_child_guard()
     child_processes.install_launcher_guard()
     compiler.set_charge(prices.fused)
-    extensions.install(costs, warn)
+    custom_kernels.install_extensions(costs, warn)
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
     # What is measured is charged already.
     host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)

@@ -16,9 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from foretrain.live.device import put
+from foretrain.live.device import change_after_import, put
 from foretrain.live.device.custom_kernels import launch
-from foretrain.live.device.import_hooks import change_after_import
 
 
 def install() -> None:

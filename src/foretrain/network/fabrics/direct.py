@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from foretrain.errors import ConfigError
-from foretrain.network.fabrics.cabling import HOST, LATENCY, attach, port_rate, whole
+from foretrain.network.fabrics.clos import HOST, LATENCY, attach, port_rate, whole
 from foretrain.network.servers import Host, Server
 from foretrain.network.topology.graph import Builder, Topology
 from foretrain.units import Time

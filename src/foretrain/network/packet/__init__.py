@@ -3,8 +3,7 @@
 from foretrain.network.packet.kernels import Kernel
 from foretrain.network.packet.online_simulator import Online
 from foretrain.network.packet.port_config import LinkLosses, Queues
-from foretrain.network.packet.simulator import Outcome, Packets
-from foretrain.network.packet.statistics import Distribution, PortCounters, QueueTrace
+from foretrain.network.packet.simulator import Distribution, Outcome, Packets, PortCounters, QueueTrace
 
 __all__ = [
     "Distribution",

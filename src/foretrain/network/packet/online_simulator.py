@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError, StallError
 from foretrain.network.packet import state as c
-from foretrain.network.packet.kernels import Slices
+from foretrain.network.packet.kernels import Slices, StallDetector, stalled
 from foretrain.network.packet.loading import Prepared, RowAllocator, begin, grow, margin, need
-from foretrain.network.packet.stalls import StallDetector, stalled
 from foretrain.network.program import Program, ProgramHandle
 from foretrain.units import Time
 

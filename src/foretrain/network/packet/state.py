@@ -167,7 +167,7 @@ share that may be lost. INSISTENT: whether what goes again is protected. LAW: wh
 parameters, see its file."""
 
 WINDOWED, NEAREST_FIRST, PULLED, IN_ORDER, BOUNDED, SILENT = range(6)
-"""Protocols: see `foretrain.network.packet.transports.dispatch`. SILENT: of what was cancelled."""
+"""Protocols: see `foretrain.network.packet.host_rx`. SILENT: of what was cancelled."""
 
 # ── Scalars ──
 (

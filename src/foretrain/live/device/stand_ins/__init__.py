@@ -1,7 +1,8 @@
 """Stand-ins for libraries that machines with GPUs have, and this one need not: Triton, FlashAttention, and others.
 
 They are found only in a simulation, only where the real library is not installed, and say so when they are imported.
-Each has the part of its library that training scripts call, with the library's names, shapes and kernels.
+Each is one file, with the part of its library that training scripts call: the library's names, shapes and kernels, and
+last the modules in which scripts look for them (`submodule`).
 
 Libraries that can do without Apex or Transformer Engine look for them, and take another path where they find them. So
 these two are found by the script and what lies beside it, but not by installed packages: there are few machines that
@@ -44,6 +45,21 @@ def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
     sys.meta_path.append(_Finder(absent, tell))
 
 
+def submodule(name: str, *named: Any, **content: Any) -> ModuleType:
+    """Return the module ``name`` with this content, made together with the packages that it is in if it is not there.
+
+    ``named`` are classes and functions under their own names.
+    """
+    module = sys.modules.get(name)
+    if module is None:
+        module = sys.modules[name] = ModuleType(name)
+        module.__spec__, module.__path__ = ModuleSpec(name, None, is_package=True), []
+        package, _, last = name.rpartition(".")
+        setattr(sys.modules.get(package) or submodule(package), last, module)
+    vars(module).update({one.__name__: one for one in named}, **content)
+    return module
+
+
 class _Finder(DistributionFinder):
     """The last finder that is asked."""
 
@@ -60,10 +76,8 @@ class _Finder(DistributionFinder):
             return _names_only(fullname) if fullname.startswith("triton.language.") else None
         if _hidden(library):
             return None
-        folder = Path(__file__).with_name(library)
-        spec = importlib.util.spec_from_file_location(
-            fullname, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
+        file = Path(__file__).with_name(f"{library}.py")
+        spec = importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=[])
         assert spec is not None
         assert spec.loader is not None
         load = spec.loader.exec_module
@@ -117,9 +131,7 @@ class _Loader(importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        from triton.language import placeholder  # pyright: ignore[reportMissingImports]
-
-        module.__dict__["__getattr__"] = placeholder
+        vars(module)["__getattr__"] = vars(sys.modules["triton.language"])["__getattr__"]
         module.__path__ = []
 
 

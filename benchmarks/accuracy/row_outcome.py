@@ -1,0 +1,161 @@
+"""One published run simulated, and how far off its forecast is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rows import Row
+
+HERE = Path(__file__).parent
+
+STEPS = 2
+"""One to warm up, in which optimizer states and buffers are made, and one to measure; the others would be alike."""
+
+DEVICES = {
+    "a100-40gb": "A100-40GB",
+    "a100-80gb": "A100",
+    "h100-80gb": "H100",
+    "h100-96gb-hbm2e-500w": "H100-HBM2e",
+    "h200": "H200",
+    "b200": "B200",
+}
+"""Presets by the rows' names of GPUs."""
+
+STACKS = {
+    "torchtitan": "torchtitan",
+    "fmsfsdp": "fms-fsdp",
+    "llmfoundry": "llm-foundry",
+    "vtrain-single": "megatron-deepspeed",
+    "vtrain-multi": "megatron-deepspeed",
+    "korthikanti22": "megatron",
+    "dgxc": "nemo",
+    "mbridge": "nemo",
+    "simumax-b200": "megatron",
+    "neusight": "neusight",
+}
+"""Names of stacks by family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A row and its forecast.
+
+    Attributes:
+        predicted, measured: seconds of an iteration.
+        memory, memory_measured: peak bytes reserved on a GPU; None where not published.
+        failure: why there is no forecast.
+        wall: seconds that the simulation took.
+        spread: standard deviation of the forecast, seconds, as far as operators and collectives are uncertain.
+        shares: of kernels' time, by provenance: measured, interpolated, modelled, unknown.
+        command, code: digests of what the forecast depends on; see kept.py.
+    """
+
+    id: str
+    family: str
+    model: str
+    device: str
+    stack: str
+    ranks: int
+    measured: float
+    predicted: float | None = None
+    memory: int | None = None
+    memory_measured: int | None = None
+    failure: str = ""
+    wall: float = 0.0
+    roomy: bool = False
+    """Whether the simulated GPU has more memory than the real one; see `ROOM`."""
+    spread: float = 0.0
+    shares: Sequence[float] = ()
+    command: str = ""
+    code: str = ""
+    exact: bool = True
+    """False where ``predicted`` was read back from an earlier page, to three digits."""
+
+    @property
+    def error(self) -> float:
+        """Of the iteration's time, relative."""
+        assert self.predicted is not None
+        return self.predicted / self.measured - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """Of the peak memory, relative."""
+        if not self.memory or not self.memory_measured:
+            return None
+        return self.memory / self.memory_measured - 1
+
+
+ROOM = 1.08
+"""A run that was published has fitted into its GPU. Where the forecast of its memory is too much for it, the run is
+simulated once more with so many times the GPU's memory: what is off by a little is then off by a little."""
+
+
+def outcome(row: Row, factor: float | None = None, host: float | None = None) -> Outcome:
+    """Simulates ``row``; with the stack's own factors of operators and of the host, or others."""
+    from foretrain.device import preset
+
+    found = _outcome(row, factor, host)
+    if "out of memory" not in found.failure:
+        return found
+    again = _outcome(row, factor, host, memory=round(ROOM * preset(found.device).memory))
+    return found if again.failure else replace(again, roomy=True)
+
+
+def _outcome(row: Row, factor: float | None, host: float | None, memory: int | None = None) -> Outcome:
+    from foretrain.device import HOST_LAUNCH
+    from foretrain.errors import ForetrainError
+    from foretrain.live.simulate import simulate
+    from foretrain.network.deployment_notation import deployment
+
+    device, stack = DEVICES[row.gpu], STACKS[row.family]
+    known = Outcome(row.id, row.family, row.model, device, stack, row.ranks, row.seconds, memory_measured=row.memory)
+    launch = None if host is None else round(HOST_LAUNCH * host)
+    chosen = ",ranks=0-" + str(row.ranks - 1)
+    where = deployment(f"{row.cluster},device={device}{chosen}").carried_by("nccl")
+    begin = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        kept = _redirected(said.fileno())
+        try:
+            script = [str(HERE / row.script), *row.argv]
+            found = simulate(
+                script, where, steps=STEPS, factor=stack if factor is None else factor, host=launch, memory=memory
+            ).forecast
+        except ForetrainError as error:
+            said.seek(0)
+            lines = [line for line in said.read().decode(errors="replace").splitlines() if "Error" in line]
+            reason = (lines or [str(error)])[-1][:300]
+            return replace(known, failure=reason, wall=time.perf_counter() - begin)
+        finally:
+            _restore(kept)
+    memory = max(rank.memory.reserved for rank in found.ranks)
+    times = found.first.times
+    return replace(
+        known,
+        predicted=found.iteration_time / 1e12,
+        memory=memory,
+        wall=time.perf_counter() - begin,
+        spread=found.sigma / 1e12,
+        shares=[round(each / (sum(times) or 1), 4) for each in times],
+    )
+
+
+def _redirected(target: int) -> tuple[int, int]:
+    """What the ranks print is the script's, not ours."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    return kept
+
+
+def _restore(kept: tuple[int, int]) -> None:
+    for number, saved in enumerate(kept, 1):
+        os.dup2(saved, number)
+        os.close(saved)

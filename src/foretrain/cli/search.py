@@ -1,0 +1,102 @@
+"""``foretrain search --space space.toml -- train.py --tp {tp}``: which recipe of an unmodified script is best."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from foretrain.cli.arguments import PREPARING, check_apart, check_writable, patience, script_of, split_script
+from foretrain.cli.progress import searching
+from foretrain.errors import ConfigError, MissingExtra
+from foretrain.files import STDOUT, write_json
+from foretrain.units import SECOND, parse_time
+
+_EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Find the fastest recipe of an unmodified training script: foretrain search -- train.py tp={tp}
+
+    Each recipe is a live simulation of the script with other arguments, as foretrain simulate runs it. Those that
+    cannot be the best are recognised early. An interrupted search goes on when it is started again.
+
+    Attributes:
+        space: values and conditions of the script's arguments (docs/search.md): a .toml or .py file; or torchtitan,
+            megatron.
+        cluster: as of foretrain simulate, e.g. dgx-h100:8.
+        device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
+        factor: as of foretrain simulate: a number, or a framework with a fitted factor.
+        compare_with: your own recipe, to see it in the ranking, e.g. tp=8,pp=2.
+        budget: time after which no further simulation starts, e.g. 10min.
+        exhaustive: simulate every recipe whole.
+        jobs: workers on this machine; by default one per core.
+        backend: processes here, or the workers of a Dask or Ray cluster.
+        address: of a running cluster, e.g. tcp://10.0.0.5:8786; without it dask and ray start one here.
+        store: folder that keeps what was simulated; by default beside the script, named after it.
+        html: write a page with all results.
+        json: write the numbers.
+        module: the script is the name of a module, as with python -m.
+    """
+
+    space: str
+    cluster: str = "dgx-h100:1"
+    device: str | None = None
+    factor: str = "1"
+    compare_with: str | None = None
+    budget: str | None = None
+    exhaustive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    jobs: int | None = None
+    backend: Literal["processes", "dask", "ray"] = "processes"
+    address: str | None = None
+    store: Path | None = None
+    html: Path | None = None
+    json: Path | None = None
+    module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Run the command with the arguments after ``foretrain search``."""
+    own, script = split_script(arguments, _EXAMPLE)
+    _start(tyro.cli(SearchOptions, args=own, prog="foretrain search"), script)
+
+
+def search(options: tyro.conf.OmitArgPrefixes[SearchOptions]) -> None:
+    """Find the fastest recipe of an unmodified script: which parallelism, micro-batch, recomputation."""
+    _start(options, ())
+
+
+def _start(options: SearchOptions, script: Sequence[str]) -> None:
+    words, module = script_of(script, options.module, _EXAMPLE)
+    check_writable(html=options.html, json=options.json)
+    check_apart(options.space, html=options.html, json=options.json)
+    budget = None if options.budget is None else parse_time(options.budget, "budget") / SECOND
+    store = options.store or Path(f"{words[0] if module else Path(words[0]).name}.search")
+    with patience(PREPARING):
+        from foretrain.recipe_search import search as find
+        from foretrain.report.recipes import numbers, page, show
+    try:
+        with searching() as progress:
+            result = find(
+                words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
+                store=store, budget=budget, compare_with=options.compare_with, exhaustive=options.exhaustive,
+                jobs=options.jobs, backend=options.backend, address=options.address, progress=progress,
+            )  # fmt: skip
+    except (ConfigError, MissingExtra):
+        raise  # a retry would fail in the same way
+    except (KeyboardInterrupt, SystemExit):
+        sys.stderr.write(f"foretrain: what was simulated is kept in {store}; the same command goes on\n")
+        raise
+    show(result)
+    if options.html is not None:
+        page(result, options.html)
+    if options.json is not None:
+        write_json(options.json, numbers(result))
+    for path in (options.json, options.html):
+        if path is not None and path != STDOUT:
+            sys.stderr.write(f"wrote {path}\n")

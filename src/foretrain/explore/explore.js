@@ -1,0 +1,213 @@
+"use strict";
+// The explorer's page: controls and the URL hold the question; answers that are no longer asked for are dropped.
+const $ = id => document.getElementById(id), form = $("controls");
+const NAMES = ["model", "gpu", "rate", "hosts", "gpus", "batch", "engine", "schedule", "compression", "fabric"];
+let asked = 0, answer = null, tab = "schedule", fabric = "star", waiting = null, loaded = {};
+
+const control = name => form.elements[name];
+function question() {
+  const found = new URLSearchParams();
+  for (const name of NAMES) found.set(name, name === "fabric" ? fabric : control(name).value);
+  return found;
+}
+function fill(select, options) {
+  select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+}
+function restore() {
+  const found = new URLSearchParams(location.search);
+  for (const name of NAMES) if (found.has(name)) {
+    if (name === "fabric") fabric = $("fabric").value = found.get(name);
+    else {
+      const field = control(name), value = found.get(name);
+      if (field.tagName === "SELECT" && ![...field.options].some(one => one.value === value)) field.add(new Option(value, value));
+      field.value = value;
+    }
+  }
+  tab = location.hash.slice(1) || "schedule";
+  slide();
+}
+function slide() {
+  $("slider").value = Math.log10(+control("rate").value || 1);
+  $("slider").setAttribute("aria-valuetext", control("rate").value + " Gb/s");
+}
+async function get(path, signal) {
+  const response = await fetch(path, {signal}), found = await response.json();
+  if (response.status === 409) throw new DOMException("superseded", "AbortError");
+  if (!response.ok) throw new Error(found.error);
+  return found;
+}
+
+// A change: the URL, the untuned answer, then the tuned one, which replaces it.
+async function ask() {
+  const mine = ++asked, began = performance.now(), query = question().toString();
+  waiting?.abort();
+  waiting = new AbortController();
+  const {signal} = waiting;
+  history.replaceState(null, "", `?${query}#${tab}`);
+  loaded = {};
+  try {
+    const found = await get("/answer?" + query, signal);
+    if (mine !== asked) return;
+    show(found);
+    requestAnimationFrame(() => {
+      document.body.dataset.ms = (performance.now() - began).toFixed(1);
+      document.body.dataset.shown = query;
+    });
+    if (tab !== "schedule") load(signal, query, mine);
+    $("state").textContent = "With the schedules' defaults; their knobs are being searched …";
+    const better = await get("/tuned?" + query, signal);
+    if (mine !== asked) return;
+    show(better, true);
+    $("state").textContent = `Tuned: ${better.schedules.join(", ")}`;
+    document.body.dataset.tuned = query;
+  } catch (error) {
+    if (error.name === "AbortError" || mine !== asked) return;
+    $("error").textContent = error.message;
+    $("error").hidden = false;
+    $("state").textContent = "";
+  }
+}
+function text(node, value) { if (node.textContent !== value) node.textContent = value; }
+function show(found, stay) {
+  answer = found;
+  $("error").hidden = true;
+  document.body.style.setProperty("--verdict", found.good ? "var(--good)" : "var(--fair)");
+  text($("verdict"), found.verdict);
+  text($("reasons"), found.reasons);
+  text($("workload"), found.workload);
+  text($("command"), found.command);
+  $("cards").replaceChildren(...found.cards.map(card => {
+    const node = document.createElement("div");
+    node.className = "card";
+    for (const [name, value] of [["label", card.label], ["value" + (card.value.length > 11 ? " long" : ""), card.value], ["note", card.note]]) {
+      const line = document.createElement("div");
+      line.className = name;
+      line.textContent = value;
+      node.append(line);
+    }
+    return node;
+  }));
+  $("parts").replaceChildren(...found.parts.map(part => {
+    const node = document.createElement("span"), bold = document.createElement("b");
+    bold.textContent = part.time;
+    node.append(bold, " " + part.label);
+    return node;
+  }));
+  $("rows").replaceChildren(...found.rows.map(row => {
+    const node = document.createElement("tr");
+    const name = row.name + (row.marks.length ? ` (${row.marks.join(", ")})` : "");
+    for (const value of [name, row.iteration, row.rate, row.speedup, row.ratio, row.exposed, row.idle, row.knobs.join(" ")])
+      node.insertCell().textContent = value;
+    return node;
+  }));
+  Charts.show($("bars"), found.figures.bars);
+  Charts.show($("lanes"), found.figures.lanes, stay);
+}
+async function load(signal, query, mine) {
+  const path = {curves: "/curves?", network: "/network?"}[tab], here = tab;
+  if (!path || loaded[here] === query) return;
+  $("network-text").textContent = "Being simulated; the first time the simulator is compiled …";
+  try {
+    const found = await get(path + query, signal);
+    if (mine !== asked) return;
+    loaded[here] = query;
+    if (here === "curves") {
+      Charts.show($("rates"), found.figures.rates);
+      Charts.show($("hosts-figure"), found.figures.hosts);
+    } else {
+      $("network-text").textContent = found.text;
+      Charts.show($("fabric-figure"), found.figures.fabric);
+    }
+    document.body.dataset[here] = query;
+  } catch (error) {
+    if (error.name !== "AbortError") $("network-text").textContent = error.message;
+  }
+}
+function select(name, focus) {
+  const all = [...$("tabs").children];
+  if (!all.some(one => one.dataset.tab === name)) name = "schedule";
+  tab = name;
+  for (const one of all) {
+    const on = one.dataset.tab === name;
+    one.setAttribute("aria-selected", String(on));
+    one.tabIndex = on ? 0 : -1;
+    $("panel-" + one.dataset.tab).hidden = !on;
+    if (on && focus) one.focus();
+  }
+  history.replaceState(null, "", location.search + "#" + tab);
+  if (answer) load(waiting?.signal, question().toString(), asked);
+}
+function addTab(name, title) {
+  const node = document.createElement("button");
+  Object.assign(node, {type: "button", id: "tab-" + name, textContent: title});
+  node.dataset.tab = name;
+  node.setAttribute("role", "tab");
+  node.setAttribute("aria-controls", "panel-" + name);
+  node.addEventListener("click", () => select(name));
+  $("tabs").append(node);
+}
+$("tabs").addEventListener("keydown", event => {
+  const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+  if (!step) return;
+  const all = [...$("tabs").children], now = all.findIndex(one => one.dataset.tab === tab);
+  select(all[(now + step + all.length) % all.length].dataset.tab, true);
+  event.preventDefault();
+});
+async function addResults(kinds) {
+  if (!kinds.length) return;
+  const found = await get("/results");
+  for (const [kind, result] of Object.entries(found)) {
+    addTab(kind, kind);
+    const panel = document.createElement("section");
+    Object.assign(panel, {id: "panel-" + kind, hidden: true});
+    panel.setAttribute("role", "tabpanel");
+    panel.setAttribute("aria-labelledby", "tab-" + kind);
+    const head = document.createElement("h2");
+    head.textContent = result.title;
+    panel.append(head);
+    $("results").append(panel);
+    for (const [name, figure] of Object.entries(result.figures)) {
+      const title = document.createElement("h3"), node = document.createElement("div");
+      title.textContent = name;
+      panel.append(title, node);
+      Charts.show(node, figure);
+    }
+  }
+}
+async function copy(button, value) {
+  const before = button.textContent;
+  try { await navigator.clipboard.writeText(value); button.textContent = "copied"; }
+  catch { button.textContent = "not allowed here"; }
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+$("copy-command").addEventListener("click", event => copy(event.target, answer.command));
+$("copy-python").addEventListener("click", event => copy(event.target, answer.python));
+$("link").addEventListener("click", event => copy(event.target, location.href));
+$("save").addEventListener("click", async () => {
+  const page = await (await fetch("/page?" + question())).blob(), link = document.createElement("a");
+  link.href = URL.createObjectURL(page);
+  link.download = `${control("model").value}.html`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+});
+$("slider").addEventListener("input", () => {
+  control("rate").value = Number((10 ** +$("slider").value).toPrecision(3));
+  slide();
+  ask();
+});
+form.addEventListener("input", event => { if (event.target !== $("slider") && event.target.value !== "") { slide(); ask(); } });
+form.addEventListener("submit", event => event.preventDefault());
+$("fabric").addEventListener("change", () => { fabric = $("fabric").value; ask(); });
+addEventListener("popstate", () => { restore(); select(tab); ask(); });
+(async () => {
+  const choices = await get("/choices");
+  for (const name of ["model", "gpu", "engine", "schedule", "compression"]) fill(control(name), choices[name]);
+  fill($("fabric"), choices.fabric);
+  addTab("schedule", "schedule");
+  addTab("curves", "what if");
+  addTab("network", "network");
+  await addResults(choices.results);
+  restore();
+  select(tab);
+  ask();
+})();

@@ -1,0 +1,87 @@
+"""Apex: fused norms and optimizers, and data parallelism; each takes the time of what PyTorch has of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from foretrain.live.device.stand_ins import submodule
+
+
+class FusedAdam(torch.optim.Adam):
+    """Adam, or AdamW."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+        capturable: bool = False,
+        master_weights: bool = False,
+        **_: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, fused=True, decoupled_weight_decay=adam_w_mode)
+
+
+class FusedSGD(torch.optim.SGD):
+    """SGD with momentum."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        **_: Any,
+    ) -> None:
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, fused=True)
+
+
+class FusedLayerNorm(torch.nn.LayerNorm):
+    """Layer norm."""
+
+    def __init__(
+        self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, memory_efficient: bool = False
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine)
+
+
+class FusedRMSNorm(torch.nn.RMSNorm):
+    """RMS norm."""
+
+    def __init__(
+        self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, memory_efficient: bool = False
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine)
+
+
+class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
+    """DistributedDataParallel of this process's GPU."""
+
+    def __init__(self, module: torch.nn.Module, **_: Any) -> None:
+        super().__init__(module, device_ids=[torch.cuda.current_device()])
+
+
+submodule(f"{__name__}.optimizers", FusedAdam, FusedSGD)
+submodule(
+    f"{__name__}.normalization",
+    FusedLayerNorm,
+    FusedRMSNorm,
+    MixedFusedLayerNorm=FusedLayerNorm,
+    MixedFusedRMSNorm=FusedRMSNorm,
+)
+submodule(
+    f"{__name__}.parallel",
+    DistributedDataParallel,
+    torch.nn.SyncBatchNorm,
+    convert_syncbn_model=torch.nn.SyncBatchNorm.convert_sync_batchnorm,
+)

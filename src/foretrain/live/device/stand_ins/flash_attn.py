@@ -1,0 +1,188 @@
+"""FlashAttention 2 on PyTorch's own kernel of it, so that it takes the time that attention is measured to take.
+
+A window is charged as if all keys before a query were seen: the measured kernels have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from foretrain.live.device.custom_kernels import Like, fused
+from foretrain.live.device.stand_ins import submodule
+
+__version__ = "2.8.3"
+
+Tensor = torch.Tensor
+
+
+def flash_attn_func(
+    q: Tensor,  # (batch, length, heads, width), as are keys and values, perhaps of fewer heads
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attend; return ``(batch, length, heads, width)``."""
+    return _attend(q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, causal, softmax_scale, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **named: Any) -> Any:
+    """Attend to ``(batch, length, 3, heads, width)``."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **named)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **named: Any) -> Any:
+    """Attend to keys and values ``(batch, length, 2, heads, width)``."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **named)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,  # (positions, heads, width): sequences one behind the other
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """Attend within sequences that begin at ``cu_seqlens``; return ``(positions, heads, width)``."""
+    bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    return _attend(q, k, v, *bounds, dropout_p, causal, softmax_scale, return_attn_probs)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **named: Any) -> Any:
+    """Attend to ``(positions, 3, heads, width)``."""
+    q, k, v = qkv.unbind(1)
+    bounds = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
+    return flash_attn_varlen_func(q, k, v, *bounds, *args, **named)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **named: Any) -> Any:
+    """Attend to keys and values ``(positions, 2, heads, width)``."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *args, **named)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,  # (batch, length, heads, width), for the positions that are new
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    **_: Any,
+) -> Any:
+    """Attend to all of the cache, however much of it is filled."""
+    return flash_attn_func(q, k_cache, v_cache, 0.0, softmax_scale, causal)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds_q: Tensor | None,
+    bounds_k: Tensor | None,
+    longest_q: int,
+    longest_k: int,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    statistics: bool,
+) -> Any:
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    attended, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds_q, bounds_k, longest_q, longest_k, dropout, causal, False, scale=scale
+    )
+    return (attended, logsumexp, None) if statistics else attended
+
+
+def index_first_axis(tensor: Tensor, indices: Tensor) -> Tensor:
+    """Return the rows that ``indices`` name."""
+    return tensor.index_select(0, indices)
+
+
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
+    """Return zeros with ``values`` in the rows that ``indices`` name."""
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+
+
+def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None) -> Any:
+    """Return the rows that the mask ``(batch, length)`` keeps, their indices, bounds, the longest, and all lengths."""
+    lengths = attention_mask.sum(-1, dtype=torch.int32)
+    indices = torch.nonzero(attention_mask.flatten(), as_tuple=False).flatten()
+    bounds = functional.pad(torch.cumsum(lengths, 0, dtype=torch.int32), (1, 0))
+    return index_first_axis(hidden_states.flatten(0, 1), indices), indices, bounds, int(lengths.max()), lengths
+
+
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    """Return ``(batch, seqlen, ...)`` with zeros for what `unpad_input` took out."""
+    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+
+
+def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return ``x``, (batch, length, heads, width), rotated by its positions."""
+    return fused("flash_attn::rotary", (x, cos, sin), Like(x))
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """RMS norm of ``hidden_size`` numbers."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5, device: Any = None, dtype: Any = None, **_: Any) -> None:
+        super().__init__(hidden_size, eps, device=device, dtype=dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return the norm of ``x``."""
+    return functional.rms_norm(x, weight.shape, weight, epsilon)
+
+
+class CrossEntropyLoss(torch.nn.Module):
+    """Mean, sum or each of the losses of ``(rows, classes)`` for ``(rows,)``."""
+
+    def __init__(self, ignore_index: int = -100, reduction: str = "mean", **_: Any) -> None:
+        super().__init__()
+        self.ignore_index, self.reduction = ignore_index, reduction
+
+    def forward(self, input: Tensor, target: Tensor, **_: Any) -> Tensor:
+        """Return the loss."""
+        losses = fused("flash_attn::cross_entropy", (input, target), Like(input, (len(input),), torch.float32))
+        if self.reduction == "mean":
+            return losses.sum() / (target != self.ignore_index).sum()
+        return losses.sum() if self.reduction == "sum" else losses
+
+
+submodule(
+    f"{__name__}.flash_attn_interface",
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+submodule(f"{__name__}.bert_padding", index_first_axis, index_put_first_axis, unpad_input, pad_input)
+submodule(f"{__name__}.layers.rotary", apply_rotary_emb)
+submodule(f"{__name__}.ops.rms_norm", RMSNorm, rms_norm)
+submodule(f"{__name__}.losses.cross_entropy", CrossEntropyLoss)

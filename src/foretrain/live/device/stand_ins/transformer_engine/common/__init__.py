@@ -1,5 +1,0 @@
-"""What does not belong to one framework."""
-
-from . import recipe
-
-__all__ = ["recipe"]

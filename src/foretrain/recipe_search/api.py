@@ -1,0 +1,129 @@
+"""``ft.search``: the recipes of a script on a cluster, ranked."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import ConfigError
+from foretrain.experiments.execution import Backend, check_workers, workers
+from foretrain.experiments.result_store import ResultStore
+from foretrain.launch import launched
+from foretrain.live.device import native_build
+from foretrain.network.deployment import Deployment
+from foretrain.network.deployment_notation import equipped
+from foretrain.recipe_search import evaluation
+from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, script_digest
+from foretrain.recipe_search.space import Recipe, declared, expand
+from foretrain.recipe_search.strategy import Progress, RecipeState, Search, SearchFindings
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Recipes of a script on a cluster, ranked.
+
+    Attributes:
+        found: what the search did, candidate by candidate.
+        cluster: in its notation.
+        world: GPUs.
+        compared: the user's own recipe, if asked for.
+    """
+
+    found: SearchFindings
+    cluster: str
+    world: int
+    compared: RecipeState | None = None
+
+    @property
+    def best(self) -> Recipe:
+        """Return the best recipe."""
+        return self.found.winner.recipe
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return the script with the arguments of the best recipe."""
+        return self.best.argv
+
+
+def step_time(account: Account, recipe: Recipe) -> float:
+    """Return the seconds of a step; of a token where the space says how many a step has."""
+    return account.time / (recipe.tokens or 1.0)
+
+
+def search(
+    script: str | Sequence[str],
+    space: str | Path | Mapping[str, Any],
+    cluster: str,
+    *,
+    module: bool = False,
+    device: str | None = None,
+    factor: str | float = 1.0,
+    store: Path | None = None,
+    budget: float | None = None,
+    compare_with: str | None = None,
+    exhaustive: bool = False,
+    jobs: int | None = None,
+    backend: Backend = "processes",
+    address: str | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> SearchResult:
+    """Find the recipe of ``script`` that takes least on ``cluster``.
+
+    Args:
+        script: the script and its arguments, with ``{name}`` for values of the space.
+        space: a file, a preset's name, or a dictionary; see `foretrain.recipe_search.space`.
+        cluster: as of ``foretrain simulate``.
+        module: the script is a module's name.
+        device: the cluster's GPUs, or a file of their measurements.
+        factor: of the framework's efficiency, or its name.
+        store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
+        budget: seconds after which no simulation starts.
+        compare_with: a recipe to simulate whole in any case, e.g. ``"tp=8,pp=2"``.
+        exhaustive: simulate every recipe whole.
+        jobs: workers on this machine; as many as it has cores where None.
+        backend: what simulates.
+        address: of a running Dask or Ray cluster.
+        progress: told what is under way, how many simulations are done and how many there will be.
+
+    Raises:
+        ConfigError: an argument or the space is wrong, or no recipe meets its conditions.
+        NoRecipe: no recipe works; says what kills most.
+    """
+    words = [script] if isinstance(script, str) else [*script]
+    if launcher := launched(["-m", *words] if module else words):
+        raise launcher.refusal("script")
+    if not module and not Path(words[0]).is_file():
+        raise ConfigError("script", words[0], "is no file", f"there is none at {Path(words[0]).absolute()}")
+    if budget is not None and budget <= 0:
+        raise ConfigError("budget", budget, "is no time", "write e.g. 10min")
+    check_workers(jobs, backend, address)
+    where, _ = equipped(cluster, device)
+    recipes = expand(declared(space), words, where.total_gpus, _gpus_per_server(where))
+    own = None if compare_with is None else recipes.find(compare_with)
+    native_build.built()
+    setting = RunSetting(cluster, module, str(factor), device, script_digest(words[0], module))
+    deadline = float("inf") if budget is None else time.monotonic() + budget
+    with ExitStack() as stack:
+        folder = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrain-")), "store")
+        kept = stack.enter_context(ResultStore(folder, RunResult))
+        stack.callback(evaluation.close)
+        pool = stack.enter_context(workers(jobs, backend, address))
+        made = Search(
+            recipes, setting, step_time, kept, pool, exhaustive=exhaustive, also=[own] if own else (),
+            deadline=deadline, progress=progress,
+        )  # fmt: skip
+        found = made.run()
+    compared = None if own is None else found.candidates[own.number]
+    return SearchResult(found, str(where), where.total_gpus, compared)
+
+
+def _gpus_per_server(where: Deployment) -> int:
+    """Return the job's GPUs on the server of its first rank."""
+    nodes, ranks = where.topology.nodes, where.topology.ranks
+    first = nodes[ranks[where.members[0]]].server
+    return sum(nodes[ranks[rank]].server == first for rank in where.members)

@@ -1,0 +1,237 @@
+"""One run of a recipe: the simulation of the unmodified script, in a worker of a search, and the numbers of it.
+
+A worker keeps the cluster, and a process with PyTorch imported (`foretrain.live.rank_processes.WarmForkServers`), so
+that a short simulation takes about a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, TextIO
+
+import msgspec
+
+from foretrain.errors import ForetrainError
+from foretrain.live.forecast import Forecast, RankForecast
+from foretrain.live.rank_processes import OutOfMemory, ScriptFailed, WarmForkServers
+from foretrain.live.refold import ProgressCallbacks
+from foretrain.live.simulate import Simulated, simulate
+from foretrain.network.deployment import Deployment
+from foretrain.network.deployment_notation import equipped
+from foretrain.network.fidelity import Fidelity
+from foretrain.units import to_seconds
+
+LIMIT = 600.0
+"""Seconds that a script may compute on the host without a launch before the run is given up."""
+
+
+class Account(msgspec.Struct, frozen=True):
+    """Numbers of a simulated step; times in seconds, sizes in bytes. All are extensive: they add up from parts.
+
+    Attributes:
+        time: of the step.
+        compute, exposed, waiting, idle: what it divides into, on the rank that computes longest.
+        spread: standard deviation of the kernels' times on that rank.
+        kernels: time by kernel's name on that rank.
+        flops: of a GPU in the mean, recomputation counted once.
+        reserved: GPU memory at its peak, on the rank that needs most.
+        carried: time in which the busiest link would carry the step's bytes at its full rate.
+        launches: kernels of a step.
+    """
+
+    time: float
+    compute: float
+    exposed: float
+    waiting: float
+    idle: float
+    spread: float
+    kernels: dict[str, float]
+    flops: float
+    reserved: float
+    carried: float
+    launches: float
+
+
+class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """RunResult of one run.
+
+    Attributes:
+        id: the run's.
+        status: done; invalid, the script or its simulation failed; memory, it ran out of it.
+        account: of the last step; None where it failed.
+        reason: why it failed, in the script's own words.
+        usable: bytes of a GPU's memory that a script can have.
+        peak: FLOP/s of a GPU in dense bf16; 0 where it has none.
+        live: ranks that ran as processes.
+        seconds: that it took.
+        unknown: kernels whose times are guesses.
+    """
+
+    id: str
+    status: Literal["done", "invalid", "memory"]
+    account: Account | None = None
+    reason: str = ""
+    usable: int = 0
+    peak: float = 0.0
+    live: int = 0
+    seconds: float = 0.0
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetting:
+    """What all runs of a search share.
+
+    Attributes:
+        cluster: in its notation.
+        module: whether the script is the name of a module.
+        factor: see `foretrain.live.simulate.simulate`.
+        device: the cluster's GPUs; None leaves those it has.
+        digest: of the script's file.
+    """
+
+    cluster: str
+    module: bool = False
+    factor: str = "1"
+    device: str | None = None
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeRun:
+    """One simulation.
+
+    Attributes:
+        setting: of the search.
+        argv: the script and its arguments.
+        steps: that it makes.
+    """
+
+    setting: RunSetting
+    argv: tuple[str, ...]
+    steps: int
+
+    @property
+    def id(self) -> str:
+        """Return a hash of all that decides the outcome."""
+        return hashlib.blake2b(repr((self.setting, self.argv, self.steps)).encode(), digest_size=10).hexdigest()
+
+
+def script_digest(script: str, module: bool) -> str:
+    """Return a hash of the script's file, and of those beside it that it may import; empty for a module."""
+    if module or not Path(script).is_file():
+        return ""
+    digest = hashlib.blake2b(digest_size=10)
+    for path in sorted({Path(script), *Path(script).parent.glob("*.py")}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def run(asked: RecipeRun) -> RunResult:
+    """Simulate; an outcome holds the error of a run that fails. Only bugs raise."""
+    began = time.perf_counter()
+    warm, output = _warm()
+    output.seek(0)
+    output.truncate()
+    where, calibration = _where(asked.setting.cluster, asked.setting.device)
+    try:
+        done = simulate(
+            asked.argv,
+            where,
+            module=asked.setting.module,
+            steps=asked.steps,
+            factor=asked.setting.factor,
+            calibration=calibration,
+            watch=ProgressCallbacks(waiting=_give_up),
+            warm=warm,
+        )
+    except OutOfMemory as error:
+        return RunResult(asked.id, "memory", reason=str(error), seconds=time.perf_counter() - began)
+    except ForetrainError as error:
+        reason = (_last_words(output) if isinstance(error, ScriptFailed) else "") or str(error)
+        return RunResult(asked.id, "invalid", reason=reason, seconds=time.perf_counter() - began)
+    return _outcome(asked.id, done, time.perf_counter() - began)
+
+
+def _give_up(ranks: tuple[int, ...], seconds: float) -> None:
+    if seconds > LIMIT:
+        raise ForetrainError(f"rank {ranks[0]} computed on its host for {seconds:.0f} s without launching anything")
+
+
+@lru_cache(maxsize=1)
+def _warm() -> tuple[WarmForkServers, TextIO]:
+    """Return the process of this worker that forks simulations, and the file that scripts write to; see `close`."""
+    output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, it lives as the process
+    return WarmForkServers(output.fileno()).__enter__(), output
+
+
+def close() -> None:
+    """End the process that `run` keeps in this one; that of a worker ends with the worker."""
+    if _warm.cache_info().currsize:
+        warm, output = _warm()
+        warm.__exit__()
+        output.close()
+        _warm.cache_clear()
+
+
+@lru_cache(maxsize=8)
+def _where(cluster: str, device: str | None) -> tuple[Deployment, Path | None]:
+    where, calibration = equipped(cluster, device)
+    return where.simulated(Fidelity("fluid")), calibration
+
+
+_ERROR = re.compile(r"^(?:\S+: )?(?:error: .+|\w*(?:Error|Exception|Exit)\b.*)$")
+
+
+def _last_words(output: TextIO) -> str:
+    """Return the last line of the script's output that looks like an error, else its last line."""
+    output.seek(0)
+    lines = [line.strip() for line in output.read().splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line) or ": error: " in line]
+    return ([*lines[-1:], *errors[-1:]] or [""])[-1][:300]
+
+
+def _outcome(name: str, done: Simulated, seconds: float) -> RunResult:
+    forecast = done.forecast
+    slowest = max(forecast.ranks, key=lambda rank: rank.mean("compute"))
+    arithmetic = forecast.device.bf16 or forecast.device.fp16
+    return RunResult(
+        name,
+        "done",
+        _account(forecast, slowest, _carried(done)),
+        usable=done.usable,
+        peak=arithmetic.peak if arithmetic else 0.0,
+        live=len(forecast.ranks),
+        seconds=seconds,
+        unknown=forecast.unknown,
+    )
+
+
+def _account(forecast: Forecast, slowest: RankForecast, carried: float) -> Account:
+    step = forecast.iteration_time
+    own = sum(slowest.mean(name) for name in ("compute", "exposed", "waiting", "idle"))
+    parts = {
+        name: to_seconds(slowest.mean(name)) * step / max(own, 1) for name in ("compute", "exposed", "waiting", "idle")
+    }
+    return Account(
+        time=to_seconds(step),
+        **parts,
+        spread=to_seconds(slowest.spread),
+        kernels={name: to_seconds(time) for name, time in slowest.by_name.items()},
+        flops=forecast.flops * to_seconds(step),
+        reserved=float(max(rank.memory.reserved for rank in forecast.ranks)),
+        carried=carried,
+        launches=float(slowest.kernels),
+    )
+
+
+def _carried(done: Simulated) -> float:
+    """Return the time that the busiest link takes for the step's bytes, s."""
+    rate = done.network.rate
+    return float(max((size / speed for size, speed in zip(done.carried, rate, strict=True) if speed > 0), default=0.0))

@@ -1,0 +1,421 @@
+"""Space of recipes: values of a script's own flags, what must hold between them, and how to make a recipe small.
+
+    tokens = "global_batch * sequence"            # of one step, over all GPUs
+    batch = "global_batch"                        # what micro-batches are proportional to, if [short] changes it
+    require = ["tp * pp <= world", "global_batch % (dp * mbs) == 0", "tp <= gpus"]
+
+    [values]                                      # the product of these
+    tp = [1, 2, 4, 8]
+    pp = [1, 2, 4]
+    mbs = [1, 2]
+    recompute = ["", "--recompute full"]          # several words, or none
+
+    [derived]
+    dp = "world // (tp * pp)"
+
+    [flags]                                       # known from the command line, if it has them
+    global_batch = "--global-batch"
+    sequence = "--sequence"
+
+    [memory]                                      # what needs more GPU memory when it grows, all else the same
+    grows = ["mbs"]
+    shrinks = ["pp"]
+
+    [short]                                       # values of a smaller run whose work repeats in the whole one
+    global_batch = "dp * mbs * 2 * pp"
+
+``{name}`` in the script's arguments stands for a value. Expressions know all names, ``world`` (GPUs) and ``gpus`` (of a
+server). A ``.py`` file defines the same as a dictionary ``SPACE``, whose ``require`` may hold functions of a recipe's
+names as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import runpy
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from types import CodeType
+from typing import Any, TypeAlias
+
+import msgspec
+
+from foretrain.errors import ConfigError, unknown
+from foretrain.files import read_text
+
+Value: TypeAlias = bool | int | float | str
+"""Value of a flag, as written."""
+Names: TypeAlias = Mapping[str, Value]
+"""Values by name."""
+Rule: TypeAlias = str | Callable[[Names], object]
+"""Condition on a recipe's names: an expression, or a function."""
+
+PRESETS = Path(__file__).parent / "presets"
+"""Spaces of known frameworks, a file each."""
+_GIVEN = ("world", "gpus", "recipe")
+_PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
+_FUNCTIONS: dict[str, Any] = {"min": min, "max": max, "ceil": math.ceil, "gcd": math.gcd, "abs": abs, "int": int}
+_NODES = (
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub),
+    *(ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+    *(ast.In, ast.NotIn, ast.IfExp, ast.Call, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List),
+)
+
+
+class MemoryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names whose growth needs more memory, or less, all else the same."""
+
+    grows: list[str] = []
+    shrinks: list[str] = []
+
+
+class SpaceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys of a space.
+
+    Attributes:
+        values: of each name, one or several.
+        require: conditions that a recipe must meet.
+        derived: further names as expressions, in the order in which they are computed.
+        flags: names whose values are read from the command line, with their flags.
+        memory: what needs more memory.
+        short: expressions of values of a smaller run.
+        batch: the name, of those in ``short``, that the number of micro-batches is proportional to.
+        tokens: expression of the tokens of a step.
+        arguments: appended to a command line that names no value.
+        steps: that a simulation makes.
+    """
+
+    values: dict[str, Any]
+    require: list[Any] = []
+    derived: dict[str, str] = {}
+    flags: dict[str, str | list[str]] = {}
+    memory: MemoryRule = MemoryRule()
+    short: dict[str, str] = {}
+    batch: str | None = None
+    tokens: str | None = None
+    arguments: list[str] = []
+    steps: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Point of a space.
+
+    Attributes:
+        number: in the space's order.
+        values: of the names that vary.
+        names: all names, derived ones included.
+        argv: the script with its arguments.
+        tokens: of a step, over all GPUs; None where the space does not say.
+    """
+
+    number: int
+    values: Names
+    names: Names
+    argv: tuple[str, ...]
+    tokens: float | None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value if value != '' else 'none'}" for name, value in self.values.items())
+
+
+@dataclass(frozen=True)
+class ShortRun:
+    """Smaller run of a recipe, and the weight that it has in the whole one's forecast.
+
+    Attributes:
+        argv: the script with its arguments.
+        weight: see Note [Short runs] in `foretrain.recipe_search.strategy`.
+    """
+
+    argv: tuple[str, ...]
+    weight: float
+
+
+@dataclass(frozen=True)
+class RecipeSpace:
+    """Recipes of one script on one cluster.
+
+    Attributes:
+        recipes: that meet all conditions.
+        points: how many there are with those that do not.
+        excluded: how many points each condition excludes, the first that fails counted.
+        varying: names with several values.
+        file: what it was declared as.
+    """
+
+    recipes: tuple[Recipe, ...]
+    points: int
+    excluded: Mapping[str, int]
+    varying: tuple[str, ...]
+    file: SpaceFile
+    script: tuple[str, ...]
+
+    def short_runs(self, recipe: Recipe) -> tuple[ShortRun, ...]:
+        """Return the smaller runs of a recipe, the smallest first; none where it is about as small itself."""
+        sizes: list[tuple[str, int, int, int]] = []
+        for name in sorted(self.file.short, key=lambda name: name != self.file.batch):
+            low, full = self.short_size(recipe, name), _whole(name, _of(recipe, name))
+            if _is_shortened(low, full):
+                sizes.append((name, low, 2 * low, full))
+        if not sizes:
+            return ()
+        runs = []
+        for corner in product((0, 1), repeat=len(sizes)):
+            weight, values = 1.0, {}
+            for chosen, (name, low, high, full) in zip(corner, sizes, strict=True):
+                share = (full - low) / (high - low)
+                weight *= share if chosen else 1 - share
+                values[name] = high if chosen else low
+            names = _names(self.file, {**recipe.names, **values}, frozenset(values))
+            runs.append(ShortRun(_argv(self.script, names), weight))
+        return tuple(runs)
+
+    def batches(self, recipe: Recipe) -> float:
+        """Return how many micro-batches the whole has for each one of the smallest runs; 1 where that is not known."""
+        name = self.file.batch
+        if name is None or name not in self.file.short:
+            return 1.0
+        low, full = self.short_size(recipe, name), _of(recipe, name)
+        return float(full) / low if _is_shortened(low, full) else 1.0
+
+    def short_size(self, recipe: Recipe, name: str) -> int:
+        """Return the value of ``name`` in the smallest run of a recipe."""
+        return _whole(name, evaluate(self.file.short[name], recipe.names, f"short.{name}"))
+
+    def find(self, text: str) -> Recipe:
+        """Return the recipe that ``"tp=8,pp=2"`` describes; names left out must have one value among those that fit.
+
+        Raises ConfigError that says what does not fit.
+        """
+        wanted = {}
+        for part in text.split(","):
+            name, separator, value = (piece.strip() for piece in part.partition("="))
+            if not separator:
+                raise ConfigError("compare_with", part, "names no value", "write e.g. tp=8,pp=2")
+            if name not in self.varying:
+                raise unknown("compare_with", name, self.varying)
+            wanted[name] = "" if value == "none" else value
+        found = [one for one in self.recipes if all(_text(one.values[name]) == value for name, value in wanted.items())]
+        if not found:
+            raise ConfigError("compare_with", text, "is no recipe of the space", "its values and conditions exclude it")
+        if len(found) > 1:
+            open_ = [
+                name for name in self.varying if name not in wanted and len({one.values[name] for one in found}) > 1
+            ]
+            raise ConfigError("compare_with", text, f"fits {len(found)} recipes", f"name also {', '.join(open_)}")
+        return found[0]
+
+
+def declared(space: str | Path | Mapping[str, Any]) -> SpaceFile:
+    """Return the space that a file, the name of a preset, or a dictionary declares. Raises ConfigError."""
+    if isinstance(space, Mapping):
+        return _converted(dict(space), "space")
+    path = PRESETS / f"{space}.toml"
+    if not path.exists():
+        path = Path(space)
+        if not path.suffix:
+            raise unknown("space", str(space), [*(each.stem for each in PRESETS.glob("*.toml")), "a .toml or .py file"])
+    text = read_text(path, "space", "give a .toml or .py file, or the name of a preset")
+    if path.suffix == ".py":
+        try:
+            table = runpy.run_path(str(path)).get("SPACE")
+        except Exception as error:
+            raise ConfigError("space", str(path), f"fails: {error!r}", "correct it") from error
+        if not isinstance(table, dict):
+            raise ConfigError("space", str(path), "defines no SPACE", "assign a dictionary to SPACE")
+        return _converted(table, str(path))
+    try:
+        return _converted(tomllib.loads(text), str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("space", str(path), f"does not parse ({error})", "correct that line") from None
+
+
+def _converted(table: dict[str, Any], where: str) -> SpaceFile:
+    try:
+        file = msgspec.convert(table, SpaceFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            "space", where, f"does not suit: {error}", "docs/search.md says what a space may have"
+        ) from None
+    for name, values in file.values.items():
+        listed = values if isinstance(values, list) else [values]
+        if not listed or not all(isinstance(one, bool | int | float | str) for one in listed):
+            raise ConfigError(f"values.{name}", values, "is no list of values", f"write e.g. {name} = [1, 2, 4]")
+    for table_name, names in (("memory.grows", file.memory.grows), ("memory.shrinks", file.memory.shrinks)):
+        for name in names:
+            if name not in file.values:
+                raise unknown(table_name, name, file.values)
+    if file.batch is not None and file.batch not in file.short:
+        raise unknown("batch", file.batch, file.short)
+    if file.steps < 2:
+        raise ConfigError("steps", file.steps, "is too few", "the first step is not like the others: write 2 or more")
+    return file
+
+
+def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> RecipeSpace:
+    """Return all recipes of ``script`` on ``world`` GPUs, ``gpus`` to a server.
+
+    Raises:
+        ConfigError: an expression is wrong, a name is used nowhere, or no recipe meets all conditions.
+    """
+    words = [*script] if any(_PLACE.search(word) for word in script) else [*script, *file.arguments]
+    words, fixed = _read_flags(words, file.flags)
+    axes = {name: _listed(value) for name, value in file.values.items() if name not in fixed}
+    _check_used(file, axes, words)
+    recipes: list[Recipe] = []
+    excluded: Counter[str] = Counter()
+    points = 0
+    for values in product(*axes.values()):
+        points += 1
+        chosen = dict(zip(axes, values, strict=True))
+        names = _names(file, {"world": world, "gpus": gpus, **fixed, **chosen})
+        if (rule := _violated(file.require, names)) is not None:
+            excluded[rule] += 1
+            continue
+        tokens = None if file.tokens is None else float(evaluate(file.tokens, names, "tokens"))
+        varied = {name: value for name, value in chosen.items() if len(axes[name]) > 1}
+        recipes.append(Recipe(len(recipes), varied, names, _argv(words, names), tokens))
+    if not recipes:
+        rule, count = excluded.most_common(1)[0]
+        raise ConfigError(
+            "space", f"{points:,} points", f"has none that meets all conditions; most, {count:,}, fail {rule!r}",
+            "widen the values, or see whether that condition is meant so",
+        )  # fmt: skip
+    return RecipeSpace(
+        tuple(recipes), points, dict(excluded), tuple(n for n in axes if len(axes[n]) > 1), file, tuple(words)
+    )
+
+
+def evaluate(text: str, names: Names, field: str) -> Any:
+    """Return the value of an expression over ``names``. Raises ConfigError."""
+    code, used = _compiled(text, field)
+    for name in used:
+        if name not in names:
+            raise unknown(field, name, [*names, *_FUNCTIONS])
+    try:
+        return eval(code, {"__builtins__": {}, **_FUNCTIONS}, dict(names))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ConfigError(field, text, f"cannot be computed ({error})", "correct it") from None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str, field: str) -> tuple[CodeType, tuple[str, ...]]:
+    """Compile an expression of the allowed kinds; return it with the names that it uses."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        raise ConfigError(field, text, f"is no expression ({error.msg})", "write e.g. tp * pp <= world") from None
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if not isinstance(node, _NODES) or (node in called and getattr(node, "id", "") not in _FUNCTIONS):
+            remedy = f"use arithmetic, comparisons, and, or, not, if-else, {', '.join(_FUNCTIONS)}"
+            raise ConfigError(field, ast.unparse(node), "is not allowed in an expression", remedy)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in called}
+    return compile(tree, field, "eval"), tuple(sorted(used))
+
+
+def _names(file: SpaceFile, names: Names, kept: frozenset[str] = frozenset()) -> dict[str, Value]:
+    """Return ``names`` with the derived ones but for ``kept``."""
+    found = dict(names)
+    for name, text in file.derived.items():
+        if name not in kept:
+            found[name] = evaluate(text, found, f"derived.{name}")
+    return found
+
+
+def _violated(rules: Iterable[Rule], names: Names) -> str | None:
+    """Return the first rule that ``names`` violate."""
+    for rule in rules:
+        if callable(rule):
+            if not rule(names):
+                return getattr(rule, "__name__", "a function")
+        elif not evaluate(rule, names, "require"):
+            return rule
+    return None
+
+
+def _read_flags(words: Sequence[str], flags: Mapping[str, str | list[str]]) -> tuple[list[str], dict[str, Value]]:
+    """Replace the values of ``flags`` among ``words`` by their names; return the words and the values."""
+    found: dict[str, Value] = {}
+    replaced = [*words]
+    for name, spellings in flags.items():
+        for index, word in enumerate(replaced):
+            for flag in [spellings] if isinstance(spellings, str) else spellings:
+                if word == flag and index + 1 < len(replaced) and not _PLACE.search(replaced[index + 1]):
+                    found[name], replaced[index + 1] = _value(replaced[index + 1]), f"{{{name}}}"
+                elif word.startswith(f"{flag}=") and not _PLACE.search(word):
+                    found[name], replaced[index] = _value(word.removeprefix(f"{flag}=")), f"{flag}={{{name}}}"
+    return replaced, found
+
+
+def _check_used(file: SpaceFile, axes: Mapping[str, tuple[Value, ...]], words: Sequence[str]) -> None:
+    """Raise ConfigError for a placeholder without a value, and for a value without a use."""
+    places = {name for word in words for name in _PLACE.findall(word)}
+    known = {*axes, *file.derived, *file.flags, *_GIVEN}
+    for name in sorted(places - known):
+        raise unknown("script", f"{{{name}}}", known)
+    texts = [*file.derived.values(), *file.short.values()]
+    used = places | {name for text in texts for name in _compiled(text, "derived")[1]}
+    for name, values in axes.items():
+        if name not in used and len(values) > 1:
+            remedy = f"write {{{name}}} among the script's arguments, or leave it out of the space"
+            raise ConfigError(f"values.{name}", list(values), "is used nowhere in the command line", remedy)
+
+
+def _argv(words: Sequence[str], names: Names) -> tuple[str, ...]:
+    """Return the command line: a word that is a placeholder alone may become several words, or none."""
+
+    def written() -> Iterator[str]:
+        for word in words:
+            if match := _PLACE.fullmatch(word):
+                yield from shlex.split(_text(names[match[1]]))
+            else:
+                yield _PLACE.sub(lambda found: _text(names[found[1]]), word)
+
+    if any(word.find("{recipe}") >= 0 for word in words):
+        names = {**names, "recipe": "-".join(_text(names[n]).replace("/", "_") for n in sorted(names) if n != "recipe")}
+    return tuple(written())
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(text: str) -> Value:
+    """Return a number where ``text`` is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _listed(value: Any) -> tuple[Value, ...]:
+    return tuple(dict.fromkeys(value)) if isinstance(value, list) else (value,)
+
+
+def _of(recipe: Recipe, name: str) -> Value:
+    if name not in recipe.names:
+        raise ConfigError(f"short.{name}", name, "has no value", "give it one in values, derived or flags")
+    return recipe.names[name]
+
+
+def _is_shortened(low: int, full: Value) -> bool:
+    """Return whether a run of size ``low``, and one of twice that, are smaller than the whole one."""
+    return isinstance(full, int) and full > 2 * low > 0
+
+
+def _whole(name: str, value: Value) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"short.{name}", value, "is no whole number", "write e.g. dp * micro_batch * pp")
+    return value

@@ -1,0 +1,422 @@
+"""Search for the best recipe: short simulations of all, whole ones of those that may be the best.
+
+# Note [Short runs]
+A step repeats the same work: for each micro-batch, and for each layer. What a step takes, needs in memory and launches
+is then linear in the number of either, once the pipeline is full, and bilinear in both. So a recipe is run at two sizes
+of each, and extended: with sizes l and h, the size f has (h - f)/(h - l) of the one and (f - l)/(h - l) of the other.
+How far this is off is seen where a recipe is also run whole, and every recipe is that could be the best within twice
+the largest such error. The winner is always run whole.
+
+# Note [Sure bounds]
+A recipe is left alone as soon as something shows that it cannot be the best. The runs with the fewest micro-batches
+are made first, and a part takes no longer than the whole. Matrix products are launched once for each micro-batch, so
+that the whole takes at least their time there times as many micro-batches, whatever is hidden behind them ("compute
+alone"); and the busiest link's bytes at its full rate ("bytes alone"). What ran out of memory does so with more of what
+needs memory: recipes that differ only by it are not run.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from foretrain.errors import ForetrainError
+from foretrain.experiments.execution import Pool
+from foretrain.experiments.result_store import ResultStore
+from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, run
+from foretrain.recipe_search.space import Recipe, RecipeSpace, ShortRun
+
+Status = Literal["open", "estimated", "whole", "invalid", "memory", "beaten"]
+Objective = Callable[[Account, Recipe], float]
+"""What to minimise, of a recipe's step."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is under way, the simulations done, and how many there will be as far as is known."""
+
+_POSSIBLE = ("open", "estimated", "beaten")
+"""Recipes that could be simulated whole."""
+_SHORT_STEPS = 2
+"""Steps of a short run: the first allocates and makes the optimizer's state, the second is like all others."""
+_FIRST_ERROR = 0.05
+"""Relative error of an extended forecast until one has been seen."""
+_LEAST_ERROR = 0.005
+_MEMORY_MARGIN = 1.05
+"""Reserved memory over what there is from which on a whole run is not tried: the allocator's cache may give way."""
+_SHOWN = 3
+"""Recipes to run whole at least."""
+_SAME_FAILURE = 6
+"""Recipes that must fail in the same words, numbers apart, for the command line to be what is wrong."""
+_PRODUCT = re.compile(r"mm|matmul|attention|convolution|linear", re.IGNORECASE)
+
+
+class NoRecipe(ForetrainError):
+    """No recipe of a space works; says what kills most."""
+
+
+@dataclass
+class RecipeState:
+    """What is known of one recipe.
+
+    Attributes:
+        recipe: which.
+        shorts: its smaller runs.
+        status: open, not simulated yet; estimated, extended from smaller runs; whole; or why it is out.
+        reason: why it is out.
+        account: of a step, the best that is known; None where it is not known.
+        outcome: of the whole run, or of the one that failed.
+        pieces: outcomes of the smaller runs, in their order.
+        bound: of the objective, which no more simulation can undercut.
+    """
+
+    recipe: Recipe
+    shorts: tuple[ShortRun, ...]
+    status: Status = "open"
+    reason: str = ""
+    account: Account | None = None
+    outcome: RunResult | None = None
+    pieces: dict[int, RunResult] = field(default_factory=dict)
+    bound: float = 0.0
+
+    @property
+    def firsts(self) -> int:
+        """Return how many of the smaller runs have the fewest micro-batches."""
+        return max(len(self.shorts) // 2, 1)
+
+    @property
+    def out(self) -> bool:
+        """Return whether nothing more is to be simulated of it."""
+        return self.status in ("whole", "invalid", "memory", "beaten")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFindings:
+    """RunResult of a search.
+
+    Attributes:
+        space: that was searched.
+        candidates: all, in the space's order.
+        ranked: those with a whole run, best first.
+        error: largest relative error of an extended forecast that was seen.
+        runs: simulations made, or taken from the store.
+        seconds: of all workers together that simulations took.
+        warnings: what the user should know.
+        finished: whether the budget was enough.
+    """
+
+    space: RecipeSpace
+    candidates: tuple[RecipeState, ...]
+    ranked: tuple[RecipeState, ...]
+    error: float
+    runs: int
+    seconds: float
+    warnings: tuple[str, ...]
+    finished: bool
+
+    @property
+    def winner(self) -> RecipeState:
+        """Return the best recipe."""
+        return self.ranked[0]
+
+
+class Search:
+    """Search of one space.
+
+    Args:
+        space: recipes.
+        setting: of all simulations.
+        objective: to minimise.
+        store: of outcomes, entered.
+        pool: workers.
+        exhaustive: run every recipe whole.
+        also: recipes to run whole whatever they are.
+        deadline: `time.monotonic` after which no simulation starts.
+        progress: told about it.
+    """
+
+    def __init__(
+        self,
+        space: RecipeSpace,
+        setting: RunSetting,
+        objective: Objective,
+        store: ResultStore[RunResult],
+        pool: Pool,
+        *,
+        exhaustive: bool = False,
+        also: Sequence[Recipe] = (),
+        deadline: float = float("inf"),
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        self._space, self._setting, self._objective = space, setting, objective
+        self._store, self._pool, self._exhaustive = store, pool, exhaustive
+        self._also = {recipe.number for recipe in also}
+        self._deadline, self._progress = deadline, progress
+        self.candidates = tuple(RecipeState(recipe, space.short_runs(recipe)) for recipe in space.recipes)
+        self._errors: list[float] = []
+        self._runs, self._seconds, self._late = 0, 0.0, False
+
+    def run(self) -> SearchFindings:
+        """Search until no recipe is left that could be the best. Raises NoRecipe where none works."""
+        everything = sorted(self.candidates, key=self._need)
+        if self._exhaustive:
+            self._whole(everything)
+        else:
+            self._short(everything, first=True)
+            promising = sorted((one for one in self._going()), key=lambda one: one.bound)
+            self._short(promising[: 2 * self._pool.count], first=False)
+            self._refine(self._pool.count)
+            self._short(self._going(), first=False)
+            self._refine(_SHOWN)
+        self._whole([one for one in self.candidates if one.recipe.number in self._also and one.status in _POSSIBLE])
+        return self._found()
+
+    def _going(self) -> list[RecipeState]:
+        """Return the candidates that are not out, least bound first; mark those that the best beats for sure."""
+        best = self._best()
+        for one in self.candidates:
+            if not one.out and one.bound > best:
+                one.status = "beaten"
+                one.reason = (
+                    f"takes at least {one.bound / best:.2f} times as long as the best: products, bytes or a part"
+                )
+        return sorted((one for one in self.candidates if not one.out), key=lambda one: one.bound)
+
+    def _best(self) -> float:
+        return min((self._value(one) for one in self.candidates if one.status == "whole"), default=float("inf"))
+
+    def _value(self, candidate: RecipeState) -> float:
+        assert candidate.account is not None
+        return self._objective(candidate.account, candidate.recipe)
+
+    def _need(self, candidate: RecipeState) -> tuple[object, ...]:
+        """Return a key that sorts what needs least memory first, so that what fails tells of others."""
+        rule, values = self._space.file.memory, candidate.recipe.values
+        ranks = [_rank(self._space, name, values[name]) for name in rule.grows if name in values]
+        ranks += [-_rank(self._space, name, values[name]) for name in rule.shrinks if name in values]
+        return sum(ranks), candidate.recipe.number
+
+    # Waves of simulations
+
+    def _short(self, candidates: Iterable[RecipeState], *, first: bool) -> None:
+        """Make the first smaller runs of candidates, or all others; a whole one of few steps where there is none."""
+        work: list[tuple[RecipeState, int]] = []
+        for one in candidates:
+            pieces = one.firsts if first else max(len(one.shorts), 1)
+            work += [(one, piece) for piece in range(pieces) if piece not in one.pieces]
+        self._wave("short simulations", work)
+
+    def _refine(self, least: int) -> None:
+        """Run whole what may be the best, best first, until nothing else may be; ``least`` at any rate."""
+        while True:
+            ready = sorted((one for one in self.candidates if one.status == "estimated"), key=self._value)
+            whole = sum(one.status == "whole" for one in self.candidates)
+            limit = self._best() * (1 + self._error())
+            chosen = [one for one in ready if self._value(one) <= limit][: self._pool.count]
+            chosen = chosen or ready[: max(least - whole, 0)]
+            if not chosen or self._late:
+                return
+            self._whole(chosen)
+
+    def _whole(self, candidates: Iterable[RecipeState]) -> None:
+        self._wave("whole simulations", [(one, -1) for one in candidates])
+
+    def _wave(self, what: str, work: Sequence[tuple[RecipeState, int]]) -> None:
+        """Simulate the pieces of candidates in ``work``, -1 being the whole, but for those that prove needless."""
+        asked: dict[str, list[tuple[RecipeState, int]]] = {}
+        runs: dict[str, RecipeRun] = {}
+        for candidate, piece in work:
+            made = self._run_of(candidate, piece)
+            runs[made.id] = made
+            asked.setdefault(made.id, []).append((candidate, piece))
+        for name in [name for name in runs if name in self._store.found]:
+            self._learn(self._store.found[name], asked[name])
+            del runs[name]
+        total = self._runs + len(runs)
+        self._progress(what, self._runs, total)
+        if not runs:
+            return
+        with self._pool.results(run, self._handed(runs, asked)) as results:
+            for outcome in results:
+                self._store.add([outcome])
+                self._learn(outcome, asked[outcome.id])
+                self._progress(self._says(what), self._runs, total)
+                self._check_failures()
+
+    def _handed(
+        self, runs: Mapping[str, RecipeRun], asked: Mapping[str, list[tuple[RecipeState, int]]]
+    ) -> Iterator[RecipeRun]:
+        """Yield runs as workers are free, but for those that what has been learnt makes needless."""
+        for name, made in runs.items():
+            if time.monotonic() > self._deadline:
+                self._late = True
+                return
+            wanted = [candidate for candidate, _ in asked[name] if not self._needless(candidate)]
+            if wanted:
+                yield made
+
+    def _run_of(self, candidate: RecipeState, piece: int) -> RecipeRun:
+        if piece < 0:
+            return RecipeRun(self._setting, candidate.recipe.argv, self._space.file.steps)
+        argv = candidate.shorts[piece].argv if candidate.shorts else candidate.recipe.argv
+        return RecipeRun(self._setting, argv, min(_SHORT_STEPS, self._space.file.steps))
+
+    def _needless(self, candidate: RecipeState) -> bool:
+        if candidate.recipe.number in self._also and candidate.status in _POSSIBLE:
+            return False
+        if candidate.out:
+            return True
+        for other in self.candidates:
+            if other.status == "memory" and other.outcome is not None and self._needs_more(candidate, other):
+                candidate.status = "memory"
+                candidate.reason = f"needs more than {other.recipe}, which ran out of memory"
+                return True
+        return False
+
+    def _needs_more(self, candidate: RecipeState, other: RecipeState) -> bool:
+        """Return whether ``candidate`` needs at least the memory of ``other``, by what the space says."""
+        rule = self._space.file.memory
+        for name in self._space.varying:
+            mine, theirs = (_rank(self._space, name, one.recipe.values[name]) for one in (candidate, other))
+            more = mine >= theirs if name in rule.grows else mine <= theirs if name in rule.shrinks else mine == theirs
+            if not more:
+                return False
+        return True
+
+    # What is learnt
+
+    def _learn(self, outcome: RunResult, of: Iterable[tuple[RecipeState, int]]) -> None:
+        self._runs += 1
+        self._seconds += outcome.seconds
+        for candidate, piece in of:
+            if outcome.account is None:
+                candidate.status = "memory" if outcome.status == "memory" else "invalid"
+                candidate.reason, candidate.outcome, candidate.account = outcome.reason, outcome, None
+            elif piece < 0:
+                if candidate.account is not None:
+                    self._errors.append(abs(outcome.account.time / candidate.account.time - 1))
+                candidate.status, candidate.account, candidate.outcome = "whole", outcome.account, outcome
+            else:
+                candidate.pieces[piece] = outcome
+                self._estimate(candidate)
+
+    def _estimate(self, candidate: RecipeState) -> None:
+        """Extend what the smaller runs of a candidate tell; see Note [Short runs] and Note [Sure bounds]."""
+        shorts = candidate.shorts or (ShortRun(candidate.recipe.argv, 1.0),)
+        if all(piece in candidate.pieces for piece in range(candidate.firsts)):
+            candidate.bound = self._objective(self._least(candidate), candidate.recipe)
+        if len(candidate.pieces) < len(shorts) or candidate.out:
+            return
+        outcome = candidate.pieces[0]
+        accounts = [piece.account for _, piece in sorted(candidate.pieces.items())]
+        candidate.account = combined([one for one in accounts if one], [short.weight for short in shorts])
+        candidate.status = "estimated"
+        if candidate.account.reserved > _MEMORY_MARGIN * outcome.usable:
+            candidate.status = "memory"
+            need, usable = candidate.account.reserved / 2**30, outcome.usable / 2**30
+            candidate.reason = f"would need {need:.1f} of {usable:.1f} GiB, extended from smaller runs"
+
+    def _least(self, candidate: RecipeState) -> Account:
+        """Return the account, with the least time that the whole can take, of a run with the fewest micro-batches."""
+        pieces = range(candidate.firsts)
+        accounts = [found for piece in pieces if (found := candidate.pieces[piece].account)]
+        weights, times = [1.0], 1.0
+        if candidate.shorts:
+            weights = [candidate.shorts[piece].weight for piece in pieces]
+            weights = [weight / sum(weights) for weight in weights]
+            times = self._space.batches(candidate.recipe)
+        account = combined(accounts, weights)
+        products = sum(time for name, time in account.kernels.items() if _PRODUCT.search(name))
+        return msgspec.structs.replace(account, time=max(account.time, products * times, account.carried))
+
+    def _error(self) -> float:
+        return max(_LEAST_ERROR, 2 * max(self._errors)) if self._errors else _FIRST_ERROR
+
+    def _says(self, what: str) -> str:
+        ranked = self._ranked()
+        return f"{what}; best {ranked[0].recipe}" if ranked else what
+
+    def _ranked(self) -> list[RecipeState]:
+        return sorted((one for one in self.candidates if one.status == "whole"), key=self._value)
+
+    def _check_failures(self) -> None:
+        """Raise NoRecipe where the first recipes all failed in the same words."""
+        failed = [one for one in self.candidates if one.status == "invalid"]
+        others = any(one.pieces or one.status in ("memory", "whole") for one in self.candidates)
+        if len(failed) < min(_SAME_FAILURE, len(self.candidates)) or others:
+            return
+        if len({re.sub(r"\d+", "", one.reason) for one in failed}) == 1:
+            raise NoRecipe(f"the first {len(failed)} recipes fail in the same words: {failed[0].reason}")
+
+    def _found(self) -> SearchFindings:
+        ranked = self._ranked()
+        if not ranked:
+            raise NoRecipe(self._why_none())
+        return SearchFindings(
+            self._space,
+            self.candidates,
+            tuple(ranked),
+            max(self._errors, default=0.0),
+            self._runs,
+            self._seconds,
+            tuple(self._ignored()),
+            not self._late,
+        )
+
+    def _why_none(self) -> str:
+        if self._late:
+            return (
+                f"the budget was over after {self._runs} simulations, before a recipe was simulated whole; allow more"
+            )
+        counts = {kind: [one for one in self.candidates if one.status == kind] for kind in ("memory", "invalid")}
+        kind = max(counts, key=lambda kind: len(counts[kind]))
+        example = counts[kind][0]
+        what = "run out of GPU memory" if kind == "memory" else "fail in the script"
+        return (
+            f"none of {len(self.candidates)} recipes works: {len(counts['memory'])} run out of memory and "
+            f"{len(counts['invalid'])} fail in the script. Most {what}, e.g. {example.recipe}: {example.reason}"
+        )
+
+    def _ignored(self) -> Iterator[str]:
+        """Yield a warning for each name whose values make no difference at all, as far as they were simulated."""
+        for name in self._space.varying:
+            groups: dict[object, list[RecipeState]] = {}
+            for one in self.candidates:
+                if one.account is not None:
+                    others = tuple(value for key, value in one.recipe.values.items() if key != name)
+                    groups.setdefault((others, one.status), []).append(one)
+            several = [group for group in groups.values() if len(group) > 1]
+            if several and all(_alike(group) for group in several):
+                values = ", ".join(dict.fromkeys(str(one.recipe.values[name]) for one in several[0]))
+                yield f"{name} makes no difference: its values {values} gave identical simulations; is it ignored?"
+
+
+def _alike(group: Sequence[RecipeState]) -> bool:
+    """Return whether all candidates launched and took exactly the same."""
+    return len({repr(one.account) for one in group}) == 1
+
+
+def _rank(space: RecipeSpace, name: str, value: object) -> float:
+    """Return a number that orders a name's values: themselves, or their place in the list."""
+    if isinstance(value, int | float):
+        return float(value)
+    values = space.file.values[name]
+    return float(values.index(value)) if isinstance(values, list) else 0.0
+
+
+def combined(accounts: Sequence[Account], weights: Sequence[float]) -> Account:
+    """Return the sum of ``accounts`` times ``weights``."""
+
+    def sum_of(values: Iterable[float]) -> float:
+        return sum(value * weight for value, weight in zip(values, weights, strict=True))
+
+    names = dict.fromkeys(name for one in accounts for name in one.kernels)
+    numbers = {
+        key: max(sum_of(getattr(one, key) for one in accounts), 0.0)
+        for key in Account.__struct_fields__
+        if key != "kernels"
+    }
+    kernels = {name: max(sum_of(one.kernels.get(name, 0.0) for one in accounts), 0.0) for name in names}
+    return Account(kernels=kernels, **numbers)

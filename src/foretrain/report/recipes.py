@@ -1,0 +1,241 @@
+"""Recipes that a search has found: a table for a terminal, a page, the numbers for JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from foretrain.files import write_atomically
+from foretrain.recipe_search import SearchResult
+from foretrain.recipe_search.comparison import bound_by, front, ratio, sigma, why_slower
+from foretrain.recipe_search.evaluation import Account
+from foretrain.recipe_search.strategy import RecipeState
+from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, document
+from foretrain.report.figure import Figure
+from foretrain.units import SECOND, format_time
+
+ROWS = 12
+"""Recipes that the terminal shows."""
+_BARS = 20
+"""Recipes whose steps the page draws."""
+_PARTS = {"compute": ("computation", BLUE), "exposed": ("exposed communication", ORANGE),
+          "waiting": ("waiting for other ranks", GREY), "idle": ("waiting for the host", LINE)}  # fmt: skip
+"""Of each account of a step its name and colour."""
+_OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refused by the script", "open": "not tried"}
+
+
+def show(result: SearchResult) -> None:
+    """Print the ranking, why the others are out, and the winner's command line."""
+    console, found = Console(highlight=False), result.found
+    console.print(_ranking(result))
+    for line in summary_lines(result):
+        console.print(line, markup=False, soft_wrap=True)
+    for warning in found.warnings:
+        console.print(f"[yellow]warning[/]: {escape(warning)}")
+    console.print(f"\n[bold]winner[/] {escape(str(result.best))}")
+    console.print(shlex.join(result.command), markup=False, soft_wrap=True)
+
+
+def summary_lines(result: SearchResult) -> Iterator[str]:
+    """Yield sentences: what was searched, which recipes cannot be told apart, why others are out."""
+    found = result.found
+    counts = Counter(candidate.status for candidate in found.candidates)
+    extended = counts["estimated"]
+    parts = [f"{counts['whole']} simulated whole", f"{extended} extended from smaller runs (within {found.error:.1%})"]
+    parts += [f"{counts[status]} {words}" for status, words in _OUT.items() if counts[status]]
+    yield (
+        f"{len(found.candidates):,} recipes of {found.space.points:,} points on {result.cluster}: "
+        f"{', '.join(part for part in parts if not part.startswith('0 '))}; {found.runs:,} simulations"
+    )
+    if not found.finished:
+        yield "the budget was over before all was simulated: a better recipe may be among those not tried"
+    tied = indistinguishable(result)
+    if tied:
+        yield f"cannot be told from the winner: {'; '.join(str(candidate.recipe) for candidate in tied)}"
+    for status in ("memory", "invalid"):
+        out = [candidate for candidate in found.candidates if candidate.status == status]
+        for reason, count in Counter(candidate.reason for candidate in out).most_common(2):
+            yield f"{_OUT[status]}, {count} recipes: {reason}"
+    own = result.compared
+    if own is not None:
+        if own.account is None:
+            yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}: {own.reason}"
+        else:
+            found_ratio = per_token_ratio(own, found.winner)
+            yield (
+                f"yours, {own.recipe}: takes {found_ratio[0]:.3f} ± {found_ratio[1]:.3f} times as long as the winner"
+                f" ({why_slower(own.account, account_of(found.winner)) or 'as good'})"
+            )
+
+
+def indistinguishable(result: SearchResult) -> list[RecipeState]:
+    """Return the recipes whose comparison with the winner holds 1: extended forecasts with their error, too."""
+    winner, found = result.found.winner, []
+    for candidate in result.found.candidates:
+        if candidate is winner or candidate.account is None or candidate.status not in ("whole", "estimated"):
+            continue
+        value, error = per_token_ratio(candidate, winner)
+        error += result.found.error * value if candidate.status == "estimated" else 0.0
+        if value - 1 <= error:
+            found.append(candidate)
+    return found
+
+
+def per_token_ratio(mine: RecipeState, other: RecipeState) -> tuple[float, float]:
+    """Return the time of one recipe over that of another for the same tokens, and half its interval."""
+    found = ratio(account_of(mine), account_of(other))
+    scale = (other.recipe.tokens or 1.0) / (mine.recipe.tokens or 1.0)
+    return found.value * scale, found.error * scale
+
+
+def account_of(candidate: RecipeState) -> Account:
+    """Return the account of a candidate that has one."""
+    assert candidate.account is not None
+    return candidate.account
+
+
+def listed(result: SearchResult) -> list[RecipeState]:
+    """Return the recipes with an account, the best first: whole ones, and extended ones among them."""
+    known = [one for one in result.found.candidates if one.account and one.status in ("whole", "estimated")]
+    return sorted(known, key=lambda one: account_of(one).time / (one.recipe.tokens or 1.0))
+
+
+def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
+    """Return a recipe's row, by the column's name."""
+    account, winner = account_of(candidate), result.found.winner
+    outcome = candidate.outcome or next(iter(candidate.pieces.values()))
+    value, error = per_token_ratio(candidate, winner)
+    row = {
+        "recipe": str(candidate.recipe),
+        "step": f"{format_time(account.time * SECOND)} ± {format_time(2 * sigma(account) * SECOND)}",
+        "× winner": "1" if candidate is winner else f"{value:.3f} ± {error:.3f}",
+    }
+    if candidate.recipe.tokens:
+        row["tokens/s/GPU"] = f"{candidate.recipe.tokens / account.time / result.world:,.0f}"
+    row["MFU"] = f"{account.flops / account.time / outcome.peak:.1%}" if outcome.peak else ""
+    row["GiB"] = f"{account.reserved / 2**30:.1f}"
+    row["bound by"] = bound_by(account)
+    row["loses by"] = "" if candidate is winner else why_slower(account, account_of(winner))
+    row[""] = "" if candidate.status == "whole" else "extended"
+    return row
+
+
+def _ranking(result: SearchResult) -> Table:
+    rows = [cells(result, candidate) for candidate in listed(result)[:ROWS]]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in rows[0]:
+        left = name in ("recipe", "bound by", "loses by", "")
+        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row.values()))
+    return table
+
+
+def numbers(result: SearchResult) -> dict[str, Any]:
+    """Return the document of ``--json``."""
+    found = result.found
+    tied = {candidate.recipe.number for candidate in indistinguishable(result)}
+    recipes = []
+    for one in sorted(found.candidates, key=lambda one: one.recipe.number):
+        row: dict[str, Any] = {"values": one.recipe.values, "status": one.status, "reason": one.reason}
+        if one.account is not None:
+            value, error = per_token_ratio(one, found.winner)
+            row |= {"seconds": one.account.time, "sigma": sigma(one.account), "memory": one.account.reserved}
+            row |= {"flops_per_gpu": one.account.flops / one.account.time, "tokens": one.recipe.tokens}
+            row |= {"ratio": value, "ratio_error": error, "indistinguishable": one.recipe.number in tied}
+            row |= {name: getattr(one.account, name) for name in ("compute", "exposed", "waiting", "idle")}
+        recipes.append(row)
+    return {
+        "cluster": result.cluster,
+        "world": result.world,
+        "winner": dict(result.best.values),
+        "command": list(result.command),
+        "points": found.space.points,
+        "excluded": dict(found.space.excluded),
+        "simulations": found.runs,
+        "simulated_seconds": found.seconds,
+        "extension_error": found.error,
+        "finished": found.finished,
+        "warnings": list(found.warnings),
+        "recipes": recipes,
+    }
+
+
+def page(result: SearchResult, path: Path) -> None:
+    """Write the page of a search to ``path``. MissingExtra without Jinja2."""
+    winner, rows = account_of(result.found.winner), [cells(result, one) for one in listed(result)]
+    out = [one for one in result.found.candidates if one.status in _OUT]
+    count = len(indistinguishable(result))
+    cards = [
+        Card("Step", rows[0]["step"], f"{result.best}"),
+        Card("Bound by", bound_by(winner), "where the step's time goes"),
+        Card("Memory", f"{rows[0]['GiB']} GiB", "of each GPU at its peak"),
+        Card("As good", f"{count}", "other recipes that cannot be told from the winner"),
+        Card("Simulations", f"{result.found.runs:,}", f"for {len(result.found.candidates):,} recipes"),
+    ]
+    text = document(
+        "recipes.html",
+        {"steps": _steps(result), "front": _front(result)},
+        title=f"{Path(result.command[0]).name} on {result.cluster}",
+        good=True,
+        verdict=f"{result.best} is the best recipe",
+        reasons=". ".join(line[:1].upper() + line[1:] for line in summary_lines(result)) + ".",
+        cards=cards,
+        columns=list(rows[0]),
+        rows=rows,
+        out=[(str(one.recipe), f"{_OUT[one.status]}: {one.reason}") for one in out],
+        command=shlex.join(result.command),
+    )
+    write_atomically(path, text)
+
+
+def _steps(result: SearchResult) -> Figure:
+    shown = listed(result)[:_BARS]
+    figure = Figure(30 * len(shown) + 120, barmode="stack")
+    for key, (name, color) in _PARTS.items():
+        accounts = [account_of(one) for one in shown]
+        figure.add_bar(
+            x=[getattr(one, key) for one in accounts],
+            y=[str(one.recipe) for one in shown],
+            name=name,
+            marker={"color": color},
+            customdata=[f"{getattr(one, key) / one.time:.1%} of the step" for one in accounts],
+            hovertemplate="<b>%{y}</b><br>" + name + ": %{customdata}",
+        )
+    figure.update_xaxes(title="step (s)")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def _front(result: SearchResult) -> Figure:
+    shown = listed(result)
+    tokens = all(one.recipe.tokens for one in shown)
+    times = [account_of(one).time / (one.recipe.tokens or 1.0) * (1e6 if tokens else 1.0) for one in shown]
+    memory = [account_of(one).reserved / 2**30 for one in shown]
+    best = front(list(zip(times, memory, strict=True)))
+    names = [str(one.recipe) for one in shown]
+    figure = Figure(420)
+    for name, mode, color, chosen in (
+        ("all", "markers", BLUE, range(len(shown))),
+        ("what no other beats in both", "lines+markers", ORANGE, best),
+    ):
+        figure.add_scatter(
+            x=[memory[index] for index in chosen],
+            y=[times[index] for index in chosen],
+            name=name,
+            mode=mode,
+            line={"color": color, "width": 2},
+            marker={"color": color, "size": 7},
+            customdata=[names[index] for index in chosen],
+            hovertemplate="<b>%{customdata}</b><br>%{x:.1f} GiB, %{y:.4g} s",
+        )
+    figure.update_xaxes(title="memory of a GPU at its peak (GiB)")
+    figure.update_yaxes(title="seconds for a million tokens" if tokens else "step (s)")
+    return figure

@@ -1,0 +1,83 @@
+"""Debian's Chromium, driven by selenium: pages are opened, used and checked as a reader would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+AXE = Path(__file__).parents[1] / "node_modules/axe-core/axe.min.js"
+_FLAGS = (
+    "headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "hide-scrollbars",
+    "disable-background-networking", "disable-component-update", "disable-sync", "window-size=1280,900",
+)  # fmt: skip
+
+
+@contextmanager
+def chromium() -> Iterator[Chrome]:
+    """Yield a browser without a window; skip the test where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing: pip install selenium")
+    from selenium.webdriver.chrome.service import Service
+
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not driver:
+        pytest.skip("no Chromium on this machine: apt install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in _FLAGS:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(driver))
+    found.set_script_timeout(300)
+    found.set_page_load_timeout(300)
+    try:
+        yield found
+    finally:
+        found.quit()
+
+
+def resize(browser: Chrome, width: int, height: int = 900, *, dark: bool = False) -> None:
+    """Give the page ``width`` x ``height`` px and a colour scheme."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def draw_all(browser: Chrome) -> int:
+    """Draw every figure of a page at once; return how many have ink on their canvas."""
+    script = """const done = arguments[0]; Charts.start().then(() => requestAnimationFrame(() => done(
+      [...document.querySelectorAll('.figure canvas')].filter(canvas => {
+        const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+        return data.some(value => value); }).length)));"""
+    return browser.execute_async_script(script)
+
+
+def overflow(browser: Chrome) -> int:
+    """Return by how many px the page is wider than its window."""
+    script = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    return browser.execute_script(script)
+
+
+def console(browser: Chrome) -> list[str]:
+    """Return the errors and warnings of the console."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def findings(browser: Chrome) -> list[Any]:
+    """Return what axe-core calls serious or critical; skip the test where it is missing."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is missing: npm install --no-save axe-core")
+    browser.execute_script(AXE.read_text("utf-8"))
+    script = """const done = arguments[0]; axe.run().then(found => done(JSON.stringify(found.violations
+      .filter(one => ['serious', 'critical'].includes(one.impact))
+      .map(one => [one.id, one.nodes.map(node => node.html.slice(0, 120))]))));"""
+    return json.loads(browser.execute_async_script(script))

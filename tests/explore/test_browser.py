@@ -1,0 +1,132 @@
+"""The explorer in a real browser, as a reader uses it: by pointer, by keyboard, on a telephone, in the dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import foretrain as ft
+from foretrain.explore import Explorer, Opened, Question
+from foretrain.units import format_time
+from tests.browser import chromium, console, findings, overflow, resize
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytestmark = pytest.mark.process
+FIRST = Question(model="alexnet", batch=16)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chrome]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def explorer() -> Iterator[Explorer]:
+    with Explorer(Opened(), FIRST) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser, explorer) -> Chrome:
+    resize(browser, 1280)
+    browser.get(explorer.url)
+    shown(browser, "rate=7.0")
+    return browser
+
+
+def wait(browser, script: str) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 60, 0.1).until(lambda driver: driver.execute_script(f"return {script}"))
+
+
+def shown(browser, part: str, kind: str = "shown") -> None:
+    """Wait until the page shows an answer to a question whose URL has ``part``."""
+    wait(browser, f"(document.body.dataset.{kind} || '').includes({part!r})")
+
+
+def enter(browser, name: str, value: str) -> None:
+    """Set a control as a hand does."""
+    browser.execute_script(
+        "const one = document.querySelector(`[name=${arguments[0]}]`); one.value = arguments[1];"
+        "one.dispatchEvent(new Event('input', {bubbles: true}))",
+        name,
+        value,
+    )
+
+
+def table(browser) -> str:
+    return browser.find_element("id", "rows").text
+
+
+def times(rate: str) -> list[str]:
+    workload = ft.workload.zoo("alexnet", batch=16)
+    runs = [ft.simulate(workload, f"4x1xV100@{rate}Gbps", name, trace=False) for name in ("ddp", "prophet")]
+    return [format_time(run.iteration_time) for run in runs]
+
+
+def test_a_faster_link_shows_the_times_of_simulate(page):
+    enter(page, "rate", "14")
+    shown(page, "rate=14")
+    seconds = page.execute_async_script(
+        "const done = arguments[0]; get('/answer?' + question()).then(found => done(found.seconds))"
+    )
+    assert [format_time(seconds[name] * 1e12) for name in ("ddp", "prophet")] == times("14")
+    shown(page, "rate=14", "tuned")
+    assert "ddp" in table(page)
+    assert "Tuned" in page.find_element("id", "state").text
+    assert console(page) == []
+
+
+def test_the_url_restores_the_page(page, explorer):
+    enter(page, "rate", "25")
+    enter(page, "schedule", "p3")
+    shown(page, "rate=25")
+    shown(page, "schedule=p3")
+    address = page.current_url
+    page.get("about:blank")
+    page.get(address)
+    shown(page, "schedule=p3")
+    assert page.find_element("id", "rate").get_attribute("value") == "25"
+    assert "p3" in table(page)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_telephone_shows_it_without_overflow(page, dark: bool):
+    resize(page, 390, 844, dark=dark)
+    wait(page, "document.getElementById('bars').chart.width < 390")
+    assert overflow(page) == 0
+    colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (colour == "rgb(11, 18, 32)") == dark
+    assert findings(page) == []
+    assert console(page) == []
+
+
+def test_a_keyboard_is_enough(page):
+    from selenium.webdriver.common.keys import Keys
+
+    slider = page.find_element("id", "slider")
+    slider.send_keys(Keys.ARROW_RIGHT)
+    rate = page.find_element("id", "rate").get_attribute("value")
+    assert float(rate) > 7
+    shown(page, f"rate={rate}")
+    first = page.find_element("id", "tab-schedule")
+    first.send_keys(Keys.ARROW_RIGHT)
+    assert page.switch_to.active_element.get_attribute("id") == "tab-curves"
+    shown(page, f"rate={rate}", "curves")
+    assert page.find_element("id", "panel-curves").is_displayed()
+    assert page.current_url.endswith("#curves")
+
+
+def test_a_wrong_value_is_explained_and_the_next_one_answered(page):
+    enter(page, "hosts", "9999")
+    wait(page, "!document.getElementById('error').hidden")
+    assert "from 1 to 4,096" in page.find_element("id", "error").text
+    enter(page, "hosts", "8")
+    shown(page, "hosts=8")
+    assert not page.find_element("id", "error").is_displayed()

@@ -1,0 +1,121 @@
+"""``foretrain search`` from end to end, on a tiny script; and its page."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretrain.cli.search import run_command
+from foretrain.errors import ConfigError
+from foretrain.recipe_search import SearchResult
+from foretrain.report.recipes import indistinguishable, numbers, page, summary_lines
+from tests.live.command import _require_device
+from tests.recipe_search.test_strategy import searched
+
+SCRIPT = """
+import argparse
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int)
+parser.add_argument("--batch", type=int)
+args = parser.parse_args()
+if args.width == 96:
+    raise ValueError("96 is no width")
+model = nn.Sequential(nn.Linear(1024, args.width), nn.Linear(args.width, 1024)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    model(torch.randn(args.batch << 10, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+SPACE = """
+tokens = "batch"
+[values]
+width = [96, 4096, 16384]
+batch = [1, 2]
+[memory]
+grows = ["batch"]
+"""
+
+
+def _search(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "space.toml").write_text(SPACE)
+    command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml", "--jobs", "1"]
+    script = ["--", "train.py", "--width", "{width}", "--batch={batch}"]
+    return subprocess.run(
+        [*command, *options, *script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"},
+        check=False,
+    )
+
+
+@pytest.mark.smoke
+def test_a_search_ranks_recipes_of_a_script(tmp_path: Path) -> None:
+    _require_device()
+    ended = _search(tmp_path, "--json", "found.json", "--html", "found.html", "--compare-with", "width=16384,batch=2")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    statuses = {tuple(one["values"].values()): one["status"] for one in found["recipes"]}
+    assert found["winner"]["width"] == 4096
+    assert statuses[16384, 2] == "whole"
+    assert statuses[96, 1] == statuses[96, 2] == "invalid"
+    assert "refused by the script, 2 recipes: ValueError: 96 is no width" in ended.stdout
+    assert "yours, width=16384, batch=2: takes" in ended.stdout
+    assert "train.py --width 4096" in ended.stdout
+    assert "4096" in (tmp_path / "found.html").read_text()
+
+    again = _search(tmp_path, "--json", "again.json")
+    assert json.loads((tmp_path / "again.json").read_text())["winner"] == found["winner"]
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--space", "none.toml"], "cannot be read"),
+        (["--space", "space.toml", "--budget", "0s"], "is no time"),
+        (["--space", "space.toml", "--jobs", "0"], "is no number of workers"),
+        (["--space", "space.toml", "--cluster", "dgx-x"], "cluster"),
+        (["--space", "space.toml", "--compare-with", "tp=1"], "'tp' is unknown"),
+        (["--space", "space.toml", "--html", "none/found.html"], "does not exist"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_runs(options, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "space.toml").write_text(SPACE)
+    with pytest.raises(ConfigError, match=words):
+        run_command([*options, "--", "train.py", "--width={width}", "--batch={batch}"])
+    assert not (tmp_path / "train.py.search").exists()
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.toml").write_text(SPACE)
+    with pytest.raises(ConfigError, match="is no file"):
+        run_command(["--space", "space.toml", "--", "train.py", "--width={width}", "--batch={batch}"])
+
+
+def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, also="tp=8,pp=1,mbs=4")
+    own = next(one for one in found.candidates if one.recipe.values == {"tp": 8, "pp": 1, "mbs": 4})
+    result = SearchResult(found, "dgx-h100:2", 16, own)
+    document = numbers(result)
+    assert len(document["recipes"]) == len(found.candidates)
+    assert {one["status"] for one in document["recipes"]} == {"whole", "estimated", "beaten"}
+    tied = [one["values"] for one in document["recipes"] if one.get("indistinguishable")]
+    assert tied == [dict(one.recipe.values) for one in indistinguishable(result)]
+    lines = list(summary_lines(result))
+    assert lines[0].startswith("33 recipes of 36 points on dgx-h100:2: ")
+    assert lines[-1].startswith("yours, tp=8, pp=1, mbs=4: takes ")
+    page(result, tmp_path / "found.html")
+    text = (tmp_path / "found.html").read_text()
+    assert all(str(one.recipe) in text for one in found.candidates)

@@ -1,0 +1,124 @@
+"""Spaces of recipes: what they expand to, what a smaller run is, and how wrong ones are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from foretrain.errors import ConfigError
+from foretrain.recipe_search.space import PRESETS, declared, evaluate, expand
+
+SPACE = {
+    "values": {"tp": [1, 2, 4], "pp": [1, 2], "recompute": ["", "--recompute full"]},
+    "derived": {"dp": "world // (tp * pp)"},
+    "require": ["tp * pp <= world"],
+    "flags": {"batch": "--batch"},
+    "tokens": "batch * 10",
+    "short": {"batch": "dp * pp"},
+}
+SCRIPT = ("train.py", "--batch", "64", "--tp={tp}", "--pp", "{pp}", "{recompute}")
+
+
+def test_a_space_is_the_product_of_its_values_that_meets_its_conditions():
+    space = expand(declared(SPACE), SCRIPT, world=4, gpus=4)
+    assert space.points == 12
+    assert len(space.recipes) == 10
+    assert space.excluded == {"tp * pp <= world": 2}
+    assert space.recipes[3].argv == ("train.py", "--batch", "64", "--tp=1", "--pp", "2", "--recompute", "full")
+    assert space.recipes[2].argv[-1] == "2"
+    assert str(space.recipes[2]) == "tp=1, pp=2, recompute=none"
+    assert space.recipes[0].tokens == 640
+
+
+def test_smaller_runs_extend_linear_accounts_exactly():
+    space = expand(declared(SPACE | {"short": {"batch": "dp * pp", "tp": "1"}}), SCRIPT, world=16, gpus=8)
+    recipe = next(one for one in space.recipes if one.values["tp"] == 4 and one.values["pp"] == 2)
+
+    def account(batch: float, tp: float) -> float:
+        return 3 + 2 * batch + 5 * tp + 7 * batch * tp
+
+    total = 0.0
+    for short in space.short_runs(recipe):
+        batch, tp = float(short.argv[2]), float(short.argv[3].removeprefix("--tp="))
+        total += short.weight * account(batch, tp)
+    assert total == pytest.approx(account(64, 4))
+
+
+def test_a_recipe_that_is_small_itself_has_no_smaller_run():
+    space = expand(declared(SPACE), ("train.py", "--batch", "2", *SCRIPT[3:]), world=4, gpus=4)
+    assert not any(space.short_runs(recipe) for recipe in space.recipes)
+
+
+def test_a_flag_in_the_command_line_fixes_a_value():
+    space = expand(declared(SPACE | {"flags": {"tp": "--tp"}, "tokens": None, "short": {}}),
+                   ("train.py", "--tp", "2", "{pp}", "{recompute}"), world=4, gpus=4)  # fmt: skip
+    assert space.varying == ("pp", "recompute")
+    assert {recipe.argv[2] for recipe in space.recipes} == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("change", "script", "words"),
+    [
+        ({"require": ["tp > 8"]}, SCRIPT, "none that meets all conditions; most, 12, fail 'tp > 8'"),
+        ({"require": ["tq > 8"]}, SCRIPT, "require: 'tq' is unknown; did you mean 'tp'"),
+        ({"require": ["__import__('os')"]}, SCRIPT, "is not allowed in an expression"),
+        ({"require": ["tp >"]}, SCRIPT, "is no expression"),
+        ({"derived": {"dp": "world // 0"}}, SCRIPT, "cannot be computed"),
+        ({"values": {"tp": []}}, SCRIPT, "is no list of values"),
+        ({"memory": {"grows": ["tq"]}}, SCRIPT, "memory.grows: 'tq' is unknown"),
+        ({"valuse": {}}, SCRIPT, "unknown field `valuse`"),
+        ({"batch": "global"}, SCRIPT, "batch: 'global' is unknown"),
+        ({"steps": 1}, SCRIPT, "is too few"),
+        ({}, (*SCRIPT, "{ep}"), "script: '{ep}' is unknown"),
+        ({}, SCRIPT[:-1], "values.recompute: .* is used nowhere in the command line"),
+        ({"short": {"batch": "dp / 3"}}, SCRIPT, "is no whole number"),
+    ],
+)  # fmt: skip
+def test_a_wrong_space_is_refused(change, script, words):
+    def used() -> None:
+        space = expand(declared({**SPACE, **change}), script, world=4, gpus=4)
+        space.short_runs(space.recipes[0])
+
+    with pytest.raises(ConfigError, match=words):
+        used()
+
+
+def test_a_recipe_is_found_by_the_values_that_tell_it_from_others():
+    space = expand(declared(SPACE), SCRIPT, world=4, gpus=4)
+    assert space.find("tp=4, pp=1, recompute=none").values == {"tp": 4, "pp": 1, "recompute": ""}
+    with pytest.raises(ConfigError, match="fits 2 recipes; name also recompute"):
+        space.find("tp=4,pp=1")
+    with pytest.raises(ConfigError, match="is no recipe of the space"):
+        space.find("tp=4,pp=2")
+    with pytest.raises(ConfigError, match="'tq' is unknown"):
+        space.find("tq=4")
+
+
+def test_a_python_file_may_have_conditions_that_are_functions(tmp_path: Path):
+    file = tmp_path / "space.py"
+    file.write_text("SPACE = {'values': {'tp': [1, 2, 3]}, 'require': [lambda names: names['tp'] != 2]}")
+    space = expand(declared(file), ("train.py", "{tp}"), world=4, gpus=4)
+    assert [recipe.values["tp"] for recipe in space.recipes] == [1, 3]
+    file.write_text("space = {}")
+    with pytest.raises(ConfigError, match="defines no SPACE"):
+        declared(file)
+
+
+def test_expressions_know_arithmetic_and_conditions():
+    assert evaluate("'a' if tp in (1, 2) and not pp > 1 else max(tp, 3)", {"tp": 2, "pp": 1}, "x") == "a"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PRESETS.glob("*.toml")])
+def test_presets_expand(name: str):
+    file = declared(name)
+    given = {"megatron": ["--global-batch-size", "256", "--seq-length", "4096", "--num-layers", "32"],
+             "torchtitan": ["--training.global_batch_size=256", "--training.seq_len=8192"]}[name]  # fmt: skip
+    space = expand(file, ("train.py", *given), world=64, gpus=8)
+    assert len(space.recipes) > 30
+    assert all(recipe.tokens for recipe in space.recipes)
+    assert any(space.short_runs(recipe) for recipe in space.recipes)
+    assert not any("{" in word for recipe in space.recipes for word in recipe.argv)
+
+
+def test_an_unknown_preset_names_those_that_there_are():
+    with pytest.raises(ConfigError, match="did you mean 'megatron'"):
+        declared("megatro")

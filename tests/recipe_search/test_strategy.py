@@ -1,0 +1,201 @@
+"""Strategy of a search, with a closed form in place of simulations: what it runs, what it finds, what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretrain.experiments.result_store import ResultStore
+from foretrain.recipe_search.api import step_time
+from foretrain.recipe_search.comparison import bound_by, front, ratio, why_slower
+from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting
+from foretrain.recipe_search.space import declared, expand
+from foretrain.recipe_search.strategy import NoRecipe, Search, SearchFindings
+
+GIB = 2.0**30
+SPACE = {
+    "values": {"tp": [1, 2, 4, 8], "pp": [1, 2, 4], "mbs": [1, 2, 4]},
+    "derived": {"dp": "world // (tp * pp)"},
+    "require": ["tp * pp <= world", "batch % (dp * mbs) == 0", "batch // (dp * mbs) >= pp"],
+    "flags": {"batch": "--batch"},
+    "tokens": "batch",
+    "batch": "batch",
+    "memory": {"grows": ["mbs"]},
+    "short": {"batch": "dp * mbs * pp"},
+}
+SCRIPT = ("train.py", "--batch", "512", "--tp", "{tp}", "--pp", "{pp}", "--mbs", "{mbs}")
+WORLD = 16
+
+
+def account(batch: int, tp: int, pp: int, mbs: int, bend: float = 0.0) -> Account:
+    """A pipeline of ``batch / (dp * mbs)`` micro-batches; ``bend`` makes it less than linear."""
+    micro = batch // (WORLD // (tp * pp) * mbs)
+    work = mbs * (1 + 0.1 * math.log2(tp)) / (tp * pp) + 0.05
+    compute = micro * work
+    waiting = (pp - 1) * work
+    exposed = 0.2 * micro * mbs * math.log2(tp) / tp + 0.3 + bend * math.sqrt(micro)
+    return Account(
+        time=compute + waiting + exposed, compute=compute, exposed=exposed, waiting=waiting, idle=0.0,
+        spread=0.02 * compute, kernels={"aten::mm": 0.8 * compute, "aten::add": 0.2 * compute}, flops=1e12 * batch,
+        reserved=(8 + 10 * mbs / tp) * GIB, carried=0.1, launches=100.0 * micro,
+    )  # fmt: skip
+
+
+class Workers:
+    """A pool that computes in place of simulating; ``asked`` are the argument lists."""
+
+    count = 2
+
+    def __init__(self, answer: Callable[[RecipeRun], RunResult]) -> None:
+        self.answer, self.asked = answer, []
+
+    @contextmanager
+    def results(self, work: object, items: Iterable[RecipeRun]) -> Iterator[Iterator[RunResult]]:
+        def made() -> Iterator[RunResult]:
+            for run in items:
+                self.asked.append(run)
+                yield self.answer(run)
+
+        yield made()
+
+
+def simulated(run: RecipeRun, usable: float = 80.0, bend: float = 0.0) -> RunResult:
+    batch, tp, pp, mbs = (int(run.argv[place]) for place in (2, 4, 6, 8))
+    found = account(batch, tp, pp, mbs, bend)
+    if found.reserved > usable * GIB:
+        return RunResult(run.id, "memory", reason="out of memory")
+    return RunResult(run.id, "done", found, usable=int(usable * GIB), seconds=found.launches / 1000)
+
+
+def searched(
+    folder: Path, answer: Callable[[RecipeRun], RunResult] = simulated, space: dict[str, Any] = SPACE, **options: Any
+) -> tuple[SearchFindings, Workers]:
+    recipes = expand(declared(space), SCRIPT, WORLD, 8)
+    pool = Workers(answer)
+    also = [recipes.find(options.pop("also"))] if "also" in options else []
+    folder.mkdir(exist_ok=True)
+    with ResultStore(folder / "store", RunResult) as store:
+        made = Search(recipes, RunSetting("dgx"), step_time, store, pool, also=also, **options)  # pyright: ignore
+        return made.run(), pool
+
+
+@pytest.mark.parametrize("bend", [0.0, 0.05])
+def test_the_best_is_found_with_fewer_whole_simulations(tmp_path: Path, bend: float) -> None:
+    answer = lambda run: simulated(run, bend=bend)  # noqa: E731
+    every, _ = searched(tmp_path / "a", answer, exhaustive=True)
+    found, pool = searched(tmp_path / "b", answer)
+    assert found.winner.recipe == every.winner.recipe
+    assert found.winner.account == every.winner.account
+    whole = [run for run in pool.asked if run.steps == found.space.file.steps]
+    assert len(whole) < len(every.candidates) / 3
+    assert found.seconds < every.seconds / 2
+
+
+def test_what_is_linear_is_extended_without_error(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path)
+    assert found.error < 1e-9
+    for one in found.candidates:
+        if one.status == "estimated":
+            values = [int(one.recipe.names[name]) for name in ("tp", "pp", "mbs")]
+            assert one.account is not None
+            assert one.account.time == pytest.approx(account(512, *values).time)
+
+
+def test_no_recipe_that_a_bound_excludes_is_the_best(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path)
+    best = step_time(
+        account(512, *(int(found.winner.recipe.names[name]) for name in ("tp", "pp", "mbs"))), found.winner.recipe
+    )
+    beaten = [one for one in found.candidates if one.status == "beaten"]
+    assert beaten
+    for one in beaten:
+        values = [int(one.recipe.names[name]) for name in ("tp", "pp", "mbs")]
+        assert step_time(account(512, *values), one.recipe) >= one.bound > best
+
+
+def test_neighbours_that_need_more_memory_are_not_run(tmp_path: Path) -> None:
+    found, pool = searched(tmp_path, lambda run: simulated(run, usable=20.0))
+    out = [one for one in found.candidates if one.status == "memory"]
+    skipped = [one for one in out if "needs more than" in one.reason]
+    assert {one.recipe.values["mbs"] for one in skipped} == {4}
+    asked = {(run.argv[4], run.argv[6], run.argv[8]) for run in pool.asked}
+    assert not any((str(one.recipe.values["tp"]), str(one.recipe.values["pp"]), "4") in asked for one in skipped)
+    assert found.winner.status == "whole"
+
+
+def test_ones_own_recipe_is_simulated_whole(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, also="tp=8,pp=1,mbs=4")
+    (own,) = [one for one in found.candidates if one.recipe.values == {"tp": 8, "pp": 1, "mbs": 4}]
+    assert own.status == "whole"
+
+
+def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
+    runs = 0
+
+    def stop(run: RecipeRun) -> RunResult:
+        nonlocal runs
+        runs += 1
+        if runs > 10:
+            raise KeyboardInterrupt
+        return simulated(run)
+
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path, stop)
+    found, pool = searched(tmp_path)
+    fresh, all_of_them = searched(tmp_path / "other")
+    assert found.winner.recipe == fresh.winner.recipe
+    assert len(pool.asked) == len(all_of_them.asked) - 10
+    again, none = searched(tmp_path)
+    assert not none.asked
+    assert again.winner.recipe == found.winner.recipe
+
+
+def test_a_flag_that_the_script_does_not_know_ends_the_search_early(tmp_path: Path) -> None:
+    refused = "train.py: error: unrecognized arguments: --tp"
+    with pytest.raises(NoRecipe, match=r"the first 6 recipes fail in the same words: .*unrecognized"):
+        searched(tmp_path, lambda run: RunResult(run.id, "invalid", reason=refused))
+
+
+def test_a_space_in_which_nothing_fits_says_what_kills_most(tmp_path: Path) -> None:
+    with pytest.raises(NoRecipe, match=r"run out of memory and 0 fail.*Most run out of GPU memory, e\.g\. tp="):
+        searched(tmp_path, lambda run: simulated(run, usable=5.0))
+
+
+def test_a_flag_that_makes_no_difference_is_warned_of(tmp_path: Path) -> None:
+    def ignoring(run: RecipeRun) -> RunResult:
+        found = account(512, int(run.argv[4]), int(run.argv[6]), 1)
+        return RunResult(run.id, "done", found, usable=int(80 * GIB))
+
+    found, _ = searched(tmp_path, ignoring, exhaustive=True)
+    assert found.warnings == ("mbs makes no difference: its values 1, 2, 4 gave identical simulations; is it ignored?",)
+
+
+def test_a_budget_ends_a_search_with_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(NoRecipe, match="the budget was over after 0 simulations"):
+        searched(tmp_path, deadline=0.0)
+
+
+def test_the_comparison_of_recipes_is_closer_than_each_forecast() -> None:
+    one, other = account(512, 2, 2, 1), account(512, 2, 2, 2)
+    compared = ratio(one, other)
+    assert compared.error / compared.value < 2 * math.hypot(one.spread / one.time, other.spread / other.time) * 1.01
+    assert ratio(one, one).error == 0
+    assert ratio(one, one).value == 1
+    back = ratio(other, one)
+    assert back.error / back.value == pytest.approx(compared.error / compared.value)
+
+
+def test_why_a_recipe_loses_names_what_it_has_more_of() -> None:
+    pipeline, tensor, plain = account(64, 1, 4, 4), account(512, 8, 1, 4), account(512, 1, 1, 4)
+    assert "exposed communication" in why_slower(tensor, plain)
+    assert bound_by(plain).startswith("computation")
+    assert "waiting for other ranks" in bound_by(pipeline)
+
+
+def test_a_front_holds_what_nothing_beats_in_both() -> None:
+    assert front([(1, 5), (2, 3), (3, 4), (2, 2), (4, 1)]) == [0, 3, 4]
