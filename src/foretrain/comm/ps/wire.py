@@ -171,7 +171,8 @@ class Wire:
         """
         kind, flag, _, _, *numbers = header
         packed = HEADER.pack(MAGIC, kind, flag, sender, 0, *numbers)
-        pieces = (payload,) if isinstance(payload, bytes | memoryview) else cast("Sequence[Buffer]", payload)
+        whole = isinstance(payload, bytes | memoryview)
+        pieces = cast("Sequence[Buffer]", (payload,) if whole else payload)
         places: list[int] = []
         size = 0
         for piece in pieces:

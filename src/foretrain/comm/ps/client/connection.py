@@ -159,10 +159,7 @@ class Connection:
         if now > self._retry_at and not self.closed:
             self._dial()
         elif now > self._deadline:
-            if not self.sessions and self.busy is None:
-                why = f"does not answer worker {self._rank} within {_ANSWER_TIMEOUT:g} s: is it overloaded?"
-                raise PeerLost(f"server {self.shard} at {self._where} {why}")
-            # It was the job's server, or may become it: the owner decides how long to wait.
+            # It is started, stopped, or overloaded: the owner decides how long to wait.
             self._redial()
 
     def _change(self, arrival: Arrival) -> None:
