@@ -25,6 +25,8 @@ from measure import finish, options, spread
 KIB, MIB = 1 << 10, 1 << 20
 PIPELINED = 6
 """Operations of a sample with two in flight."""
+LONG, FEWER = 8 * MIB, 15
+"""Bytes from which on an operation takes so long that there are no more than so many samples."""
 _WORK = "FORETRAIN_RING_BENCHMARK"
 
 
@@ -90,7 +92,8 @@ def measure(place: Place) -> None:
             }
             cases = {f"{name} {how}": (start, how) for how in ("alone", "two") for name, start in starts.items()}
             times: dict[str, list[float]] = {name: [] for name in cases}
-            for turn in range(3 + place.samples):
+            samples = place.samples if size < LONG else min(place.samples, FEWER)
+            for turn in range(3 + samples):
                 for name, (start, how) in cases.items():
                     dist.barrier()
                     took = sample(start, 1 if how == "alone" else PIPELINED)
@@ -129,7 +132,7 @@ def measured(place: Place) -> dict[str, dict[str, list[float]]]:
         from foretrain.lab import Lab, launch
 
         with Lab.up("ring", place.ranks, place.rate) as lab:
-            launch(lab, command, environment=environment, timeout=600, on_line=lambda rank, line: lines.append(line))
+            launch(lab, command, environment=environment, timeout=1200, on_line=lambda rank, line: lines.append(line))
     return json.loads(next(line for line in reversed(lines) if line.startswith("{")))
 
 
@@ -152,7 +155,7 @@ def _on_loopback(command: list[str], ranks: int, environment: dict[str, str], li
     ]
     try:
         for process in started:
-            lines += process.communicate(timeout=600)[0].splitlines()
+            lines += process.communicate(timeout=1200)[0].splitlines()
             if process.returncode:
                 raise SystemExit(f"a rank ended with {process.returncode}")
     finally:
