@@ -12,8 +12,20 @@ from foretrain.schedule import POLICIES
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
-COMMANDS = ["compare", "tune", "plan", "grid", "share", "collective", "bound", "record", "schedule", "run", "catalog"]
-COMMANDS += ["simulate", "search", "calibrate", "tolerance", "server", "sweep", "doctor", "explore"]
+COMMANDS = [
+    "compare",
+    "plan",
+    "what-if",
+    "grid",
+    "share",
+    "collective",
+    "bound",
+    "record",
+    "schedule",
+    "run",
+    "catalog",
+]
+COMMANDS += ["simulate", "search", "calibrate", "tolerance", "server", "sweep", "doctor", "explore", "completion"]
 LAB = [f"lab {name}" for name in ("up", "rate", "exec", "status", "down", "compare")]
 TOPOLOGY = ["topology show", "topology list"]
 

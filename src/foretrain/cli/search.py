@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -15,6 +15,9 @@ from foretrain.cli.progress import searching
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.files import STDOUT, write_json
 from foretrain.units import SECOND, parse_time
+
+if TYPE_CHECKING:
+    from foretrain.recipe_search.goodput import Failures
 
 _EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
 
@@ -32,6 +35,14 @@ class SearchOptions:
         cluster: as of foretrain simulate, e.g. dgx-h100:8.
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
         factor: as of foretrain simulate: a number, or a framework with a fitted factor.
+        goal: what to minimise for a token: time (step), time with failures (goodput), money (cost) or energy.
+        price: of a GPU's hour, in any currency; by default a list price, which is printed with its date.
+        mtbf: mean time between failures of one GPU with its part of the server, e.g. 50000h.
+        checkpoint: time for which the job stands still to write a checkpoint.
+        checkpoint_every: time of work between checkpoints, e.g. 30min; auto is the best.
+        restart: time from a failure to the first step again.
+        repair: time until a broken server is replaced, where no spare is left.
+        spares: servers that stand by.
         compare_with: your own recipe, to see it in the ranking, e.g. tp=8,pp=2.
         budget: time after which no further simulation starts, e.g. 10min.
         exhaustive: simulate every recipe whole.
@@ -48,6 +59,14 @@ class SearchOptions:
     cluster: str = "dgx-h100:1"
     device: str | None = None
     factor: str = "1"
+    goal: Literal["step", "cost", "energy", "goodput"] = "step"
+    price: float | None = None
+    mtbf: str | None = None
+    checkpoint: str = "30s"
+    checkpoint_every: str = "auto"
+    restart: str = "5min"
+    repair: str = "0s"
+    spares: int = 0
     compare_with: str | None = None
     budget: str | None = None
     exhaustive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -75,17 +94,24 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     words, module = script_of(script, options.module, _EXAMPLE)
     check_writable(html=options.html, json=options.json)
     check_apart(options.space, html=options.html, json=options.json)
-    budget = None if options.budget is None else parse_time(options.budget, "budget") / SECOND
+    budget = None if options.budget is None else _seconds(options.budget, "budget")
     store = options.store or Path(f"{words[0] if module else Path(words[0]).name}.search")
     with patience(PREPARING):
+        from foretrain.network.deployment_notation import equipped
         from foretrain.recipe_search import search as find
         from foretrain.report.recipes import numbers, page, show
+
+        world = equipped(options.cluster, options.device)[0].total_gpus
+    failures = _failures(options, world)
+    every = None if options.checkpoint_every == "auto" else _seconds(options.checkpoint_every, "checkpoint_every")
     try:
         with searching() as progress:
             result = find(
                 words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
-                store=store, budget=budget, compare_with=options.compare_with, exhaustive=options.exhaustive,
-                jobs=options.jobs, backend=options.backend, address=options.address, progress=progress,
+                store=store, budget=budget, goal=options.goal, price=options.price,
+                failures=failures, checkpoint_every=every, compare_with=options.compare_with,
+                exhaustive=options.exhaustive, jobs=options.jobs, backend=options.backend, address=options.address,
+                progress=progress,
             )  # fmt: skip
     except (ConfigError, MissingExtra):
         raise  # a retry would fail in the same way
@@ -100,3 +126,24 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     for path in (options.json, options.html):
         if path is not None and path != STDOUT:
             sys.stderr.write(f"wrote {path}\n")
+
+
+def _failures(options: SearchOptions, world: int) -> Failures | None:
+    """Return the failures of a job of ``world`` GPUs; None where nobody said how often one fails."""
+    from foretrain.recipe_search.goodput import Failures, job_mtbf
+
+    if options.mtbf is None:
+        return None
+    names = ("mtbf", "checkpoint", "restart", "repair")
+    mtbf, checkpoint, restart, repair = (_seconds(getattr(options, name), name) for name in names)
+    if mtbf <= 0 or options.spares < 0:
+        name = "mtbf" if mtbf <= 0 else "spares"
+        raise ConfigError(name, getattr(options, name), "cannot be", "write e.g. --mtbf 50000h --spares 1")
+    return Failures(job_mtbf(world, mtbf), checkpoint, restart, repair, options.spares)
+
+
+def _seconds(text: str, field: str) -> float:
+    """Return a time as seconds; hours and minutes may be longer than the notation of networks knows."""
+    if text.endswith("h") and text[:-1].replace(".", "", 1).isdecimal():
+        return float(text[:-1]) * 3600
+    return parse_time(text, field) / SECOND

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
@@ -44,6 +45,17 @@ def _fork_server(control: socket.socket, *options: str) -> subprocess.Popen[byte
     )
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of processes that run, and of their children that they have waited for."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            # After the name, which may hold spaces: utime, stime, cutime, cstime are the fields 14 to 17 of all.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class WarmForkServers:
     """Process that has imported PyTorch, and forks fork servers: many short simulations save its import.
 
@@ -51,10 +63,14 @@ class WarmForkServers:
 
     Args:
         output: file descriptor that scripts write to, on both stdout and stderr.
+
+    Attributes:
+        cpu: seconds that ranks of simulations that are over have computed, their start included.
     """
 
     def __init__(self, output: int) -> None:
         self._output = output
+        self.cpu = 0.0
 
     def __enter__(self) -> WarmForkServers:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -163,6 +179,8 @@ class Ranks:
     def close(self) -> None:
         """Kill the fork server, all ranks and their children; wait for the fork server to end."""
         if self._process is not None:
+            if self._warm is not None:
+                self._warm.cpu += cpu_seconds([self._process.pid, *self.pids.values()])
             # It leads a group, which may outlive it.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

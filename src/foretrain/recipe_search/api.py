@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from foretrain.errors import ConfigError
 from foretrain.experiments.execution import Backend, check_workers, workers
@@ -18,9 +18,14 @@ from foretrain.live.device import native_build
 from foretrain.network.deployment import Deployment
 from foretrain.network.deployment_notation import equipped
 from foretrain.recipe_search import evaluation
+from foretrain.recipe_search.bill import Bill, bill_of
 from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, script_digest
+from foretrain.recipe_search.goodput import Failures
 from foretrain.recipe_search.space import Recipe, declared, expand
-from foretrain.recipe_search.strategy import Progress, RecipeState, Search, SearchFindings
+from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, Search, SearchFindings
+
+Goal: TypeAlias = Literal["step", "cost", "energy", "goodput"]
+"""What to minimise."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,14 @@ class SearchResult:
         cluster: in its notation.
         world: GPUs.
         compared: the user's own recipe, if asked for.
+        bill: money, energy and failures.
     """
 
     found: SearchFindings
     cluster: str
     world: int
     compared: RecipeState | None = None
+    bill: Bill | None = None
 
     @property
     def best(self) -> Recipe:
@@ -65,6 +72,10 @@ def search(
     factor: str | float = 1.0,
     store: Path | None = None,
     budget: float | None = None,
+    goal: Goal = "step",
+    price: float | None = None,
+    failures: Failures | None = None,
+    checkpoint_every: float | None = None,
     compare_with: str | None = None,
     exhaustive: bool = False,
     jobs: int | None = None,
@@ -83,6 +94,11 @@ def search(
         factor: of the framework's efficiency, or its name.
         store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
         budget: seconds after which no simulation starts.
+        goal: what to minimise for a token, or a step where the space does not say how many tokens it has: time, time
+            with failures, money or energy. On one cluster all but energy rank recipes alike.
+        price: of a GPU's hour; None takes a list price, with its date, where one is known.
+        failures: of the whole job; None knows none.
+        checkpoint_every: seconds of work between checkpoints; None takes the best.
         compare_with: a recipe to simulate whole in any case, e.g. ``"tp=8,pp=2"``.
         exhaustive: simulate every recipe whole.
         jobs: workers on this machine; as many as it has cores where None.
@@ -106,6 +122,9 @@ def search(
     recipes = expand(declared(space), words, where.total_gpus, _gpus_per_server(where))
     own = None if compare_with is None else recipes.find(compare_with)
     native_build.built()
+    assert where.device is not None
+    bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every)
+    objective = _objective(goal, bill)
     setting = RunSetting(cluster, module, str(factor), device, script_digest(words[0], module))
     deadline = float("inf") if budget is None else time.monotonic() + budget
     with ExitStack() as stack:
@@ -114,12 +133,26 @@ def search(
         stack.callback(evaluation.close)
         pool = stack.enter_context(workers(jobs, backend, address))
         made = Search(
-            recipes, setting, step_time, kept, pool, exhaustive=exhaustive, also=[own] if own else (),
+            recipes, setting, objective, kept, pool, exhaustive=exhaustive, also=[own] if own else (),
             deadline=deadline, progress=progress,
         )  # fmt: skip
         found = made.run()
     compared = None if own is None else found.candidates[own.number]
-    return SearchResult(found, str(where), where.total_gpus, compared)
+    return SearchResult(found, str(where), where.total_gpus, compared, bill)
+
+
+def _objective(goal: Goal, bill: Bill) -> Objective:
+    """Return what to minimise. Raises ConfigError where it is not known of these GPUs."""
+    if goal in ("step", "goodput"):
+        if goal == "goodput" and bill.failures is None:
+            raise ConfigError("goal", goal, "needs to know how often the job fails", "give the failures: --mtbf 50000h")
+        return lambda account, recipe: step_time(account, recipe) / bill.useful
+    if goal == "cost" and bill.price is None:
+        raise ConfigError("goal", goal, f"needs a price, and no list has {bill.device}", "give it: --price 2.5")
+    if goal == "energy" and bill.watts is None:
+        raise ConfigError("goal", goal, f"needs the power of {bill.device}, which is not known", "take another goal")
+    counted = bill.money if goal == "cost" else bill.joules
+    return lambda account, recipe: (counted(account) or 0.0) / (recipe.tokens or 1.0)
 
 
 def _gpus_per_server(where: Deployment) -> int:

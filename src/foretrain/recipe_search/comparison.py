@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from foretrain.live.forecast import EXCHANGE_SIGMA
 from foretrain.recipe_search.evaluation import Account
 
-SHARED = 0.55
-"""Share of the variance of forecasts' errors that runs of one model on one GPU have in common: `benchmarks/search.py
---shared` finds it in docs/live/accuracy.md, of torchtitan's runs, all of which are listed there."""
+SHARED = 0.16
+"""Share of the variance of forecasts' errors that recipes of one model on one cluster have in common: the median of
+published rankings, by ``benchmarks/search.py --published``."""
 _NAMES = {
     "compute": "computation",
     "exposed": "exposed communication",

@@ -70,6 +70,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
         peak: FLOP/s of a GPU in dense bf16; 0 where it has none.
         live: ranks that ran as processes.
         seconds: that it took.
+        cpu: seconds that this machine computed for it.
         unknown: kernels whose times are guesses.
     """
 
@@ -81,6 +82,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
     peak: float = 0.0
     live: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
     unknown: tuple[str, ...] = ()
 
 
@@ -135,11 +137,11 @@ def script_digest(script: str, module: bool) -> str:
 
 def run(asked: RecipeRun) -> RunResult:
     """Simulate; an outcome holds the error of a run that fails. Only bugs raise."""
-    began = time.perf_counter()
     warm, output = _warm()
     output.seek(0)
     output.truncate()
     where, calibration = _where(asked.setting.cluster, asked.setting.device)
+    began, computed = time.perf_counter(), time.process_time() + warm.cpu
     try:
         done = simulate(
             asked.argv,
@@ -151,12 +153,14 @@ def run(asked: RecipeRun) -> RunResult:
             watch=ProgressCallbacks(waiting=_give_up),
             warm=warm,
         )
+        result = _result(asked.id, done)
     except OutOfMemory as error:
-        return RunResult(asked.id, "memory", reason=str(error), seconds=time.perf_counter() - began)
+        result = RunResult(asked.id, "memory", reason=str(error))
     except ForetrainError as error:
         reason = (_last_words(output) if isinstance(error, ScriptFailed) else "") or str(error)
-        return RunResult(asked.id, "invalid", reason=reason, seconds=time.perf_counter() - began)
-    return _outcome(asked.id, done, time.perf_counter() - began)
+        result = RunResult(asked.id, "invalid", reason=reason)
+    seconds, cpu = time.perf_counter() - began, time.process_time() + warm.cpu - computed
+    return msgspec.structs.replace(result, seconds=seconds, cpu=cpu)
 
 
 def _give_up(ranks: tuple[int, ...], seconds: float) -> None:
@@ -197,7 +201,7 @@ def _last_words(output: TextIO) -> str:
     return ([*lines[-1:], *errors[-1:]] or [""])[-1][:300]
 
 
-def _outcome(name: str, done: Simulated, seconds: float) -> RunResult:
+def _result(name: str, done: Simulated) -> RunResult:
     forecast = done.forecast
     slowest = max(forecast.ranks, key=lambda rank: rank.mean("compute"))
     arithmetic = forecast.device.bf16 or forecast.device.fp16
@@ -208,7 +212,6 @@ def _outcome(name: str, done: Simulated, seconds: float) -> RunResult:
         usable=done.usable,
         peak=arithmetic.peak if arithmetic else 0.0,
         live=len(forecast.ranks),
-        seconds=seconds,
         unknown=forecast.unknown,
     )
 

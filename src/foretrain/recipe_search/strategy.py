@@ -102,9 +102,10 @@ class SearchFindings:
         ranked: those with a whole run, best first.
         error: largest relative error of an extended forecast that was seen.
         runs: simulations made, or taken from the store.
-        seconds: of all workers together that simulations took.
+        cpu: seconds that all simulations computed.
         warnings: what the user should know.
         finished: whether the budget was enough.
+        objective: what was minimised.
     """
 
     space: RecipeSpace
@@ -112,9 +113,10 @@ class SearchFindings:
     ranked: tuple[RecipeState, ...]
     error: float
     runs: int
-    seconds: float
+    cpu: float
     warnings: tuple[str, ...]
     finished: bool
+    objective: Objective
 
     @property
     def winner(self) -> RecipeState:
@@ -156,7 +158,7 @@ class Search:
         self._deadline, self._progress = deadline, progress
         self.candidates = tuple(RecipeState(recipe, space.short_runs(recipe)) for recipe in space.recipes)
         self._errors: list[float] = []
-        self._runs, self._seconds, self._late = 0, 0.0, False
+        self._runs, self._cpu, self._late = 0, 0.0, False
 
     def run(self) -> SearchFindings:
         """Search until no recipe is left that could be the best. Raises NoRecipe where none works."""
@@ -289,7 +291,7 @@ class Search:
 
     def _learn(self, outcome: RunResult, of: Iterable[tuple[RecipeState, int]]) -> None:
         self._runs += 1
-        self._seconds += outcome.seconds
+        self._cpu += outcome.cpu
         for candidate, piece in of:
             if outcome.account is None:
                 candidate.status = "memory" if outcome.status == "memory" else "invalid"
@@ -360,9 +362,10 @@ class Search:
             tuple(ranked),
             max(self._errors, default=0.0),
             self._runs,
-            self._seconds,
+            self._cpu,
             tuple(self._ignored()),
             not self._late,
+            self._objective,
         )
 
     def _why_none(self) -> str:

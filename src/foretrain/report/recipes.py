@@ -63,6 +63,8 @@ def summary_lines(result: SearchResult) -> Iterator[str]:
         out = [candidate for candidate in found.candidates if candidate.status == status]
         for reason, count in Counter(candidate.reason for candidate in out).most_common(2):
             yield f"{_OUT[status]}, {count} recipes: {reason}"
+    if result.bill is not None:
+        yield from result.bill.lines(account_of(found.winner), found.winner.recipe.tokens)
     own = result.compared
     if own is not None:
         if own.account is None:
@@ -104,7 +106,7 @@ def account_of(candidate: RecipeState) -> Account:
 def listed(result: SearchResult) -> list[RecipeState]:
     """Return the recipes with an account, the best first: whole ones, and extended ones among them."""
     known = [one for one in result.found.candidates if one.account and one.status in ("whole", "estimated")]
-    return sorted(known, key=lambda one: account_of(one).time / (one.recipe.tokens or 1.0))
+    return sorted(known, key=lambda one: result.found.objective(account_of(one), one.recipe))
 
 
 def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
@@ -121,6 +123,12 @@ def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
         row["tokens/s/GPU"] = f"{candidate.recipe.tokens / account.time / result.world:,.0f}"
     row["MFU"] = f"{account.flops / account.time / outcome.peak:.1%}" if outcome.peak else ""
     row["GiB"] = f"{account.reserved / 2**30:.1f}"
+    if result.bill is not None and candidate.recipe.tokens:
+        many = 1e6 / candidate.recipe.tokens
+        if (money := result.bill.money(account)) is not None:
+            row["price/Mtoken"] = f"{money * many:.3g}"
+        if (joules := result.bill.joules(account)) is not None:
+            row["kWh/Mtoken"] = f"{joules * many / 3.6e6:.3g}"
     row["bound by"] = bound_by(account)
     row["loses by"] = "" if candidate is winner else why_slower(account, account_of(winner))
     row[""] = "" if candidate.status == "whole" else "extended"
@@ -151,6 +159,8 @@ def numbers(result: SearchResult) -> dict[str, Any]:
             row |= {"flops_per_gpu": one.account.flops / one.account.time, "tokens": one.recipe.tokens}
             row |= {"ratio": value, "ratio_error": error, "indistinguishable": one.recipe.number in tied}
             row |= {name: getattr(one.account, name) for name in ("compute", "exposed", "waiting", "idle")}
+            if result.bill is not None:
+                row |= {"money": result.bill.money(one.account), "joules": result.bill.joules(one.account)}
         recipes.append(row)
     return {
         "cluster": result.cluster,
@@ -160,7 +170,7 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         "points": found.space.points,
         "excluded": dict(found.space.excluded),
         "simulations": found.runs,
-        "simulated_seconds": found.seconds,
+        "cpu_seconds": found.cpu,
         "extension_error": found.error,
         "finished": found.finished,
         "warnings": list(found.warnings),

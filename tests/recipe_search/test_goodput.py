@@ -1,0 +1,102 @@
+"""The closed form of goodput against a simulation of failures, and against itself where it has limits."""
+
+import math
+
+import pytest
+
+from foretrain.errors import ConfigError
+from foretrain.recipe_search.bill import bill_of
+from foretrain.recipe_search.evaluation import Account
+from foretrain.recipe_search.goodput import (
+    Failures,
+    best_interval,
+    goodput,
+    job_mtbf,
+    lacking,
+    simulated_goodput,
+    young,
+)
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("mtbf", [2 * HOUR, 12 * HOUR])
+@pytest.mark.parametrize("checkpoint", [10.0, 120.0])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_the_closed_form_is_within_one_percent_of_the_simulation(mtbf: float, checkpoint: float, factor: float) -> None:
+    failures = Failures(mtbf, checkpoint, restart=300.0)
+    interval = factor * young(failures)
+    simulated = simulated_goodput(failures, interval, work=20_000 * interval)
+    assert goodput(failures, interval) == pytest.approx(simulated, rel=0.01)
+
+
+def test_the_best_interval_beats_its_neighbours_and_is_near_youngs_where_failures_are_rare() -> None:
+    failures = Failures(100 * HOUR, 30.0, 600.0)
+    best = best_interval(failures)
+    assert best == pytest.approx(young(failures), rel=0.02)
+    for factor in (0.8, 1.25):
+        assert goodput(failures, factor * best) < goodput(failures, best)
+
+
+def test_a_job_that_never_fails_only_pays_for_its_checkpoints() -> None:
+    failures = Failures(math.inf, 10.0, 300.0)
+    assert goodput(failures, 90.0) == pytest.approx(0.9)
+    assert best_interval(failures) == math.inf
+
+
+def test_rates_of_failures_add_up() -> None:
+    assert job_mtbf(512, 512 * HOUR) == pytest.approx(HOUR)
+    assert job_mtbf(512, 512 * HOUR, 64, 64 * HOUR) == pytest.approx(HOUR / 2)
+
+
+def test_a_spare_saves_the_repair() -> None:
+    without = Failures(2 * HOUR, 30.0, 300.0, repair=HOUR)
+    assert lacking(0.5, 0) == 1
+    assert lacking(0.5, 1) == pytest.approx(0.5 / 1.5)
+    for spares in (0, 1, 3):
+        failures = Failures(2 * HOUR, 30.0, 300.0, repair=HOUR, spares=spares)
+        assert goodput(failures, 900.0) >= goodput(without, 900.0)
+        simulated = simulated_goodput(failures, 900.0, work=2e7)
+        assert goodput(failures, 900.0) == pytest.approx(simulated, rel=0.03)
+
+
+ACCOUNT = Account(
+    time=10.0, compute=6.0, exposed=2.0, waiting=1.0, idle=1.0, spread=0.1, kernels={}, flops=1.0, reserved=1.0,
+    carried=0.1, launches=1.0,
+)  # fmt: skip
+
+
+def test_a_price_and_the_energy_of_a_step_are_those_of_its_gpus() -> None:
+    bill = bill_of("H100", 8, 3.6)
+    assert bill.money(ACCOUNT) == pytest.approx(8 * 3.6 * 10 / 3600)
+    assert bill.joules(ACCOUNT) == pytest.approx(8 * 1275 * (0.76 * 6 + 0.45 * 2 + 0.25 * 2))
+    assert "kWh" in "".join(bill.lines(ACCOUNT, 1e6))
+
+
+def test_a_listed_price_says_its_day_and_source() -> None:
+    bill = bill_of("H100", 8, None)
+    assert bill.price == 4.916
+    assert "2024-12-31: AWS" in bill.priced
+
+
+def test_of_an_unknown_gpu_nothing_is_made_up() -> None:
+    bill = bill_of("K80", 8, None)
+    assert bill.money(ACCOUNT) is bill.joules(ACCOUNT) is None
+    assert not list(bill.lines(ACCOUNT, None))
+
+
+def test_failures_make_tokens_dearer() -> None:
+    failures = Failures(HOUR, 30.0, 300.0)
+    bill = bill_of("H100", 8, 3.6, failures)
+    plain = bill_of("H100", 8, 3.6).money(ACCOUNT)
+    assert plain is not None
+    assert bill.money(ACCOUNT) == pytest.approx(plain / goodput(failures, best_interval(failures)))
+    text = "".join(bill.lines(ACCOUNT, 1e6))
+    assert "a failure every 1.0 h" in text
+    assert "Young" in text
+
+
+@pytest.mark.parametrize(("price", "interval"), [(-1.0, None), (1.0, 0.0)])
+def test_a_wrong_bill_is_refused(price: float, interval: float | None) -> None:
+    with pytest.raises(ConfigError):
+        bill_of("H100", 8, price, None, interval)
